@@ -1,0 +1,42 @@
+# The two commands of the README are `make demo` and `make test`; everything they need, they install.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test test-all lint format clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+# torch comes first and exactly, so that nothing later pulls another build of it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "sparrow needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## load a small real model and watch it generate
+	$(BIN)/sparrow demo
+
+test: $(STAMP)  ## the tests that fit into minutes
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(STAMP)  ## the same, and the slow sweeps
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## let ruff rewrite
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and every build output
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,23 @@
+"""Tiers by folder: what stands in tests/<tier>/ gets the marker <tier>."""
+
+from pathlib import Path
+
+import pytest
+
+TIERS = ("pure", "cpu", "gpu", "e2e")
+ROOT = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        tier = item.path.relative_to(ROOT).parts[0]
+        assert tier in TIERS, f"{item.path} stands outside the tiers {TIERS}"
+        item.add_marker(tier)
+        if tier == "gpu" and not _has_gpu():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
