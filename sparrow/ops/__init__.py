@@ -1,0 +1,41 @@
+"""Ops: tensors in, tensors out; a definition for each, and faster versions by device."""
+
+from sparrow.ops.api import (
+    acceptance,
+    attend_causal,
+    attend_causal_paged,
+    attend_decode,
+    attend_sparse,
+    block_mean,
+    logits,
+    score_pages,
+    select_pages,
+    summarise_pages,
+    token_stats,
+    top_k,
+    write_pages,
+)
+from sparrow.ops.dispatch import using, versions
+from sparrow.ops.types import Field, PageCache, PageLists, kv_fields
+
+__all__ = [
+    "Field",
+    "PageCache",
+    "PageLists",
+    "acceptance",
+    "attend_causal",
+    "attend_causal_paged",
+    "attend_decode",
+    "attend_sparse",
+    "block_mean",
+    "kv_fields",
+    "logits",
+    "score_pages",
+    "select_pages",
+    "summarise_pages",
+    "token_stats",
+    "top_k",
+    "using",
+    "versions",
+    "write_pages",
+]

@@ -1,0 +1,64 @@
+"""Which version of an op runs: the faster one of the device where there is one, or the definition.
+
+Every version of an op computes the same function up to rounding; choosing one changes speed, not
+meaning. `versions` tells what runs, `using("reference")` forces the definitions.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Literal
+from warnings import warn
+
+from torch import Tensor
+
+Choice = Literal["fastest", "reference"]
+
+# (op, device type) -> module with a function of the op's name, and `supports` with the same
+# arguments. The second item is the package that the module needs beyond torch.
+FASTER = {("attend_decode", "cpu"): ("sparrow.ops.cpu.attention", "numba")}
+
+_choice: ContextVar[Choice] = ContextVar("ops_choice", default="fastest")
+
+
+@contextmanager
+def using(choice: Choice) -> Iterator[None]:
+    """Run ops by their definitions ("reference") inside a with-block."""
+    token = _choice.set(choice)
+    try:
+        yield
+    finally:
+        _choice.reset(token)
+
+
+def versions(device: str) -> dict[str, str]:
+    """The faster versions in use on a device type, by op; every other op runs its definition."""
+    found = {op: _faster(op, kind) for op, kind in FASTER if kind == device}
+    return {op: module.__name__ for op, module in found.items() if module is not None}
+
+
+def run(op: str, definition: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the version of `op` that fits the first argument's device."""
+    first: Tensor = args[0]
+    if _choice.get() == "fastest":
+        module = _faster(op, first.device.type)
+        if module is not None and module.supports(*args, **kwargs):
+            return getattr(module, op)(*args, **kwargs)
+    return definition(*args, **kwargs)
+
+
+@cache
+def _faster(op: str, device: str) -> ModuleType | None:
+    if (op, device) not in FASTER:
+        return None
+    name, needs = FASTER[op, device]
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != needs:
+            raise
+        warn(f"{needs} is not installed: {op} runs its slow definition on {device}", stacklevel=4)
+        return None

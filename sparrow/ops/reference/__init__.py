@@ -1,0 +1,1 @@
+"""The definitions: plain torch, any device. What every faster version is tested against."""

@@ -1,0 +1,208 @@
+"""Definitions of attention: one new token over a page list, many tokens dense, many tokens sparse.
+
+All many-token forms go through one block function, so a sparse call whose lists hold every page
+equals the dense call bit for bit, and a paged sequence equals a contiguous one bit for bit.
+Legend of the dimension letters: sparrow/ops/types.py.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from sparrow.ops.reference.pages import accumulator, block_mean, keep_pages, page_means
+from sparrow.ops.types import PageLists
+
+ScoreRule = Callable[[Tensor, Tensor], Tensor]
+
+# Queries that are attended together. Fixed, and counted from the start of the sequence in the
+# many-token forms, so that the result of a sequence never depends on its neighbours.
+QUERY_BLOCK = 128
+
+
+def attend_decode(
+    q_BHD: Tensor,
+    k_NGPD: Tensor,
+    v_NGPD: Tensor,
+    table_BM: Tensor,
+    lengths_B: Tensor,
+    lists: PageLists | None = None,
+    *,
+    scale: float,
+) -> Tensor:
+    kv_heads, page = k_NGPD.shape[1:3]
+    out_BHD = torch.zeros_like(q_BHD)
+    out_BGRD = out_BHD.view(len(q_BHD), kv_heads, -1, q_BHD.shape[2])
+    q_BGRD = q_BHD.unflatten(1, (kv_heads, -1))
+    for row, length in enumerate(lengths_B.tolist()):
+        for head in range(kv_heads if length else 0):
+            pages_K = _row_pages(lists, row, head, length, page, q_BHD.device)
+            block_K = table_BM[row, pages_K]
+            real_S = (pages_K[:, None] * page + pages_K.new_tensor(range(page))).flatten() < length
+            k_SD = k_NGPD[block_K, head].flatten(0, 1)[real_S]
+            v_SD = v_NGPD[block_K, head].flatten(0, 1)[real_S]
+            out_BGRD[row, head] = _attend_rows(q_BGRD[row, head], k_SD, v_SD, scale)
+    return out_BHD
+
+
+def _row_pages(
+    lists: PageLists | None, row: int, head: int, length: int, page: int, device: torch.device
+) -> Tensor:
+    if lists is None:
+        return torch.arange(-(-length // page), device=device)
+    return lists.pages[row, head, : int(lists.counts[row, head])].long()
+
+
+def _attend_rows(q_RD: Tensor, k_SD: Tensor, v_SD: Tensor, scale: float) -> Tensor:
+    wide = accumulator(q_RD.dtype)
+    weight_RS = ((q_RD.to(wide) @ k_SD.to(wide).T) * scale).softmax(dim=1)
+    return (weight_RS @ v_SD.to(wide)).to(q_RD.dtype)
+
+
+def attend_causal(
+    q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, bounds: Tensor, *, scale: float
+) -> Tensor:
+    outputs = [
+        _attend_sequence(q_THD[span], k_TGD[span], v_TGD[span], 0, None, scale)
+        for span in _spans(bounds)
+    ]
+    return torch.cat([q_THD[:0], *outputs])
+
+
+def attend_causal_paged(
+    q_THD: Tensor,
+    k_NGPD: Tensor,
+    v_NGPD: Tensor,
+    table_BM: Tensor,
+    lengths_B: Tensor,
+    bounds: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    outputs = []
+    for row, (span, length) in enumerate(zip(_spans(bounds), lengths_B.tolist(), strict=True)):
+        k_SGD = gather_sequence(k_NGPD, table_BM[row], length)
+        v_SGD = gather_sequence(v_NGPD, table_BM[row], length)
+        q_nHD = q_THD[span]
+        outputs.append(_attend_sequence(q_nHD, k_SGD, v_SGD, length - len(q_nHD), None, scale))
+    return torch.cat([q_THD[:0], *outputs])
+
+
+def gather_sequence(pool_NGPD: Tensor, table_M: Tensor, length: int) -> Tensor:
+    """One sequence's keys or values out of its pages, [S, G, D]."""
+    page = pool_NGPD.shape[2]
+    blocks_MGPD = pool_NGPD[table_M[: -(-length // page)]]
+    return blocks_MGPD.transpose(1, 2).flatten(0, 1)[:length]
+
+
+def attend_sparse(
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    bounds: Tensor,
+    dense_B: Tensor,
+    budgets_T: Tensor,
+    *,
+    page: int,
+    first: int = 1,
+    last: int = 2,
+    scale: float,
+    score: ScoreRule = block_mean,
+) -> Tensor:
+    outputs = []
+    for span, dense in zip(_spans(bounds), dense_B.tolist(), strict=True):
+        q_SHD, k_SGD, v_SGD = q_THD[span], k_TGD[span], v_TGD[span]
+        keep = _KeepRule(
+            q_SHD.detach(), k_SGD.detach(), budgets_T[span], dense, page, first, last, score
+        )
+        outputs.append(_attend_sequence(q_SHD, k_SGD, v_SGD, 0, keep, scale))
+    return torch.cat([q_THD[:0], *outputs])
+
+
+class _KeepRule:
+    """What each query of one sequence may look at, block by block of queries."""
+
+    def __init__(
+        self,
+        q_SHD: Tensor,
+        k_SGD: Tensor,
+        budgets_S: Tensor,
+        dense: int,
+        page: int,
+        first: int,
+        last: int,
+        score: ScoreRule,
+    ) -> None:
+        whole_pages = len(k_SGD) // page
+        k_MPGD = k_SGD[: whole_pages * page].unflatten(0, (whole_pages, page))
+        self.landmark_MGD = page_means(k_MPGD.transpose(1, 2), k_SGD.dtype)
+        self.q_SHD, self.budgets_S, self.dense = q_SHD, budgets_S, dense
+        self.page, self.first, self.last, self.score = page, first, last, score
+
+    def __call__(self, start: int, stop: int) -> Tensor | None:
+        """Tokens that queries start..stop keep, bool [n, G, stop]; None where all are dense."""
+        if stop <= self.dense:
+            return None
+        lengths_n = torch.arange(start + 1, stop + 1, device=self.q_SHD.device)
+        scores_nGM = self._scores(start, stop)
+        budgets_n = self.budgets_S[start:stop].to(lengths_n)
+        budgets_n = torch.where(lengths_n <= self.dense, lengths_n, budgets_n)
+        keep_nGM = keep_pages(
+            scores_nGM, lengths_n, budgets_n, page=self.page, first=self.first, last=self.last
+        )
+        return keep_nGM.repeat_interleave(self.page, dim=2)[:, :, :stop]
+
+    def _scores(self, start: int, stop: int) -> Tensor:
+        landmark_MGD = self.landmark_MGD[: stop // self.page]
+        scores_nGM = self.score(self.q_SHD[start:stop], landmark_MGD)
+        unfinished = int(stop % self.page > 0)
+        return torch.nn.functional.pad(scores_nGM, (0, unfinished), value=float("-inf"))
+
+
+def _attend_sequence(
+    q_nHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, offset: int, keep: _KeepRule | None, scale: float
+) -> Tensor:
+    """Causal attention of the queries at positions offset.. of one sequence, by blocks."""
+    needs_grad = torch.is_grad_enabled() and any(
+        t.requires_grad for t in (q_nHD, k_SGD, v_SGD)
+    )
+    outputs = []
+    for begin in range(0, len(q_nHD), QUERY_BLOCK):
+        q_block = q_nHD[begin : begin + QUERY_BLOCK]
+        start, stop = offset + begin, offset + begin + len(q_block)
+        arguments = (q_block, k_SGD[:stop], v_SGD[:stop], start, keep, scale)
+        if needs_grad:
+            # Choice and weights are made again in the backward pass: memory stays linear.
+            outputs.append(checkpoint(_attend_block, *arguments, use_reentrant=False))
+        else:
+            outputs.append(_attend_block(*arguments))
+    return torch.cat([q_nHD[:0], *outputs])
+
+
+def _attend_block(
+    q_nHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, start: int, keep: _KeepRule | None, scale: float
+) -> Tensor:
+    """Queries at positions start.. over the keys 0.., masked by cause and by the kept tokens."""
+    n, heads, head_size = q_nHD.shape
+    length, kv_heads, _ = k_SGD.shape
+    wide = accumulator(q_nHD.dtype)
+    q_GnRD = q_nHD.to(wide).unflatten(1, (kv_heads, -1)).transpose(0, 1)
+    k_GDS = k_SGD.to(wide).permute(1, 2, 0).contiguous()
+    v_GSD = v_SGD.to(wide).transpose(0, 1).contiguous()
+
+    position_S = torch.arange(length, device=q_nHD.device)
+    allowed_GnS = (position_S <= position_S[start : start + n, None]).unsqueeze(0)
+    kept_nGS = keep(start, start + n) if keep is not None else None
+    if kept_nGS is not None:
+        allowed_GnS = allowed_GnS & kept_nGS.transpose(0, 1)
+    score_GnRS = (q_GnRD.reshape(kv_heads, -1, head_size) @ k_GDS).view(kv_heads, n, -1, length)
+    score_GnRS = (score_GnRS * scale).masked_fill(~allowed_GnS.unsqueeze(2), float("-inf"))
+    weight_GnRS = score_GnRS.softmax(dim=3)
+    out_GnRD = (weight_GnRS.view(kv_heads, -1, length) @ v_GSD).view(kv_heads, n, -1, head_size)
+    return out_GnRD.transpose(0, 1).reshape(n, heads, head_size).to(q_nHD.dtype)
+
+
+def _spans(bounds: Tensor) -> Iterator[slice]:
+    edges = bounds.tolist()
+    return (slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True))

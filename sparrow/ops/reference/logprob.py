@@ -1,0 +1,165 @@
+"""Definitions of what is read off final hidden states: log-prob, entropy, top-k, acceptance.
+
+Logits are kept in fp32 (fp64 for fp64 inputs) whatever the weights' dtype: rounding them to bf16
+moves a logit of 20 by up to 0.06, which would show as a mismatch that no policy has. They exist
+for one chunk of tokens at a time, never as a [tokens, vocabulary] tensor.
+Legend of the dimension letters: sparrow/ops/types.py.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparrow.ops.reference.pages import accumulator
+
+CHUNK_BYTES = 64 * 2**20
+
+
+class TokenStats(NamedTuple):
+    """Per token, in fp32: log-prob of the given token, and entropy of the distribution (nats)."""
+
+    logprob: Tensor
+    entropy: Tensor
+
+
+class TopK(NamedTuple):
+    """Per token: the k most likely ids, best first, and their log-probs."""
+
+    ids: Tensor
+    logprobs: Tensor
+
+
+def logits(hidden_TC: Tensor, head_VC: Tensor) -> Tensor:
+    wide = accumulator(hidden_TC.dtype)
+    if hidden_TC.is_cuda and hidden_TC.dtype != wide and not _differentiated(hidden_TC, head_VC):
+        return torch.mm(hidden_TC, head_VC.T, out_dtype=wide)
+    return hidden_TC.to(wide) @ head_VC.to(wide).T
+
+
+def token_stats(
+    hidden_TC: Tensor,
+    head_VC: Tensor,
+    ids_T: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    chunk: int | None = None,
+) -> TokenStats:
+    temperature_T = _per_token(temperature, hidden_TC)
+    chunk = chunk or chunk_tokens(len(head_VC))
+    logprob_T, entropy_T = _TokenStats.apply(hidden_TC, head_VC, ids_T, temperature_T, chunk)
+    return TokenStats(logprob=logprob_T, entropy=entropy_T)
+
+
+class _TokenStats(torch.autograd.Function):
+    """Both statistics with gradients to hidden and head; logits are made again on the way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_TC: Tensor, head_VC: Tensor, ids_T: Tensor, temperature_T: Tensor, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        wide = accumulator(hidden_TC.dtype)
+        logprob_T = hidden_TC.new_empty(len(hidden_TC), dtype=wide)
+        entropy_T = hidden_TC.new_empty(len(hidden_TC), dtype=wide)
+        for part in _chunks(len(hidden_TC), chunk):
+            logp_nV = _log_softmax(hidden_TC[part], head_VC, temperature_T[part])
+            logprob_T[part] = logp_nV.gather(1, ids_T[part, None].long()).squeeze(1)
+            entropy_T[part] = -(logp_nV.exp() * logp_nV).sum(1)
+        ctx.save_for_backward(hidden_TC, head_VC, ids_T, temperature_T, entropy_T)
+        ctx.chunk = chunk
+        return logprob_T, entropy_T
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_logprob_T, grad_entropy_T = grads
+        hidden_TC, head_VC, ids_T, temperature_T, entropy_T = ctx.saved_tensors
+        wants_head = ctx.needs_input_grad[1]
+        wide = accumulator(hidden_TC.dtype)
+        grad_hidden_TC = torch.empty_like(hidden_TC)
+        grad_head_VC = torch.zeros_like(head_VC, dtype=wide) if wants_head else None
+        for part in _chunks(len(hidden_TC), ctx.chunk):
+            logp_nV = _log_softmax(hidden_TC[part], head_VC, temperature_T[part])
+            grad_nV = _grad_logits(
+                logp_nV, ids_T[part], entropy_T[part], grad_logprob_T[part], grad_entropy_T[part]
+            ).div_(temperature_T[part, None])
+            grad_hidden_TC[part] = (grad_nV @ head_VC.to(wide)).to(hidden_TC.dtype)
+            if grad_head_VC is not None:
+                grad_head_VC.addmm_(grad_nV.T, hidden_TC[part].to(wide))
+        grad_head = grad_head_VC.to(head_VC.dtype) if grad_head_VC is not None else None
+        return grad_hidden_TC, grad_head, None, None, None
+
+
+def _grad_logits(
+    logp_nV: Tensor, ids_n: Tensor, entropy_n: Tensor, grad_logprob_n: Tensor, grad_entropy_n: Tensor
+) -> Tensor:
+    """d logprob = onehot - p and d entropy = -p (log p + entropy), each times its gradient."""
+    p_nV = logp_nV.exp()
+    slope_nV = grad_logprob_n[:, None] + grad_entropy_n[:, None] * (logp_nV + entropy_n[:, None])
+    grad_nV = -p_nV * slope_nV
+    return grad_nV.scatter_add_(1, ids_n[:, None].long(), grad_logprob_n[:, None])
+
+
+@torch.no_grad()
+def top_k(
+    hidden_TC: Tensor,
+    head_VC: Tensor,
+    k: int,
+    *,
+    temperature: float | Tensor = 1.0,
+    chunk: int | None = None,
+) -> TopK:
+    temperature_T = _per_token(temperature, hidden_TC)
+    parts = []
+    for part in _chunks(len(hidden_TC), chunk or chunk_tokens(len(head_VC))):
+        logp_nV = _log_softmax(hidden_TC[part], head_VC, temperature_T[part])
+        parts.append(logp_nV.topk(k, dim=1))
+    if not parts:
+        empty = hidden_TC.new_empty(0, k, dtype=accumulator(hidden_TC.dtype))
+        return TopK(ids=empty.long(), logprobs=empty)
+    return TopK(
+        ids=torch.cat([part.indices for part in parts]),
+        logprobs=torch.cat([part.values for part in parts]),
+    )
+
+
+@torch.no_grad()
+def acceptance(
+    p_TC: Tensor,
+    q_TC: Tensor,
+    head_VC: Tensor,
+    *,
+    q_head_VC: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    chunk: int | None = None,
+) -> Tensor:
+    q_head_VC = head_VC if q_head_VC is None else q_head_VC
+    temperature_T = _per_token(temperature, p_TC)
+    alpha_T = p_TC.new_empty(len(p_TC), dtype=accumulator(p_TC.dtype))
+    for part in _chunks(len(p_TC), chunk or chunk_tokens(len(head_VC))):
+        p_nV = _log_softmax(p_TC[part], head_VC, temperature_T[part])
+        q_nV = _log_softmax(q_TC[part], q_head_VC, temperature_T[part])
+        alpha_T[part] = torch.minimum(p_nV, q_nV).exp_().sum(1)
+    return alpha_T.clamp_(max=1.0)
+
+
+def chunk_tokens(vocabulary: int) -> int:
+    """Tokens whose fp32 logits fill CHUNK_BYTES."""
+    return max(1, CHUNK_BYTES // (4 * vocabulary))
+
+
+def _log_softmax(hidden_nC: Tensor, head_VC: Tensor, temperature_n: Tensor) -> Tensor:
+    return torch.log_softmax(logits(hidden_nC, head_VC).div_(temperature_n[:, None]), dim=1)
+
+
+def _per_token(temperature: float | Tensor, hidden_TC: Tensor) -> Tensor:
+    wide = accumulator(hidden_TC.dtype)
+    return torch.as_tensor(temperature, dtype=wide, device=hidden_TC.device).expand(len(hidden_TC))
+
+
+def _chunks(total: int, chunk: int) -> Iterator[slice]:
+    return (slice(start, min(start + chunk, total)) for start in range(0, total, chunk))
+
+
+def _differentiated(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

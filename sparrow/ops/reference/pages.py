@@ -1,0 +1,118 @@
+"""Definitions of the page operations: write, summarise, score, select.
+
+Legend of the dimension letters: sparrow/ops/types.py.
+"""
+
+import torch
+from torch import Tensor
+
+from sparrow.ops.types import PageLists
+
+
+def write_pages(
+    k_NGPD: Tensor, v_NGPD: Tensor, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor
+) -> None:
+    page = k_NGPD.shape[2]
+    real_T = slots_T >= 0
+    block_T, offset_T = slots_T[real_T] // page, slots_T[real_T] % page
+    k_NGPD[block_T, :, offset_T] = k_TGD[real_T].to(k_NGPD.dtype)
+    v_NGPD[block_T, :, offset_T] = v_TGD[real_T].to(v_NGPD.dtype)
+
+
+def summarise_pages(k_NGPD: Tensor, landmark_NGD: Tensor, slots_T: Tensor) -> None:
+    page = k_NGPD.shape[2]
+    ends_page_T = (slots_T >= 0) & (slots_T % page == page - 1)
+    finished = slots_T[ends_page_T] // page
+    landmark_NGD[finished] = page_means(k_NGPD[finished], landmark_NGD.dtype)
+
+
+def page_means(k_MGPD: Tensor, dtype: torch.dtype) -> Tensor:
+    """Landmarks of whole pages, [M, G, D]: the mean key, accumulated in fp32 or better."""
+    return k_MGPD.to(accumulator(k_MGPD.dtype)).mean(dim=2).to(dtype)
+
+
+def block_mean(q_nHD: Tensor, landmark_MGD: Tensor) -> Tensor:
+    """The paper's rule for one sequence: mean query of the group . landmark, [n, G, M].
+
+    No scale and no softmax: only the order counts.
+    """
+    kv_heads, head_size = landmark_MGD.shape[1:]
+    wide = accumulator(q_nHD.dtype)
+    q_nGD = q_nHD.to(wide).unflatten(1, (kv_heads, -1)).mean(dim=2)
+    landmark_GDM = landmark_MGD.to(wide).permute(1, 2, 0)
+    return (q_nGD.transpose(0, 1) @ landmark_GDM).transpose(0, 1)
+
+
+def score_pages(
+    q_BHD: Tensor, landmark_NGD: Tensor, table_BM: Tensor, lengths_B: Tensor, *, page: int
+) -> Tensor:
+    rows, width = table_BM.shape
+    kv_heads = landmark_NGD.shape[1]
+    wide = accumulator(q_BHD.dtype)
+    score_BGM = q_BHD.new_full((rows, kv_heads, width), float("-inf"), dtype=wide)
+    for row, length in enumerate(lengths_B.tolist()):
+        finished = length // page
+        landmark_MGD = landmark_NGD[table_BM[row, :finished]]
+        score_BGM[row, :, :finished] = block_mean(q_BHD[row : row + 1], landmark_MGD)[0]
+    return score_BGM
+
+
+def keep_pages(
+    score_BGM: Tensor, lengths_B: Tensor, budgets_B: Tensor, *, page: int, first: int, last: int
+) -> Tensor:
+    """Which pages each row and KV head keeps, bool [B, G, M]; the rule is `select_pages`'s."""
+    index_M = torch.arange(score_BGM.shape[2], device=score_BGM.device)
+    pages_B = pages_of(lengths_B, page)
+    exists_BM = index_M < pages_B[:, None]
+    reserved_BM = exists_BM & ((index_M < first) | (index_M >= pages_B[:, None] - last))
+
+    tail_B = lengths_B - (pages_B - 1) * page
+    affordable_B = (budgets_B - tail_B).div(page, rounding_mode="floor") + 1
+    count_B = torch.minimum(torch.maximum(affordable_B, reserved_BM.sum(1)), pages_B)
+
+    # Reserved pages rank first and missing ones last, whatever the scores; ties go to the earlier.
+    most = torch.finfo(score_BGM.dtype).max
+    rank_key_BGM = score_BGM.nan_to_num(nan=-most, posinf=most, neginf=-most)
+    rank_key_BGM = rank_key_BGM.masked_fill(reserved_BM[:, None], float("inf"))
+    rank_key_BGM = rank_key_BGM.masked_fill(~exists_BM[:, None], float("-inf"))
+    order_BGM = rank_key_BGM.argsort(dim=2, descending=True, stable=True)
+    chosen_M = (index_M < count_B[:, None]).unsqueeze(1).expand_as(order_BGM)
+    return torch.zeros_like(chosen_M).scatter(2, order_BGM, chosen_M)
+
+
+def select_pages(
+    score_BGM: Tensor,
+    lengths_B: Tensor,
+    budgets_B: Tensor,
+    *,
+    page: int,
+    first: int = 1,
+    last: int = 2,
+    width: int | None = None,
+) -> PageLists:
+    keep_BGM = keep_pages(score_BGM, lengths_B, budgets_B, page=page, first=first, last=last)
+    return lists_of(keep_BGM, width=width)
+
+
+def lists_of(keep_BGM: Tensor, *, width: int | None = None) -> PageLists:
+    """The kept pages of a mask as ascending lists, padded with -1 to `width` (default: M)."""
+    pages = keep_BGM.shape[2]
+    width = pages if width is None else width
+    count_BG = keep_BGM.sum(2)
+    if count_BG.numel() and int(count_BG.max()) > width:
+        raise ValueError(f"a page list holds {int(count_BG.max())} pages, its width is {width}")
+    index_M = torch.arange(pages, device=keep_BGM.device)
+    list_BGM = torch.where(keep_BGM, index_M, pages).sort(dim=2).values[..., :width]
+    list_BGK = torch.nn.functional.pad(list_BGM, (0, width - list_BGM.shape[2]), value=pages)
+    list_BGK = list_BGK.masked_fill(list_BGK == pages, -1)
+    return PageLists(pages=list_BGK.int(), counts=count_BG.int())
+
+
+def pages_of(lengths_B: Tensor, page: int) -> Tensor:
+    """How many pages a sequence of each length has, the unfinished one included."""
+    return (lengths_B + page - 1) // page
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums are kept in: fp32, or fp64 for fp64 inputs."""
+    return torch.promote_types(dtype, torch.float32)

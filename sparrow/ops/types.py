@@ -1,0 +1,110 @@
+"""The vocabulary of the ops: dimension letters, page lists, and the page cache.
+
+Dimension letters, used as suffixes in every tensor name of this room:
+
+    B  sequences (rows of a batch)      T  tokens, packed over sequences    n  tokens of one block
+    H  query heads                      G  KV heads                         R  query heads of a KV head
+    D  head size                        N  physical pages in the pool       P  tokens in a page
+    M  pages of a sequence (table)      K  width of a page list             S  tokens of one sequence
+    C  hidden size                      V  vocabulary
+
+Query head h belongs to KV head h // R, as in Hugging Face checkpoints.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class PageLists(NamedTuple):
+    """The pages that each row and KV head attends to.
+
+    pages  int32 [B, G, K]  logical page numbers (0 = first page of the sequence), ascending;
+                            entries at or beyond the count are -1
+    counts int32 [B, G]     how many entries of each list are valid
+    """
+
+    pages: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A named block of numbers kept per KV head: the shape of one block and its dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def kv_fields(page: int, head_size: int, dtype: torch.dtype) -> tuple[Field, Field, Field]:
+    """Keys, values, and the landmark that the block-mean rule scores."""
+    return (
+        Field(name="k", shape=(page, head_size), dtype=dtype),
+        Field(name="v", shape=(page, head_size), dtype=dtype),
+        Field(name="landmark", shape=(head_size,), dtype=dtype),
+    )
+
+
+class PageCache:
+    """Memory of a model: fields that live with a page, and state that lives with a request.
+
+    A page field is one tensor [layers, N, G, *shape]: what one (layer, page, KV head) owns is
+    contiguous, so attending to a page list of one's own per KV head gathers whole blocks. A state
+    field is [layers, slots, G, *shape]; a request owns one slot as long as it lives. Which pages
+    and slots belong to whom is the caller's business.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        kv_heads: int,
+        page: int,
+        pages: int,
+        page_fields: Sequence[Field],
+        slots: int = 0,
+        state_fields: Sequence[Field] = (),
+        device: torch.device | str = "cpu",
+    ) -> None:
+        names = [field.name for field in (*page_fields, *state_fields)]
+        if len(set(names)) != len(names):
+            raise ValueError(f"cache field names must differ, got {names}")
+        self.page = page
+        self.pages = pages
+        self.page_fields = tuple(page_fields)
+        self.state_fields = tuple(state_fields)
+        self._blocks = _allocate(page_fields, (layers, pages, kv_heads), device)
+        self._states = _allocate(state_fields, (layers, slots, kv_heads), device)
+
+    def field(self, name: str, layer: int) -> Tensor:
+        """A page field of one layer, [N, G, *shape]."""
+        return _named(self._blocks, name, "page")[layer]
+
+    def state(self, name: str, layer: int) -> Tensor:
+        """A state field of one layer, [slots, G, *shape]."""
+        return _named(self._states, name, "state")[layer]
+
+    def bytes_per_page(self) -> int:
+        """Bytes that one page costs over all layers and KV heads, every field included."""
+        layers, _, kv_heads = next(iter(self._blocks.values())).shape[:3]
+        return layers * kv_heads * sum(field.bytes for field in self.page_fields)
+
+
+def _allocate(
+    fields: Sequence[Field], lead: tuple[int, int, int], device: torch.device | str
+) -> dict[str, Tensor]:
+    return {f.name: torch.zeros(*lead, *f.shape, dtype=f.dtype, device=device) for f in fields}
+
+
+def _named(fields: Mapping[str, Tensor], name: str, kind: str) -> Tensor:
+    if name not in fields:
+        raise ValueError(f"the cache has no {kind} field {name!r}; it has {sorted(fields)}")
+    return fields[name]

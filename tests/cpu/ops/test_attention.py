@@ -1,0 +1,165 @@
+"""The definitions of attention against softmax written out in double precision."""
+
+import pytest
+import torch
+from support.paging import make_batch, plain_attention
+
+from sparrow import ops
+from sparrow.ops.reference.attention import QUERY_BLOCK
+
+SCALE = 0.3
+LENGTHS = [1, 15, 16, 17, 100]
+
+
+@pytest.fixture(autouse=True)
+def definitions():
+    with ops.using("reference"):
+        yield
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 6), (6, 2), (10, 2), (8, 1)])
+def test_decode_is_softmax_attention(heads: int, kv_heads: int) -> None:
+    batch = make_batch(LENGTHS, heads=heads, kv_heads=kv_heads)
+    out = ops.attend_decode(batch.q_BHD, *batch.pool, scale=SCALE)
+    ratio = heads // kv_heads
+    for row in range(len(LENGTHS)):
+        for head in range(heads):
+            k_SD, v_SD = (t[row][:, head // ratio] for t in (batch.keys, batch.values))
+            expected = plain_attention(batch.q_BHD[row, head, None], k_SD, v_SD, SCALE)[0]
+            torch.testing.assert_close(out[row, head].double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_causal_is_decode_at_every_position() -> None:
+    length = 37
+    batch = make_batch([length])
+    queries = torch.randn(length, 6, 8)
+    out = ops.attend_causal(
+        queries, batch.keys[0], batch.values[0], torch.tensor([0, length]), scale=SCALE
+    )
+    for position in range(length):
+        row = ops.attend_decode(
+            queries[position, None],
+            batch.k_NGPD,
+            batch.v_NGPD,
+            batch.table_BM,
+            torch.tensor([position + 1]),
+            scale=SCALE,
+        )
+        torch.testing.assert_close(out[position], row[0], atol=1e-5, rtol=1e-5)
+
+
+def test_paged_prefill_in_chunks_is_causal_attention() -> None:
+    lengths = [40, 3, 17]
+    batch = make_batch(lengths)
+    queries = [torch.randn(length, 6, 8) for length in lengths]
+    bounds = torch.tensor([0, 40, 43, 60])
+    packed = ops.attend_causal(
+        torch.cat(queries), torch.cat(batch.keys), torch.cat(batch.values), bounds, scale=SCALE
+    )
+    whole = ops.attend_causal_paged(torch.cat(queries), *batch.pool, bounds, scale=SCALE)
+    assert torch.equal(whole, packed)
+    last = ops.attend_causal_paged(
+        torch.cat([query[-3:] for query in queries]),
+        *batch.pool,
+        torch.tensor([0, 3, 6, 9]),
+        scale=SCALE,
+    )
+    expected = torch.cat([part[-3:] for part in packed.split(lengths)])
+    torch.testing.assert_close(last, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_no_sequences_and_empty_ones() -> None:
+    none = torch.zeros(0, 6, 8)
+    keys = torch.zeros(0, 2, 8)
+    assert ops.attend_causal(none, keys, keys, torch.tensor([0]), scale=1.0).shape == (0, 6, 8)
+    assert ops.attend_causal(none, keys, keys, torch.tensor([0, 0]), scale=1.0).shape == (0, 6, 8)
+
+
+def test_result_of_a_sequence_does_not_depend_on_its_neighbours() -> None:
+    length = QUERY_BLOCK + 9
+    q, k, v = torch.randn(2 * length, 6, 8), torch.randn(2 * length, 2, 8), torch.randn(2 * length, 2, 8)
+    both = ops.attend_causal(q, k, v, torch.tensor([0, length, 2 * length]), scale=SCALE)
+    alone = ops.attend_causal(
+        q[length:], k[length:], v[length:], torch.tensor([0, length]), scale=SCALE
+    )
+    assert torch.equal(both[length:], alone)
+
+
+@pytest.mark.parametrize("budget", [0, 12, 20, 33])
+def test_gradients_of_sparse_attention(budget: int) -> None:
+    """Against finite differences; the choice of pages is constant around a generic point."""
+    torch.manual_seed(budget)
+    q = torch.randn(30, 2, 4, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(30, 1, 4, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(30, 1, 4, dtype=torch.float64, requires_grad=True)
+
+    def attend(*tensors: torch.Tensor) -> torch.Tensor:
+        return ops.attend_sparse(
+            *tensors,
+            torch.tensor([0, 8, 30]),
+            torch.tensor([3, 5]),
+            torch.full((30,), budget),
+            page=4,
+            scale=SCALE,
+        )
+
+    assert torch.autograd.gradcheck(attend, (q, k, v))
+
+
+def test_gradients_of_dense_and_of_sparse_with_a_whole_budget_are_equal() -> None:
+    length = 2 * QUERY_BLOCK + 5
+    tensors = [torch.randn(length, heads, 8) for heads in (6, 2, 2)]
+    grads = []
+    for sparse in (False, True):
+        q, k, v = (tensor.clone().requires_grad_() for tensor in tensors)
+        bounds = torch.tensor([0, length])
+        if sparse:
+            out = ops.attend_sparse(
+                q,
+                k,
+                v,
+                bounds,
+                torch.tensor([7]),
+                torch.full((length,), length),
+                page=16,
+                scale=SCALE,
+            )
+        else:
+            out = ops.attend_causal(q, k, v, bounds, scale=SCALE)
+        out.square().sum().backward()
+        grads.append((out.detach(), q.grad, k.grad, v.grad))
+    for dense, sparse in zip(*grads, strict=True):
+        assert torch.equal(dense, sparse)
+
+
+def test_the_rule_is_an_argument() -> None:
+    """A rule that likes late pages keeps others than the block mean does."""
+    q, k, v = torch.randn(64, 2, 8), torch.randn(64, 1, 8), torch.randn(64, 1, 8)
+
+    def late(q_nHD: torch.Tensor, landmark_MGD: torch.Tensor) -> torch.Tensor:
+        rank_M = torch.arange(len(landmark_MGD), dtype=q_nHD.dtype)
+        return rank_M.expand(len(q_nHD), landmark_MGD.shape[1], -1)
+
+    common = (torch.tensor([0, 64]), torch.tensor([0]), torch.full((64,), 16))
+    out = ops.attend_sparse(q, k, v, *common, page=4, scale=SCALE, score=late)
+    kept = torch.tensor([*range(4), *range(52, 64)])  # first page, then the last three
+    expected = plain_attention(q[63], k[kept, 0], v[kept, 0], SCALE)
+    torch.testing.assert_close(out[63].double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_fp32(dtype: torch.dtype) -> None:
+    batch = make_batch([50], dtype=dtype)
+    out = ops.attend_decode(batch.q_BHD, *batch.pool, scale=SCALE)
+    assert out.dtype == dtype
+    expected = torch.cat(
+        [
+            plain_attention(
+                batch.q_BHD[0, 3 * g : 3 * g + 3], batch.keys[0][:, g], batch.values[0][:, g], SCALE
+            )
+            for g in range(2)
+        ]
+    )
+    assert torch.equal(out[0], expected.float().to(dtype)) or (
+        (out[0].double() - expected).abs().max() <= 2 * (expected.to(dtype) - expected).abs().max()
+    )

@@ -1,0 +1,174 @@
+"""Properties that hold for every shape, length, budget and score, ties included."""
+
+import pytest
+import torch
+
+pytest.importorskip("hypothesis")
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.paging import Batch, make_batch
+
+from sparrow import ops
+
+SCALE = 0.3
+EDGES = st.sampled_from([1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65])
+LENGTHS = st.lists(EDGES | st.integers(1, 80), min_size=1, max_size=4)
+PAGES = st.sampled_from([1, 4, 16])
+BUDGETS = st.sampled_from([0, 1, 15, 16, 17, 48, 64]) | st.integers(0, 100)
+settings.register_profile("ops", deadline=None, max_examples=40)
+settings.load_profile("ops")
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    kv_heads = draw(st.sampled_from([1, 2, 3]))
+    return make_batch(
+        draw(LENGTHS),
+        heads=kv_heads * draw(st.sampled_from([1, 2, 5])),
+        kv_heads=kv_heads,
+        head_size=draw(st.sampled_from([2, 8])),
+        page=draw(PAGES),
+        seed=draw(st.integers(0, 2**31)),
+        whole_numbers=draw(st.booleans()),
+    )
+
+
+def choose(batch: Batch, budgets: torch.Tensor, *, first: int = 1, last: int = 2) -> ops.PageLists:
+    scores = ops.score_pages(
+        batch.q_BHD, batch.landmark_NGD, batch.table_BM, batch.lengths_B, page=batch.page
+    )
+    return ops.select_pages(
+        scores, batch.lengths_B, budgets, page=batch.page, first=first, last=last
+    )
+
+
+@given(batch=batches())
+def test_paged_equals_contiguous(batch: Batch) -> None:
+    """Bit for bit: shuffled pages hold the same sequence as one block."""
+    lengths = batch.lengths_B.tolist()
+    q_THD = torch.randn(sum(lengths), *batch.q_BHD.shape[1:])
+    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
+    paged = ops.attend_causal_paged(q_THD, *batch.pool, bounds, scale=SCALE)
+    packed = ops.attend_causal(
+        q_THD, torch.cat(batch.keys), torch.cat(batch.values), bounds, scale=SCALE
+    )
+    assert torch.equal(paged, packed)
+
+
+@pytest.mark.parametrize("version", ["fastest", "reference"])
+@given(batch=batches())
+def test_the_list_of_all_pages_is_dense_bit_for_bit(version, batch: Batch) -> None:
+    with ops.using(version):
+        whole = choose(batch, batch.lengths_B)
+        dense = ops.attend_decode(batch.q_BHD, *batch.pool, scale=SCALE)
+        listed = ops.attend_decode(batch.q_BHD, *batch.pool, whole, scale=SCALE)
+    assert torch.equal(dense, listed)
+    assert dense.isfinite().all()
+
+
+@given(
+    batch=batches(), budget=BUDGETS, first=st.integers(0, 3), last=st.integers(1, 3)
+)
+def test_selection_keeps_the_budget(batch: Batch, budget: int, first: int, last: int) -> None:
+    """Against a rule in plain Python: reserved pages, then the best, earlier ones on ties."""
+    budgets = torch.full_like(batch.lengths_B, budget)
+    lists = choose(batch, budgets, first=first, last=last)
+    scores = ops.score_pages(
+        batch.q_BHD, batch.landmark_NGD, batch.table_BM, batch.lengths_B, page=batch.page
+    )
+    for row, length in enumerate(batch.lengths_B.tolist()):
+        for head in range(batch.k_NGPD.shape[1]):
+            kept = lists.pages[row, head, : lists.counts[row, head]].tolist()
+            assert kept == plain_selection(
+                scores[row, head].tolist(), length, budget, batch.page, first, last
+            )
+
+
+def plain_selection(
+    scores: list[float], length: int, budget: int, page: int, first: int, last: int
+) -> list[int]:
+    pages = -(-length // page)
+    tokens = [min(page, length - page * index) for index in range(pages)]
+    reserved = [i for i in range(pages) if i < first or i >= pages - last]
+    others = [i for i in range(pages) if i not in reserved]
+    kept = list(reserved)
+    for index in sorted(others, key=lambda i: (-scores[i], i)):
+        if sum(tokens[i] for i in kept) + tokens[index] > budget:
+            break
+        kept.append(index)
+    return sorted(kept)
+
+
+@given(batch=batches(), budget=BUDGETS)
+def test_pages_off_the_list_do_not_matter(batch: Batch, budget: int) -> None:
+    lists = choose(batch, torch.full_like(batch.lengths_B, budget))
+    clean = ops.attend_decode(batch.q_BHD, *batch.pool, lists, scale=SCALE)
+    for row in range(len(batch.keys)):
+        for head in range(batch.k_NGPD.shape[1]):
+            kept = lists.pages[row, head, : lists.counts[row, head]].tolist()
+            for page in range(-(-int(batch.lengths_B[row]) // batch.page)):
+                if page not in kept:
+                    batch.k_NGPD[batch.table_BM[row, page], head] = float("nan")
+                    batch.v_NGPD[batch.table_BM[row, page], head] = float("nan")
+    poisoned = ops.attend_decode(batch.q_BHD, *batch.pool, lists, scale=SCALE)
+    assert torch.equal(clean, poisoned)
+
+
+@given(
+    batch=batches(),
+    seed=st.integers(0, 2**31),
+    prompt=st.integers(0, 20),
+    first=st.integers(0, 2),
+    last=st.integers(1, 3),
+)
+def test_many_tokens_sparse_is_one_token_at_a_time(
+    batch: Batch, seed: int, prompt: int, first: int, last: int
+) -> None:
+    """Replays decoding of the first sequence: write, summarise, score, select, attend."""
+    k_SGD, v_SGD = batch.keys[0], batch.values[0]
+    length, (heads, head_size) = len(k_SGD), batch.q_BHD.shape[1:]
+    q_SHD = torch.randn(length, heads, head_size)
+    generator = torch.Generator().manual_seed(seed)
+    budgets_S = torch.randint(100, (length,), generator=generator)
+    many = ops.attend_sparse(
+        q_SHD,
+        k_SGD,
+        v_SGD,
+        torch.tensor([0, length]),
+        torch.tensor([prompt]),
+        budgets_S,
+        page=batch.page,
+        first=first,
+        last=last,
+        scale=SCALE,
+    )
+    for position in range(length):
+        now = batch._replace(
+            q_BHD=q_SHD[position, None],
+            table_BM=batch.table_BM[:1],
+            lengths_B=torch.tensor([position + 1]),
+        )
+        lists = choose(now, budgets_S[position, None], first=first, last=last)
+        one = ops.attend_decode(
+            now.q_BHD, *now.pool, None if position < prompt else lists, scale=SCALE
+        )
+        torch.testing.assert_close(many[position], one[0], atol=1e-5, rtol=1e-5)
+
+
+@given(batch=batches(), extra=st.integers(0, 50), prompt=st.integers(0, 90))
+def test_a_budget_of_at_least_the_length_is_dense_bit_for_bit(
+    batch: Batch, extra: int, prompt: int
+) -> None:
+    lengths = batch.lengths_B.tolist()
+    q_THD = torch.randn(sum(lengths), *batch.q_BHD.shape[1:])
+    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
+    packed = (q_THD, torch.cat(batch.keys), torch.cat(batch.values), bounds)
+    own_length = torch.cat([torch.arange(1, length + 1) for length in lengths])
+    sparse = ops.attend_sparse(
+        *packed,
+        torch.full((len(lengths),), prompt),
+        own_length + extra,
+        page=batch.page,
+        scale=SCALE,
+    )
+    assert torch.equal(sparse, ops.attend_causal(*packed, scale=SCALE))
