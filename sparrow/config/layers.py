@@ -1,0 +1,125 @@
+"""Layers: what each file and each override gives, merged later over earlier.
+
+Layers are kept after the merge, so that an error can say where a value came from.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sparrow.config.errors import ConfigError, describe, dotted
+from sparrow.config.schema import Section
+from sparrow.config.sections import kind_at, takes_text
+
+Table = dict[str, Any]
+KeyPath = tuple[str | int, ...]
+
+_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
+
+class Layer(NamedTuple):
+    source: str  # as a user would name it
+    table: Table
+
+
+class Given(NamedTuple):
+    value: Any
+    source: str
+
+
+def read_file(path: Path) -> Layer:
+    """One TOML file."""
+    try:
+        with path.open("rb") as file:
+            return Layer(f"file {path}", tomllib.load(file))
+    except OSError as error:
+        raise ConfigError(f"file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"file {path}: not a TOML file: {error}") from error
+
+
+def read_override(root: type[Section], text: str) -> Layer:
+    """One `--section.key=value`; the two dashes may be left out."""
+    key, equals, value_text = text.removeprefix("--").partition("=")
+    if not (equals and _KEY.fullmatch(key) and _is_unicode(text)):
+        raise ConfigError(f"override {text!r}: not understood, allowed: --section.key=value")
+    path = key.split(".")
+    node: Any = value_text if takes_text(kind_at(root, path)) else _parse_value(value_text)
+    for part in reversed(path):
+        node = {part: node}
+    return Layer(f"override {text!r}", node)
+
+
+def repeated(overrides: Sequence[str]) -> Iterator[str]:
+    """A problem for each override whose key an earlier one has: one of the two is a mistake."""
+    earlier: dict[str, str] = {}
+    for text in overrides:
+        key = text.removeprefix("--").partition("=")[0]
+        if key in earlier:
+            yield f"override {text!r}: {key} already given by {earlier[key]!r}, allowed: once"
+        earlier[key] = text
+
+
+def clashes(layers: Sequence[Layer]) -> Iterator[str]:
+    """A problem for each key that is a table in one layer and a value in another."""
+    for position, layer in enumerate(layers):
+        for path, value in _entries(layer.table):
+            earlier = last_given(layers[:position], path)
+            if earlier and isinstance(earlier.value, dict) != isinstance(value, dict):
+                yield (
+                    f"{dotted(path)}: got {describe(value)} from {layer.source} and "
+                    f"{describe(earlier.value)} from {earlier.source}, "
+                    "allowed: a table in both or in neither"
+                )
+
+
+def merge(layers: Sequence[Layer]) -> Table:
+    """Later layers over earlier ones: tables merge, everything else (lists too) is replaced."""
+    return reduce(_overlay, (layer.table for layer in layers), {})
+
+
+def last_given(layers: Sequence[Layer], path: KeyPath) -> Given | None:
+    """What the last layer that has this key gives."""
+    for layer in reversed(layers):
+        node: Any = layer.table
+        try:
+            for key in path:
+                node = node[key]
+        except (LookupError, TypeError):
+            continue
+        return Given(node, layer.source)
+    return None
+
+
+def _parse_value(text: str) -> Any:
+    """The TOML value that `text` is, or the text itself."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except ValueError:
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the shell gave valid UTF-8; Python stands in surrogates for what is not."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _entries(table: Table, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    for key, value in table.items():
+        yield (*path, key), value
+        if isinstance(value, dict):
+            yield from _entries(value, (*path, key))
+
+
+def _overlay(below: Table, above: Table) -> Table:
+    merged = dict(below)
+    for key, value in above.items():
+        old = below.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            value = _overlay(old, value)
+        merged[key] = value
+    return merged

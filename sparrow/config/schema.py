@@ -1,0 +1,72 @@
+"""The sections of a configuration, and one root class per verb of the command line.
+
+A field that may be None must have None as its default, because TOML cannot say None.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from sparrow.records import FieldError, SamplingParams
+
+
+def _known_device(device: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", device):
+        raise ValueError("'auto', 'cpu', 'cuda' or 'cuda:N'")
+    return device
+
+
+def _not_empty(text: object) -> object:
+    if text == "":
+        raise ValueError("a text that is not empty")
+    return text
+
+
+Name = Annotated[str, BeforeValidator(_not_empty)]
+Device = Annotated[str, AfterValidator(_known_device)]
+Directory = Annotated[Path, BeforeValidator(_not_empty)]  # before: Path("") is Path(".")
+
+
+class Section(BaseModel):
+    """Base of every table: no unknown keys, no coercion between kinds of values, no changes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """Which model runs, and where."""
+
+    name: Name = "smollm2-135m"  # a name that `sparrow fetch` or the hub knows, or a folder
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Device = "auto"
+
+
+class AttentionConfig(Section):
+    """How decoding attends. Sparse is explicit: without a budget it is dense."""
+
+    budget: Annotated[int, Field(ge=1)] | None = None  # tokens kept in all; None: dense
+
+
+class RunConfig(Section):
+    """What the run leaves behind."""
+
+    dir: Directory | None = None  # None: nothing is written
+
+
+class GenerateConfig(Section):
+    """`sparrow generate`."""
+
+    model: ModelConfig = ModelConfig()
+    sampling: SamplingParams = SamplingParams()
+    attention: AttentionConfig = AttentionConfig()
+    run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _refuse_equal_samples(self) -> Self:
+        n = self.sampling.n
+        if n > 1 and (self.sampling.temperature == 0 or self.sampling.top_k == 1):
+            allowed = "1 where temperature is 0 or top_k is 1, since all samples would be the same"
+            raise FieldError("GenerateConfig", {"sampling.n": (n, allowed)})
+        return self

@@ -1,0 +1,109 @@
+"""The import direction of docs/architecture.md, the absence of cycles, and what stays unloaded."""
+
+import ast
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "sparrow"
+
+# room -> rooms it may import. A room that is not named here may not exist.
+BASE = {"records", "config"}
+ROLLOUT = BASE | {"ops", "sparse", "models"}
+ALLOWED: dict[str, set[str]] = {
+    "records": set(),
+    "config": {"records"},
+    "ops": set(),
+    "sparse": BASE | {"ops"},
+    "models": BASE | {"ops"},
+    "engine": ROLLOUT,
+    "train": ROLLOUT,
+    "tasks": BASE,
+    "calibrate": ROLLOUT | {"engine"},
+    "serve": ROLLOUT | {"engine"},
+    "dataflow": ROLLOUT | {"engine", "train", "tasks", "calibrate"},
+    "report": BASE,
+    "bench": ROLLOUT | {"engine"},
+    "demo": ROLLOUT | {"engine"},
+    "cli": BASE | {"models", "engine", "bench", "calibrate", "dataflow", "serve", "report", "demo"},
+}
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(file): file for file in PACKAGE.rglob("*.py")}
+
+
+def imports_of(file: Path) -> set[str]:
+    """Modules of the package that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import; write the whole name"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else str(node.module) for name in names}
+    return {name for name in found if name.split(".")[0] == "sparrow"}
+
+
+def room(module: str) -> str:
+    return (module.split(".") + ["sparrow"])[1]
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_import_direction(module: str) -> None:
+    own = room(module)
+    if own == "sparrow":
+        assert not imports_of(MODULES[module]), "the package itself imports lazily"
+        return
+    assert own in ALLOWED, f"room {own} is not in the picture of docs/architecture.md"
+    for imported in imports_of(MODULES[module]):
+        target = room(imported)
+        if target not in (own, "sparrow"):
+            assert target in ALLOWED[own], f"{module} imports {imported}: {own} may not see {target}"
+
+
+def test_no_cycle_between_modules() -> None:
+    graph = {module: imports_of(file) - {module} for module, file in MODULES.items()}
+    # A submodule may import from its own package's __init__ only if that does not import it back.
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
+
+
+def test_no_cycle_between_rooms() -> None:
+    try:
+        TopologicalSorter({room: allowed - {room} for room, allowed in ALLOWED.items()}).prepare()
+    except CycleError as error:
+        pytest.fail(f"the picture has a cycle: {' -> '.join(error.args[1])}")
+
+
+LOADS = "import sys; {act}; loaded = {heavy} & set(sys.modules); sys.exit(str(loaded) if loaded else 0)"
+HEAVY = {"torch", "transformers", "numba"}
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "import sparrow",
+        "import sparrow.records",
+        "import sparrow.config",
+        "from typer.testing import CliRunner; from sparrow.cli import app; "
+        "assert 'generate' in CliRunner().invoke(app, ['--help']).output",
+    ],
+)
+def test_loads_no_torch(act: str) -> None:
+    for needed in ("pydantic", "tomli_w") if "config" in act else ():
+        pytest.importorskip(needed)
+    code = LOADS.format(act=act, heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
