@@ -1,6 +1,8 @@
 """Ops: tensors in, tensors out; a definition for each, and faster versions by device."""
 
 from sparrow.ops.api import (
+    TokenStats,
+    TopK,
     acceptance,
     attend_causal,
     attend_causal_paged,
@@ -22,6 +24,8 @@ __all__ = [
     "Field",
     "PageCache",
     "PageLists",
+    "TokenStats",
+    "TopK",
     "acceptance",
     "attend_causal",
     "attend_causal_paged",

@@ -275,9 +275,7 @@ def top_k(
     _positive(temperature)
     if not 1 <= k <= len(head_VC):
         raise ValueError(f"k must be between 1 and the vocabulary {len(head_VC)}, got {k}")
-    return run(
-        "top_k", _logprob.top_k, hidden_TC, head_VC, k, temperature=temperature, chunk=chunk
-    )
+    return run("top_k", _logprob.top_k, hidden_TC, head_VC, k, temperature=temperature, chunk=chunk)
 
 
 def acceptance(

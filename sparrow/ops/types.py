@@ -2,11 +2,11 @@
 
 Dimension letters, used as suffixes in every tensor name of this room:
 
-    B  sequences (rows of a batch)      T  tokens, packed over sequences    n  tokens of one block
-    H  query heads                      G  KV heads                         R  query heads of a KV head
-    D  head size                        N  physical pages in the pool       P  tokens in a page
-    M  pages of a sequence (table)      K  width of a page list             S  tokens of one sequence
-    C  hidden size                      V  vocabulary
+    B  sequences (rows of a batch)    T  tokens, packed over sequences   n  tokens of one block
+    H  query heads                    G  KV heads                        R  query heads per KV head
+    D  head size                      N  physical pages in the pool      P  tokens in a page
+    M  pages of a sequence (table)    K  width of a page list            S  tokens of a sequence
+    C  hidden size                    V  vocabulary
 
 Query head h belongs to KV head h // R, as in Hugging Face checkpoints.
 """

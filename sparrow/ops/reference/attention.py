@@ -6,6 +6,7 @@ Legend of the dimension letters: sparrow/ops/types.py.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -164,9 +165,7 @@ def _attend_sequence(
     q_nHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, offset: int, keep: _KeepRule | None, scale: float
 ) -> Tensor:
     """Causal attention of the queries at positions offset.. of one sequence, by blocks."""
-    needs_grad = torch.is_grad_enabled() and any(
-        t.requires_grad for t in (q_nHD, k_SGD, v_SGD)
-    )
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q_nHD, k_SGD, v_SGD))
     outputs = []
     for begin in range(0, len(q_nHD), QUERY_BLOCK):
         q_block = q_nHD[begin : begin + QUERY_BLOCK]
@@ -204,5 +203,4 @@ def _attend_block(
 
 
 def _spans(bounds: Tensor) -> Iterator[slice]:
-    edges = bounds.tolist()
-    return (slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True))
+    return (slice(start, stop) for start, stop in pairwise(bounds.tolist()))

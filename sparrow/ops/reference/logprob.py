@@ -57,7 +57,12 @@ class _TokenStats(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_TC: Tensor, head_VC: Tensor, ids_T: Tensor, temperature_T: Tensor, chunk: int
+        ctx: Any,
+        hidden_TC: Tensor,
+        head_VC: Tensor,
+        ids_T: Tensor,
+        temperature_T: Tensor,
+        chunk: int,
     ) -> tuple[Tensor, Tensor]:
         wide = accumulator(hidden_TC.dtype)
         logprob_T = hidden_TC.new_empty(len(hidden_TC), dtype=wide)
@@ -91,7 +96,11 @@ class _TokenStats(torch.autograd.Function):
 
 
 def _grad_logits(
-    logp_nV: Tensor, ids_n: Tensor, entropy_n: Tensor, grad_logprob_n: Tensor, grad_entropy_n: Tensor
+    logp_nV: Tensor,
+    ids_n: Tensor,
+    entropy_n: Tensor,
+    grad_logprob_n: Tensor,
+    grad_entropy_n: Tensor,
 ) -> Tensor:
     """d logprob = onehot - p and d entropy = -p (log p + entropy), each times its gradient."""
     p_nV = logp_nV.exp()

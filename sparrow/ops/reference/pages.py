@@ -36,7 +36,7 @@ def block_mean(q_nHD: Tensor, landmark_MGD: Tensor) -> Tensor:
 
     No scale and no softmax: only the order counts.
     """
-    kv_heads, head_size = landmark_MGD.shape[1:]
+    kv_heads = landmark_MGD.shape[1]
     wide = accumulator(q_nHD.dtype)
     q_nGD = q_nHD.to(wide).unflatten(1, (kv_heads, -1)).mean(dim=2)
     landmark_GDM = landmark_MGD.to(wide).permute(1, 2, 0)

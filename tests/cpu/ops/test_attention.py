@@ -77,7 +77,11 @@ def test_no_sequences_and_empty_ones() -> None:
 
 def test_result_of_a_sequence_does_not_depend_on_its_neighbours() -> None:
     length = QUERY_BLOCK + 9
-    q, k, v = torch.randn(2 * length, 6, 8), torch.randn(2 * length, 2, 8), torch.randn(2 * length, 2, 8)
+    q, k, v = (
+        torch.randn(2 * length, 6, 8),
+        torch.randn(2 * length, 2, 8),
+        torch.randn(2 * length, 2, 8),
+    )
     both = ops.attend_causal(q, k, v, torch.tensor([0, length, 2 * length]), scale=SCALE)
     alone = ops.attend_causal(
         q[length:], k[length:], v[length:], torch.tensor([0, length]), scale=SCALE

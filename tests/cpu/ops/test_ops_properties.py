@@ -66,9 +66,7 @@ def test_the_list_of_all_pages_is_dense_bit_for_bit(version, batch: Batch) -> No
     assert dense.isfinite().all()
 
 
-@given(
-    batch=batches(), budget=BUDGETS, first=st.integers(0, 3), last=st.integers(1, 3)
-)
+@given(batch=batches(), budget=BUDGETS, first=st.integers(0, 3), last=st.integers(1, 3))
 def test_selection_keeps_the_budget(batch: Batch, budget: int, first: int, last: int) -> None:
     """Against a rule in plain Python: reserved pages, then the best, earlier ones on ties."""
     budgets = torch.full_like(batch.lengths_B, budget)

@@ -158,8 +158,6 @@ def test_wrong_shapes_are_named() -> None:
             batch.q_BHD, batch.k_NGPD, batch.v_NGPD, batch.table_BM, torch.tensor([3, 4]), scale=1.0
         )
     with pytest.raises(ValueError, match="one shape"):
-        ops.attend_decode(
-            batch.q_BHD, batch.k_NGPD, batch.v_NGPD[1:], *batch.pool[2:], scale=1.0
-        )
+        ops.attend_decode(batch.q_BHD, batch.k_NGPD, batch.v_NGPD[1:], *batch.pool[2:], scale=1.0)
     with pytest.raises(ValueError, match="do not fit"):
         ops.summarise_pages(batch.k_NGPD, batch.landmark_NGD[:, :1], torch.tensor([15]))
