@@ -1,0 +1,111 @@
+"""Text in, text out: what `sparrow generate` does between the command line and the engine.
+
+A run directory, where one is asked for, gets the resolved configuration and one JSON line per
+completion.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sparrow.config import GenerateConfig, save_resolved
+from sparrow.engine.generate import describe, generate
+from sparrow.models import Decoder, load, load_tokenizer
+from sparrow.models.attention import Sparsity
+from sparrow.ops import versions
+from sparrow.records import Completion, to_dict
+
+COMPLETIONS = "completions.jsonl"
+OnText = Callable[[int, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A loaded model with its tokenizer, under one configuration."""
+
+    config: GenerateConfig
+    model: Decoder
+    tokenizer: Any
+
+    @classmethod
+    def open(cls, config: GenerateConfig, report: Callable[[str], None] | None = None) -> "Session":
+        """Load what the configuration names; prepare its run directory."""
+        if config.run.dir is not None:
+            _prepare_run(config, config.run.dir)
+        name, chosen = config.model.name, config.model
+        model = load(name, dtype=chosen.dtype, device=chosen.device, report=report)
+        return cls(config=config, model=model, tokenizer=load_tokenizer(model.source or name))
+
+    def header(self) -> str:
+        """One line that says what runs."""
+        model, spec = self.model, self.model.spec
+        fast = versions(model.device.type)
+        kernels = ", ".join(f"{op} by {name}" for op, name in fast.items())
+        return (
+            f"{self.config.model.name} | {spec.family}, {spec.parameters() / 1e6:.1f} M weights, "
+            f"{str(model.dtype).removeprefix('torch.')} on {model.device} | "
+            f"attention: {describe(self.config.attention.budget, Sparsity())} | "
+            f"ops: {kernels or 'definitions only'}"
+        )
+
+    def encode(self, prompt: str, *, chat: bool = True) -> list[int]:
+        """Token ids of a prompt, as a user's message where the model has a chat template."""
+        if not chat or self.tokenizer.chat_template is None:
+            return list(self.tokenizer.encode(prompt))
+        message = [{"role": "user", "content": prompt}]
+        encoded = self.tokenizer.apply_chat_template(
+            message, add_generation_prompt=True, return_dict=True
+        )
+        return list(encoded["input_ids"])
+
+    def answer(
+        self, prompts: Sequence[str], *, chat: bool = True, on_text: OnText | None = None
+    ) -> list[Completion]:
+        """Completions with their text; `on_text(row, piece)` is called as pieces come."""
+        stream = _Stream(self.tokenizer, on_text) if on_text is not None else None
+        completions = generate(
+            self.model,
+            [self.encode(prompt, chat=chat) for prompt in prompts],
+            self.config.sampling,
+            budget=self.config.attention.budget,
+            on_token=stream,
+        )
+        completions = [replace(c, text=self._decode(c)) for c in completions]
+        if self.config.run.dir is not None:
+            _append(self.config.run.dir / COMPLETIONS, completions)
+        return completions
+
+    def _decode(self, completion: Completion) -> str:
+        return self.tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)
+
+
+class _Stream:
+    """Turns tokens into pieces of text; a piece is held back while a character is incomplete."""
+
+    def __init__(self, tokenizer: Any, on_text: OnText) -> None:
+        self.tokenizer, self.on_text = tokenizer, on_text
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.shown: dict[int, int] = defaultdict(int)
+
+    def __call__(self, row: int, token: int) -> None:
+        self.tokens[row].append(token)
+        text = self.tokenizer.decode(self.tokens[row], skip_special_tokens=True)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            self.on_text(row, text[self.shown[row] :])
+            self.shown[row] = len(text)
+
+
+def _prepare_run(config: GenerateConfig, directory: Path) -> None:
+    if (directory / COMPLETIONS).exists():
+        raise ValueError(f"{directory / COMPLETIONS} exists; give the run a directory of its own")
+    directory.mkdir(parents=True, exist_ok=True)
+    save_resolved(config, directory)
+
+
+def _append(file: Path, completions: Sequence[Completion]) -> None:
+    with file.open("a", encoding="utf-8") as lines:
+        for completion in completions:
+            lines.write(json.dumps(to_dict(completion)) + "\n")
