@@ -55,7 +55,7 @@ def imports_of(file: Path) -> set[str]:
 
 
 def room(module: str) -> str:
-    return (module.split(".") + ["sparrow"])[1]
+    return [*module.split("."), "sparrow"][1]
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
@@ -68,7 +68,9 @@ def test_import_direction(module: str) -> None:
     for imported in imports_of(MODULES[module]):
         target = room(imported)
         if target not in (own, "sparrow"):
-            assert target in ALLOWED[own], f"{module} imports {imported}: {own} may not see {target}"
+            assert target in ALLOWED[own], (
+                f"{module} imports {imported}: {own} may not see {target}"
+            )
 
 
 def test_no_cycle_between_modules() -> None:
@@ -87,19 +89,22 @@ def test_no_cycle_between_rooms() -> None:
         pytest.fail(f"the picture has a cycle: {' -> '.join(error.args[1])}")
 
 
-LOADS = "import sys; {act}; loaded = {heavy} & set(sys.modules); sys.exit(str(loaded) if loaded else 0)"
 HEAVY = {"torch", "transformers", "numba"}
+LOADS = """
+import sys
+{act}
+loaded = {heavy} & set(sys.modules)
+sys.exit(f"loaded: {{loaded}}" if loaded else 0)
+"""
+HELP = """
+from typer.testing import CliRunner
+from sparrow.cli import app
+assert "generate" in CliRunner().invoke(app, ["--help"]).output
+"""
 
 
 @pytest.mark.parametrize(
-    "act",
-    [
-        "import sparrow",
-        "import sparrow.records",
-        "import sparrow.config",
-        "from typer.testing import CliRunner; from sparrow.cli import app; "
-        "assert 'generate' in CliRunner().invoke(app, ['--help']).output",
-    ],
+    "act", ["import sparrow", "import sparrow.records", "import sparrow.config", HELP]
 )
 def test_loads_no_torch(act: str) -> None:
     for needed in ("pydantic", "tomli_w") if "config" in act else ():

@@ -69,7 +69,10 @@ class TestOverrides:
                     f"allowed: {SAMPLING_KEYS}; did you mean max_tokens?"
                 ),
             ),
-            ("x=1", "unknown key, got 1 (integer) from {}, allowed: model, sampling, run"),
+            (
+                "x=1",
+                "unknown key, got 1 (integer) from {}, allowed: model, sampling, attention, run",
+            ),
         ],
     )
     def test_a_bad_value_or_key(self, override: str, problem: str) -> None:
