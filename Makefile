@@ -23,10 +23,10 @@ demo: $(STAMP)  ## load a small real model and watch it generate
 	$(BIN)/sparrow demo
 
 test: $(STAMP)  ## the tests that fit into minutes
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest --timeout=300 -m "not slow"
 
 test-all: $(STAMP)  ## the same, and the slow sweeps
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --timeout=1800
 
 lint: $(STAMP)  ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

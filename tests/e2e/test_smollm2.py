@@ -8,9 +8,10 @@ pytest.importorskip("gguf")
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sparrow import load
+from sparrow.engine import generate
 from sparrow.models.fetch import DownloadError, fetch
-
-pytestmark = pytest.mark.e2e
+from sparrow.records import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,20 @@ def test_answers_a_question(folder, model):
     answer = output[0, prompt["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(answer)
     assert answer[-1] == tokenizer.eos_token_id
+
+
+def test_our_loop_gives_the_same_tokens(folder, model):
+    """Greedy, 60 tokens: prefill, paged decode and sampling against transformers' own loop."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    chat = [{"role": "user", "content": "Name three birds, and say one sentence about each."}]
+    prompt = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    theirs = model.generate(**prompt, max_new_tokens=60, do_sample=False)[0].tolist()
+    ids = prompt["input_ids"][0].tolist()
+    ours = load("smollm2-135m", dtype="float32", device="cpu")
+    (done,) = generate(ours, [ids], SamplingParams(temperature=0, max_tokens=60))
+    assert done.token_ids.tolist() == theirs[len(ids) :]
 
 
 def test_repeats_what_it_has_read(model):

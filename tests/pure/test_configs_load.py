@@ -9,8 +9,6 @@ pytest.importorskip("tomli_w")
 
 from sparrow import config
 
-pytestmark = pytest.mark.pure
-
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(path for path in CONFIGS.rglob("*") if path.is_file())
 

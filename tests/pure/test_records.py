@@ -25,8 +25,6 @@ from sparrow.records import (
     to_dict,
 )
 
-pytestmark = pytest.mark.pure
-
 
 def trajectory(**changes: Any) -> Trajectory:
     """A prompt of two tokens, an answer of two, a tool's reply, a last token."""

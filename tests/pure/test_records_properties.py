@@ -28,8 +28,6 @@ from sparrow.records import (
     to_dict,
 )
 
-pytestmark = pytest.mark.pure
-
 token_ids = st.integers(0, 2**31 - 1)
 versions = st.integers(0, 2**31 - 1)
 logprobs = st.floats(-(2.0**100), 0, width=32)

@@ -17,8 +17,6 @@ pytest.importorskip("gguf")
 
 from sparrow.models import fetch, gguf_import
 
-pytestmark = pytest.mark.cpu
-
 NAME = "smollm2-135m"
 CONTENT = bytes(range(256)) * 4096
 MEMBER = fetch._PACKAGES[NAME].member

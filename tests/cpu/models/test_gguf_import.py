@@ -24,8 +24,6 @@ from transformers import (  # noqa: E402
 from sparrow.models import fetch  # noqa: E402
 from sparrow.models.gguf_import import convert  # noqa: E402
 
-pytestmark = pytest.mark.cpu
-
 Type = gguf.GGMLQuantizationType
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = ["h e", "l l", "he ll", "Ġ Ġ", "1 2"]

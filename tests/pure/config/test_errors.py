@@ -10,8 +10,6 @@ pytest.importorskip("tomli_w")
 
 from sparrow.config import ConfigError, GenerateConfig, Section, load_config
 
-pytestmark = pytest.mark.pure
-
 SAMPLING_KEYS = (
     "n, temperature, top_k, top_p, max_tokens, min_tokens, stop_token_ids, ignore_eos, seed"
 )

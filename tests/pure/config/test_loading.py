@@ -11,8 +11,6 @@ pytest.importorskip("tomli_w")
 from sparrow.config import GenerateConfig, load_config
 from sparrow.records import SamplingParams
 
-pytestmark = pytest.mark.pure
-
 
 def load(*overrides: str) -> GenerateConfig:
     return load_config(GenerateConfig, [], overrides)

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from sparrow.config import GenerateConfig, ModelConfig, RunConfig, load_config, save_resolved
 from sparrow.records import SamplingParams
 
-pytestmark = pytest.mark.pure
-
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 devices = st.sampled_from(["auto", "cpu", "cuda", "cuda:3"])
 

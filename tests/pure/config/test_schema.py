@@ -13,8 +13,6 @@ from pydantic import ValidationError
 
 from sparrow.config import GenerateConfig, ModelConfig, RunConfig
 
-pytestmark = pytest.mark.pure
-
 
 def test_importing_the_configuration_loads_no_torch() -> None:
     script = "import sys, sparrow.config; assert 'torch' not in sys.modules"

@@ -1,0 +1,136 @@
+"""The command line as a user meets it: a small model of our own, no network."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("tomli_w")
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import sparrow
+from sparrow.models import ModelSpec
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model that speaks bytes, with a chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate([*alphabet, "<end>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast.chat_template = "{% for m in messages %}Q: {{ m.content }} A: {% endfor %}"
+    spec = ModelSpec(
+        family="qwen3",
+        layers=2,
+        hidden=32,
+        intermediate=48,
+        heads=4,
+        kv_heads=2,
+        head_size=8,
+        vocabulary=257,
+        max_positions=512,
+        eos_ids=(256,),
+    )
+    place = tmp_path_factory.mktemp("models") / "bytes"
+    return sparrow.save(sparrow.random(spec), place, tokenizer=fast)
+
+
+def run(*words: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sparrow.cli", *map(str, words)]
+    environment = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}
+    return subprocess.run(
+        command, capture_output=True, text=True, input=stdin, env=environment, timeout=120
+    )
+
+
+SHORT = ("--sampling.max_tokens=8", "--sampling.ignore_eos=true", "--sampling.seed=4")
+
+
+def test_generates_and_leaves_a_run_directory(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = run("generate", "-m", folder, "hello", *SHORT, "--sampling.n=2", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "attention: dense" in done.stderr
+    settings = tomllib.loads((out / "config.resolved.toml").read_text())
+    assert settings["sampling"]["max_tokens"] == 8
+    assert settings["model"]["name"] == str(folder)
+    lines = [json.loads(line) for line in (out / "completions.jsonl").read_text().splitlines()]
+    assert [len(line["token_ids"]) for line in lines] == [8, 8]
+    assert lines[0]["finish_reason"] == "length"
+    again = run("generate", "-m", folder, "hello", *SHORT, "--out", out)
+    assert again.returncode == 2
+    assert "a directory of its own" in again.stderr
+
+
+def test_the_same_seed_gives_the_same_json(folder: Path) -> None:
+    first, second = (
+        run("generate", "-m", folder, "hello", "you", *SHORT, "--json") for _ in range(2)
+    )
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    assert len([json.loads(line) for line in first.stdout.splitlines()]) == 2
+
+
+def test_a_budget_is_said_aloud(folder: Path) -> None:
+    done = run("generate", "-m", folder, "x" * 100, *SHORT, "--attention.budget=48", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "budget 48 tokens" in done.stderr
+    assert "budget 48 tokens" in json.loads(done.stdout)["attention"]
+
+
+def test_prompts_come_from_standard_input_and_settings_from_files(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.toml").write_text(f'[model]\nname = "{folder}"\n[sampling]\nmax_tokens = 3\n')
+    (tmp_path / "b.toml").write_text("[sampling]\nmax_tokens = 5\nignore_eos = true\n")
+    done = run(
+        "generate", "-c", tmp_path / "a.toml", "-c", tmp_path / "b.toml", "--json", stdin="hello\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["token_ids"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("generate", "hi", "-m", "no-such-model"), "no model 'no-such-model'"),
+        (("generate", "hi", "--model.nmae=x"), "did you mean name?"),
+        (("generate", "hi", "--sampling.temperature=hot"), "sampling.temperature: got 'hot'"),
+        (("generate", "hi", "--sampling.top_p=0"), "sampling.top_p: got 0"),
+        (("generate", "hi", "--temperature", "1"), "no option --temperature"),
+        (("generate", "hi", "-c", "missing.toml"), "missing.toml"),
+        (("generate", "hi", "--attention.budget=-1"), "attention.budget: got -1"),
+        (("generate",), "no prompt"),
+        (("fetch", "gpt-9"), "unknown model 'gpt-9'"),
+    ],
+)
+def test_mistakes_are_one_message(words: tuple[str, ...], message: str) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_limits_of_the_model_are_named(folder: Path) -> None:
+    long = run("generate", "-m", folder, "hi", "--sampling.max_tokens=600")
+    assert "the model's context is 512" in long.stderr
+    small = run("generate", "-m", folder, "hi", *SHORT, "--attention.budget=20")
+    assert "give at least 48" in small.stderr
+    if not torch.cuda.is_available():
+        gpu = run("generate", "-m", folder, "hi", "--model.device=cuda")
+        assert "no GPU" in gpu.stderr
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout.strip() == sparrow.__version__
+    assert "--config" in run("generate", "--help").stdout
