@@ -26,7 +26,7 @@ test: $(STAMP)  ## the tests that fit into minutes
 	$(BIN)/python -m pytest --timeout=300 -m "not slow"
 
 test-all: $(STAMP)  ## the same, and the slow sweeps
-	$(BIN)/python -m pytest --timeout=1800
+	$(BIN)/python -m pytest --timeout=1800 --hypothesis-profile=thorough
 
 lint: $(STAMP)  ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

@@ -4,6 +4,15 @@ from pathlib import Path
 
 import pytest
 
+try:
+    from hypothesis import settings
+except ModuleNotFoundError:  # the machine with a GPU has none; property tests are skipped there
+    pass
+else:
+    settings.register_profile("default", deadline=None, max_examples=40)
+    settings.register_profile("thorough", deadline=None, max_examples=1000)
+    settings.load_profile("default")
+
 TIERS = ("pure", "cpu", "gpu", "e2e")
 ROOT = Path(__file__).parent
 

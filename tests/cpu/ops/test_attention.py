@@ -167,3 +167,30 @@ def test_half_precision_is_computed_in_fp32(dtype: torch.dtype) -> None:
     assert torch.equal(out[0], expected.float().to(dtype)) or (
         (out[0].double() - expected).abs().max() <= 2 * (expected.to(dtype) - expected).abs().max()
     )
+
+
+@pytest.mark.slow
+def test_a_long_sequence_sparse_at_once_is_decode_token_by_token() -> None:
+    """3000 tokens over many blocks of queries and a budget that grows with the length."""
+    length, page = 3000, 16
+    batch = make_batch([length], heads=6, kv_heads=2, head_size=16)
+    q_SHD = torch.randn(length, 6, 16)
+    budgets = 64 + torch.arange(length) // 8
+    edges = torch.tensor([0, length])
+    many = ops.attend_sparse(
+        q_SHD,
+        batch.keys[0],
+        batch.values[0],
+        edges,
+        torch.tensor([100]),
+        budgets,
+        page=page,
+        scale=SCALE,
+    )
+    table = batch.table_BM
+    for position in range(100, length, 7):
+        q, lengths = q_SHD[position, None], torch.tensor([position + 1])
+        scores = ops.score_pages(q, batch.landmark_NGD, table, lengths, page=page)
+        lists = ops.select_pages(scores, lengths, budgets[position, None], page=page)
+        one = ops.attend_decode(q, batch.k_NGPD, batch.v_NGPD, table, lengths, lists, scale=SCALE)
+        torch.testing.assert_close(many[position], one[0], atol=1e-5, rtol=1e-4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("hypothesis")
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.paging import Batch, make_batch
 
@@ -15,8 +15,6 @@ EDGES = st.sampled_from([1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65])
 LENGTHS = st.lists(EDGES | st.integers(1, 80), min_size=1, max_size=4)
 PAGES = st.sampled_from([1, 4, 16])
 BUDGETS = st.sampled_from([0, 1, 15, 16, 17, 48, 64]) | st.integers(0, 100)
-settings.register_profile("ops", deadline=None, max_examples=40)
-settings.load_profile("ops")
 
 
 @st.composite
