@@ -79,11 +79,7 @@ def select_pages(
     Lists are ascending and padded with -1 to `width` (default: M). A list longer than `width`
     is an error.
     """
-    if last < 1 or first < 0:
-        raise ValueError(
-            f"first must be at least 0 and last at least 1 (an unfinished page has no landmark "
-            f"and is always kept), got first={first}, last={last}"
-        )
+    _reserved(first, last)
     _length("lengths", lengths_B, len(score_BGM))
     _length("budgets", budgets_B, len(score_BGM))
     return run(
@@ -206,8 +202,7 @@ def attend_sparse(
     _packed(q_THD, k_TGD, v_TGD)
     _length("budgets", budgets_T, len(q_THD))
     _length("bounds", bounds, len(dense_B) + 1)
-    if last < 1 or first < 0:
-        raise ValueError(f"first must be >= 0 and last >= 1, got first={first}, last={last}")
+    _reserved(first, last)
     return run(
         "attend_sparse",
         _attention.attend_sparse,
@@ -342,6 +337,14 @@ def _packed(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
 def _tokens_fit_pool(k_TGD: Tensor, k_NGPD: Tensor) -> None:
     if k_TGD.shape[1:] != (k_NGPD.shape[1], k_NGPD.shape[3]):
         raise ValueError(f"keys {_dims(k_TGD)} do not fit pages {_dims(k_NGPD)}")
+
+
+def _reserved(first: int, last: int) -> None:
+    if first < 0 or last < 1:
+        raise ValueError(
+            f"first must be at least 0 and last at least 1 (an unfinished page has no landmark "
+            f"and is always kept), got first={first}, last={last}"
+        )
 
 
 def _head(hidden_TC: Tensor, head_VC: Tensor) -> None:
