@@ -24,7 +24,7 @@ def batches(draw: st.DrawFn) -> Batch:
         draw(LENGTHS),
         heads=kv_heads * draw(st.sampled_from([1, 2, 5])),
         kv_heads=kv_heads,
-        head_size=draw(st.sampled_from([2, 8])),
+        head_size=draw(st.sampled_from([2, 16])),
         page=draw(PAGES),
         seed=draw(st.integers(0, 2**31)),
         whole_numbers=draw(st.booleans()),

@@ -1,0 +1,160 @@
+"""Vectors of float32 for numba kernels, as thin names for LLVM's portable vector operations.
+
+LLVM maps them to whatever the machine has: NEON, AVX2, AVX-512. Left to itself it vectorises plain
+loops too, but such a loop has no room for a prefetch between two loads, nor for sums that stay in
+registers from one row to the next.
+
+Indices are flat whatever the shape of the array, and nothing checks them. numba's cache on disk
+does not notice a change in this file: after one, touch the files of the kernels that use it.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
+from llvmlite import ir
+from numba import njit
+from numba.core import cgutils, types
+from numba.extending import intrinsic, models, register_model
+
+# Lanes of one vector register: 8 with AVX2 (and enough with AVX-512, which has more registers).
+LANES = 8 if llvm.get_host_cpu_features().get("avx2") else 4
+CACHE_LINE = 64  # bytes
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile for calls from Python: without the GIL, and kept on disk for later processes."""
+    compiled = njit(nogil=True, error_model="numpy")(function)
+    with suppress(RuntimeError):  # no folder that numba may write to: compile in every process
+        compiled.enable_caching()
+    return compiled
+
+
+class Vector(types.Type):
+    """The numba type of a vector of float32."""
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+        super().__init__(name=f"float32x{lanes}")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Vector) -> None:
+        super().__init__(manager, kind, _vector(ir.FloatType(), kind.lanes))
+
+
+def _vector(element: ir.Type, lanes: int) -> ir.VectorType:
+    return ir.VectorType(element, lanes)
+
+
+def _address(context: Any, builder: Any, signature: Any, args: Any, to: ir.Type) -> Any:
+    """Pointer to args[0][args[1]]: flat, no bounds and no negative indices."""
+    data = context.make_array(signature.args[0])(context, builder, args[0]).data
+    return builder.bitcast(builder.gep(data, [args[1]]), to.as_pointer())
+
+
+@intrinsic(prefer_literal=True)
+def load(_: Any, array: Any, index: Any, lanes: Any) -> Any:
+    """`lanes` consecutive float32, or bfloat16 (kept as uint16) widened to float32."""
+    count = lanes.literal_value
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        floats, words = _vector(ir.FloatType(), count), _vector(ir.IntType(32), count)
+        if array.dtype == types.float32:
+            return builder.load(_address(context, builder, signature, args, floats), align=4)
+        halves = _vector(ir.IntType(16), count)
+        bits = builder.load(_address(context, builder, signature, args, halves), align=2)
+        wide = builder.shl(builder.zext(bits, words), words([16] * count))
+        return builder.bitcast(wide, floats)
+
+    return Vector(count)(array, types.intp, lanes), lower
+
+
+@intrinsic(prefer_literal=True)
+def splat(_: Any, array: Any, index: Any, lanes: Any) -> Any:
+    """array[index] in every lane."""
+    count = lanes.literal_value
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = builder.load(_address(context, builder, signature, args, ir.FloatType()))
+        empty = ir.Constant(_vector(ir.FloatType(), count), ir.Undefined)
+        first = builder.insert_element(empty, value, ir.IntType(32)(0))
+        everywhere = _vector(ir.IntType(32), count)([0] * count)
+        return builder.shuffle_vector(first, empty, everywhere)
+
+    return Vector(count)(array, types.intp, lanes), lower
+
+
+@intrinsic(prefer_literal=True)
+def zeros(_: Any, lanes: Any) -> Any:
+    count = lanes.literal_value
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _vector(ir.FloatType(), count)([0.0] * count)
+
+    return Vector(count)(lanes), lower
+
+
+@intrinsic
+def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, in one rounding where the machine can."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        product = builder.fmul(args[0], args[1], flags=("contract",))
+        return builder.fadd(product, args[2], flags=("contract",))
+
+    return a(a, b, c), lower
+
+
+@intrinsic
+def store(_: Any, array: Any, index: Any, vector: Any) -> Any:
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        to = _vector(ir.FloatType(), vector.lanes)
+        builder.store(args[2], _address(context, builder, signature, args, to), align=4)
+
+    return types.void(array, types.intp, vector), lower
+
+
+@intrinsic
+def store_sums(_: Any, array: Any, index: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """array[index : index + 4] = the sums over the lanes of four vectors."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        def pick(x: Any, y: Any, lanes: range) -> Any:
+            return builder.shuffle_vector(x, y, _vector(ir.IntType(32), len(lanes))(list(lanes)))
+
+        def halve(x: Any, lanes: int) -> Any:
+            return builder.fadd(pick(x, x, range(lanes)), pick(x, x, range(lanes, 2 * lanes)))
+
+        def add_pairs(x: Any, y: Any) -> Any:
+            return builder.fadd(pick(x, y, range(0, 8, 2)), pick(x, y, range(1, 8, 2)))
+
+        a, b, c, d = (x if x.type.count == 4 else halve(x, 4) for x in args[2:])
+        sums = add_pairs(add_pairs(a, b), add_pairs(c, d))
+        to = _vector(ir.FloatType(), 4)
+        builder.store(sums, _address(context, builder, signature, args, to), align=4)
+
+    return types.void(array, types.intp, a, b, c, d), lower
+
+
+@intrinsic(prefer_literal=True)
+def prefetch(_: Any, array: Any, index: Any, count: Any) -> Any:
+    """Ask for the cache lines of array[index : index + count]; any address will do.
+
+    Into the second-level cache: a first-level miss would take one of the few slots that the
+    loads need too.
+    """
+    lines = -(-count.literal_value * array.dtype.bitwidth // (8 * CACHE_LINE))
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        byte, flag = ir.IntType(8), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), flag, flag, flag])
+        fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        start = _address(context, builder, signature, args, byte)
+        for line in range(lines):
+            address = builder.gep(start, [ir.IntType(64)(line * CACHE_LINE)])
+            builder.call(fetch, [address, flag(0), flag(2), flag(1)])  # read, second cache, data
+
+    return types.void(array, types.intp, count), lower
