@@ -1,4 +1,4 @@
-"""Rotary positions: the frequencies of plain, linear, Llama 3 and YaRN rope. No torch.
+"""Rotary positions: the frequencies of plain, linear, Llama 3 and YaRN rope.
 
 Frequencies are computed in double precision by the published formulas. Other kinds (dynamic,
 longrope, ...) depend on the running length or on tables of their own and are refused.

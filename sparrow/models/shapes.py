@@ -1,4 +1,4 @@
-"""Published shapes by name, for random weights in benchmarks and memory plans. No torch."""
+"""Published shapes by name, for random weights in benchmarks and memory plans."""
 
 from sparrow.models.rope import Rope
 from sparrow.models.spec import ModelSpec

@@ -1,4 +1,4 @@
-"""The shape of a model, read from and written to a Hugging Face config. No torch.
+"""The shape of a model, read from and written to a Hugging Face config.
 
 Three families, one decoder: they differ in QK-norm (Qwen3), biases on q, k, v (Qwen2.5) and rope
 scaling (Llama 3). What a config asks for beyond that is refused by name, never ignored.
