@@ -5,15 +5,14 @@ letters: sparrow/ops/types.py. Integer tensors may be int32 or int64. A page is 
 is page * P + offset; a negative slot or a length of 0 is padding and has no effect.
 """
 
+import torch
 from torch import Tensor
 
 from sparrow.ops.dispatch import run
 from sparrow.ops.reference import attention as _attention
 from sparrow.ops.reference import logprob as _logprob
 from sparrow.ops.reference import pages as _pages
-from sparrow.ops.reference.attention import ScoreRule
 from sparrow.ops.reference.logprob import TokenStats, TopK
-from sparrow.ops.reference.pages import block_mean
 from sparrow.ops.types import PageLists
 
 
@@ -95,6 +94,7 @@ def select_pages(
     )
 
 
+@torch.no_grad()
 def attend_decode(
     q_BHD: Tensor,
     k_NGPD: Tensor,
@@ -116,11 +116,9 @@ def attend_decode(
     _groups(q_BHD, k_NGPD.shape[1])
     _length("tables", table_BM, len(q_BHD))
     _length("lengths", lengths_B, len(q_BHD))
-    if lists is not None and lists.counts.shape != (len(q_BHD), k_NGPD.shape[1]):
-        raise ValueError(
-            f"page lists are for {_dims(lists.counts)} (rows, KV heads), "
-            f"the queries have {(len(q_BHD), k_NGPD.shape[1])}"
-        )
+    _same_head_size(q_BHD, k_NGPD)
+    if lists is not None:
+        _lists_fit(lists, len(q_BHD), k_NGPD.shape[1])
     return run(
         "attend_decode",
         _attention.attend_decode,
@@ -145,6 +143,7 @@ def attend_causal(
     return run("attend_causal", _attention.attend_causal, q_THD, k_TGD, v_TGD, bounds, scale=scale)
 
 
+@torch.no_grad()
 def attend_causal_paged(
     q_THD: Tensor,
     k_NGPD: Tensor,
@@ -162,6 +161,7 @@ def attend_causal_paged(
     """
     _same_shape("k pages", k_NGPD, "v pages", v_NGPD)
     _groups(q_THD, k_NGPD.shape[1])
+    _same_head_size(q_THD, k_NGPD)
     _length("tables", table_BM, len(lengths_B))
     _length("bounds", bounds, len(lengths_B) + 1)
     return run(
@@ -189,15 +189,14 @@ def attend_sparse(
     first: int = 1,
     last: int = 2,
     scale: float,
-    score: ScoreRule = block_mean,
 ) -> Tensor:
     """Sparse causal attention of whole packed sequences at once, [T, H, D], with gradients.
 
     The first dense[b] tokens of sequence b (its prompt) see everything before them. Each later
     token keeps the pages that decoding would have kept when it was the newest token: scored by
-    `score` from the landmarks of the pages finished by then, chosen by the rule of `select_pages`
-    under its own budget, budgets[t]. Pages are counted from the start of each sequence. The choice
-    itself carries no gradient. `score(q [n, H, D], landmarks [M, G, D]) -> [n, G, M]`.
+    the rule of `score_pages` and chosen by that of `select_pages` under its own budget, budgets[t].
+    Pages are counted from the start of each sequence. The choice itself carries no gradient. Scores
+    of one token and of many are equal up to rounding, so a near tie may fall to either page.
     """
     _packed(q_THD, k_TGD, v_TGD)
     _length("budgets", budgets_T, len(q_THD))
@@ -216,7 +215,6 @@ def attend_sparse(
         first=first,
         last=last,
         scale=scale,
-        score=score,
     )
 
 
@@ -239,13 +237,14 @@ def token_stats(
 ) -> TokenStats:
     """Log-prob of each given token and entropy of its distribution, with gradients.
 
-    The one log-prob function of the product: engine and trainer both call it. Works through
-    `chunk` tokens at a time (default: 64 MiB of logits). temperature divides the logits; one
-    number or one per token, above 0.
+    The one log-prob function for tokens that are given. (A sampler reports the log-prob of its
+    draw itself, under what it drew from; without truncation the two are equal up to rounding.)
+    Works through `chunk` tokens at a time (default: 64 MiB of logits). temperature divides the
+    logits; one number or one per token, above 0, without gradient.
     """
     _head(hidden_TC, head_VC)
     _length("ids", ids_T, len(hidden_TC))
-    _positive(temperature)
+    _chunking(temperature, chunk)
     return run(
         "token_stats",
         _logprob.token_stats,
@@ -267,7 +266,7 @@ def top_k(
 ) -> TopK:
     """The k most likely tokens and their log-probs, best first, by chunks. No gradients."""
     _head(hidden_TC, head_VC)
-    _positive(temperature)
+    _chunking(temperature, chunk)
     if not 1 <= k <= len(head_VC):
         raise ValueError(f"k must be between 1 and the vocabulary {len(head_VC)}, got {k}")
     return run("top_k", _logprob.top_k, hidden_TC, head_VC, k, temperature=temperature, chunk=chunk)
@@ -291,7 +290,7 @@ def acceptance(
     _head(p_TC, head_VC)
     if q_head_VC is not None:
         _same_shape("head", head_VC, "q_head", q_head_VC)
-    _positive(temperature)
+    _chunking(temperature, chunk)
     return run(
         "acceptance",
         _logprob.acceptance,
@@ -328,9 +327,23 @@ def _groups(q: Tensor, kv_heads: int) -> None:
         )
 
 
+def _same_head_size(q: Tensor, k: Tensor) -> None:
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"queries {_dims(q)} and keys {_dims(k)} must have one head size")
+
+
+def _lists_fit(lists: PageLists, rows: int, kv_heads: int) -> None:
+    if lists.counts.shape != (rows, kv_heads) or lists.pages.shape[:2] != (rows, kv_heads):
+        raise ValueError(
+            f"page lists {_dims(lists.pages)} with counts {_dims(lists.counts)} must be for "
+            f"{rows} rows and {kv_heads} KV heads"
+        )
+
+
 def _packed(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
     _same_shape("k", k_TGD, "v", v_TGD)
     _groups(q_THD, k_TGD.shape[1])
+    _same_head_size(q_THD, k_TGD)
     _length("keys", k_TGD, len(q_THD))
 
 
@@ -355,6 +368,15 @@ def _head(hidden_TC: Tensor, head_VC: Tensor) -> None:
         )
 
 
-def _positive(temperature: float | Tensor) -> None:
-    if isinstance(temperature, int | float) and not temperature > 0:
+def _chunking(temperature: float | Tensor, chunk: int | None) -> None:
+    """Values of a tensor on a GPU are not looked at: that would wait for the GPU."""
+    if isinstance(temperature, Tensor):
+        if temperature.requires_grad:
+            raise ValueError("temperature carries a gradient, which is not computed")
+        wrong = not temperature.is_cuda and not bool((temperature > 0).all())
+    else:
+        wrong = not temperature > 0
+    if wrong:
         raise ValueError(f"temperature must be above 0, got {temperature}")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk must be at least 1, got {chunk}")

@@ -10,15 +10,16 @@ from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from warnings import warn
 
+import torch
 from torch import Tensor
 
 Choice = Literal["fastest", "reference"]
 
-# (op, device type) -> module with a function of the op's name, and `supports` with the same
-# arguments. The second item is the package that the module needs beyond torch.
+# (op, device type) -> module with a function of the op's name, `supports` with the same arguments
+# and `fits(dtype, head size)`. The second item is the package that it needs beyond torch.
 FASTER = {("attend_decode", "cpu"): ("sparrow.ops.cpu.attention", "numba")}
 
 _choice: ContextVar[Choice] = ContextVar("ops_choice", default="fastest")
@@ -26,7 +27,9 @@ _choice: ContextVar[Choice] = ContextVar("ops_choice", default="fastest")
 
 @contextmanager
 def using(choice: Choice) -> Iterator[None]:
-    """Run ops by their definitions ("reference") inside a with-block."""
+    """Run ops by their definitions ("reference") inside a with-block, in this thread."""
+    if choice not in get_args(Choice):
+        raise ValueError(f"choice must be one of {get_args(Choice)}, got {choice!r}")
     token = _choice.set(choice)
     try:
         yield
@@ -34,10 +37,14 @@ def using(choice: Choice) -> Iterator[None]:
         _choice.reset(token)
 
 
-def versions(device: str) -> dict[str, str]:
-    """The faster versions in use on a device type, by op; every other op runs its definition."""
+def versions(device: str, dtype: torch.dtype, head_size: int) -> dict[str, str]:
+    """The faster versions that such a model gets, by op; other ops run their definitions."""
     found = {op: _faster(op, kind) for op, kind in FASTER if kind == device}
-    return {op: module.__name__ for op, module in found.items() if module is not None}
+    return {
+        op: module.__name__
+        for op, module in found.items()
+        if module is not None and module.fits(dtype, head_size)
+    }
 
 
 def run(op: str, definition: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

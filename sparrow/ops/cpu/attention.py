@@ -21,16 +21,18 @@ BLOCK_TOKENS = 256  # the scores of a block, for all heads, stay in the first ca
 BYTES_PER_THREAD = 1 << 19  # below this a helper costs more than it gives
 
 
+def fits(dtype: torch.dtype, head_size: int) -> bool:
+    """fp32 or bf16, and heads of whole vectors."""
+    return dtype in (torch.float32, torch.bfloat16) and head_size % CHUNK == 0
+
+
 def supports(q_BHD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, **__: Any) -> bool:
-    """fp32 or bf16 throughout, pools that need no copy, heads of whole vectors, no gradients."""
-    tensors = (q_BHD, k_NGPD, v_NGPD)
+    """One dtype that fits, and pools that need no copy."""
     return (
-        q_BHD.dtype in (torch.float32, torch.bfloat16)
-        and all(t.dtype == q_BHD.dtype and t.device.type == "cpu" for t in tensors)
+        fits(q_BHD.dtype, q_BHD.shape[2])
+        and q_BHD.dtype == k_NGPD.dtype == v_NGPD.dtype
         and k_NGPD.is_contiguous()
         and v_NGPD.is_contiguous()
-        and q_BHD.shape[2] % CHUNK == 0
-        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
     )
 
 
@@ -47,13 +49,15 @@ def attend_decode(
     kv_heads, page, size = k_NGPD.shape[1:]
     block = max(1, BLOCK_TOKENS // page)
     lengths = _integers(lengths_B)
+    table = _integers(table_BM)
+    _check_places(table, lengths, lists, page, len(k_NGPD))
     pages, counts = _lists(lists, lengths, page, kv_heads)
     start_B = _block_starts(counts, block)
     # Scores are kept in base 2: one multiplication here spares one per exponential.
     q = (q_BHD.detach().float() * (scale * math.log2(math.e))).contiguous().numpy()
     top, total = np.empty((2, start_B[-1], q.shape[1]), np.float32)
     value = np.empty((start_B[-1], *q.shape[1:]), np.float32)
-    lookup = (_integers(table_BM), lengths, pages, counts, start_B, block)
+    lookup = (table, lengths, pages, counts, start_B, block)
     arguments = (q, _pool(k_NGPD), _pool(v_NGPD), *lookup, top, total, value)
     kept_bytes = 2 * int(counts.sum()) * page * size * k_NGPD.itemsize
     share(
@@ -74,6 +78,36 @@ def _lists(
         counts_B = -(-lengths_B // page)
         return np.empty((0, 0, 0), np.int32), np.repeat(counts_B[:, None], kv_heads, axis=1)
     return _integers(lists.pages), _integers(lists.counts) * (lengths_B[:, None] > 0)
+
+
+def _check_places(
+    table_BM: Array, lengths_B: Array, lists: PageLists | None, page: int, pool: int
+) -> None:
+    """The kernel follows tables and lists blindly: a wrong number would read foreign memory."""
+    pages_B, width = -(-lengths_B // page), table_BM.shape[1]
+    if (lengths_B < 0).any() or (pages_B > width).any():
+        raise ValueError(
+            f"lengths {lengths_B.min()} to {lengths_B.max()} do not fit tables of {width} pages"
+        )
+    if lists is None:
+        used = table_BM[np.arange(width) < pages_B[:, None]]
+    else:
+        row, _, logical = _listed(lists, pages_B)
+        used = table_BM[row, logical]
+    if ((used < 0) | (used >= pool)).any():
+        raise ValueError(f"a table names pages outside the pool of {pool}")
+
+
+def _listed(lists: PageLists, pages_B: Array) -> tuple[Array, Array, Array]:
+    """Row, KV head and logical page of every entry of the lists, which must lie in the sequence."""
+    pages_BGK, counts_BG = lists.pages.numpy(), lists.counts.numpy()
+    width = pages_BGK.shape[2]
+    row, head, entry = np.nonzero(np.arange(width) < counts_BG[:, :, None])
+    logical = pages_BGK[row, head, entry]
+    outside = (logical < 0) | (logical >= pages_B[row])
+    if (counts_BG < 0).any() or (counts_BG > width).any() or outside.any():
+        raise ValueError(f"a page list exceeds its width of {width} or its sequence")
+    return row, head, logical
 
 
 def _block_starts(counts_BG: Array, block: int) -> Array:

@@ -5,7 +5,7 @@ equals the dense call bit for bit, and a paged sequence equals a contiguous one 
 Legend of the dimension letters: sparrow/ops/types.py.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
@@ -15,10 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from sparrow.ops.reference.pages import accumulator, block_mean, keep_pages, page_means
 from sparrow.ops.types import PageLists
 
-ScoreRule = Callable[[Tensor, Tensor], Tensor]
-
-# Queries that are attended together. Fixed, and counted from the start of the sequence in the
-# many-token forms, so that the result of a sequence never depends on its neighbours.
+# Queries that are attended together: a fixed number, counted from the first query of a sequence
+# in the call, so that the result of a sequence never depends on its neighbours.
 QUERY_BLOCK = 128
 
 
@@ -66,7 +64,7 @@ def attend_causal(
 ) -> Tensor:
     outputs = [
         _attend_sequence(q_THD[span], k_TGD[span], v_TGD[span], 0, None, scale)
-        for span in _spans(bounds)
+        for span in _spans(bounds, len(q_THD))
     ]
     return torch.cat([q_THD[:0], *outputs])
 
@@ -82,7 +80,9 @@ def attend_causal_paged(
     scale: float,
 ) -> Tensor:
     outputs = []
-    for row, (span, length) in enumerate(zip(_spans(bounds), lengths_B.tolist(), strict=True)):
+    spans = _spans(bounds, len(q_THD))
+    for row, (span, length) in enumerate(zip(spans, lengths_B.tolist(), strict=True)):
+        _check_row(row, span.stop - span.start, length, table_BM.shape[1] * k_NGPD.shape[2])
         k_SGD = gather_sequence(k_NGPD, table_BM[row], length)
         v_SGD = gather_sequence(v_NGPD, table_BM[row], length)
         q_nHD = q_THD[span]
@@ -109,14 +109,11 @@ def attend_sparse(
     first: int = 1,
     last: int = 2,
     scale: float,
-    score: ScoreRule = block_mean,
 ) -> Tensor:
     outputs = []
-    for span, dense in zip(_spans(bounds), dense_B.tolist(), strict=True):
+    for span, dense in zip(_spans(bounds, len(q_THD)), dense_B.tolist(), strict=True):
         q_SHD, k_SGD, v_SGD = q_THD[span], k_TGD[span], v_TGD[span]
-        keep = _KeepRule(
-            q_SHD.detach(), k_SGD.detach(), budgets_T[span], dense, page, first, last, score
-        )
+        keep = _KeepRule(q_SHD.detach(), k_SGD.detach(), budgets_T[span], dense, page, first, last)
         outputs.append(_attend_sequence(q_SHD, k_SGD, v_SGD, 0, keep, scale))
     return torch.cat([q_THD[:0], *outputs])
 
@@ -133,13 +130,12 @@ class _KeepRule:
         page: int,
         first: int,
         last: int,
-        score: ScoreRule,
     ) -> None:
         whole_pages = len(k_SGD) // page
         k_MPGD = k_SGD[: whole_pages * page].unflatten(0, (whole_pages, page))
         self.landmark_MGD = page_means(k_MPGD.transpose(1, 2), k_SGD.dtype)
         self.q_SHD, self.budgets_S, self.dense = q_SHD, budgets_S, dense
-        self.page, self.first, self.last, self.score = page, first, last, score
+        self.page, self.first, self.last = page, first, last
 
     def __call__(self, start: int, stop: int) -> Tensor | None:
         """Tokens that queries start..stop keep, bool [n, G, stop]; None where all are dense."""
@@ -156,7 +152,7 @@ class _KeepRule:
 
     def _scores(self, start: int, stop: int) -> Tensor:
         landmark_MGD = self.landmark_MGD[: stop // self.page]
-        scores_nGM = self.score(self.q_SHD[start:stop], landmark_MGD)
+        scores_nGM = block_mean(self.q_SHD[start:stop], landmark_MGD)
         unfinished = int(stop % self.page > 0)
         return torch.nn.functional.pad(scores_nGM, (0, unfinished), value=float("-inf"))
 
@@ -173,7 +169,10 @@ def _attend_sequence(
         arguments = (q_block, k_SGD[:stop], v_SGD[:stop], start, keep, scale)
         if needs_grad:
             # Choice and weights are made again in the backward pass: memory stays linear.
-            outputs.append(checkpoint(_attend_block, *arguments, use_reentrant=False))
+            block = checkpoint(
+                _attend_block, *arguments, use_reentrant=False, preserve_rng_state=False
+            )
+            outputs.append(block)
         else:
             outputs.append(_attend_block(*arguments))
     return torch.cat([q_nHD[:0], *outputs])
@@ -202,5 +201,16 @@ def _attend_block(
     return out_GnRD.transpose(0, 1).reshape(n, heads, head_size).to(q_nHD.dtype)
 
 
-def _spans(bounds: Tensor) -> Iterator[slice]:
-    return (slice(start, stop) for start, stop in pairwise(bounds.tolist()))
+def _spans(bounds: Tensor, tokens: int) -> Iterator[slice]:
+    edges = bounds.tolist()
+    if edges[0] != 0 or edges[-1] != tokens or edges != sorted(edges):
+        raise ValueError(f"bounds must rise from 0 to the {tokens} tokens, got {edges}")
+    return (slice(start, stop) for start, stop in pairwise(edges))
+
+
+def _check_row(row: int, queries: int, length: int, room: int) -> None:
+    if not queries <= length <= room:
+        raise ValueError(
+            f"row {row}: {queries} queries, {length} tokens, a table for {room}; "
+            f"queries must be among the tokens, and these in the table"
+        )

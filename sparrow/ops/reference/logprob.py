@@ -81,6 +81,7 @@ class _TokenStats(torch.autograd.Function):
         hidden_TC, head_VC, ids_T, temperature_T, entropy_T = ctx.saved_tensors
         wants_head = ctx.needs_input_grad[1]
         wide = accumulator(hidden_TC.dtype)
+        wide_head_VC = head_VC.to(wide)
         grad_hidden_TC = torch.empty_like(hidden_TC)
         grad_head_VC = torch.zeros_like(head_VC, dtype=wide) if wants_head else None
         for part in _chunks(len(hidden_TC), ctx.chunk):
@@ -88,7 +89,7 @@ class _TokenStats(torch.autograd.Function):
             grad_nV = _grad_logits(
                 logp_nV, ids_T[part], entropy_T[part], grad_logprob_T[part], grad_entropy_T[part]
             ).div_(temperature_T[part, None])
-            grad_hidden_TC[part] = (grad_nV @ head_VC.to(wide)).to(hidden_TC.dtype)
+            grad_hidden_TC[part] = (grad_nV @ wide_head_VC).to(hidden_TC.dtype)
             if grad_head_VC is not None:
                 grad_head_VC.addmm_(grad_nV.T, hidden_TC[part].to(wide))
         grad_head = grad_head_VC.to(head_VC.dtype) if grad_head_VC is not None else None

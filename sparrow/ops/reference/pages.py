@@ -63,6 +63,8 @@ def keep_pages(
     """Which pages each row and KV head keeps, bool [B, G, M]; the rule is `select_pages`'s."""
     index_M = torch.arange(score_BGM.shape[2], device=score_BGM.device)
     pages_B = pages_of(lengths_B, page)
+    if len(pages_B) and int(pages_B.max()) > len(index_M):
+        raise ValueError(f"{int(pages_B.max())} pages of a sequence, but {len(index_M)} scores")
     exists_BM = index_M < pages_B[:, None]
     reserved_BM = exists_BM & ((index_M < first) | (index_M >= pages_B[:, None] - last))
 

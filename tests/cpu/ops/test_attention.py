@@ -136,19 +136,34 @@ def test_gradients_of_dense_and_of_sparse_with_a_whole_budget_are_equal() -> Non
         assert torch.equal(dense, sparse)
 
 
-def test_the_rule_is_an_argument() -> None:
-    """A rule that likes late pages keeps others than the block mean does."""
-    q, k, v = torch.randn(64, 2, 8), torch.randn(64, 1, 8), torch.randn(64, 1, 8)
+def test_later_tokens_change_nothing_before_them() -> None:
+    q, k, v = torch.randn(300, 4, 8), torch.randn(300, 2, 8), torch.randn(300, 2, 8)
 
-    def late(q_nHD: torch.Tensor, landmark_MGD: torch.Tensor) -> torch.Tensor:
-        rank_M = torch.arange(len(landmark_MGD), dtype=q_nHD.dtype)
-        return rank_M.expand(len(q_nHD), landmark_MGD.shape[1], -1)
+    def attend(length: int) -> torch.Tensor:
+        return ops.attend_sparse(
+            q[:length],
+            k[:length],
+            v[:length],
+            torch.tensor([0, length]),
+            torch.tensor([5]),
+            torch.full((length,), 64),
+            page=16,
+            scale=SCALE,
+        )
 
-    common = (torch.tensor([0, 64]), torch.tensor([0]), torch.full((64,), 16))
-    out = ops.attend_sparse(q, k, v, *common, page=4, scale=SCALE, score=late)
-    kept = torch.tensor([*range(4), *range(52, 64)])  # first page, then the last three
-    expected = plain_attention(q[63], k[kept, 0], v[kept, 0], SCALE)
-    torch.testing.assert_close(out[63].double(), expected, atol=1e-5, rtol=1e-5)
+    for length in (20, 97, 131, 260):
+        torch.testing.assert_close(attend(300)[:length], attend(length), atol=1e-6, rtol=1e-5)
+
+
+def test_bounds_must_cover_the_pack() -> None:
+    q, k = torch.randn(16, 2, 8), torch.randn(16, 1, 8)
+    for bounds in ([0, 5], [3, 16], [0, 9, 4, 16]):
+        with pytest.raises(ValueError, match="bounds must rise from 0 to the 16 tokens"):
+            ops.attend_causal(q, k, k, torch.tensor(bounds), scale=1.0)
+    batch = make_batch([20])
+    edges = torch.tensor([0, 21])
+    with pytest.raises(ValueError, match="row 0: 21 queries, 20 tokens, a table for 32"):
+        ops.attend_causal_paged(torch.randn(21, 6, 8), *batch.pool, edges, scale=1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -145,3 +145,11 @@ def test_wrong_arguments_are_named() -> None:
         ops.token_stats(hidden, head[:, :4], torch.zeros(3, dtype=torch.long), temperature=0)
     with pytest.raises(ValueError, match="ids must have 3 rows"):
         ops.token_stats(hidden, head[:, :4], torch.zeros(2, dtype=torch.long))
+    ids, fits = torch.zeros(3, dtype=torch.long), head[:, :4]
+    for temperature in (torch.tensor([1.0, 0.0, 1.0]), torch.tensor(-1.0)):
+        with pytest.raises(ValueError, match="temperature must be above 0"):
+            ops.token_stats(hidden, fits, ids, temperature=temperature)
+    with pytest.raises(ValueError, match="carries a gradient"):
+        ops.token_stats(hidden, fits, ids, temperature=torch.ones(3, requires_grad=True))
+    with pytest.raises(ValueError, match="chunk must be at least 1"):
+        ops.acceptance(hidden, hidden, fits, chunk=-1)

@@ -159,5 +159,20 @@ def test_wrong_shapes_are_named() -> None:
         )
     with pytest.raises(ValueError, match="one shape"):
         ops.attend_decode(batch.q_BHD, batch.k_NGPD, batch.v_NGPD[1:], *batch.pool[2:], scale=1.0)
+    with pytest.raises(ValueError, match="one head size"):
+        ops.attend_decode(batch.q_BHD[:, :, :4], *batch.pool, scale=1.0)
+    lists = ops.PageLists(torch.zeros(1, 1, 2).int(), torch.ones(1, 2).int())
+    with pytest.raises(ValueError, match=r"page lists \(1, 1, 2\).*1 rows and 2 KV heads"):
+        ops.attend_decode(batch.q_BHD, *batch.pool, lists, scale=1.0)
     with pytest.raises(ValueError, match="do not fit"):
         ops.summarise_pages(batch.k_NGPD, batch.landmark_NGD[:, :1], torch.tensor([15]))
+
+
+def test_every_page_needs_a_score() -> None:
+    with pytest.raises(ValueError, match="9 pages of a sequence, but 8 scores"):
+        select(SCORES, 33, 16)
+
+
+def test_only_known_versions_can_be_chosen() -> None:
+    with pytest.raises(ValueError, match="refrence"), ops.using("refrence"):
+        pass
