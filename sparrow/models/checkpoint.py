@@ -21,6 +21,7 @@ from sparrow.models.shapes import shape
 from sparrow.models.spec import ModelSpec, spec_from_hf, spec_to_hf, token_ids
 from sparrow.models.weights import (
     check_tensors,
+    check_tied_head,
     copy_tensors,
     hf_views,
     initialise,
@@ -66,6 +67,8 @@ def load(
     target = pick_device(device)
     model = _allocate(model, pick_dtype(dtype, target, config), target)
     copy_tensors(stored, hf_views(model))
+    if spec.tied:
+        check_tied_head(stored, model.head.detach())
     model.source = folder
     return model
 
@@ -119,9 +122,9 @@ def save(model: Decoder, folder: str | os.PathLike[str], *, tokenizer: Any = Non
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         place = Path(scratch) / "model"
         place.mkdir()
-        write_tensors(hf_views(model), place)
-        _write_json(place / CONFIG, spec_to_hf(model.spec, str(model.dtype).removeprefix("torch.")))
         _write_tokenizer(place, tokenizer if tokenizer is not None else model.source)
+        _write_json(place / CONFIG, spec_to_hf(model.spec, str(model.dtype).removeprefix("torch.")))
+        write_tensors(hf_views(model), place)
         if target.exists():
             target.rmdir()
         os.replace(place, target)

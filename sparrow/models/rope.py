@@ -40,6 +40,9 @@ class Rope:
                 f"rope scaling {self.kind!r} is not supported; supported are {sorted(_NEEDED)}"
             )
         given = dict(self.scaling)
+        for name, value in (("theta", self.theta), *self.scaling):
+            if not isinstance(value, int | float):
+                raise ValueError(f"rope {name} must be a number, got {value!r}")
         missing = [name for name in _NEEDED[self.kind] if given.get(name) is None]
         if missing:
             raise ValueError(f"rope scaling {self.kind!r} lacks {', '.join(missing)}")
@@ -63,7 +66,7 @@ class Rope:
         given = {name: value for name, value in given.items() if value is not None}
         if given.get("partial_rotary_factor", 1.0) == 1.0:
             given.pop("partial_rotary_factor", None)
-        return cls(theta=float(theta), kind=kind, scaling=tuple(sorted(given.items())))
+        return cls(theta=theta, kind=kind, scaling=tuple(sorted(given.items())))
 
     def to_hf(self) -> dict[str, Any]:
         """Config keys that transformers 4 and 5 both read."""

@@ -1,7 +1,7 @@
 """The shape of a model, read from and written to a Hugging Face config.
 
 Three families, one decoder: they differ in QK-norm (Qwen3), biases on q, k, v (Qwen2.5) and rope
-scaling (Llama 3). What a config asks for beyond that is refused by name, never ignored.
+scaling (Llama 3). Keys known to ask for more than that are refused by name.
 """
 
 from collections.abc import Mapping
@@ -51,6 +51,8 @@ class ModelSpec:
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.norm_eps, float) or not 0 < self.norm_eps < 1:
+            raise ValueError(f"norm_eps must be a number between 0 and 1, got {self.norm_eps!r}")
         if self.family not in ARCHITECTURES:
             raise ValueError(f"family must be one of {sorted(ARCHITECTURES)}, got {self.family!r}")
         sizes = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_size")
@@ -102,16 +104,16 @@ def spec_from_hf(config: Mapping[str, Any], source: str) -> ModelSpec:
 
 
 def _read(config: Mapping[str, Any]) -> ModelSpec:
+    family = config["model_type"]
     heads = _required(config, "num_attention_heads")
-    hidden = _required(config, "hidden_size")
     return ModelSpec(
-        family=config["model_type"],
+        family=family,
         layers=_required(config, "num_hidden_layers"),
-        hidden=hidden,
+        hidden=_required(config, "hidden_size"),
         intermediate=_required(config, "intermediate_size"),
         heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_size=config.get("head_dim") or hidden // heads,
+        kv_heads=heads if _is_old_llama(config) else _required(config, "num_key_value_heads"),
+        head_size=config.get("head_dim") or _default_head_size(config),
         vocabulary=_required(config, "vocab_size"),
         max_positions=_required(config, "max_position_embeddings"),
         norm_eps=config.get("rms_norm_eps", 1e-6),
@@ -157,6 +159,9 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     if family not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ValueError(f"model_type {family!r} is not supported; supported are {known}")
+    architectures = config.get("architectures") or [ARCHITECTURES[family]]
+    if ARCHITECTURES[family] not in architectures:
+        raise ValueError(f"architectures {architectures} lack {ARCHITECTURES[family]}")
     for key, allowed in _ONLY.items():
         value = config.get(key, allowed[0])
         if value not in allowed:
@@ -164,6 +169,18 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     kinds = set(config.get("layer_types") or ()) - {"full_attention"}
     if kinds:
         raise ValueError(f"layer_types {sorted(kinds)} are not supported, only full_attention is")
+
+
+def _is_old_llama(config: Mapping[str, Any]) -> bool:
+    return config["model_type"] == "llama" and config.get("num_key_value_heads") is None
+
+
+def _default_head_size(config: Mapping[str, Any]) -> int:
+    """What transformers takes where config.json is silent."""
+    heads = _required(config, "num_attention_heads")
+    if config["model_type"] == "qwen3":
+        return 128
+    return _required(config, "hidden_size") // heads if heads else 0
 
 
 def _required(config: Mapping[str, Any], key: str) -> Any:

@@ -18,6 +18,7 @@ from sparrow.models.decoder import Decoder, Layer
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+HEAD = "lm_head.weight"
 SHARD_BYTES = 4 * 2**30
 _FLOATS = {"F16", "BF16", "F32", "F64"}
 
@@ -30,7 +31,7 @@ def hf_views(model: Decoder) -> dict[str, Tensor]:
         views |= {f"model.layers.{index}.{name}": view for name, view in _layer_views(layer)}
     views["model.norm.weight"] = model.norm.weight
     if model.lm_head is not None:
-        views["lm_head.weight"] = model.lm_head.weight
+        views[HEAD] = model.lm_head.weight
     return {name: view.detach() for name, view in views.items()}
 
 
@@ -76,6 +77,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
+    if index.exists() and (folder / WEIGHTS).exists():
+        raise ValueError(f"{folder}: holds both {WEIGHTS} and {INDEX}; which one counts?")
     if index.exists():
         files = [folder / name for name in sorted(set(_weight_map(index).values()))]
     else:
@@ -136,6 +139,18 @@ def copy_tensors(stored: Mapping[str, StoredTensor], into: Mapping[str, Tensor])
                 into[name].copy_(handle.get_tensor(name))
 
 
+def check_tied_head(stored: Mapping[str, StoredTensor], embedding: Tensor) -> None:
+    """A tied model may store its head again, but not another one."""
+    if (head := stored.get(HEAD)) is None:
+        return
+    with safe_open(head.file, framework="pt") as handle:
+        copy = handle.get_tensor(HEAD).to(embedding)
+    if not torch.equal(copy, embedding):
+        raise ValueError(
+            f"{head.file}: tensor {HEAD} differs from the embedding, but the config ties the two"
+        )
+
+
 def write_tensors(views: Mapping[str, Tensor], folder: Path) -> None:
     """Write safetensors files of at most SHARD_BYTES, with an index where there are several."""
     shards = _shards(views)
@@ -165,8 +180,8 @@ def _shards(views: Mapping[str, Tensor]) -> list[list[str]]:
 
 
 def _ignorable(name: str, tied: bool) -> bool:
-    """What transformers ignores too: a tied head's copy, and rope tables of old checkpoints."""
-    return (tied and name == "lm_head.weight") or name.endswith("rotary_emb.inv_freq")
+    """A tied head's copy (see `check_tied_head`), and rope tables of old checkpoints."""
+    return (tied and name == HEAD) or name.endswith("rotary_emb.inv_freq")
 
 
 def _some(names: list[str]) -> str:

@@ -183,6 +183,17 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing key": (edit_config(hidden_size=None), r"config\.json: the key 'hidden_size'"),
     "odd heads": (edit_config(num_key_value_heads=3), "heads must be a multiple of kv_heads"),
     "text as size": (edit_config(num_hidden_layers="two"), "layers must be a whole number"),
+    "no heads": (edit_config(num_attention_heads=0, head_dim=None), "heads must be a whole"),
+    "text as number": (edit_config(rms_norm_eps="1e-5"), "norm_eps must be a number"),
+    "another head": (
+        edit_config(architectures=["Qwen3ForSequenceClassification"]),
+        "lack Qwen3ForCausalLM",
+    ),
+    "no KV heads": (edit_config(num_key_value_heads=None), "the key 'num_key_value_heads'"),
+    "rope text": (
+        edit_config(rope_scaling={"rope_type": "linear", "factor": "2"}),
+        "rope factor must be a number, got '2'",
+    ),
     "other activation": (edit_config(hidden_act="gelu"), "hidden_act='gelu' is not supported"),
     "sliding window": (edit_config(use_sliding_window=True), "use_sliding_window=True"),
     "layer types": (edit_config(layer_types=["sliding_attention"]), "sliding_attention"),
@@ -201,6 +212,23 @@ def test_broken_folders_are_refused_by_name(case: str, saved: Path) -> None:
     breaks, message = BROKEN[case]
     breaks(saved)
     with pytest.raises(ValueError, match=message):
+        models.load(saved, device="cpu")
+
+
+def test_a_tied_model_may_store_its_head_again_but_no_other(tmp_path: Path) -> None:
+    model = tiny(tied=True)
+    place = models.save(model, tmp_path / "tied")
+    head = {"lm_head.weight": model.head.detach().clone()}
+    edit_tensors(lambda t: t.update(head))(place)
+    assert torch.equal(logits_of(models.load(place, device="cpu")), logits_of(model))
+    edit_tensors(lambda t: t.update({name: 2 * w for name, w in head.items()}))(place)
+    with pytest.raises(ValueError, match=r"lm_head\.weight differs from the embedding"):
+        models.load(place, device="cpu")
+
+
+def test_two_sets_of_weights_are_refused(saved: Path) -> None:
+    (saved / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(ValueError, match="which one counts"):
         models.load(saved, device="cpu")
 
 
