@@ -31,6 +31,9 @@ Role = Literal["system", "user", "assistant", "tool"]
 R = TypeVar("R", bound="Record")
 
 NOT_SAMPLED = -1  # weight version and policy id of a token that no policy sampled
+LEAST_TEMPERATURE = 1e-3
+"""Below it a distribution is a point mass in all but rounding; greedy says what is meant."""
+
 LOGPROB_NOISE = 1e-4  # a log-prob may lie this far above 0: fp32 log-softmax rounds both ways
 
 
@@ -121,7 +124,10 @@ class SamplingParams(Record):
         most = self.max_tokens
         rules = {
             "n": (self.n >= 1, "an integer >= 1"),
-            "temperature": (self.temperature >= 0, "a number >= 0 (0 is greedy)"),
+            "temperature": (
+                self.temperature == 0 or self.temperature >= LEAST_TEMPERATURE,
+                f"0 (greedy) or a number >= {LEAST_TEMPERATURE}",
+            ),
             "top_k": (self.top_k >= 0, "an integer >= 0 (0 is off)"),
             "top_p": (0 < self.top_p <= 1, "a number > 0 and <= 1 (1 is off)"),
             "max_tokens": (most >= 1, "an integer >= 1"),

@@ -46,7 +46,8 @@ class ModelConfig(Section):
 class AttentionConfig(Section):
     """How decoding attends. Sparse is explicit: without a budget it is dense."""
 
-    budget: Annotated[int, Field(ge=1)] | None = None  # tokens kept in all; None: dense
+    # Tokens kept in all; None: dense. At least the three pages of 16 that are always kept.
+    budget: Annotated[int, Field(ge=48)] | None = None
 
 
 class RunConfig(Section):

@@ -42,7 +42,7 @@ class Session:
     def header(self) -> str:
         """One line that says what runs."""
         model, spec = self.model, self.model.spec
-        fast = versions(model.device.type)
+        fast = versions(model.device.type, model.dtype, spec.head_size)
         kernels = ", ".join(f"{op} by {name}" for op, name in fast.items())
         return (
             f"{self.config.model.name} | {spec.family}, {spec.parameters() / 1e6:.1f} M weights, "
@@ -73,6 +73,8 @@ class Session:
             budget=self.config.attention.budget,
             on_token=stream,
         )
+        if stream is not None:
+            stream.finish()
         completions = [replace(c, text=self._decode(c)) for c in completions]
         if self.config.run.dir is not None:
             _append(self.config.run.dir / COMPLETIONS, completions)
@@ -94,6 +96,15 @@ class _Stream:
         self.tokens[row].append(token)
         text = self.tokenizer.decode(self.tokens[row], skip_special_tokens=True)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            self._show(row, text)
+
+    def finish(self) -> None:
+        """Show what was held back to the end."""
+        for row, tokens in self.tokens.items():
+            self._show(row, self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def _show(self, row: int, text: str) -> None:
+        if len(text) > self.shown[row]:
             self.on_text(row, text[self.shown[row] :])
             self.shown[row] = len(text)
 

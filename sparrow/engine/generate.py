@@ -4,6 +4,7 @@ No scheduler, no admission, no swapping: rows start together and the batch shrin
 It runs on any device, dense or under a fixed budget, and is what a faster engine is compared with.
 """
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -65,11 +66,13 @@ def generate(
     """Sample params.n completions of every prompt, prompt by prompt in the result.
 
     Dense without a budget; with one, decoding keeps that many tokens by the block-mean rule
-    (prompts are always dense). `on_token(row, token)` is called as tokens come. Row i draws with
-    seed + i. A row whose logits are not finite ends with the reason; the others go on.
+    (prompts are always dense). `on_token(row, token)` is called as tokens come. What a sample
+    draws depends on the seed, its number among the n, and its logits: not on the other prompts, and
+    equal prompts under one seed give equal samples. Without a seed each prompt gets a fresh one. A
+    row whose logits are not finite ends with the reason; the others go on.
     """
     sparsity = sparsity or Sparsity()
-    _check_budget(budget, sparsity)
+    _check_budget(model, budget, sparsity)
     rows = _rows(model, prompts, params)
     cache = _cache_for(model, rows)
     with torch.inference_mode():
@@ -101,12 +104,12 @@ def _rows(model: Decoder, prompts: Sequence[Sequence[int]], params: SamplingPara
         _check_prompt(model, number, prompt, params)
     stops = frozenset(params.stop_token_ids)
     stops |= frozenset() if params.ignore_eos else frozenset(model.spec.eos_ids)
-    seed = params.seed if params.seed is not None else torch.seed() >> 1
     rows: list[Row] = []
     first_page = 0
-    for prompt in (list(prompt) for prompt in prompts for _ in range(params.n)):
+    for prompt, generator in (
+        (list(prompt), generator) for prompt in prompts for generator in _generators(params)
+    ):
         pages = -(-(len(prompt) + params.max_tokens) // PAGE)
-        generator = torch.Generator().manual_seed((seed + len(rows)) % 2**63)
         table_M = torch.arange(first_page, first_page + pages, device=model.device)
         first_page += pages
         rows.append(
@@ -115,9 +118,24 @@ def _rows(model: Decoder, prompts: Sequence[Sequence[int]], params: SamplingPara
     return rows
 
 
-def _check_budget(budget: int | None, sparsity: Sparsity) -> None:
+def _generators(params: SamplingParams) -> list[torch.Generator]:
+    """A stream for each sample of a prompt; neighbouring seeds have unrelated streams."""
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    children = np.random.SeedSequence(seed).spawn(params.n)
+    states = [int(child.generate_state(1, np.uint64)[0] >> np.uint64(1)) for child in children]
+    return [torch.Generator().manual_seed(state) for state in states]
+
+
+def _check_budget(model: Decoder, budget: int | None, sparsity: Sparsity) -> None:
+    if budget is None:
+        return
+    if sparsity.dense_layers >= set(range(model.spec.layers)):
+        raise ValueError(
+            f"a budget was given, but all {model.spec.layers} layers of the model are among the "
+            f"dense ones, {sorted(sparsity.dense_layers)}: nothing would be sparse"
+        )
     reserved = (sparsity.first + sparsity.last) * PAGE
-    if budget is not None and budget < reserved:
+    if budget < reserved:
         raise ValueError(
             f"a budget of {budget} tokens cannot hold the first {sparsity.first} and last "
             f"{sparsity.last} pages of {PAGE}, which are always kept: give at least {reserved}"
@@ -133,6 +151,10 @@ def _check_prompt(
     wrong = next((token for token in prompt if not 0 <= token < spec.vocabulary), None)
     if wrong is not None:
         raise ValueError(f"prompt {number}: token {wrong} is not in 0..{spec.vocabulary - 1}")
+    if max(params.stop_token_ids, default=0) >= spec.vocabulary:
+        raise ValueError(
+            f"stop_token_ids {params.stop_token_ids} are not all in 0..{spec.vocabulary - 1}"
+        )
     if len(prompt) + params.max_tokens > spec.max_positions:
         raise ValueError(
             f"prompt {number} has {len(prompt)} tokens and may grow by {params.max_tokens} "

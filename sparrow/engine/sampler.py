@@ -32,6 +32,8 @@ def sample(
         raise ValueError("the model gave NaN or infinite logits")
     if forbidden is not None:
         logits_V = logits_V.index_fill(0, forbidden, float("-inf"))
+        if bool(logits_V.isneginf().all()):
+            raise ValueError("every token is forbidden")
     if params.temperature == 0:
         return Draw(token=int(logits_V.argmax()), logprob=0.0, entropy=0.0)
     logp_V = _distribution(logits_V.double() / params.temperature, params)

@@ -42,7 +42,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
     max_tokens = draw(st.integers(1, 2**40))
     return SamplingParams(
         n=draw(st.integers(1, 100)),
-        temperature=draw(st.floats(0, allow_infinity=False)),
+        temperature=draw(st.just(0.0) | st.floats(0.001, allow_infinity=False)),
         top_k=draw(st.integers(0, 100)),
         top_p=draw(st.floats(0, 1, exclude_min=True)),
         max_tokens=max_tokens,

@@ -94,12 +94,31 @@ def test_a_budget_of_the_length_is_dense_bit_for_bit(model: models.Decoder) -> N
         assert np.array_equal(left.logprobs, right.logprobs)
 
 
-def test_a_row_draws_by_its_own_seed(model: models.Decoder) -> None:
+def test_a_sample_does_not_depend_on_the_other_prompts(model: models.Decoder) -> None:
+    """Tokens are equal; log-probs up to rounding, since products of one row and of many differ."""
     together = generate(model, PROMPTS, params())
-    for index, prompt in enumerate(PROMPTS):
-        (alone,) = generate(model, [prompt], params(seed=11 + index))
-        assert np.array_equal(together[index].token_ids, alone.token_ids)
-        np.testing.assert_allclose(together[index].logprobs, alone.logprobs, atol=1e-4)
+    for completion, prompt in zip(together, PROMPTS, strict=True):
+        (alone,) = generate(model, [prompt], params())
+        assert np.array_equal(completion.token_ids, alone.token_ids)
+        np.testing.assert_allclose(completion.logprobs, alone.logprobs, atol=1e-4)
+
+
+def test_neighbouring_seeds_are_unrelated(model: models.Decoder) -> None:
+    samples = [
+        tuple(sample.token_ids)
+        for seed in range(4)
+        for sample in generate(model, PROMPTS[:1], params(n=4, seed=seed))
+    ]
+    assert len(set(samples)) == 16
+
+
+def test_without_a_seed_samples_differ_and_the_global_one_is_left_alone(model) -> None:
+    torch.manual_seed(0)
+    first, second = generate(model, [PROMPTS[0]] * 2, params(seed=None))
+    assert first != second
+    after = torch.rand(1)
+    torch.manual_seed(0)
+    assert torch.equal(torch.rand(1), after)
 
 
 def test_samples_of_one_prompt_differ(model: models.Decoder) -> None:
@@ -151,6 +170,7 @@ def test_bad_logits_fail_their_row_and_no_other() -> None:
         ([], {}, "prompt 0 is empty"),
         ([61], {}, r"token 61 is not in 0\.\.60"),
         ([-1], {}, r"token -1 is not in"),
+        ([1], {"stop_token_ids": (99,)}, r"stop_token_ids \(99,\)"),
         ([1] * 200, {"max_tokens": 57}, "200 tokens and may grow by 57.*context is 256"),
     ],
 )
@@ -162,3 +182,9 @@ def test_impossible_prompts_are_refused(model, prompt, changes, message) -> None
 def test_a_budget_below_the_reserved_pages_is_refused(model) -> None:
     with pytest.raises(ValueError, match=r"budget of 47 tokens.*at least 48"):
         generate(model, PROMPTS, params(), budget=47)
+
+
+def test_a_budget_without_a_sparse_layer_is_refused(model) -> None:
+    everything = Sparsity(dense_layers=frozenset(range(3)))
+    with pytest.raises(ValueError, match="nothing would be sparse"):
+        generate(model, PROMPTS, params(), budget=64, sparsity=everything)

@@ -54,3 +54,8 @@ def test_forbidden_tokens_are_not_drawn_and_not_counted() -> None:
 def test_non_finite_logits_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="NaN or infinite"):
         sample(torch.tensor([0.0, bad]), SamplingParams(), torch.Generator())
+
+
+def test_some_token_must_be_allowed() -> None:
+    with pytest.raises(ValueError, match="every token is forbidden"):
+        sample(LOGITS, SamplingParams(), torch.Generator(), torch.arange(5))

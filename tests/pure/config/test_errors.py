@@ -35,7 +35,10 @@ class TestOverrides:
             ("sampling.temperature=hot", "got 'hot' (string) from {}, allowed: a valid number"),
             ("sampling.temperature=nan", "got nan (float) from {}, allowed: a finite number"),
             ("sampling.temperature=1e999", "got inf (float) from {}, allowed: a finite number"),
-            ("sampling.temperature=-1", "got -1 (integer) from {}, allowed: a number >= 0"),
+            (
+                "sampling.temperature=-1",
+                "got -1 (integer) from {}, allowed: 0 (greedy) or a number >= 0.001",
+            ),
             ("sampling.n=true", "got True (boolean) from {}, allowed: a valid integer"),
             ("sampling.n=1.0", "got 1.0 (float) from {}, allowed: a valid integer"),
             ("sampling.n=", "got '' (string) from {}, allowed: a valid integer"),

@@ -25,7 +25,7 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
     max_tokens = draw(st.integers(1, 2**40))
     return SamplingParams(
         n=draw(st.integers(1, 100)),
-        temperature=draw(st.floats(0, exclude_min=True, allow_infinity=False)),
+        temperature=draw(st.floats(0.001, allow_infinity=False)),
         top_k=draw(st.just(0) | st.integers(2, 100)),
         top_p=draw(st.floats(0, 1, exclude_min=True)),
         max_tokens=max_tokens,
