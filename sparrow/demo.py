@@ -72,7 +72,7 @@ def _write_story(console: Console, session: Session) -> Completion:
 
 
 def _strays(console: Console, model: Decoder, story: Completion) -> Table:
-    """Exact acceptance of every story token under each budget, on the same tokens."""
+    """Exact acceptance at every token of the story under each budget, on the same tokens."""
     table = Table("budget (tokens)", "mean alpha", "p05 alpha", "tokens below 0.86")
     ids = torch.tensor([*story.prompt_ids.tolist(), *story.token_ids.tolist()])
     ids = ids.to(model.device)
@@ -89,7 +89,7 @@ def _strays(console: Console, model: Decoder, story: Completion) -> Table:
             )
             sparse = _hidden(model, ids, attention)
             alpha = ops.acceptance(dense, sparse, model.head, temperature=TEMPERATURE)
-            alpha = alpha[len(story.prompt_ids) :]
+            alpha = alpha[len(story.prompt_ids) - 1 : -1]  # position t gives token t + 1
             bar.advance(task)
             table.add_row(
                 str(budget),
