@@ -26,7 +26,7 @@ def write_pages(
     _same_shape("k pages", k_NGPD, "v pages", v_NGPD)
     _same_shape("k", k_TGD, "v", v_TGD)
     _tokens_fit_pool(k_TGD, k_NGPD)
-    _length("slots", slots_T, len(k_TGD))
+    _rows("slots", slots_T, len(k_TGD))
     run("write_pages", _pages.write_pages, k_NGPD, v_NGPD, k_TGD, v_TGD, slots_T)
 
 
@@ -37,6 +37,7 @@ def summarise_pages(k_NGPD: Tensor, landmark_NGD: Tensor, slots_T: Tensor) -> No
     in fp32. Pages fill from the front, so a token in a page's last slot finishes it; other pages
     keep what landmark they had.
     """
+    _rows("slots", slots_T, len(slots_T))
     if landmark_NGD.shape != k_NGPD.shape[:2] + k_NGPD.shape[3:]:
         raise ValueError(f"landmarks {_dims(landmark_NGD)} do not fit k pages {_dims(k_NGPD)}")
     run("summarise_pages", _pages.summarise_pages, k_NGPD, landmark_NGD, slots_T)
@@ -51,8 +52,9 @@ def score_pages(
     entry beyond the sequence, scores -inf.
     """
     _groups(q_BHD, landmark_NGD.shape[1])
-    _length("tables", table_BM, len(q_BHD))
-    _length("lengths", lengths_B, len(q_BHD))
+    _rows("tables", table_BM, len(q_BHD), ndim=2)
+    _rows("lengths", lengths_B, len(q_BHD))
+    _page_size(page)
     return run(
         "score_pages", _pages.score_pages, q_BHD, landmark_NGD, table_BM, lengths_B, page=page
     )
@@ -79,8 +81,9 @@ def select_pages(
     is an error.
     """
     _reserved(first, last)
-    _length("lengths", lengths_B, len(score_BGM))
-    _length("budgets", budgets_B, len(score_BGM))
+    _page_size(page)
+    _rows("lengths", lengths_B, len(score_BGM))
+    _rows("budgets", budgets_B, len(score_BGM))
     return run(
         "select_pages",
         _pages.select_pages,
@@ -114,8 +117,8 @@ def attend_decode(
     """
     _same_shape("k pages", k_NGPD, "v pages", v_NGPD)
     _groups(q_BHD, k_NGPD.shape[1])
-    _length("tables", table_BM, len(q_BHD))
-    _length("lengths", lengths_B, len(q_BHD))
+    _rows("tables", table_BM, len(q_BHD), ndim=2)
+    _rows("lengths", lengths_B, len(q_BHD))
     _same_head_size(q_BHD, k_NGPD)
     if lists is not None:
         _lists_fit(lists, len(q_BHD), k_NGPD.shape[1])
@@ -162,8 +165,8 @@ def attend_causal_paged(
     _same_shape("k pages", k_NGPD, "v pages", v_NGPD)
     _groups(q_THD, k_NGPD.shape[1])
     _same_head_size(q_THD, k_NGPD)
-    _length("tables", table_BM, len(lengths_B))
-    _length("bounds", bounds, len(lengths_B) + 1)
+    _rows("tables", table_BM, len(lengths_B), ndim=2)
+    _rows("bounds", bounds, len(lengths_B) + 1)
     return run(
         "attend_causal_paged",
         _attention.attend_causal_paged,
@@ -199,9 +202,10 @@ def attend_sparse(
     of one token and of many are equal up to rounding, so a near tie may fall to either page.
     """
     _packed(q_THD, k_TGD, v_TGD)
-    _length("budgets", budgets_T, len(q_THD))
-    _length("bounds", bounds, len(dense_B) + 1)
+    _rows("budgets", budgets_T, len(q_THD))
+    _rows("bounds", bounds, len(dense_B) + 1)
     _reserved(first, last)
+    _page_size(page)
     return run(
         "attend_sparse",
         _attention.attend_sparse,
@@ -243,7 +247,8 @@ def token_stats(
     logits; one number or one per token, above 0, without gradient.
     """
     _head(hidden_TC, head_VC)
-    _length("ids", ids_T, len(hidden_TC))
+    _rows("ids", ids_T, len(hidden_TC))
+    _known_ids(ids_T, len(head_VC))
     _chunking(temperature, chunk)
     return run(
         "token_stats",
@@ -314,9 +319,17 @@ def _same_shape(left_name: str, left: Tensor, right_name: str, right: Tensor) ->
         )
 
 
-def _length(name: str, tensor: Tensor, expected: int) -> None:
-    if tensor.ndim == 0 or len(tensor) != expected:
+def _rows(name: str, tensor: Tensor, expected: int, *, ndim: int = 1) -> None:
+    """Whole numbers, one (or one row of them) for each of the expected rows."""
+    if tensor.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} must be int32 or int64, got {tensor.dtype}")
+    if tensor.ndim != ndim or len(tensor) != expected:
         raise ValueError(f"{name} must have {expected} rows, got shape {_dims(tensor)}")
+
+
+def _page_size(page: int) -> None:
+    if page < 1:
+        raise ValueError(f"page must be at least 1 token, got {page}")
 
 
 def _groups(q: Tensor, kv_heads: int) -> None:
@@ -344,7 +357,10 @@ def _packed(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
     _same_shape("k", k_TGD, "v", v_TGD)
     _groups(q_THD, k_TGD.shape[1])
     _same_head_size(q_THD, k_TGD)
-    _length("keys", k_TGD, len(q_THD))
+    if len(k_TGD) != len(q_THD):
+        raise ValueError(
+            f"queries {_dims(q_THD)} and keys {_dims(k_TGD)} must be of the same tokens"
+        )
 
 
 def _tokens_fit_pool(k_TGD: Tensor, k_NGPD: Tensor) -> None:
@@ -366,6 +382,16 @@ def _head(hidden_TC: Tensor, head_VC: Tensor) -> None:
             f"hidden states {_dims(hidden_TC)} and LM head {_dims(head_VC)} must be "
             f"[tokens, width] and [vocabulary, width] of one width"
         )
+
+
+def _known_ids(ids_T: Tensor, vocabulary: int) -> None:
+    """On a GPU they are not looked at: that would wait for it."""
+    if (
+        len(ids_T)
+        and not ids_T.is_cuda
+        and not 0 <= int(ids_T.min()) <= int(ids_T.max()) < vocabulary
+    ):
+        raise ValueError(f"ids must be in 0..{vocabulary - 1}, got {ids_T.min()} to {ids_T.max()}")
 
 
 def _chunking(temperature: float | Tensor, chunk: int | None) -> None:

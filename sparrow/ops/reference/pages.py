@@ -13,6 +13,8 @@ def write_pages(
     k_NGPD: Tensor, v_NGPD: Tensor, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor
 ) -> None:
     page = k_NGPD.shape[2]
+    if len(slots_T) and int(slots_T.max()) >= len(k_NGPD) * page:
+        raise ValueError(f"slot {int(slots_T.max())} is outside the pool of {len(k_NGPD)} pages")
     real_T = slots_T >= 0
     block_T, offset_T = slots_T[real_T] // page, slots_T[real_T] % page
     k_NGPD[block_T, :, offset_T] = k_TGD[real_T].to(k_NGPD.dtype)
