@@ -78,13 +78,18 @@ def locate(
 ) -> Path:
     """The folder of a model, fetched or downloaded where need be."""
     folder = Path(path_or_name).expanduser()
+    if not os.fspath(path_or_name):
+        raise ValueError("no model was named")
     if folder.is_dir():
         if not (folder / CONFIG).is_file():
             raise ValueError(f"{folder / CONFIG}: no such file; is this a Hugging Face folder?")
         return folder.resolve()
     name = os.fspath(path_or_name)
     if name in known():
-        return fetch(name, report=report)
+        folder = fetch(name, report=report)
+        if not (folder / CONFIG).is_file():
+            raise ValueError(f"{folder} is damaged: run sparrow fetch {name} --force")
+        return folder
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return _download(name)
     raise ValueError(
@@ -103,6 +108,8 @@ def random(
 ) -> Decoder:
     """Random weights in a published shape, or in any spec; `changes` replace fields of it."""
     spec = name if isinstance(name, ModelSpec) else shape(name)
+    if "vocabulary" in changes:  # the ids of special tokens mean nothing in another one
+        changes = {"eos_ids": (), "bos_id": None, "pad_id": None, **changes}
     target = pick_device(device)
     model = _allocate(_empty(replace(spec, **changes)), pick_dtype(dtype, target, {}), target)
     initialise(model, seed)
@@ -138,7 +145,10 @@ def load_tokenizer(path_or_name: str | os.PathLike[str]) -> Any:
     folder = locate(path_or_name)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES[:2]):
         raise ValueError(f"{folder}: it holds no tokenizer ({' or '.join(TOKENIZER_FILES[:2])})")
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder}: the tokenizer cannot be read: {error}") from error
 
 
 def pick_device(device: torch.device | str) -> torch.device:
@@ -159,7 +169,7 @@ def pick_dtype(
 ) -> torch.dtype:
     """A torch dtype; "auto" is float32 on a CPU, elsewhere the config's own or bfloat16."""
     if isinstance(dtype, torch.dtype):
-        return dtype
+        dtype = str(dtype).removeprefix("torch.")
     if dtype == "auto":
         own = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
         dtype = "float32" if device.type == "cpu" else own
@@ -197,7 +207,10 @@ def _with_generation_eos(spec: ModelSpec, folder: Path) -> ModelSpec:
     """Generation configs name every id that ends an answer; model configs often only one."""
     file = folder / GENERATION_CONFIG
     eos = token_ids(_read_json(file).get("eos_token_id")) if file.is_file() else ()
-    return replace(spec, eos_ids=eos) if eos else spec
+    try:
+        return replace(spec, eos_ids=eos) if eos else spec
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def _write_tokenizer(place: Path, tokenizer: Any) -> None:
@@ -217,7 +230,7 @@ def _write_tokenizer(place: Path, tokenizer: Any) -> None:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file}: holds {type(content).__name__}, not a table of keys")

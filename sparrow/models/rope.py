@@ -41,14 +41,16 @@ class Rope:
             )
         given = dict(self.scaling)
         for name, value in (("theta", self.theta), *self.scaling):
-            if not isinstance(value, int | float):
-                raise ValueError(f"rope {name} must be a number, got {value!r}")
+            if name != "truncate" and (not isinstance(value, int | float) or value <= 0):
+                raise ValueError(f"rope {name} must be a number above 0, got {value!r}")
         missing = [name for name in _NEEDED[self.kind] if given.get(name) is None]
         if missing:
             raise ValueError(f"rope scaling {self.kind!r} lacks {', '.join(missing)}")
         known = (*_NEEDED[self.kind], *_OPTIONAL.get(self.kind, ()))
         unknown = [name for name in given if name not in known]
         refused = [name for name in _REFUSED_OPTIONS if given.get(name) is not None]
+        if self.kind == "llama3" and given["low_freq_factor"] >= given["high_freq_factor"]:
+            raise ValueError("rope low_freq_factor must be below high_freq_factor")
         if unknown or refused:
             raise ValueError(
                 f"rope scaling {self.kind!r} with {', '.join(unknown + refused)} is not supported"
@@ -58,7 +60,9 @@ class Rope:
     def from_hf(cls, config: Mapping[str, Any]) -> "Rope":
         """Read either form: `rope_parameters` (transformers 5) or `rope_theta`, `rope_scaling`."""
         given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        theta = given.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
+        theta = given.pop("rope_theta", None)
+        theta = config.get("rope_theta") if theta is None else theta
+        theta = 10_000.0 if theta is None else theta
         kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
         given.pop("type", None)
         if kind == "yarn" and given.get("original_max_position_embeddings") is None:

@@ -60,6 +60,11 @@ class ModelSpec:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        for token in (*self.eos_ids, *(i for i in (self.bos_id, self.pad_id) if i is not None)):
+            if not isinstance(token, int) or not -1 <= token < self.vocabulary:
+                raise ValueError(f"special token {token!r} is not an id below {self.vocabulary}")
+        if not isinstance(self.tied, bool):
+            raise ValueError(f"tie_word_embeddings must be true or false, got {self.tied!r}")
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}"
@@ -113,11 +118,11 @@ def _read(config: Mapping[str, Any]) -> ModelSpec:
         intermediate=_required(config, "intermediate_size"),
         heads=heads,
         kv_heads=heads if _is_old_llama(config) else _required(config, "num_key_value_heads"),
-        head_size=config.get("head_dim") or _default_head_size(config),
+        head_size=_default_head_size(config) if (d := config.get("head_dim")) is None else d,
         vocabulary=_required(config, "vocab_size"),
         max_positions=_required(config, "max_position_embeddings"),
         norm_eps=config.get("rms_norm_eps", 1e-6),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=config.get("tie_word_embeddings", False),
         rope=Rope.from_hf(config),
         eos_ids=token_ids(config.get("eos_token_id")),
         bos_id=config.get("bos_token_id"),
@@ -166,9 +171,9 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
         value = config.get(key, allowed[0])
         if value not in allowed:
             raise ValueError(f"{key}={value!r} is not supported, only {allowed[0]!r} is")
-    kinds = set(config.get("layer_types") or ()) - {"full_attention"}
-    if kinds:
-        raise ValueError(f"layer_types {sorted(kinds)} are not supported, only full_attention is")
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise ValueError(f"layer_types {kinds!r} are not supported, only full_attention is")
 
 
 def _is_old_llama(config: Mapping[str, Any]) -> bool:
@@ -189,7 +194,7 @@ def _required(config: Mapping[str, Any], key: str) -> Any:
     return config[key]
 
 
-def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+def token_ids(value: Any) -> tuple[int, ...]:
     """One id, a list of ids or none, as config files write them."""
     if value is None:
         return ()

@@ -92,8 +92,11 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        weight_map = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        if not all(isinstance(file, str) for file in weight_map.values()):
+            raise TypeError("a file name is not text")
+        return weight_map
+    except (RecursionError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{index}: not a weight index with a weight_map: {error!r}") from error
 
 
