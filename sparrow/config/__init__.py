@@ -7,12 +7,20 @@ came from. This is the only room that knows pydantic. It loads no torch.
 from sparrow.config.errors import ConfigError
 from sparrow.config.loading import load_config
 from sparrow.config.resolved import save_resolved
-from sparrow.config.schema import AttentionConfig, GenerateConfig, ModelConfig, RunConfig, Section
+from sparrow.config.schema import (
+    AttentionConfig,
+    GenerateConfig,
+    GenerateSampling,
+    ModelConfig,
+    RunConfig,
+    Section,
+)
 
 __all__ = [
     "AttentionConfig",
     "ConfigError",
     "GenerateConfig",
+    "GenerateSampling",
     "ModelConfig",
     "RunConfig",
     "Section",

@@ -4,6 +4,7 @@ A field that may be None must have None as its default, because TOML cannot say 
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -43,6 +44,15 @@ class ModelConfig(Section):
     device: Device = "auto"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GenerateSampling(SamplingParams):
+    """Sampling for a reader: close to greedy, a page at most; training wants other defaults."""
+
+    temperature: float = 0.2
+    top_p: float = 0.9
+    max_tokens: int = 512
+
+
 class AttentionConfig(Section):
     """How decoding attends. Sparse is explicit: without a budget it is dense."""
 
@@ -60,7 +70,7 @@ class GenerateConfig(Section):
     """`sparrow generate`."""
 
     model: ModelConfig = ModelConfig()
-    sampling: SamplingParams = SamplingParams()
+    sampling: GenerateSampling = GenerateSampling()
     attention: AttentionConfig = AttentionConfig()
     run: RunConfig = RunConfig()
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from sparrow.config import GenerateConfig, save_resolved
 from sparrow.engine.generate import describe, generate
 from sparrow.models import Decoder, load, load_tokenizer
@@ -32,12 +34,16 @@ class Session:
 
     @classmethod
     def open(cls, config: GenerateConfig, report: Callable[[str], None] | None = None) -> "Session":
-        """Load what the configuration names; prepare its run directory."""
-        if config.run.dir is not None:
-            _prepare_run(config, config.run.dir)
+        """Load what the configuration names; write it, resolved, into its run directory."""
+        if config.run.dir is not None and (config.run.dir / COMPLETIONS).exists():
+            taken = config.run.dir / COMPLETIONS
+            raise ValueError(f"{taken} exists; give the run a directory of its own")
         name, chosen = config.model.name, config.model
         model = load(name, dtype=chosen.dtype, device=chosen.device, report=report)
-        return cls(config=config, model=model, tokenizer=load_tokenizer(model.source or name))
+        tokenizer = load_tokenizer(model.source or name)
+        if config.run.dir is not None:
+            save_resolved(config, config.run.dir)
+        return cls(config=config, model=model, tokenizer=tokenizer)
 
     def header(self) -> str:
         """One line that says what runs."""
@@ -53,12 +59,17 @@ class Session:
 
     def encode(self, prompt: str, *, chat: bool = True) -> list[int]:
         """Token ids of a prompt, as a user's message where the model has a chat template."""
+        if not prompt or not _is_unicode(prompt):
+            raise ValueError(f"prompt {prompt!r} is " + ("not valid UTF-8" if prompt else "empty"))
         if not chat or self.tokenizer.chat_template is None:
-            return list(self.tokenizer.encode(prompt))
+            return list(self.tokenizer.encode(prompt, verbose=False))
         message = [{"role": "user", "content": prompt}]
-        encoded = self.tokenizer.apply_chat_template(
-            message, add_generation_prompt=True, return_dict=True
-        )
+        try:
+            encoded = self.tokenizer.apply_chat_template(
+                message, add_generation_prompt=True, return_dict=True
+            )
+        except TemplateError as error:
+            raise ValueError(f"{self.model.source}: bad chat template: {error}") from error
         return list(encoded["input_ids"])
 
     def answer(
@@ -109,11 +120,9 @@ class _Stream:
             self.shown[row] = len(text)
 
 
-def _prepare_run(config: GenerateConfig, directory: Path) -> None:
-    if (directory / COMPLETIONS).exists():
-        raise ValueError(f"{directory / COMPLETIONS} exists; give the run a directory of its own")
-    directory.mkdir(parents=True, exist_ok=True)
-    save_resolved(config, directory)
+def _is_unicode(text: str) -> bool:
+    """Whether the shell gave valid UTF-8; Python stands in surrogates for what is not."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _append(file: Path, completions: Sequence[Completion]) -> None:

@@ -4,6 +4,7 @@ No scheduler, no admission, no swapping: rows start together and the batch shrin
 It runs on any device, dense or under a fixed budget, and is what a faster engine is compared with.
 """
 
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -102,6 +103,7 @@ def describe(budget: int | None, sparsity: Sparsity) -> str:
 def _rows(model: Decoder, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Row]:
     for number, prompt in enumerate(prompts):
         _check_prompt(model, number, prompt, params)
+    _check_memory(model, prompts, params)
     stops = frozenset(params.stop_token_ids)
     stops |= frozenset() if params.ignore_eos else frozenset(model.spec.eos_ids)
     rows: list[Row] = []
@@ -109,7 +111,7 @@ def _rows(model: Decoder, prompts: Sequence[Sequence[int]], params: SamplingPara
     for prompt, generator in (
         (list(prompt), generator) for prompt in prompts for generator in _generators(params)
     ):
-        pages = -(-(len(prompt) + params.max_tokens) // PAGE)
+        pages = _pages(prompt, params)
         table_M = torch.arange(first_page, first_page + pages, device=model.device)
         first_page += pages
         rows.append(
@@ -172,6 +174,31 @@ def _cache_for(model: Decoder, rows: Sequence[Row]) -> ops.PageCache:
         page_fields=ops.kv_fields(PAGE, spec.head_size, model.dtype),
         device=model.device,
     )
+
+
+def _pages(prompt: Sequence[int], params: SamplingParams) -> int:
+    """Pages of a sequence at its full length."""
+    return -(-(len(prompt) + params.max_tokens) // PAGE)
+
+
+def _check_memory(model: Decoder, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
+    spec = model.spec
+    pages = params.n * sum(_pages(prompt, params) for prompt in prompts)
+    fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
+    needed = spec.layers * spec.kv_heads * pages * sum(field.bytes for field in fields)
+    if needed > (there := _memory(model.device)):
+        raise ValueError(
+            f"{params.n * len(prompts)} sequences need {needed / 2**30:.3g} GiB for keys and "
+            f"values at full length, {model.device} has {there / 2**30:.3g}: ask for fewer or "
+            f"shorter ones"
+        )
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of memory that could be had at the very most."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _prefill(model: Decoder, cache: ops.PageCache, row: Row) -> Tensor:

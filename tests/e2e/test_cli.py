@@ -110,6 +110,8 @@ def test_prompts_come_from_standard_input_and_settings_from_files(
         (("generate", "hi", "--temperature", "1"), "no option --temperature"),
         (("generate", "hi", "-c", "missing.toml"), "missing.toml"),
         (("generate", "hi", "--attention.budget=-1"), "attention.budget: got -1"),
+        (("generate", "hi", "-t", "0.5"), "no option -t"),
+        (("generate", ""), "no prompt"),
         (("generate",), "no prompt"),
         (("fetch", "gpt-9"), "unknown model 'gpt-9'"),
     ],
@@ -129,6 +131,18 @@ def test_limits_of_the_model_are_named(folder: Path) -> None:
     if not torch.cuda.is_available():
         gpu = run("generate", "-m", folder, "hi", "--model.device=cuda")
         assert "no GPU" in gpu.stderr
+
+
+def test_a_failed_start_leaves_no_run_directory(folder: Path, tmp_path: Path) -> None:
+    assert run("generate", "hi", "-m", "no-such-model", "--out", tmp_path / "run").returncode == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_prompts_that_are_no_text_and_batches_that_do_not_fit(folder: Path) -> None:
+    bytes_prompt = os.fsdecode(b"\xff\xfe")
+    assert "not valid UTF-8" in run("generate", "-m", folder, bytes_prompt, *SHORT).stderr
+    huge = run("generate", "-m", folder, "hi", *SHORT, "--sampling.n=9000000000")
+    assert "9000000000 sequences need" in huge.stderr
 
 
 def test_version_and_help() -> None:

@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": BASE,
     "bench": ROLLOUT | {"engine"},
     "demo": ROLLOUT | {"engine"},
+    "__main__": {"cli"},
     "cli": BASE | {"models", "engine", "bench", "calibrate", "dataflow", "serve", "report", "demo"},
 }
 

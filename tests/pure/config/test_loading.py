@@ -8,8 +8,7 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("tomli_w")
 
-from sparrow.config import GenerateConfig, load_config
-from sparrow.records import SamplingParams
+from sparrow.config import GenerateConfig, GenerateSampling, load_config
 
 
 def load(*overrides: str) -> GenerateConfig:
@@ -25,7 +24,13 @@ def test_nothing_given_is_all_defaults() -> None:
     config = load()
     assert config == GenerateConfig()
     assert config.model.name == "smollm2-135m"
-    assert config.sampling == SamplingParams()
+    assert config.sampling == GenerateSampling()
+    assert (config.sampling.temperature, config.sampling.top_p) == (0.2, 0.9)
+
+
+def test_one_setting_leaves_the_other_defaults_alone() -> None:
+    sampling = load("--sampling.max_tokens=7").sampling
+    assert (sampling.max_tokens, sampling.temperature) == (7, 0.2)
 
 
 def test_later_files_win_key_by_key_and_overrides_last(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """config.resolved.toml: complete, exact, written whole."""
 
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,23 @@ pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparrow.config import GenerateConfig, ModelConfig, RunConfig, load_config, save_resolved
-from sparrow.records import SamplingParams
+from sparrow.config import (
+    GenerateConfig,
+    GenerateSampling,
+    ModelConfig,
+    RunConfig,
+    load_config,
+    save_resolved,
+)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 devices = st.sampled_from(["auto", "cpu", "cuda", "cuda:3"])
 
 
 @st.composite
-def samplings(draw: st.DrawFn) -> SamplingParams:
+def samplings(draw: st.DrawFn) -> GenerateSampling:
     max_tokens = draw(st.integers(1, 2**40))
-    return SamplingParams(
+    return GenerateSampling(
         n=draw(st.integers(1, 100)),
         temperature=draw(st.floats(0.001, allow_infinity=False)),
         top_k=draw(st.just(0) | st.integers(2, 100)),
@@ -56,7 +63,7 @@ def test_complete_with_defaults_and_without_none(tmp_path: Path) -> None:
     path = save_resolved(GenerateConfig(), tmp_path / "made" / "here")
     assert path == tmp_path / "made" / "here" / "config.resolved.toml"
     table = tomllib.loads(path.read_text())
-    assert set(table["sampling"]) == set(SamplingParams.__slots__) - {"seed"}
+    assert set(table["sampling"]) == {field.name for field in fields(GenerateSampling)} - {"seed"}
     assert table["model"] == {"name": "smollm2-135m", "dtype": "auto", "device": "auto"}
     assert table["run"] == {}
 
@@ -73,6 +80,6 @@ def test_a_failed_write_leaves_the_old_file_alone(
 
     monkeypatch.setattr(Path, "write_bytes", full_disk)
     with pytest.raises(OSError, match="no space left"):
-        save_resolved(GenerateConfig(sampling=SamplingParams(n=2)), tmp_path)
+        save_resolved(GenerateConfig(sampling=GenerateSampling(n=2)), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert path.read_bytes() == before
