@@ -13,10 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparrow.ops.cpu.decode_kernel import CHUNK, Array, attend_blocks, join_blocks
+from sparrow.ops.cpu.decode_kernel import CHUNK, Array, attend_blocks, find_fault, join_blocks
 from sparrow.ops.cpu.threads import share
 from sparrow.ops.types import PageLists
 
+FAULTS = {
+    1: "a length is negative or does not fit its table",
+    2: "a page list exceeds its width or its sequence",
+    3: "a table names pages outside the pool",
+}
 BLOCK_TOKENS = 256  # the scores of a block, for all heads, stay in the first cache
 BYTES_PER_THREAD = 1 << 19  # below this a helper costs more than it gives
 
@@ -50,8 +55,10 @@ def attend_decode(
     block = max(1, BLOCK_TOKENS // page)
     lengths = _integers(lengths_B)
     table = _integers(table_BM)
-    _check_places(table, lengths, lists, page, len(k_NGPD))
     pages, counts = _lists(lists, lengths, page, kv_heads)
+    fault = find_fault(table, lengths, pages, counts, lists is None, page, len(k_NGPD))
+    if fault:
+        raise ValueError(f"{FAULTS[fault]} (pool: {len(k_NGPD)} pages, table: {table.shape[1]})")
     start_B = _block_starts(counts, block)
     # Scores are kept in base 2: one multiplication here spares one per exponential.
     q = (q_BHD.detach().float() * (scale * math.log2(math.e))).contiguous().numpy()
@@ -78,36 +85,6 @@ def _lists(
         counts_B = -(-lengths_B // page)
         return np.empty((0, 0, 0), np.int32), np.repeat(counts_B[:, None], kv_heads, axis=1)
     return _integers(lists.pages), _integers(lists.counts) * (lengths_B[:, None] > 0)
-
-
-def _check_places(
-    table_BM: Array, lengths_B: Array, lists: PageLists | None, page: int, pool: int
-) -> None:
-    """The kernel follows tables and lists blindly: a wrong number would read foreign memory."""
-    pages_B, width = -(-lengths_B // page), table_BM.shape[1]
-    if (lengths_B < 0).any() or (pages_B > width).any():
-        raise ValueError(
-            f"lengths {lengths_B.min()} to {lengths_B.max()} do not fit tables of {width} pages"
-        )
-    if lists is None:
-        used = table_BM[np.arange(width) < pages_B[:, None]]
-    else:
-        row, _, logical = _listed(lists, pages_B)
-        used = table_BM[row, logical]
-    if ((used < 0) | (used >= pool)).any():
-        raise ValueError(f"a table names pages outside the pool of {pool}")
-
-
-def _listed(lists: PageLists, pages_B: Array) -> tuple[Array, Array, Array]:
-    """Row, KV head and logical page of every entry of the lists, which must lie in the sequence."""
-    pages_BGK, counts_BG = lists.pages.numpy(), lists.counts.numpy()
-    width = pages_BGK.shape[2]
-    row, head, entry = np.nonzero(np.arange(width) < counts_BG[:, :, None])
-    logical = pages_BGK[row, head, entry]
-    outside = (logical < 0) | (logical >= pages_B[row])
-    if (counts_BG < 0).any() or (counts_BG > width).any() or outside.any():
-        raise ValueError(f"a page list exceeds its width of {width} or its sequence")
-    return row, head, logical
 
 
 def _block_starts(counts_BG: Array, block: int) -> Array:

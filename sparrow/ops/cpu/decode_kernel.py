@@ -43,6 +43,37 @@ _inline = njit(nogil=True, forceinline=True, error_model="numpy")
 
 
 @kernel
+def find_fault(
+    table_BM: Array,
+    lengths_B: Array,
+    pages_BGK: Array,
+    counts_BG: Array,
+    dense: bool,
+    page: int,
+    pool: int,
+) -> int:
+    """0, or the first fault found: 1 in a length, 2 in a list, 3 in a table.
+
+    What follows reads wherever these numbers point, so they are looked at before.
+    """
+    rows, kv_heads = counts_BG.shape
+    for b in range(rows):
+        pages = -(-lengths_B[b] // page)
+        if lengths_B[b] < 0 or pages > table_BM.shape[1]:
+            return 1
+        for g in range(1 if dense else kv_heads):
+            if not dense and not 0 <= counts_BG[b, g] <= pages_BGK.shape[2]:
+                return 2
+            for c in range(counts_BG[b, g]):
+                logical = c if dense else pages_BGK[b, g, c]
+                if not 0 <= logical < pages:
+                    return 2
+                if not 0 <= table_BM[b, logical] < pool:
+                    return 3
+    return 0
+
+
+@kernel
 def attend_blocks(
     q_BHD: Array,
     k_NGPD: Array,
