@@ -59,8 +59,7 @@ class Session:
 
     def encode(self, prompt: str, *, chat: bool = True) -> list[int]:
         """Token ids of a prompt, as a user's message where the model has a chat template."""
-        if not prompt or not _is_unicode(prompt):
-            raise ValueError(f"prompt {prompt!r} is " + ("not valid UTF-8" if prompt else "empty"))
+        _check_text(prompt)
         if not chat or self.tokenizer.chat_template is None:
             return list(self.tokenizer.encode(prompt, verbose=False))
         message = [{"role": "user", "content": prompt}]
@@ -120,9 +119,13 @@ class _Stream:
             self.shown[row] = len(text)
 
 
-def _is_unicode(text: str) -> bool:
-    """Whether the shell gave valid UTF-8; Python stands in surrogates for what is not."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+def _check_text(prompt: str) -> None:
+    if not prompt:
+        raise ValueError("the prompt is empty")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"prompt {prompt!r} is not valid UTF-8") from error
 
 
 def _append(file: Path, completions: Sequence[Completion]) -> None:

@@ -185,7 +185,7 @@ def _check_memory(model: Decoder, prompts: Sequence[Sequence[int]], params: Samp
     spec = model.spec
     pages = params.n * sum(_pages(prompt, params) for prompt in prompts)
     fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
-    needed = spec.layers * spec.kv_heads * pages * sum(field.bytes for field in fields)
+    needed = pages * ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
     if needed > (there := _memory(model.device)):
         raise ValueError(
             f"{params.n * len(prompts)} sequences need {needed / 2**30:.3g} GiB for keys and "

@@ -17,7 +17,7 @@ from sparrow.ops.api import (
     write_pages,
 )
 from sparrow.ops.dispatch import using, versions
-from sparrow.ops.types import Field, PageCache, PageLists, kv_fields
+from sparrow.ops.types import Field, PageCache, PageLists, kv_fields, page_bytes
 
 __all__ = [
     "Field",
@@ -32,6 +32,7 @@ __all__ = [
     "attend_sparse",
     "kv_fields",
     "logits",
+    "page_bytes",
     "score_pages",
     "select_pages",
     "summarise_pages",

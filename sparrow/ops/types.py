@@ -92,10 +92,10 @@ class PageCache:
         """A state field of one layer, [slots, G, *shape]."""
         return _named(self._states, name, "state")[layer]
 
-    def bytes_per_page(self) -> int:
-        """Bytes that one page costs over all layers and KV heads, every field included."""
-        layers, _, kv_heads = next(iter(self._blocks.values())).shape[:3]
-        return layers * kv_heads * sum(field.bytes for field in self.page_fields)
+
+def page_bytes(fields: Sequence[Field], *, layers: int, kv_heads: int) -> int:
+    """Bytes that one page costs over all layers and KV heads, every field included."""
+    return layers * kv_heads * sum(field.bytes for field in fields)
 
 
 def _allocate(

@@ -132,7 +132,9 @@ def test_a_kv_page_is_contiguous_per_head_and_fields_have_names() -> None:
     assert cache.field("k", 1)[4, 2].is_contiguous()
     assert cache.field("landmark", 0).shape == (5, 3, 8)
     assert cache.state("running", 0).shape == (4, 3, 7)
-    assert cache.bytes_per_page() == 2 * 3 * 2 * (16 * 8 + 16 * 8 + 8)
+    assert ops.page_bytes(cache.page_fields, layers=2, kv_heads=3) == 2 * 3 * 2 * (
+        16 * 8 + 16 * 8 + 8
+    )
     cache.field("k", 1).fill_(3.0)
     assert (cache.field("k", 0) == 0).all()
     with pytest.raises(ValueError, match=r"no page field 'latent'.*landmark"):
