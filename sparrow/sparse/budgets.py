@@ -1,0 +1,106 @@
+"""Budgets on the device: several schedules side by side, looked up for every row and layer at once.
+
+Letters beside those of sparrow/ops/types.py: L layers, A schedules (slots), E bins of a schedule.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparrow.sparse.schedule import DENSE, Schedule
+
+NO_BIN = 2**31 - 1  # start of a bin that is not there: no length reaches it
+
+
+class BudgetTable:
+    """Schedules as tensors whose addresses never change, so that captured graphs see new contents.
+
+    A request holds a slot; slot 0 is dense. Changes are ordinary copies on the current stream: make
+    them on the stream that decodes, between steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        schedules: int = 15,
+        bins: int = 64,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Room for `schedules` beside the dense slot, each of at most `bins` bins."""
+        if layers < 1 or schedules < 1 or bins < 1:
+            given = f"layers {layers}, schedules {schedules}, bins {bins}"
+            raise ValueError(f"BudgetTable: got {given}, allowed: integers >= 1")
+        slots = schedules + 1
+        self._starts_AE = torch.full((slots, bins), NO_BIN, dtype=torch.int32, device=device)
+        self._starts_AE[:, 0] = 0
+        self._budgets_LAE = torch.full(
+            (layers, slots, bins), DENSE, dtype=torch.int32, device=device
+        )
+        self._schedules: list[Schedule] = []  # that of slot i is at i - 1
+
+    def add(self, schedule: Schedule) -> int:
+        """The slot of a schedule: the one that holds its like, or a new one."""
+        if schedule in self._schedules:
+            return self._schedules.index(schedule) + 1
+        room = self._starts_AE.shape[0] - 1
+        if len(self._schedules) >= room:
+            names = ", ".join(held.name for held in self._schedules)
+            raise ValueError(
+                f"no slot left for schedule {schedule.name!r}: the table holds {room} ({names}); "
+                "replace one of them or make the table larger"
+            )
+        slot = len(self._schedules) + 1
+        self._write(slot, schedule)
+        self._schedules.append(schedule)
+        return slot
+
+    def replace(self, slot: int, schedule: Schedule) -> None:
+        """Put another schedule into a slot that `add` gave; its rows follow from the next step."""
+        if not 1 <= slot <= len(self._schedules):
+            raise ValueError(
+                f"BudgetTable.replace: got slot {slot}, allowed: a slot that was added, "
+                f"1 to {len(self._schedules)} (slot 0 is dense)"
+            )
+        self._write(slot, schedule)
+        self._schedules[slot - 1] = schedule
+
+    def lookup(self, slots_B: Tensor, lengths_B: Tensor) -> Tensor:
+        """Budgets of every layer and row, int32 [L, B], without waiting for the device.
+
+        Lengths include the current token and are at least 0. A dense layer has DENSE, which keeps
+        every page.
+        """
+        begun_BE = self._starts_AE[slots_B] <= lengths_B[:, None]
+        bins_B = begun_BE.sum(1) - 1
+        return self._budgets_LAE[:, slots_B, bins_B]
+
+    def _write(self, slot: int, schedule: Schedule) -> None:
+        layers, _, bins = self._budgets_LAE.shape
+        _check_fit(schedule, layers=layers, bins=bins)
+        spare = (0, bins - len(schedule.lengths))
+        starts_E = np.pad(schedule.lengths, spare, constant_values=NO_BIN)
+        budgets_LE = np.stack(
+            [np.pad(schedule.budgets_of(layer), spare, mode="edge") for layer in range(layers)]
+        )
+        self._starts_AE[slot].copy_(torch.from_numpy(starts_E))
+        self._budgets_LAE[:, slot].copy_(torch.from_numpy(budgets_LE))
+
+
+def _check_fit(schedule: Schedule, *, layers: int, bins: int) -> None:
+    if len(schedule.lengths) > bins:
+        raise ValueError(
+            f"schedule {schedule.name!r} has {len(schedule.lengths)} bins, the table holds {bins} "
+            "a schedule: merge bins or make the table larger"
+        )
+    named = {*schedule.dense_layers, *(item.layer for item in schedule.layers)}
+    beyond = sorted(layer for layer in named if layer >= layers)
+    if beyond:
+        raise ValueError(
+            f"schedule {schedule.name!r} names layers {beyond}, the model has 0 to {layers - 1}"
+        )
+    if len(schedule.dense_layers) == layers:
+        raise ValueError(
+            f"schedule {schedule.name!r} keeps all {layers} layers of the model dense: nothing "
+            "would be sparse; ask for dense decoding instead"
+        )

@@ -1,0 +1,45 @@
+"""The published budget schedules by name, from `presets.json`: data of the paper, in our units."""
+
+import json
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from sparrow.sparse.schedule import Note, Schedule
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the presets: model and target, such as "qwen3-1.7b-0.86"."""
+    return tuple(_data()["schedules"])
+
+
+def preset(name: str) -> Schedule:
+    """A published schedule: budgets that held the 5th percentile of acceptance at its target."""
+    data = _data()
+    if name not in data["schedules"]:
+        raise ValueError(f"unknown preset {name!r}{_suggestion(name)}; known: {_known()}")
+    own = data["schedules"][name]
+    notes = data["provenance"] | own["provenance"]
+    return Schedule(
+        name=name,
+        lengths=data["lengths"],
+        budgets=own["budgets"],
+        **data["rule"],
+        model=own["model"],
+        provenance=tuple(Note(key=key, text=text) for key, text in notes.items()),
+    )
+
+
+@cache
+def _data() -> dict[str, Any]:
+    return json.loads(files("sparrow.sparse").joinpath("presets.json").read_text(encoding="utf-8"))
+
+
+def _suggestion(name: str) -> str:
+    close = get_close_matches(name.lower(), preset_names(), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _known() -> str:
+    return ", ".join(preset_names())

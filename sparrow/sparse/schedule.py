@@ -1,0 +1,206 @@
+"""Budget schedules: how many tokens decoding keeps at each length, as data with provenance.
+
+A schedule counts in tokens, all kept ones included (reserved pages and the unfinished page too),
+and says which selection rule it was measured with. No torch: plans and reports read them as well.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparrow.records import Int32Array, Record, from_dict, to_dict
+
+DENSE = 2**31 - 1
+"""The budget of a layer or request that keeps everything: the largest int32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Note(Record):
+    """One statement on where a schedule comes from."""
+
+    key: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerBudgets(Record):
+    """Budgets that one layer has instead of the schedule's common ones, over the same bins."""
+
+    layer: int
+    budgets: Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule(Record):
+    """Kept tokens by total length, and the selection rule that they hold for.
+
+    Bin i starts at lengths[i] tokens (the current one included) and keeps budgets[i]; the last bin
+    is open. The rule is the flow's name, its page size, the pages it always keeps and the layers
+    that stay dense: another rule keeps other tokens, so budgets do not carry over to it.
+    """
+
+    name: str
+    lengths: Int32Array
+    budgets: Int32Array
+    layers: tuple[LayerBudgets, ...] = ()
+    flow: str = "block-mean"
+    page: int = 16
+    first: int = 1
+    last: int = 2
+    dense_layers: tuple[int, ...] = (0, 1)
+    model: str | None = None  # the model it was measured on
+    provenance: tuple[Note, ...] = ()
+
+    @classmethod
+    def fixed(cls, budget: int, **settings: Any) -> "Schedule":
+        """One budget at every length; `settings` are any other fields."""
+        settings = {"name": f"fixed-{budget}"} | settings
+        return cls(lengths=np.zeros(1, np.int32), budgets=np.array([budget]), **settings)
+
+    def budget(self, length: int, layer: int | None = None) -> int:
+        """Tokens to keep at a total length: of a layer (DENSE if it stays dense), or in common."""
+        if length < 0:
+            raise ValueError(f"Schedule.budget: got a length of {length} tokens, allowed: >= 0")
+        return int(self.budgets_of(layer)[bisect_right(self.lengths, length) - 1])
+
+    def budgets_of(self, layer: int | None = None) -> Int32Array:
+        """The budgets of every bin: of a layer (DENSE if it stays dense), or in common."""
+        if layer in self.dense_layers:
+            return np.full_like(self.budgets, DENSE)
+        own = (item.budgets for item in self.layers if item.layer == layer)
+        return next(own, self.budgets)
+
+    def kept(self, lengths: npt.NDArray[np.int64], layer: int) -> npt.NDArray[np.int64]:
+        """`kept_tokens` of a layer at each of these total lengths, which are at least 1."""
+        budget = self.budgets_of(layer).astype(np.int64)
+        budget = budget[np.searchsorted(self.lengths, lengths, side="right") - 1]
+        pages = -(-lengths // self.page)
+        tail = lengths - (pages - 1) * self.page
+        affordable = np.maximum((budget - tail) // self.page + 1, self.first + self.last)
+        return (np.minimum(affordable, pages) - 1) * self.page + tail
+
+    def describe(self) -> str:
+        """What runs, in one line for headers and completions. A constant budget needs no name."""
+        dense = ", ".join(map(str, self.dense_layers)) or "none"
+        budgets = self._describe_budgets()
+        name = f"{self.name}: " if budgets.startswith("budgets") else ""
+        return (
+            f"{name}{self.flow}, page {self.page}, {budgets}, first {self.first} and "
+            f"last {self.last} pages kept, dense layers: {dense}"
+        )
+
+    def _describe_budgets(self) -> str:
+        rows = [self.budgets, *(item.budgets for item in self.layers)]
+        least, most = min(int(row.min()) for row in rows), max(int(row.max()) for row in rows)
+        if least == most:
+            return f"budget {least} tokens"
+        by = [f"length ({len(self.lengths)} bins)"] if len(self.lengths) > 1 else []
+        by += [f"layer ({len(self.layers)} with budgets of their own)"] if self.layers else []
+        return f"budgets {least} to {most} tokens by {' and '.join(by)}"
+
+    def save(self, path: str | Path) -> None:
+        """Write the schedule as JSON, one field a line."""
+        rows = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in to_dict(self).items())
+        Path(path).write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Schedule":
+        """Read what `save` wrote: every field, no other, each once."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+            return from_dict(cls, json.loads(text, object_pairs_hook=_once))
+        except OSError as error:
+            raise ValueError(f"schedule {path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ValueError(f"schedule {path}: {error}") from error
+
+    def _check(self) -> None:
+        self._check_rule()
+        self._check_lengths()
+        self._check_budgets("budgets", self.budgets)
+        _ascending("layers", [item.layer for item in self.layers], "layer numbers")
+        for index, item in enumerate(self.layers):
+            _require(
+                item.layer not in self.dense_layers,
+                f"layers[{index}].layer",
+                item.layer,
+                f"a layer that is not dense (dense: {list(self.dense_layers)})",
+            )
+            self._check_budgets(f"layers[{index}].budgets", item.budgets)
+        keys = [note.key for note in self.provenance]
+        _require(len(set(keys)) == len(keys), "provenance", keys, "keys that differ")
+
+    def _check_rule(self) -> None:
+        for field in ("name", "flow"):
+            _require(bool(getattr(self, field)), field, "an empty text", "a name")
+        _require(self.page >= 1, "page", self.page, "an integer >= 1")
+        _require(self.first >= 0, "first", self.first, "an integer >= 0")
+        allowed = "an integer >= 1 (an unfinished page has no landmark and is always kept)"
+        _require(self.last >= 1, "last", self.last, allowed)
+        _ascending("dense_layers", self.dense_layers, "layer numbers")
+
+    def _check_lengths(self) -> None:
+        starts = self.lengths.tolist()
+        _require(starts[:1] == [0], "lengths", starts, "bins of which the first starts at 0")
+        _ascending("lengths", starts, "lengths")
+
+    def _check_budgets(self, field: str, budgets: Int32Array) -> None:
+        values, least = budgets.tolist(), (self.first + self.last) * self.page
+        allowed = f"one for each of {len(self.lengths)} bins"
+        _require(len(values) == len(self.lengths), field, f"{len(values)} budgets", allowed)
+        _require(
+            values[0] >= least,
+            field,
+            f"{values[0]} tokens in bin 0",
+            f">= {least}, the first {self.first} and last {self.last} pages of {self.page} tokens, "
+            "which are always kept",
+        )
+        for index, (before, after) in enumerate(pairwise(values)):
+            given = f"{after} tokens in bin {index + 1} after {before}"
+            _require(after >= before, field, given, "budgets that do not fall with the length")
+
+
+def kept_tokens(length: int, budget: int, page: int = 16, first: int = 1, last: int = 2) -> int:
+    """How many tokens a sequence keeps under a budget, exactly as `ops.select_pages` keeps them.
+
+    As many whole pages as the budget pays beside the last one, which may be unfinished; never fewer
+    than the reserved pages, never more than there are.
+    """
+    if length < 0 or page < 1 or first < 0 or last < 1:
+        given = f"length {length}, page {page}, first {first}, last {last}"
+        raise ValueError(
+            f"kept_tokens: got {given}, allowed: length >= 0, page >= 1, first >= 0, last >= 1"
+        )
+    if length == 0:
+        return 0
+    pages = -(-length // page)
+    tail = length - (pages - 1) * page
+    kept = min(max((budget - tail) // page + 1, first + last), pages)
+    return (kept - 1) * page + tail
+
+
+def _require(holds: bool, field: str, given: object, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"Schedule.{field}: got {given}, allowed: {allowed}")
+
+
+def _ascending(field: str, values: Sequence[int], what: str) -> None:
+    """Distinct and in order, so that equal schedules are written alike."""
+    holds = all(a < b for a, b in pairwise([-1, *values]))
+    _require(holds, field, list(values), f"{what} >= 0, each above the one before")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys differ: of two values for one key, neither can be the one meant."""
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"got the key {key!r} twice, allowed: each key once")
+    return dict(pairs)

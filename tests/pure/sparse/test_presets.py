@@ -1,0 +1,102 @@
+"""The published schedules: all there, converted as said, looked up where the release does."""
+
+import pytest
+
+from sparrow.records import from_dict, to_dict
+from sparrow.sparse import Schedule, preset, preset_names
+
+TARGETS = {
+    "1.7b": ("0.75", "0.80", "0.83", "0.86", "0.88", "0.90", "0.92", "0.94"),
+    "4b": ("0.75", "0.80", "0.86", "0.88", "0.90", "0.92"),
+    "8b": ("0.75", "0.80", "0.86", "0.87", "0.92"),
+    "14b": ("0.86",),
+}
+NAMES = [f"qwen3-{size}-{target}" for size, targets in TARGETS.items() for target in targets]
+
+# Top-k pages as published, as (k, how many bins in a row).
+PUBLISHED = {
+    "qwen3-1.7b-0.75": [(29, 2), (45, 2), (61, 2), (77, 2), (93, 12)],
+    "qwen3-1.7b-0.86": [
+        (29, 1),
+        (61, 1),
+        (93, 2),
+        (125, 1),
+        (157, 1),
+        (189, 1),
+        (221, 2),
+        (253, 11),
+    ],
+    "qwen3-4b-0.86": [
+        *[(29, 1), (45, 1), (61, 1), (77, 1), (93, 1), (125, 1), (157, 1), (221, 1)],
+        *[(253, 2), (317, 4), (381, 4), (509, 2)],
+    ],
+    "qwen3-8b-0.86": [
+        *[(29, 1), (45, 1), (61, 1), (77, 1), (125, 1), (157, 1), (189, 1)],
+        *[(253, 4), (317, 6), (385, 1), (445, 2)],
+    ],
+    "qwen3-14b-0.86": [
+        *[(29, 1), (45, 1), (77, 1), (125, 1), (253, 1), (381, 10), (509, 1), (637, 2), (893, 2)],
+    ],
+}
+
+
+def test_all_twenty_are_there() -> None:
+    assert list(preset_names()) == NAMES
+    assert len(NAMES) == 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_is_a_schedule_of_the_papers_rule(name: str) -> None:
+    made = preset(name)
+    assert (made.flow, made.page, made.first, made.last) == ("block-mean", 16, 1, 2)
+    assert (made.name, made.dense_layers) == (name, (0, 1))
+    assert made.model == "Qwen3-" + name.split("-")[1].upper()
+    assert made.lengths.tolist() == [0, *(2000 * i - 15 for i in range(1, 20))]
+    assert from_dict(Schedule, to_dict(made)) == made
+    notes = {note.key: note.text for note in made.provenance}
+    assert "arXiv 2606.08446" in notes["source"]
+    assert notes["target"].endswith(name.split("-")[2])
+    assert "(k + 3) * 16" in notes["conversion"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_budgets_count_the_reserved_pages_too(name: str) -> None:
+    pages = [k for k, bins in PUBLISHED[name] for _ in range(bins)]
+    assert preset(name).budgets.tolist() == [(k + 3) * 16 for k in pages]
+
+
+def test_looked_up_by_pages_as_in_the_release() -> None:
+    made = preset("qwen3-1.7b-0.86")
+    pages = [k for k, bins in PUBLISHED[made.name] for _ in range(bins)]
+    for length in range(1, 50_000):
+        bin = min(-(-length // 16) // 125, 19)
+        assert made.budget(length) == (pages[bin] + 3) * 16, length
+
+
+def test_edges() -> None:
+    made = preset("qwen3-1.7b-0.86")
+    lengths = (1, 1984, 1985, 2000, 3984, 3985, 17984, 17985, 37985, 10**6)
+    budgets = (512, 512, 1024, 1024, 1024, 1536, 3584, 4096, 4096, 4096)
+    assert tuple(map(made.budget, lengths)) == budgets
+
+
+def test_the_probable_slip_is_kept_and_said() -> None:
+    made = preset("qwen3-8b-0.86")
+    assert made.budgets[17] == (385 + 3) * 16
+    remarks = [note.text for note in made.provenance if note.key == "remark"]
+    assert "bin 17" in remarks[0]
+    assert "kept as published" in remarks[0]
+
+
+def test_described_in_one_line() -> None:
+    assert preset("qwen3-1.7b-0.86").describe() == (
+        "qwen3-1.7b-0.86: block-mean, page 16, budgets 512 to 4096 tokens by length (20 bins), "
+        "first 1 and last 2 pages kept, dense layers: 0, 1"
+    )
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(ValueError, match=r"'qwen3-4b-0\.87', did you mean .*; known: qwen3-1\.7b"):
+        preset("qwen3-4b-0.87")
+    with pytest.raises(ValueError, match=r"unknown preset 'x'; known: qwen3.*14b-0\.86"):
+        preset("x")

@@ -1,0 +1,151 @@
+"""Schedules: look-up, what they refuse, how they read, and their files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparrow.sparse import DENSE, LayerBudgets, Note, Schedule, kept_tokens
+
+
+def schedule(**changes: Any) -> Schedule:
+    settings = {"name": "three", "lengths": [0, 100, 200], "budgets": [64, 64, 128]} | changes
+    return Schedule(**settings)
+
+
+def test_the_bin_that_holds_the_length_gives_the_budget() -> None:
+    made = schedule(budgets=[64, 80, 128])
+    looked_up = {n: made.budget(n) for n in (0, 1, 99, 100, 101, 199, 200, 10**6)}
+    assert looked_up == {0: 64, 1: 64, 99: 64, 100: 80, 101: 80, 199: 80, 200: 128, 10**6: 128}
+
+
+def test_layers_have_budgets_of_their_own_or_the_common_ones() -> None:
+    made = schedule(layers=[LayerBudgets(layer=5, budgets=[48, 96, 4096])])
+    assert [made.budget(150, layer) for layer in (None, 0, 1, 2, 5)] == [64, DENSE, DENSE, 64, 96]
+
+
+def test_fixed_is_one_budget_at_every_length() -> None:
+    made = Schedule.fixed(192, dense_layers=(3,))
+    assert [made.budget(length, 0) for length in (0, 17, 10**6)] == [192] * 3
+    assert (made.name, made.dense_layers) == ("fixed-192", (3,))
+
+
+def test_describe_says_what_runs() -> None:
+    rule = "first 1 and last 2 pages kept, dense layers: 0, 1"
+    assert Schedule.fixed(192).describe() == f"block-mean, page 16, budget 192 tokens, {rule}"
+    by_length = "budgets 64 to 128 tokens by length (3 bins)"
+    assert schedule().describe() == f"three: block-mean, page 16, {by_length}, {rule}"
+    own = (LayerBudgets(layer=2, budgets=[64]), LayerBudgets(layer=4, budgets=[96]))
+    by_layer = "budgets 48 to 96 tokens by layer (2 with budgets of their own)"
+    assert by_layer in Schedule.fixed(48, layers=own).describe()
+    assert Schedule.fixed(48, dense_layers=()).describe().endswith("dense layers: none")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": ""}, r"Schedule\.name: got an empty text"),
+        ({"lengths": []}, r"Schedule\.lengths: got \[\], allowed: bins of which the first .* 0"),
+        ({"lengths": [1, 100, 200]}, r"Schedule\.lengths: got \[1, 100, 200\]"),
+        ({"lengths": [0, 100, 100]}, r"Schedule\.lengths: got \[0, 100, 100\], .* each above"),
+        ({"lengths": [0, 100]}, r"Schedule\.budgets: got 3 budgets, allowed: .* each of 2 bins"),
+        ({"budgets": [47, 64, 64]}, r"got 47 tokens in bin 0, allowed: >= 48, the first 1 and las"),
+        ({"budgets": [64, 96, 80]}, r"got 80 tokens in bin 2 after 96, allowed: .* not fall"),
+        ({"budgets": [64.0, 64, 64]}, r"Schedule\.budgets: got float64"),
+        ({"page": 0}, r"Schedule\.page: got 0, allowed: an integer >= 1"),
+        ({"page": 32}, r"Schedule\.budgets: got 64 tokens in bin 0, allowed: >= 96"),
+        ({"first": -1}, r"Schedule\.first: got -1"),
+        ({"last": 0}, r"Schedule\.last: got 0"),
+        ({"dense_layers": (1, 0)}, r"Schedule\.dense_layers: got \[1, 0\]"),
+        ({"dense_layers": (-1,)}, r"Schedule\.dense_layers: got \[-1\]"),
+        ({"provenance": [Note(key="a", text="b")] * 2}, r"provenance: got \['a', 'a'\]"),
+    ],
+)
+def test_refuses_what_is_no_schedule(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        schedule(**changes)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([(1, [64, 64, 64])], r"layers\[0\]\.layer: got 1, .* not dense \(dense: \[0, 1\]\)"),
+        ([(3, [64] * 3), (2, [64] * 3)], r"Schedule\.layers: got \[3, 2\]"),
+        ([(2, [64] * 3), (3, [64] * 2)], r"layers\[1\]\.budgets: got 2 budgets"),
+        ([(2, [64, 63, 64])], r"layers\[0\]\.budgets: got 63 tokens in bin 1 after 64"),
+        ([(2, [16, 64, 64])], r"layers\[0\]\.budgets: got 16 tokens in bin 0, allowed: >= 48"),
+    ],
+)
+def test_refuses_layers_that_do_not_fit(layers: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        schedule(layers=[LayerBudgets(layer=layer, budgets=row) for layer, row in layers])
+
+
+def test_refuses_a_negative_length() -> None:
+    with pytest.raises(ValueError, match="a length of -1 tokens, allowed: >= 0"):
+        schedule().budget(-1)
+
+
+def test_file_has_one_field_a_line_and_gives_the_schedule_back(tmp_path: Path) -> None:
+    path = tmp_path / "three.json"
+    made = schedule(
+        layers=[LayerBudgets(layer=5, budgets=[48, 96, 4096])],
+        model="Qwen3-1.7B",
+        provenance=[Note(key="prompts", text='AIME "24"')],
+    )
+    made.save(path)
+    assert Schedule.load(path) == made
+    assert '  "lengths": [0, 100, 200],\n' in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda text: text.replace('"page"', '"pages"'), "unknown key 'pages'"),
+        (lambda text: text.replace('  "page": 16,\n', ""), "missing key 'page'"),
+        (lambda text: text.replace('  "page"', '  "page": 16,\n  "page"'), "key 'page' twice"),
+        (lambda text: text.replace("[0, 100", "[5, 100"), r"Schedule\.lengths: got \[5, 100"),
+        (lambda text: text[:-5], "Expecting"),
+        (lambda text: json.dumps([text]), "a mapping of"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, edit: Any, message: str) -> None:
+    path = tmp_path / "edited.json"
+    schedule().save(path)
+    path.write_text(edit(path.read_text()))
+    with pytest.raises(ValueError, match=rf"schedule .*edited\.json: .*{message}"):
+        Schedule.load(path)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gone\.json cannot be read: No such file"):
+        Schedule.load(tmp_path / "gone.json")
+
+
+def test_kept_tokens_by_hand() -> None:
+    assert kept_tokens(0, 64) == 0
+    assert kept_tokens(7, 64) == 7
+    assert kept_tokens(160, 64) == 64  # four whole pages
+    assert kept_tokens(159, 64) == 63  # three and the unfinished one, of 15
+    assert kept_tokens(161, 63) == 49  # three and the unfinished one, of 1
+    assert kept_tokens(160, 0) == 48  # the reserved pages
+    assert kept_tokens(33, 16, 16, 1, 1) == 17
+
+
+def test_kept_tokens_refuses_what_no_sequence_has() -> None:
+    with pytest.raises(ValueError, match="got length -1, page 16, first 1, last 2, allowed"):
+        kept_tokens(-1, 64)
+
+
+def test_kept_of_many_lengths_is_kept_tokens_of_each() -> None:
+    schedule = Schedule(
+        name="own",
+        lengths=[0, 100, 200],
+        budgets=[64, 96, 160],
+        layers=(LayerBudgets(layer=3, budgets=[48, 48, 128]),),
+    )
+    lengths = np.arange(1, 400)
+    for layer in range(5):
+        expected = [kept_tokens(n, schedule.budget(n, layer)) for n in lengths.tolist()]
+        assert schedule.kept(lengths, layer).tolist() == expected

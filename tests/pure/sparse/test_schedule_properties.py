@@ -1,0 +1,74 @@
+"""Whatever a schedule holds: its file loses nothing, and look-up is a scan of the bins."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("hypothesis")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparrow.records import from_dict, to_dict
+from sparrow.sparse import LayerBudgets, Note, Schedule, kept_tokens
+
+
+def rising(draw: st.DrawFn, count: int, least: int) -> list[int]:
+    values = st.integers(least, 2**31 - 1)
+    return sorted(draw(st.lists(values, min_size=count, max_size=count)))
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    starts = [0, *sorted(draw(st.sets(st.integers(1, 2**31 - 1), max_size=6)))]
+    page, first, last = (draw(st.integers(low, 40)) for low in (1, 0, 1))
+    least, count = (first + last) * page, len(starts)
+    numbers = sorted(draw(st.sets(st.integers(0, 90), max_size=6)))
+    own = draw(st.sets(st.sampled_from(numbers))) if numbers else set()
+    notes = draw(st.dictionaries(st.text(), st.text(), max_size=3))
+    return Schedule(
+        name=draw(st.text(min_size=1)),
+        lengths=starts,
+        budgets=rising(draw, count, least),
+        layers=tuple(
+            LayerBudgets(layer=layer, budgets=rising(draw, count, least)) for layer in sorted(own)
+        ),
+        flow=draw(st.text(min_size=1)),
+        page=page,
+        first=first,
+        last=last,
+        dense_layers=tuple(number for number in numbers if number not in own),
+        model=draw(st.none() | st.text()),
+        provenance=tuple(Note(key=key, text=text) for key, text in notes.items()),
+    )
+
+
+@given(schedules())
+def test_survives_json_and_its_file(schedule: Schedule) -> None:
+    assert from_dict(Schedule, json.loads(json.dumps(to_dict(schedule)))) == schedule
+    with tempfile.TemporaryDirectory() as folder:
+        schedule.save(Path(folder) / "schedule.json")
+        assert Schedule.load(Path(folder) / "schedule.json") == schedule
+
+
+@given(schedules(), st.data())
+def test_look_up_is_a_scan_of_the_bins(schedule: Schedule, data: st.DataObject) -> None:
+    near = st.sampled_from([int(start) + step for start in schedule.lengths for step in (0, 1)])
+    length = data.draw(near | st.integers(0, 2**31 - 1))
+    begun = [i for i, start in enumerate(schedule.lengths.tolist()) if start <= length]
+    assert schedule.budget(length) == schedule.budgets[begun[-1]]
+
+
+sizes = st.integers(0, 200)
+
+
+@given(sizes, sizes, st.integers(1, 20), st.integers(0, 3), st.integers(1, 3))
+def test_kept_tokens_never_exceed_budget_or_length(
+    length: int, budget: int, page: int, first: int, last: int
+) -> None:
+    kept = kept_tokens(length, budget, page, first, last)
+    assert kept <= min(length, max(budget, (first + last) * page))
+    assert budget < length or kept == length
+    assert kept <= kept_tokens(length, budget + 1, page, first, last)
