@@ -1,0 +1,399 @@
+"""Adapters: what merged weights would compute, per token; PEFT's files in and out, or a refusal."""
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sparrow import models
+from sparrow.models.attention import Packed
+from sparrow.models.lora import MODULES, Adapter, AdapterBank
+from sparrow.models.spec import ModelSpec
+
+CPU: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+LENGTH = 40
+Q0 = "model.layers.0.self_attn.q_proj"
+
+
+def spec_of(family: str) -> ModelSpec:
+    return ModelSpec(
+        family=family,
+        layers=3,
+        hidden=64,
+        intermediate=112,
+        heads=4,
+        kv_heads=2,
+        head_size=32 if family == "qwen3" else 16,
+        vocabulary=199,
+        max_positions=256,
+    )
+
+
+def model_of(family: str) -> models.Decoder:
+    """Weights and biases large enough that mistakes show."""
+    model = models.random(spec_of(family), seed=1)
+    generator = torch.Generator().manual_seed(2)
+    for name, view in models.hf_views(model).items():
+        view.normal_(1.0 if "norm" in name else 0.0, 0.1, generator=generator)
+    return model
+
+
+@pytest.fixture(params=["qwen3", "qwen2", "llama"])
+def model(request: pytest.FixtureRequest) -> models.Decoder:
+    return model_of(request.param)
+
+
+@pytest.fixture
+def spec() -> ModelSpec:
+    return spec_of("qwen3")
+
+
+def forward(model: models.Decoder, lora: Any = None, lengths: Iterable[int] = (LENGTH,)) -> Any:
+    """Hidden states of equal prompts, cut to the lengths and packed."""
+    tokens = torch.randint(199, (LENGTH,), generator=torch.Generator().manual_seed(7))
+    ids = torch.cat([tokens[:length] for length in lengths])
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    return model(ids, positions, Packed(bounds=bounds), lora)
+
+
+def merge(model: models.Decoder, adapter: Adapter) -> models.Decoder:
+    """The model with W + scale B A, written by Hugging Face names from PEFT's names alone."""
+    views, tensors = models.hf_views(model), adapter.tensors()
+    for name, a in tensors.items():
+        if ".lora_A." in name:
+            b = tensors[name.replace("lora_A", "lora_B")]
+            scale = adapter.alpha / (math.sqrt(len(a)) if adapter.rslora else len(a))
+            target = name.removeprefix("base_model.model.").replace(".lora_A", "")
+            views[target] += scale * (b @ a)
+    return model
+
+
+def bank_of(*adapters: Adapter, capacity: int = 3, max_rank: int = 8) -> AdapterBank:
+    bank = AdapterBank(adapters[0].spec, capacity, max_rank, torch.float32, "cpu")
+    for slot, adapter in enumerate(adapters, start=1):
+        bank.put(slot, adapter)
+    return bank
+
+
+def rows(*counts: int) -> torch.Tensor:
+    """counts[i] tokens of slot i."""
+    return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+
+
+def mixed(spec: ModelSpec) -> Adapter:
+    """An adapter of several ranks: 4 on q and up, 2 on the last layer's down."""
+    wide = Adapter.random(spec, 4, modules=("q_proj", "up_proj"), seed=3, b_std=0.1)
+    narrow = Adapter.random(spec, 2, modules=("down_proj",), layers=[2], seed=4, b_std=0.1)
+    return Adapter.from_state(spec, wide.tensors() | narrow.tensors(), alpha=6, **CPU)
+
+
+SUBSETS: list[dict[str, Any]] = [
+    {},
+    {"modules": ("q_proj", "v_proj")},
+    {"modules": ("k_proj", "down_proj"), "layers": [1]},
+    {"modules": ("o_proj", "up_proj"), "layers": [0, 2]},
+    *({"modules": (module,)} for module in MODULES),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("subset", SUBSETS, ids=str)
+def test_equals_merged_weights(model: models.Decoder, subset: dict[str, Any]) -> None:
+    adapter = Adapter.random(model.spec, 4, alpha=6, b_std=0.1, **subset)
+    plain = forward(model)
+    alone = forward(model, adapter)
+    banked = forward(model, bank_of(adapter).rows(rows(0, LENGTH)))
+    merged = forward(merge(model, adapter))
+    assert (merged - plain).abs().max() > 0.01  # the comparison has something to compare
+    torch.testing.assert_close(alone, merged, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(banked, merged, atol=2e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rslora", [False, True])
+def test_ranks_of_one_adapter_may_differ(model: models.Decoder, rslora: bool) -> None:
+    tensors = mixed(model.spec).tensors()
+    adapter = Adapter.from_state(model.spec, tensors, alpha=6, rslora=rslora, **CPU)
+    assert adapter.rank == 4
+    banked = forward(model, bank_of(adapter).rows(rows(0, LENGTH)))
+    alone = forward(model, adapter)
+    merged = forward(merge(model, adapter))
+    torch.testing.assert_close(alone, merged, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(banked, merged, atol=2e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_rows_without_adapter_are_untouched(model: models.Decoder) -> None:
+    bank = bank_of(Adapter.random(model.spec, 4, b_std=0.1))
+    nobody = forward(model, bank.rows(rows(LENGTH)))
+    assert torch.equal(nobody, forward(model))
+    beside = forward(model, bank.rows(rows(LENGTH, 25)), (LENGTH, 25))[:LENGTH]
+    assert torch.equal(beside, forward(model, None, (LENGTH, 25))[:LENGTH])
+
+
+def test_a_projection_returns_rows_without_adapter_bit_for_bit(spec: ModelSpec) -> None:
+    lora = bank_of(Adapter.random(spec, 4, b_std=0.1)).rows(torch.tensor([0, 1, 0]))
+    assert lora is not None
+    x, projected = torch.randn(3, 64), torch.full((3, 256), -0.0)
+    got = lora(0, "qkv", x, projected)
+    assert torch.equal(got[[0, 2]].view(torch.int32), projected[[0, 2]].view(torch.int32))
+    assert (got[1] != 0).all()
+
+
+@torch.no_grad()
+def test_adapters_of_one_batch_do_not_meet(model: models.Decoder) -> None:
+    first = Adapter.random(model.spec, 8, seed=1, b_std=0.1)
+    second = mixed(model.spec)
+    lengths = (30, 40, 20)  # none, first, second
+    got = forward(model, bank_of(first, second).rows(rows(*lengths)), lengths).split(lengths)
+    for hidden, lora, length in zip(got, (None, first, second), lengths, strict=True):
+        torch.testing.assert_close(hidden, forward(model, lora, (length,)), atol=2e-5, rtol=1e-5)
+    assert (got[0][:20] - got[2]).abs().max() > 0.01
+    assert (got[1][:20] - got[2]).abs().max() > 0.01
+
+
+@torch.no_grad()
+def test_slots_are_replaced_and_dropped_in_place() -> None:
+    model = model_of("qwen3")
+    first, second = (Adapter.random(model.spec, 4, seed=seed, b_std=0.1) for seed in (1, 2))
+    bank = bank_of(first, mixed(model.spec))
+    lora = bank.rows(rows(0, LENGTH))
+    assert lora is not None
+    addresses = [t.data_ptr() for stacks in lora.stacks.values() for t in stacks]
+
+    bank.put(1, mixed(model.spec))  # smaller: nothing of the first may stay behind
+    torch.testing.assert_close(forward(model, lora), forward(model, mixed(model.spec)))
+    bank.put(1, second)
+    torch.testing.assert_close(forward(model, lora), forward(model, second), atol=2e-5, rtol=1e-5)
+    bank.clear(1)
+    assert torch.equal(forward(model, lora), forward(model))
+    other = forward(model, bank.rows(rows(0, 0, LENGTH)))
+    torch.testing.assert_close(other, forward(model, mixed(model.spec)), atol=2e-5, rtol=1e-5)
+    assert addresses == [t.data_ptr() for stacks in lora.stacks.values() for t in stacks]
+
+
+def test_an_unused_bank_takes_no_memory(spec: ModelSpec) -> None:
+    huge = AdapterBank(spec, 10**6, 10**6, torch.float32, "cpu")
+    assert huge.rows(torch.zeros(4, dtype=torch.long)) is None
+    huge.clear(1)
+
+
+def test_bank_refuses(spec: ModelSpec) -> None:
+    adapter = Adapter.random(spec, 4)
+    bank = AdapterBank(spec, 2, 4, torch.float32, "cpu")
+    for slot in (0, 3):
+        with pytest.raises(ValueError, match=f"slot must be from 1 to 2, got {slot}"):
+            bank.put(slot, adapter)
+    with pytest.raises(ValueError, match="rank 5 exceeds the bank's max_rank 4"):
+        bank.put(1, Adapter.random(spec, 5))
+    with pytest.raises(ValueError, match="another model spec"):
+        bank.put(1, Adapter.random(spec_of("llama"), 4))
+    with pytest.raises(ValueError, match=r"rows name slots \[1\], in use are \[\]"):
+        bank.rows(torch.tensor([0, 1]))
+    adapter.tensors()[f"base_model.model.{Q0}.lora_B.weight"][0, 0] = math.nan
+    with pytest.raises(ValueError, match=r"layers\.0\.self_attn\.q_proj\.lora_B.* not finite"):
+        bank.put(1, adapter)
+    with pytest.raises(ValueError, match="capacity and max_rank"):
+        AdapterBank(spec, 0, 4, torch.float32, "cpu")
+
+
+def test_gradients_are_those_of_merged_weights(model: models.Decoder) -> None:
+    """dL/dB = scale dL/dW A^T and dL/dA = scale B^T dL/dW, with dL/dW of the merged model."""
+    adapter = Adapter.random(model.spec, 4, alpha=6, b_std=0.1)
+    for tensor in adapter.tensors().values():
+        assert tensor.is_leaf
+        tensor.requires_grad_()
+    model.logits(forward(model, adapter)).square().mean().backward()
+
+    with torch.no_grad():
+        merge(model, adapter)
+    model.zero_grad()
+    model.logits(forward(model)).square().mean().backward()
+    for parameter in model.parameters():
+        parameter.data = parameter.grad  # so that the Hugging Face views show gradients
+    dense = models.hf_views(model)
+    for place, (a, b) in adapter.pairs.items():
+        grad = dense[f"model.{place.path}.weight"] * 1.5
+        close = {"atol": 1e-4 * float(grad.abs().max()), "rtol": 1e-3}
+        torch.testing.assert_close(b.grad, grad @ a.detach().T, **close)
+        torch.testing.assert_close(a.grad, b.detach().T @ grad, **close)
+
+
+def test_a_new_adapter_changes_nothing() -> None:
+    model = model_of("qwen3")
+    assert torch.equal(forward(model, Adapter.random(model.spec, 4, b_std=0.0)), forward(model))
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_save_and_load(spec: ModelSpec, tmp_path: Path, rslora: bool) -> None:
+    for tensors in (Adapter.random(spec, 4).tensors(), mixed(spec).tensors()):
+        saved = Adapter.from_state(spec, tensors, alpha=6, rslora=rslora, **CPU)
+        for tensor in saved.tensors().values():
+            tensor.requires_grad_()
+        loaded = Adapter.load(saved.save(tmp_path / "adapter"), spec, **CPU)
+        assert (loaded.alpha, loaded.rslora, loaded.rank) == (6, rslora, 4)
+        assert loaded.tensors().keys() == tensors.keys()
+        for name, tensor in loaded.tensors().items():
+            assert torch.equal(tensor, tensors[name])
+
+
+def test_state_is_copied_in_the_dtype_asked_for(spec: ModelSpec) -> None:
+    given = Adapter.random(spec, 4).tensors()
+    adapter = Adapter.from_state(spec, given, alpha=4, dtype=torch.bfloat16, device="cpu")
+    assert {tensor.dtype for tensor in adapter.tensors().values()} == {torch.bfloat16}
+    same = Adapter.from_state(spec, given, alpha=4, **CPU).tensors()
+    assert all(tensor.data_ptr() != given[name].data_ptr() for name, tensor in same.items())
+
+
+@pytest.mark.parametrize("prefix", ["", "base_model.model."])
+@pytest.mark.parametrize("suffix", ["", ".default"])
+def test_names_as_peft_writes_them(spec: ModelSpec, prefix: str, suffix: str) -> None:
+    tensors = Adapter.random(spec, 4).tensors()
+    renamed = {
+        name.replace("base_model.model.", prefix).replace(".weight", f"{suffix}.weight"): tensor
+        for name, tensor in tensors.items()
+    }
+    got = Adapter.from_state(spec, renamed, alpha=4, **CPU).tensors()
+    assert got.keys() == tensors.keys()
+    assert all(torch.equal(got[name], tensors[name]) for name in tensors)
+
+
+A, B = (f"{Q0}.lora_{matrix}.weight" for matrix in "AB")
+GOOD = {A: torch.zeros(4, 64), B: torch.zeros(128, 4)}
+WRONG_TENSORS: list[tuple[dict[str, Any], str]] = [
+    ({}, "no tensors"),
+    ({A: GOOD[A]}, rf"{B} is missing"),
+    ({B: GOOD[B]}, rf"{A} is missing"),
+    ({**GOOD, A: torch.zeros(4, 63)}, rf"{A} has shape \[4, 63\], expected \[rank, 64\]"),
+    ({**GOOD, A: torch.zeros(64)}, rf"{A} has shape \[64\], expected \[rank, 64\]"),
+    ({A: torch.zeros(0, 64), B: torch.zeros(128, 0)}, rf"{A} has shape \[0, 64\]"),
+    ({**GOOD, B: torch.zeros(128, 3)}, rf"{B} has shape \[128, 3\], expected \[128, 4\]"),
+    ({**GOOD, B: torch.zeros(64, 4)}, rf"{B} has shape \[64, 4\], expected \[128, 4\]"),
+    ({**GOOD, A: torch.zeros(4, 64, dtype=torch.int8)}, rf"{A} has dtype torch.int8"),
+    ({**GOOD, f"base_model.model.{A}": GOOD[A]}, f"{A} is there twice: also as {A}"),
+    ({**GOOD, A.replace("layers.0", "layers.3"): GOOD[A]}, "layers.3.* the model has 3 layers"),
+    ({**GOOD, f"{Q0}.lora_magnitude_vector": GOOD[A]}, "lora_magnitude_vector is not known"),
+    ({**GOOD, f"{Q0}.bias": GOOD[A]}, "q_proj.bias is not known"),
+    ({"lm_head.lora_A.weight": GOOD[A]}, "lm_head.lora_A.weight is not known"),
+    ({A.replace("self_attn", "mlp"): GOOD[A]}, "mlp.q_proj.lora_A.weight is not known"),
+]
+
+
+@pytest.mark.parametrize(("tensors", "message"), WRONG_TENSORS, ids=[m for _, m in WRONG_TENSORS])
+def test_wrong_tensors_are_named(spec: ModelSpec, tensors: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Adapter.from_state(spec, tensors, alpha=4, **CPU)
+
+
+@pytest.mark.parametrize("alpha", [math.nan, math.inf, True, "4", None])
+def test_alpha_is_a_number(spec: ModelSpec, alpha: Any) -> None:
+    with pytest.raises(ValueError, match="alpha must be a finite number"):
+        Adapter.from_state(spec, GOOD, alpha=alpha, **CPU)
+
+
+WRONG_KEYS: list[tuple[str, Any, str]] = [
+    ("peft_type", "LOHA", "peft_type='LOHA' is not supported, only 'LORA' is"),
+    ("bias", "all", "bias='all' is not supported, only 'none' is"),
+    ("modules_to_save", ["lm_head"], "modules_to_save"),
+    ("use_dora", True, "use_dora=True"),
+    ("kasa_config", {"beta": 1.0}, "kasa_config"),
+    ("lora_bias", True, "lora_bias=True"),
+    ("fan_in_fan_out", True, "fan_in_fan_out"),
+    ("alpha_pattern", {"q_proj": 3}, "alpha_pattern"),
+    ("layer_replication", [[0, 2]], "layer_replication"),
+    ("init_lora_weights", "pissa", "init_lora_weights='pissa'"),
+    ("lora_alpha", None, "'lora_alpha' is missing"),
+    ("r", None, "'r' is missing"),
+    ("r", 8, r"lora_A.weight has rank 4, expected 8 by adapter_config.json"),
+    ("r", [4], "unhashable"),
+    ("rank_pattern", [4], "rank_pattern must be an object"),
+    ("target_modules", ["q_proj", "lm_head"], "target module 'lm_head' is not supported"),
+    ("target_modules", ["q_proj", "v_proj"], "target module 'v_proj' has no tensors"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), WRONG_KEYS)
+def test_what_is_not_plain_lora_is_refused(
+    spec: ModelSpec, tmp_path: Path, key: str, value: Any, message: str
+) -> None:
+    folder = Adapter.random(spec, 4, modules=["q_proj"]).save(tmp_path)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises(ValueError, match=message) as caught:
+        Adapter.load(folder, spec, **CPU)
+    assert str(folder) in str(caught.value)
+
+
+def test_settings_that_change_nothing_are_accepted(spec: ModelSpec, tmp_path: Path) -> None:
+    folder = Adapter.random(spec, 4, modules=["q_proj"]).save(tmp_path)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config |= {"target_modules": ".*q_proj", "lora_dropout": 0.1, "init_lora_weights": "gaussian"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    assert len(Adapter.load(folder, spec, **CPU).pairs) == 3
+
+
+def test_files_that_cannot_be_read_are_refused(spec: ModelSpec, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"adapter_config.json: not a readable PEFT config"):
+        Adapter.load(tmp_path, spec, **CPU)
+    folder = Adapter.random(spec, 4).save(tmp_path)
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        Adapter.load(folder, spec, **CPU)
+    weights.unlink()
+    with pytest.raises(ValueError, match="no such file"):
+        Adapter.load(folder, spec, **CPU)
+    for text in ("[]", "{"):
+        (folder / "adapter_config.json").write_text(text)
+        with pytest.raises(ValueError, match="PEFT config"):
+            Adapter.load(folder, spec, **CPU)
+
+
+def test_bf16_rows_follow_the_fp32_adapter() -> None:
+    """bf16 weights and bank, fp32 adapter: the error is bf16's, not a lost adapter."""
+    model = model_of("qwen3")
+    adapter = Adapter.random(model.spec, 4, alpha=6, b_std=0.1)
+    bank = AdapterBank(model.spec, 2, 8, torch.bfloat16, "cpu")
+    bank.put(2, adapter)
+    with torch.no_grad():
+        exact, plain = forward(model, adapter), forward(model)
+        got = forward(model.bfloat16(), bank.rows(rows(0, 0, LENGTH))).float()
+    assert (got - exact).abs().mean() < 0.1 * (plain - exact).abs().mean()
+
+
+def test_peft_reads_what_we_save_and_agrees(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    model = model_of("qwen3")
+    models.save(model, tmp_path / "model")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", dtype=torch.float32, attn_implementation="eager"
+    )
+    tokens = torch.randint(199, (LENGTH,), generator=torch.Generator().manual_seed(7))
+    for number, adapter in enumerate((Adapter.random(model.spec, 4, alpha=6), mixed(model.spec))):
+        folder = adapter.save(tmp_path / f"adapter{number}")
+        wrapped = peft.PeftModel.from_pretrained(theirs, folder).eval()
+        with torch.no_grad():
+            expected = wrapped(tokens[None]).logits[0]
+            torch.testing.assert_close(
+                model.logits(forward(model, adapter)), expected, atol=1e-4, rtol=1e-4
+            )
+        wrapped.save_pretrained(tmp_path / f"again{number}")
+        again = Adapter.load(tmp_path / f"again{number}", model.spec, **CPU).tensors()
+        assert all(torch.equal(again[name], t) for name, t in adapter.tensors().items())
+        theirs = wrapped.unload()
+
+
+def test_saved_names_are_pefts(spec: ModelSpec, tmp_path: Path) -> None:
+    Adapter.random(spec, 4, modules=["o_proj"], layers=[1]).save(tmp_path)
+    place = "layers.1.self_attn.o_proj"
+    names = {f"base_model.model.model.{place}.lora_{matrix}.weight" for matrix in "AB"}
+    assert load_file(tmp_path / "adapter_model.safetensors").keys() == names
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["target_modules"] == [place]
