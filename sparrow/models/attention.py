@@ -5,6 +5,7 @@
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -24,15 +25,6 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sparsity:
-    """Which pages are always kept, and which layers stay dense. Budgets are data, given apart."""
-
-    first: int = 1
-    last: int = 2
-    dense_layers: frozenset[int] = frozenset((0, 1))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSparse:
     """What sparse decoding would have seen, for whole sequences at once: calibration, distilling.
 
@@ -43,12 +35,14 @@ class PackedSparse:
     dense_B: Tensor
     budgets_T: Tensor
     page: int
-    sparsity: Sparsity = Sparsity()
+    first: int = 1
+    last: int = 2
+    dense_layers: frozenset[int] = frozenset((0, 1))
 
     def __call__(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
     ) -> Tensor:
-        if layer in self.sparsity.dense_layers:
+        if layer in self.dense_layers:
             return ops.attend_causal(q_THD, k_TGD, v_TGD, self.bounds, scale=scale)
         return ops.attend_sparse(
             q_THD,
@@ -58,10 +52,34 @@ class PackedSparse:
             self.dense_B,
             self.budgets_T,
             page=self.page,
-            first=self.sparsity.first,
-            last=self.sparsity.last,
+            first=self.first,
+            last=self.last,
             scale=scale,
         )
+
+
+class PageRule(Protocol):
+    """What a paged attention asks of a sparse rule; `sparrow.sparse` has the rules themselves."""
+
+    def summarise(self, cache: ops.PageCache, layer: int, slots_T: Tensor, /) -> None:
+        """Bring the rule's page fields up to date after these slots were written."""
+
+    def append(
+        self, cache: ops.PageCache, layer: int, k_BGD: Tensor, v_BGD: Tensor, slots_B: Tensor, /
+    ) -> None:
+        """Write one token per sequence, and bring the page fields up to date."""
+
+    def select(
+        self,
+        cache: ops.PageCache,
+        layer: int,
+        q_BHD: Tensor,
+        table_BM: Tensor,
+        lengths_B: Tensor,
+        budgets_B: Tensor,
+        /,
+    ) -> ops.PageLists | None:
+        """The pages that each row keeps under its budget of tokens; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +91,15 @@ class PagedPrefill:
     lengths_B: Tensor
     bounds: Tensor
     slots_T: Tensor
+    rule: PageRule | None = None
 
     def __call__(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
     ) -> Tensor:
-        k_NGPD, v_NGPD = store(self.cache, layer, k_TGD, v_TGD, self.slots_T)
+        k_NGPD, v_NGPD = self.cache.field("k", layer), self.cache.field("v", layer)
+        ops.write_pages(k_NGPD, v_NGPD, k_TGD, v_TGD, self.slots_T)
+        if self.rule is not None:
+            self.rule.summarise(self.cache, layer, self.slots_T)
         return ops.attend_causal_paged(
             q_THD, k_NGPD, v_NGPD, self.table_BM, self.lengths_B, self.bounds, scale=scale
         )
@@ -85,44 +107,34 @@ class PagedPrefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedDecode:
-    """One new token per row; dense without budgets, else over the pages that the rule keeps."""
+    """One new token per row; dense without budgets, else over the pages that the rule keeps.
+
+    budgets are [layers, B]; a row whose budget is at least its length is dense, bit for bit.
+    """
 
     cache: ops.PageCache
     table_BM: Tensor
     lengths_B: Tensor
     slots_B: Tensor
-    budgets_B: Tensor | None = None
-    sparsity: Sparsity = Sparsity()
+    rule: PageRule | None = None
+    budgets_LB: Tensor | None = None
 
     def __call__(
         self, layer: int, q_BHD: Tensor, k_BGD: Tensor, v_BGD: Tensor, *, scale: float
     ) -> Tensor:
-        k_NGPD, v_NGPD = store(self.cache, layer, k_BGD, v_BGD, self.slots_B)
+        k_NGPD, v_NGPD = self.cache.field("k", layer), self.cache.field("v", layer)
+        if self.rule is not None:
+            self.rule.append(self.cache, layer, k_BGD, v_BGD, self.slots_B)
+        else:
+            ops.write_pages(k_NGPD, v_NGPD, k_BGD, v_BGD, self.slots_B)
         lists = self._choose(layer, q_BHD)
         return ops.attend_decode(
             q_BHD, k_NGPD, v_NGPD, self.table_BM, self.lengths_B, lists, scale=scale
         )
 
     def _choose(self, layer: int, q_BHD: Tensor) -> ops.PageLists | None:
-        if self.budgets_B is None or layer in self.sparsity.dense_layers:
+        if self.rule is None or self.budgets_LB is None:
             return None
-        page, landmark_NGD = self.cache.page, self.cache.field("landmark", layer)
-        score_BGM = ops.score_pages(q_BHD, landmark_NGD, self.table_BM, self.lengths_B, page=page)
-        return ops.select_pages(
-            score_BGM,
-            self.lengths_B,
-            self.budgets_B,
-            page=page,
-            first=self.sparsity.first,
-            last=self.sparsity.last,
+        return self.rule.select(
+            self.cache, layer, q_BHD, self.table_BM, self.lengths_B, self.budgets_LB[layer]
         )
-
-
-def store(
-    cache: ops.PageCache, layer: int, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Write the tokens into their pages and summarise the pages they finish."""
-    k_NGPD, v_NGPD = cache.field("k", layer), cache.field("v", layer)
-    ops.write_pages(k_NGPD, v_NGPD, k_TGD, v_TGD, slots_T)
-    ops.summarise_pages(k_NGPD, cache.field("landmark", layer), slots_T)
-    return k_NGPD, v_NGPD

@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sparrow import ops
 from sparrow.models.spec import ModelSpec
+from sparrow.ops.reference.layers import gate
 
 
 class Attention(Protocol):
@@ -32,16 +32,21 @@ class Attention(Protocol):
     ) -> Tensor: ...
 
 
+class Lora(Protocol):
+    """Adds what adapters contribute to a projection of a layer, [T, in], [T, out] -> [T, out].
+
+    `name` is the decoder's own name of the projection: qkv, out, gate_up or down. Rows without an
+    adapter come back bit for bit.
+    """
+
+    def __call__(self, layer: int, name: str, x: Tensor, projected: Tensor, /) -> Tensor: ...
+
+
 class Rotation(NamedTuple):
-    """Cosine and sine of T positions, fp32 [T, 1, D]."""
+    """Cosine and sine of T positions, fp32 [T, D / 2]."""
 
     cos: Tensor
     sin: Tensor
-
-    def apply(self, x_THD: Tensor) -> Tensor:
-        x = x_THD.float()
-        first, second = x.chunk(2, dim=2)
-        return (x * self.cos + torch.cat((-second, first), dim=2) * self.sin).to(x_THD.dtype)
 
 
 class Decoder(nn.Module):
@@ -59,12 +64,14 @@ class Decoder(nn.Module):
         self._frequencies, self._magnitude = spec.rope.frequencies(spec.head_size)
         self._frequencies_on: dict[torch.device, Tensor] = {}
 
-    def forward(self, ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, ids_T: Tensor, positions_T: Tensor, attention: Attention, lora: Lora | None = None
+    ) -> Tensor:
         """Final hidden states [T, C], after the last norm."""
         x_TC = self.embed(ids_T)
         rotation = self._rotation(positions_T)
         for layer in self.layers:
-            x_TC = layer(x_TC, rotation, attention)
+            x_TC = layer(x_TC, rotation, attention, lora)
         return self.norm(x_TC)
 
     @property
@@ -89,11 +96,8 @@ class Decoder(nn.Module):
         device = positions_T.device
         if device not in self._frequencies_on:
             self._frequencies_on[device] = torch.tensor(self._frequencies, device=device)
-        angle_TD = (positions_T[:, None].float() * self._frequencies_on[device]).repeat(1, 2)
-        angle_T1D = angle_TD.unsqueeze(1)
-        return Rotation(
-            cos=angle_T1D.cos() * self._magnitude, sin=angle_T1D.sin() * self._magnitude
-        )
+        angle_TD = positions_T[:, None].float() * self._frequencies_on[device]
+        return Rotation(cos=angle_TD.cos() * self._magnitude, sin=angle_TD.sin() * self._magnitude)
 
 
 class Layer(nn.Module):
@@ -101,18 +105,42 @@ class Layer(nn.Module):
 
     def __init__(self, spec: ModelSpec, index: int) -> None:
         super().__init__()
+        self.index = index
         self.attention_norm = nn.RMSNorm(spec.hidden, eps=spec.norm_eps)
         self.attention = SelfAttention(spec, index)
         self.mlp_norm = nn.RMSNorm(spec.hidden, eps=spec.norm_eps)
         self.mlp = MLP(spec)
 
-    def forward(self, x_TC: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        x_TC = x_TC + self.attention(self.attention_norm(x_TC), rotation, attention)
-        return x_TC + self.mlp(self.mlp_norm(x_TC))
+    def forward(
+        self, x_TC: Tensor, rotation: Rotation, attention: Attention, lora: Lora | None
+    ) -> Tensor:
+        if lora is not None:
+            return self._adapted(x_TC, rotation, attention, lora)
+        norm, eps = self.attention_norm, self.attention.spec.norm_eps
+        qkv = self.attention.qkv
+        qkv_TE = ops.norm_linear(x_TC, norm.weight, qkv.weight, qkv.bias, eps=eps)
+        out_TE = self.attention(qkv_TE, rotation, attention)
+        x_TC = ops.linear_add(out_TE, self.attention.out.weight, x_TC)
+        gated_TF = ops.norm_gated(x_TC, self.mlp_norm.weight, self.mlp.gate_up.weight, eps=eps)
+        return ops.linear_add(gated_TF, self.mlp.down.weight, x_TC)
+
+    def _adapted(
+        self, x_TC: Tensor, rotation: Rotation, attention: Attention, lora: Lora
+    ) -> Tensor:
+        """The same with adapters, which need every projection's input and output on its own."""
+
+        def project(name: str, linear: nn.Linear, x: Tensor) -> Tensor:
+            return lora(self.index, name, x, linear(x))
+
+        qkv_TE = project("qkv", self.attention.qkv, self.attention_norm(x_TC))
+        out_TE = self.attention(qkv_TE, rotation, attention)
+        x_TC = x_TC + project("out", self.attention.out, out_TE)
+        gate_up_TF = project("gate_up", self.mlp.gate_up, self.mlp_norm(x_TC))
+        return x_TC + project("down", self.mlp.down, gate(gate_up_TF))
 
 
 class SelfAttention(nn.Module):
-    """Projections, QK-norm and rotation around the attention that was passed in."""
+    """Weights of the projections; heads, QK-norm and rotation before the attention passed in."""
 
     def __init__(self, spec: ModelSpec, index: int) -> None:
         super().__init__()
@@ -123,26 +151,24 @@ class SelfAttention(nn.Module):
         self.q_norm = nn.RMSNorm(spec.head_size, eps=spec.norm_eps) if spec.qk_norm else None
         self.k_norm = nn.RMSNorm(spec.head_size, eps=spec.norm_eps) if spec.qk_norm else None
 
-    def forward(self, x_TC: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        q_TE, k_TE, v_TE = self.qkv(x_TC).split(self.spec.qkv_sizes, dim=1)
-        heads = (-1, self.spec.head_size)
-        q_THD, k_TGD, v_TGD = (part.unflatten(1, heads) for part in (q_TE, k_TE, v_TE))
-        if self.q_norm is not None and self.k_norm is not None:
-            q_THD, k_TGD = self.q_norm(q_THD), self.k_norm(k_TGD)
-        q_THD, k_TGD = rotation.apply(q_THD), rotation.apply(k_TGD)
+    def forward(self, qkv_TE: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+        q_THD, k_TGD, v_TGD = ops.split_heads(
+            qkv_TE,
+            rotation.cos,
+            rotation.sin,
+            self.q_norm.weight if self.q_norm is not None else None,
+            self.k_norm.weight if self.k_norm is not None else None,
+            kv_heads=self.spec.kv_heads,
+            eps=self.spec.norm_eps,
+        )
         scale = self.spec.head_size**-0.5
-        out_THD = attention(self.index, q_THD, k_TGD, v_TGD, scale=scale)
-        return self.out(out_THD.flatten(1))
+        return attention(self.index, q_THD, k_TGD, v_TGD, scale=scale).flatten(1)
 
 
 class MLP(nn.Module):
-    """silu(gate) * up, then down."""
+    """Weights of the gated MLP."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.gate_up = nn.Linear(spec.hidden, 2 * spec.intermediate, bias=False)
         self.down = nn.Linear(spec.intermediate, spec.hidden, bias=False)
-
-    def forward(self, x_TC: Tensor) -> Tensor:
-        gate_TF, up_TF = self.gate_up(x_TC).chunk(2, dim=1)
-        return self.down(F.silu(gate_TF) * up_TF)

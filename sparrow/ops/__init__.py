@@ -1,40 +1,49 @@
 """Ops: tensors in, tensors out; a definition for each, and faster versions by device."""
 
-from sparrow.ops.api import (
-    TokenStats,
-    TopK,
-    acceptance,
+from sparrow.ops.api.attention import (
     attend_causal,
     attend_causal_paged,
     attend_decode,
     attend_sparse,
-    logits,
+)
+from sparrow.ops.api.layers import linear_add, norm_gated, norm_linear, split_heads
+from sparrow.ops.api.logprob import acceptance, logits, token_stats, top_k
+from sparrow.ops.api.pages import (
+    append_pages,
     score_pages,
     select_pages,
     summarise_pages,
-    token_stats,
-    top_k,
     write_pages,
 )
+from sparrow.ops.api.sampling import sample
 from sparrow.ops.dispatch import using, versions
+from sparrow.ops.reference.logprob import TokenStats, TopK
+from sparrow.ops.reference.sampling import Draws
 from sparrow.ops.types import Field, PageCache, PageLists, kv_fields, page_bytes
 
 __all__ = [
+    "Draws",
     "Field",
     "PageCache",
     "PageLists",
     "TokenStats",
     "TopK",
     "acceptance",
+    "append_pages",
     "attend_causal",
     "attend_causal_paged",
     "attend_decode",
     "attend_sparse",
     "kv_fields",
+    "linear_add",
     "logits",
+    "norm_gated",
+    "norm_linear",
     "page_bytes",
+    "sample",
     "score_pages",
     "select_pages",
+    "split_heads",
     "summarise_pages",
     "token_stats",
     "top_k",

@@ -18,9 +18,23 @@ from torch import Tensor
 
 Choice = Literal["fastest", "reference"]
 
-# (op, device type) -> module with a function of the op's name, `supports` with the same arguments
-# and `fits(dtype, head size)`. The second item is the package that it needs beyond torch.
-FASTER = {("attend_decode", "cpu"): ("sparrow.ops.cpu.attention", "numba")}
+# (op, device type) -> module with a function of the op's name, `supports(op, *arguments)` and
+# `fits(dtype, head size)`. The second item is the package that it needs beyond torch.
+FASTER = {
+    ("attend_decode", "cpu"): ("sparrow.ops.cpu.attention", "numba"),
+    ("attend_decode", "cuda"): ("sparrow.ops.kernels.attend_decode", "triton"),
+    ("attend_causal_paged", "cuda"): ("sparrow.ops.kernels.attend_prefill", "triton"),
+    ("write_pages", "cuda"): ("sparrow.ops.kernels.store", "triton"),
+    ("summarise_pages", "cuda"): ("sparrow.ops.kernels.store", "triton"),
+    ("append_pages", "cuda"): ("sparrow.ops.kernels.store", "triton"),
+    ("score_pages", "cuda"): ("sparrow.ops.kernels.score", "triton"),
+    ("select_pages", "cuda"): ("sparrow.ops.kernels.select", "triton"),
+    ("sample", "cuda"): ("sparrow.ops.kernels.sample", "triton"),
+    ("norm_linear", "cuda"): ("sparrow.ops.kernels.linear", "triton"),
+    ("linear_add", "cuda"): ("sparrow.ops.kernels.linear", "triton"),
+    ("norm_gated", "cuda"): ("sparrow.ops.kernels.linear", "triton"),
+    ("split_heads", "cuda"): ("sparrow.ops.kernels.heads", "triton"),
+}
 
 _choice: ContextVar[Choice] = ContextVar("ops_choice", default="fastest")
 
@@ -52,7 +66,7 @@ def run(op: str, definition: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     first: Tensor = args[0]
     if _choice.get() == "fastest":
         module = _faster(op, first.device.type)
-        if module is not None and module.supports(*args, **kwargs):
+        if module is not None and module.supports(op, *args, **kwargs):
             return getattr(module, op)(*args, **kwargs)
     return definition(*args, **kwargs)
 

@@ -44,12 +44,11 @@ class Field:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def kv_fields(page: int, head_size: int, dtype: torch.dtype) -> tuple[Field, Field, Field]:
-    """Keys, values, and the landmark that the block-mean rule scores."""
+def kv_fields(page: int, head_size: int, dtype: torch.dtype) -> tuple[Field, ...]:
+    """Keys and values. What a sparse rule needs beside them, it declares itself."""
     return (
         Field(name="k", shape=(page, head_size), dtype=dtype),
         Field(name="v", shape=(page, head_size), dtype=dtype),
-        Field(name="landmark", shape=(head_size,), dtype=dtype),
     )
 
 
@@ -84,6 +83,10 @@ class PageCache:
         self._blocks = _allocate(page_fields, (layers, pages, kv_heads), device)
         self._states = _allocate(state_fields, (layers, slots, kv_heads), device)
 
+    @property
+    def bytes(self) -> int:
+        return sum(field.nbytes for field in (*self._blocks.values(), *self._states.values()))
+
     def field(self, name: str, layer: int) -> Tensor:
         """A page field of one layer, [N, G, *shape]."""
         return _named(self._blocks, name, "page")[layer]
@@ -91,6 +94,30 @@ class PageCache:
     def state(self, name: str, layer: int) -> Tensor:
         """A state field of one layer, [slots, G, *shape]."""
         return _named(self._states, name, "state")[layer]
+
+    def read(self, pages: Tensor, slot: int | None = None) -> dict[str, Tensor]:
+        """Copies in host memory of what pages, and a request's slot, hold in all layers.
+
+        Layer by layer, so that a full device needs no room for a second copy.
+        """
+        copies = {name: _gather(field, pages) for name, field in self._blocks.items()}
+        if slot is not None:
+            copies |= {name: field[:, slot].cpu() for name, field in self._states.items()}
+        return copies
+
+    def write(self, copies: Mapping[str, Tensor], pages: Tensor, slot: int | None = None) -> None:
+        """Put back what `read` gave, into these pages and this slot, bit for bit."""
+        for name, field in self._blocks.items():
+            for layer, copy in zip(field, copies[name], strict=True):
+                layer.index_copy_(0, pages, copy.to(field.device, non_blocking=True))
+        if slot is not None:
+            for name, field in self._states.items():
+                field[:, slot] = copies[name].to(field.device)
+
+    def copy_pages(self, source: Tensor, target: Tensor) -> None:
+        """Copy whole pages, all fields and layers."""
+        for field in self._blocks.values():
+            field[:, target] = field[:, source]
 
 
 def page_bytes(fields: Sequence[Field], *, layers: int, kv_heads: int) -> int:
@@ -102,6 +129,17 @@ def _allocate(
     fields: Sequence[Field], lead: tuple[int, int, int], device: torch.device | str
 ) -> dict[str, Tensor]:
     return {f.name: torch.zeros(*lead, *f.shape, dtype=f.dtype, device=device) for f in fields}
+
+
+def _gather(field: Tensor, pages: Tensor) -> Tensor:
+    """[layers, pages, ...] of one field in host memory, pinned where it comes from a GPU."""
+    shape = (field.shape[0], len(pages), *field.shape[2:])
+    host = torch.empty(shape, dtype=field.dtype, pin_memory=field.is_cuda)
+    for layer, copy in zip(field, host, strict=True):
+        copy.copy_(layer.index_select(0, pages), non_blocking=True)
+    if field.is_cuda:
+        torch.cuda.current_stream(field.device).synchronize()
+    return host
 
 
 def _named(fields: Mapping[str, Tensor], name: str, kind: str) -> Tensor:

@@ -30,7 +30,8 @@ ALLOWED: dict[str, set[str]] = {
     "bench": ROLLOUT | {"engine"},
     "demo": ROLLOUT | {"engine"},
     "__main__": {"cli"},
-    "cli": BASE | {"models", "engine", "bench", "calibrate", "dataflow", "serve", "report", "demo"},
+    "cli": BASE
+    | {"sparse", "models", "engine", "bench", "calibrate", "dataflow", "serve", "report", "demo"},
 }
 
 
@@ -105,7 +106,14 @@ assert "generate" in CliRunner().invoke(app, ["--help"]).output
 
 
 @pytest.mark.parametrize(
-    "act", ["import sparrow", "import sparrow.records", "import sparrow.config", HELP]
+    "act",
+    [
+        "import sparrow",
+        "import sparrow.records",
+        "import sparrow.sparse",
+        "import sparrow.config",
+        HELP,
+    ],
 )
 def test_loads_no_torch(act: str) -> None:
     for needed in ("pydantic", "tomli_w") if "config" in act else ():

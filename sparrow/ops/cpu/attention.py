@@ -31,7 +31,7 @@ def fits(dtype: torch.dtype, head_size: int) -> bool:
     return dtype in (torch.float32, torch.bfloat16) and head_size % CHUNK == 0
 
 
-def supports(q_BHD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, **__: Any) -> bool:
+def supports(_op: str, q_BHD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, **__: Any) -> bool:
     """One dtype that fits, and pools that need no copy."""
     return (
         fits(q_BHD.dtype, q_BHD.shape[2])

@@ -1,4 +1,4 @@
-"""Definitions of the page operations: write, summarise, score, select.
+"""Definitions of the page operations: write, summarise, append, score, select.
 
 Legend of the dimension letters: sparrow/ops/types.py.
 """
@@ -26,6 +26,18 @@ def summarise_pages(k_NGPD: Tensor, landmark_NGD: Tensor, slots_T: Tensor) -> No
     ends_page_T = (slots_T >= 0) & (slots_T % page == page - 1)
     finished = slots_T[ends_page_T] // page
     landmark_NGD[finished] = page_means(k_NGPD[finished], landmark_NGD.dtype)
+
+
+def append_pages(
+    k_NGPD: Tensor,
+    v_NGPD: Tensor,
+    landmark_NGD: Tensor,
+    k_BGD: Tensor,
+    v_BGD: Tensor,
+    slots_B: Tensor,
+) -> None:
+    write_pages(k_NGPD, v_NGPD, k_BGD, v_BGD, slots_B)
+    summarise_pages(k_NGPD, landmark_NGD, slots_B)
 
 
 def page_means(k_MGPD: Tensor, dtype: torch.dtype) -> Tensor:

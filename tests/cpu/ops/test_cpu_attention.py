@@ -24,7 +24,7 @@ SCALE = 0.125
 
 
 def attend(batch: Batch, lists: PageLists | None = None, *, scale: float = SCALE) -> Tensor:
-    assert attention.supports(batch.q_BHD, *batch.pool, lists, scale=scale)
+    assert attention.supports("attend_decode", batch.q_BHD, *batch.pool, lists, scale=scale)
     return attention.attend_decode(batch.q_BHD, *batch.pool, lists, scale=scale)
 
 
@@ -185,13 +185,15 @@ def test_scores_far_apart_pick_one_token() -> None:
 
 def test_what_is_left_to_the_definition() -> None:
     q, k = torch.zeros(1, 2, 64), torch.zeros(3, 2, 16, 64)
-    assert attention.supports(q, k, k)
-    assert attention.supports(q.bfloat16(), k.bfloat16(), k.bfloat16())
-    assert not attention.supports(q.half(), k.half(), k.half())
-    assert not attention.supports(q.double(), k.double(), k.double())
-    assert not attention.supports(q, k.bfloat16(), k.bfloat16())
-    assert not attention.supports(q, k.transpose(0, 2), k)
-    assert not attention.supports(q[:, :, :40], k[..., :40].contiguous(), k[..., :40].contiguous())
+    assert attention.supports("attend_decode", q, k, k)
+    assert attention.supports("attend_decode", q.bfloat16(), k.bfloat16(), k.bfloat16())
+    assert not attention.supports("attend_decode", q.half(), k.half(), k.half())
+    assert not attention.supports("attend_decode", q.double(), k.double(), k.double())
+    assert not attention.supports("attend_decode", q, k.bfloat16(), k.bfloat16())
+    assert not attention.supports("attend_decode", q, k.transpose(0, 2), k)
+    assert not attention.supports(
+        "attend_decode", q[:, :, :40], k[..., :40].contiguous(), k[..., :40].contiguous()
+    )
 
 
 def test_exp2() -> None:

@@ -125,7 +125,10 @@ def test_a_kv_page_is_contiguous_per_head_and_fields_have_names() -> None:
         kv_heads=3,
         page=16,
         pages=5,
-        page_fields=ops.kv_fields(16, 8, torch.bfloat16),
+        page_fields=(
+            *ops.kv_fields(16, 8, torch.bfloat16),
+            ops.Field(name="landmark", shape=(8,), dtype=torch.bfloat16),
+        ),
         slots=4,
         state_fields=[ops.Field(name="running", shape=(7,), dtype=torch.float32)],
     )
@@ -141,6 +144,34 @@ def test_a_kv_page_is_contiguous_per_head_and_fields_have_names() -> None:
         cache.field("latent", 0)
     with pytest.raises(ValueError, match="no state field 'k'"):
         cache.state("k", 0)
+
+
+def test_pages_and_state_are_read_written_and_copied_in_all_layers() -> None:
+    cache = ops.PageCache(
+        layers=2,
+        kv_heads=3,
+        page=4,
+        pages=6,
+        page_fields=ops.kv_fields(4, 8, torch.float32),
+        slots=3,
+        state_fields=[ops.Field(name="running", shape=(2,), dtype=torch.float32)],
+    )
+    for layer in range(2):
+        for field in (cache.field("k", layer), cache.field("v", layer)):
+            field.normal_()
+        cache.state("running", layer).normal_()
+    pages, before = torch.tensor([4, 1]), cache.field("k", 1).clone()
+    copies = cache.read(pages, 2)
+    state = cache.state("running", 1)[2].clone()
+    cache.field("k", 1).zero_()
+    cache.state("running", 1).zero_()
+    cache.write(copies, torch.tensor([0, 5]), 1)
+    assert torch.equal(cache.field("k", 1)[[0, 5]], before[[4, 1]])
+    assert (cache.field("k", 1)[1:5] == 0).all()
+    assert torch.equal(cache.state("running", 1)[1], state)
+    cache.copy_pages(torch.tensor([0]), torch.tensor([2]))
+    assert torch.equal(cache.field("k", 1)[2], before[4])
+    assert torch.equal(cache.field("v", 0)[2], copies["v"][0, 0])
 
 
 def test_two_fields_of_one_name_are_refused() -> None:

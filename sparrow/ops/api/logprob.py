@@ -1,0 +1,97 @@
+"""Contracts of what is read off final hidden states: logits, log-prob, top-k, acceptance.
+
+Legend of the dimension letters: sparrow/ops/types.py.
+"""
+
+from torch import Tensor
+
+from sparrow.ops.api.checks import chunking, head, known_ids, rows, same_shape
+from sparrow.ops.dispatch import run
+from sparrow.ops.reference import logprob as _logprob
+from sparrow.ops.reference.logprob import TokenStats, TopK
+
+
+def logits(hidden_TC: Tensor, head_VC: Tensor) -> Tensor:
+    """Hidden states times the LM head, [T, V] in fp32 whatever the inputs' dtype.
+
+    For a handful of tokens; whole sequences go through the chunked ops below.
+    """
+    head(hidden_TC, head_VC)
+    return run("logits", _logprob.logits, hidden_TC, head_VC)
+
+
+def token_stats(
+    hidden_TC: Tensor,
+    head_VC: Tensor,
+    ids_T: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    chunk: int | None = None,
+) -> TokenStats:
+    """Log-prob of each given token and entropy of its distribution, with gradients.
+
+    The one log-prob function for tokens that are given. (A sampler reports the log-prob of its
+    draw itself, under what it drew from; without truncation the two are equal up to rounding.)
+    Works through `chunk` tokens at a time (default: 64 MiB of logits). temperature divides the
+    logits; one number or one per token, above 0, without gradient.
+    """
+    head(hidden_TC, head_VC)
+    rows("ids", ids_T, len(hidden_TC))
+    known_ids(ids_T, len(head_VC))
+    chunking(temperature, chunk)
+    return run(
+        "token_stats",
+        _logprob.token_stats,
+        hidden_TC,
+        head_VC,
+        ids_T,
+        temperature=temperature,
+        chunk=chunk,
+    )
+
+
+def top_k(
+    hidden_TC: Tensor,
+    head_VC: Tensor,
+    k: int,
+    *,
+    temperature: float | Tensor = 1.0,
+    chunk: int | None = None,
+) -> TopK:
+    """The k most likely tokens and their log-probs, best first, by chunks. No gradients."""
+    head(hidden_TC, head_VC)
+    chunking(temperature, chunk)
+    if not 1 <= k <= len(head_VC):
+        raise ValueError(f"k must be between 1 and the vocabulary {len(head_VC)}, got {k}")
+    return run("top_k", _logprob.top_k, hidden_TC, head_VC, k, temperature=temperature, chunk=chunk)
+
+
+def acceptance(
+    p_TC: Tensor,
+    q_TC: Tensor,
+    head_VC: Tensor,
+    *,
+    q_head_VC: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    chunk: int | None = None,
+) -> Tensor:
+    """Exact per-token acceptance alpha = sum_v min(p(v), q(v)), [T] in [0, 1]. No gradients.
+
+    p and q are given by final hidden states at the same positions of the same sequence, with one
+    LM head or, where the two sides differ in it, with q_head for q.
+    """
+    same_shape("p", p_TC, "q", q_TC)
+    head(p_TC, head_VC)
+    if q_head_VC is not None:
+        same_shape("head", head_VC, "q_head", q_head_VC)
+    chunking(temperature, chunk)
+    return run(
+        "acceptance",
+        _logprob.acceptance,
+        p_TC,
+        q_TC,
+        head_VC,
+        q_head_VC=q_head_VC,
+        temperature=temperature,
+        chunk=chunk,
+    )

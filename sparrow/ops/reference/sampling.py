@@ -1,0 +1,102 @@
+"""Definition of sampling: logits to tokens, each with its log-prob under what it was drawn from.
+
+A draw inverts the cumulative distribution, in the order of the vocabulary, at one uniform number.
+That number is a hash of the row's seed and of how many tokens the row has drawn, so there is no
+generator to keep: a row draws the same wherever and beside whomever it runs.
+Legend of the dimension letters: sparrow/ops/types.py.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+
+
+class Draws(NamedTuple):
+    """Per row: the token, its log-prob and the entropy (fp32), and whether logits were finite."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    entropies: Tensor
+    ok: Tensor
+
+
+def sample(
+    logits_BV: Tensor,
+    seeds_B: Tensor,
+    counters_B: Tensor,
+    temperature_B: Tensor,
+    top_k_B: Tensor | None = None,
+    top_p_B: Tensor | None = None,
+    forbidden_BS: Tensor | None = None,
+) -> Draws:
+    ok_B = logits_BV.isfinite().all(1)
+    logits_BV = logits_BV.float()
+    if forbidden_BS is not None:
+        logits_BV = _forbid(logits_BV, forbidden_BS)
+        ok_B = ok_B & ~logits_BV.isneginf().all(1)
+    greedy_B = temperature_B == 0
+    logp_BV = (logits_BV / torch.where(greedy_B, 1.0, temperature_B)[:, None]).log_softmax(1)
+    if top_k_B is not None or top_p_B is not None:
+        logp_BV = _truncate(logp_BV, top_k_B, top_p_B)
+    p_BV = logp_BV.exp()
+    drawn_B = _invert(p_BV, uniforms(seeds_B, counters_B))
+    token_B = torch.where(greedy_B, logits_BV.argmax(1), drawn_B).where(ok_B, 0)
+    logprob_B = logp_BV.gather(1, token_B[:, None]).squeeze(1)
+    entropy_B = -torch.where(p_BV > 0, p_BV * logp_BV, 0.0).sum(1)
+    certain_B = greedy_B | ~ok_B
+    return Draws(
+        tokens=token_B,
+        logprobs=logprob_B.masked_fill(certain_B, 0.0),
+        entropies=entropy_B.masked_fill(certain_B, 0.0),
+        ok=ok_B,
+    )
+
+
+def uniforms(seeds_B: Tensor, counters_B: Tensor) -> Tensor:
+    """fp64 numbers in [0, 1): the splitmix64 stream of each seed, at each counter."""
+    z_B = seeds_B.long() + (counters_B.long() + 1) * _GOLDEN
+    for shift, factor in _MIX:
+        z_B = (z_B ^ _shift_right(z_B, shift)) * factor
+    z_B = z_B ^ _shift_right(z_B, 31)
+    return _shift_right(z_B, 11).double() * 2.0**-53
+
+
+def _shift_right(z_B: Tensor, bits: int) -> Tensor:
+    """Without the sign: torch shifts signed numbers."""
+    return (z_B >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _forbid(logits_BV: Tensor, forbidden_BS: Tensor) -> Tensor:
+    """Minus infinity at the named ids; negative ids are padding."""
+    bound_BS = torch.where(forbidden_BS >= 0, -math.inf, math.inf).to(logits_BV.dtype)
+    return logits_BV.scatter_reduce(1, forbidden_BS.clamp(min=0).long(), bound_BS, "amin")
+
+
+def _truncate(logp_BV: Tensor, top_k_B: Tensor | None, top_p_B: Tensor | None) -> Tensor:
+    """Log-probs after top-k, then top-p, each renormalised; what is cut has -inf."""
+    sorted_BV, order_BV = logp_BV.sort(dim=1, descending=True, stable=True)
+    if top_k_B is not None:
+        rank_V = torch.arange(logp_BV.shape[1], device=logp_BV.device)
+        cut_BV = (rank_V >= top_k_B[:, None]) & (top_k_B[:, None] > 0)
+        sorted_BV = sorted_BV.masked_fill(cut_BV, -math.inf).log_softmax(1)
+    if top_p_B is not None:
+        p_BV = sorted_BV.exp()
+        before_BV = p_BV.cumsum(1, dtype=torch.float64) - p_BV  # the mass of the better ones
+        cut_BV = (before_BV >= top_p_B[:, None]) & (top_p_B[:, None] < 1)
+        sorted_BV = sorted_BV.masked_fill(cut_BV, -math.inf).log_softmax(1)
+    return torch.empty_like(sorted_BV).scatter_(1, order_BV, sorted_BV)
+
+
+def _invert(p_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """The first token at which the cumulative distribution exceeds each uniform number."""
+    ladder_BV = p_BV.cumsum(1, dtype=torch.float64)
+    goal_B1 = uniform_B[:, None] * ladder_BV[:, -1:]
+    token_B = torch.searchsorted(ladder_BV, goal_B1, right=True).squeeze(1)
+    index_V = torch.arange(p_BV.shape[1], device=p_BV.device)
+    last_B = torch.where(p_BV > 0, index_V, 0).amax(1)  # where rounding runs past the end
+    return torch.minimum(token_B, last_B)

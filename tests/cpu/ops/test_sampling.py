@@ -1,0 +1,202 @@
+"""Sampling: frequencies, seeds, log-probs, and the rows that cannot be drawn from."""
+
+import math
+
+import pytest
+import torch
+
+from sparrow import ops
+from sparrow.ops.reference.sampling import uniforms
+
+LOGITS = torch.tensor([1.0, -0.5, 2.0, 0.0, 0.5, -2.0, 1.5, 0.25])
+DRAWS = 40_000
+INF, NAN = float("inf"), float("nan")
+
+
+def draw(logits_BV, temperature: float = 1.0, seed: int = 0, **cuts) -> ops.Draws:
+    """Each row with a seed of its own; cuts are one number (or one row) for all."""
+    rows = len(logits_BV)
+    many = {
+        name: torch.as_tensor(cut).expand(rows, *torch.as_tensor(cut).shape)
+        for name, cut in cuts.items()
+    }
+    return ops.sample(
+        logits_BV,
+        seed + torch.arange(rows),
+        torch.zeros(rows, dtype=torch.int64),
+        torch.full((rows,), temperature),
+        **many,
+    )
+
+
+def expected(temperature: float, top_k: int = 0, top_p: float = 1.0, forbidden=()) -> list[float]:
+    """The distribution, written out over a list."""
+    mass = [
+        0.0 if token in forbidden else math.exp(logit / temperature)
+        for token, logit in enumerate(LOGITS.tolist())
+    ]
+    order = sorted(range(len(mass)), key=lambda token: (-mass[token], token))
+    for token in order[top_k or len(mass) :]:
+        mass[token] = 0.0
+    total, before = sum(mass), 0.0
+    for token in order:
+        share = mass[token] / total
+        if top_p < 1 and before >= top_p:
+            mass[token] = 0.0
+        before += share
+    return [m / sum(mass) for m in mass]
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        {},
+        {"top_k": 3},
+        {"top_k": 1},
+        {"top_k": 100},
+        {"top_p": 0.8},
+        {"top_p": 0.01},
+        {"top_k": 5, "top_p": 0.7},
+        {"forbidden": [2, -1, 6]},
+        {"forbidden": [2], "top_k": 2},
+        {"forbidden": [-1, -1]},
+    ],
+)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_frequencies_logprobs_and_entropy(temperature: float, cuts: dict) -> None:
+    names = {"top_k": "top_k_B", "top_p": "top_p_B", "forbidden": "forbidden_BS"}
+    arguments = {names[name]: value for name, value in cuts.items()}
+    draws = draw(LOGITS.expand(DRAWS, -1), temperature, **arguments)
+    p = torch.tensor(expected(temperature, **cuts), dtype=torch.float64)
+    frequency = torch.bincount(draws.tokens, minlength=len(p)) / DRAWS
+    assert ((frequency - p).abs() <= 5 * (p * (1 - p) / DRAWS).sqrt()).all()
+    torch.testing.assert_close(draws.logprobs, p[draws.tokens].log().float())
+    entropy = -torch.special.xlogy(p, p).sum().float()
+    torch.testing.assert_close(draws.entropies, entropy.expand(DRAWS), atol=1e-5, rtol=1e-5)
+    assert draws.ok.all()
+
+
+def test_rows_have_their_own_cuts() -> None:
+    zeros = torch.zeros(4, dtype=torch.int64)
+    draws = ops.sample(
+        LOGITS.expand(4, -1),
+        zeros,
+        zeros,
+        torch.tensor([1.0, 1.0, 1.0, 0.0]),
+        torch.tensor([0, 1, 0, 0]),
+        torch.tensor([1.0, 1.0, 0.001, 1.0]),
+        torch.tensor([[-1], [2], [-1], [2]]),
+    )
+    assert draws.tokens[1:].tolist() == [6, 2, 6]
+    assert draws.logprobs[1:].tolist() == draws.entropies[1:].tolist() == [0.0] * 3
+    assert draws.logprobs[0] < 0 < draws.entropies[0]
+
+
+def test_greedy_takes_the_earliest_best_and_ignores_the_seed() -> None:
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]]).expand(50, -1)
+    draws = draw(logits, temperature=0.0)
+    assert (draws.tokens == 1).all()
+    assert (draws.logprobs == 0).all()
+    assert (draws.entropies == 0).all()
+
+
+def test_uniform_numbers_are_splitmix64() -> None:
+    """The published first outputs of the generator, and its second as counter 1."""
+    outputs = [0xE220A8397B1DCDAF, 6457827717110365317, 3203168211198807973]
+    numbers = uniforms(torch.tensor([0, 1234567, 1234567]), torch.tensor([0, 0, 1]))
+    assert numbers.tolist() == [(output >> 11) * 2.0**-53 for output in outputs]
+
+
+def test_uniform_numbers_fill_the_interval_evenly() -> None:
+    seeds = torch.arange(200).repeat_interleave(200)
+    numbers = uniforms(seeds, torch.arange(200).repeat(200))
+    assert 0 <= numbers.min() < numbers.max() < 1
+    assert len(numbers.unique()) == len(numbers)
+    counts = torch.histc(numbers, bins=100, min=0, max=1)
+    chi_square = ((counts - 400) ** 2 / 400).sum()
+    assert 99 - 5 * math.sqrt(198) < chi_square < 99 + 5 * math.sqrt(198)
+
+
+@pytest.mark.parametrize("lag", [(0, 1), (1, 0), (1, 1), (1, -1), (7, 0), (0, 64)])
+def test_neighbouring_seeds_and_counters_are_unrelated(lag: tuple[int, int]) -> None:
+    seeds = torch.arange(1000, 1200).repeat_interleave(200)
+    counters = torch.arange(100, 300).repeat(200)
+    pair = [uniforms(seeds, counters), uniforms(seeds + lag[0], counters + lag[1])]
+    assert torch.corrcoef(torch.stack(pair))[0, 1].abs() < 5 / math.sqrt(len(seeds))
+
+
+def test_draws_of_one_seed_follow_its_counter() -> None:
+    rows = LOGITS.expand(DRAWS, -1)
+    ones, seeds = torch.ones(DRAWS), torch.full((DRAWS,), 11)
+    draws = ops.sample(rows, seeds, torch.arange(DRAWS), ones)
+    p = torch.tensor(expected(1.0))
+    frequency = torch.bincount(draws.tokens, minlength=len(p)) / DRAWS
+    assert ((frequency - p).abs() <= 5 * (p * (1 - p) / DRAWS).sqrt()).all()
+    again = ops.sample(rows[:9].int().float(), seeds[:9].int(), torch.arange(9).int(), ones[:9])
+    assert (
+        again.tokens.tolist()
+        == ops.sample(rows[:9].int().float(), seeds[:9], torch.arange(9), ones[:9]).tokens.tolist()
+    )
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_row_alone_and_among_others_has_the_same_bits(cut: bool) -> None:
+    torch.manual_seed(0)
+    rows = 13
+    logits, seeds = torch.randn(rows, 1001) * 4, torch.arange(rows) * 3
+    arguments = [logits, seeds, torch.arange(rows), torch.rand(rows)]
+    if cut:
+        arguments += [torch.arange(rows), torch.rand(rows), torch.randint(-5, 1001, (rows, 6))]
+    many = ops.sample(*arguments)
+    for row in range(rows):
+        alone = ops.sample(*(argument[row : row + 1] for argument in arguments))
+        for left, right in zip(alone, many, strict=True):
+            assert left.tolist() == right[row : row + 1].tolist()
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_that_are_not_finite_are_not_ok(value: float, temperature: float) -> None:
+    logits = LOGITS.repeat(3, 1)
+    logits[1, 4] = value
+    draws = draw(logits, temperature)
+    assert draws.ok.tolist() == [True, False, True]
+    assert draws.tokens[1] == draws.logprobs[1] == draws.entropies[1] == 0
+    whole = draw(LOGITS.repeat(3, 1), temperature)
+    assert draws.tokens[[0, 2]].tolist() == whole.tokens[[0, 2]].tolist()
+
+
+def test_a_row_with_every_token_forbidden_is_not_ok() -> None:
+    draws = draw(torch.zeros(2, 3), forbidden_BS=[0, 2, 1, 1, -1])
+    assert not draws.ok.any()
+    assert draws.tokens.tolist() == draws.logprobs.tolist() == draws.entropies.tolist() == [0, 0]
+
+
+def test_logprob_and_entropy_are_those_of_training() -> None:
+    torch.manual_seed(1)
+    hidden, head = torch.randn(40, 32), torch.randn(500, 32)
+    temperature = torch.rand(40) + 0.5
+    index = torch.arange(40)
+    draws = ops.sample(ops.logits(hidden, head), index, index, temperature)
+    stats = ops.token_stats(hidden, head, draws.tokens, temperature=temperature)
+    torch.testing.assert_close(draws.logprobs, stats.logprob, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(draws.entropies, stats.entropy, atol=1e-5, rtol=1e-5)
+
+
+def test_half_precision_logits_are_widened() -> None:
+    logits = (torch.randn(20, 300) * 3).bfloat16()
+    assert draw(logits).tokens.tolist() == draw(logits.float()).tokens.tolist()
+
+
+def test_wrong_arguments_are_refused() -> None:
+    index, ones = torch.arange(2), torch.ones(2)
+    with pytest.raises(ValueError, match="logits"):
+        ops.sample(torch.zeros(5), index, index, ones)
+    with pytest.raises(ValueError, match="logits"):
+        ops.sample(torch.zeros(2, 0), index, index, ones)
+    with pytest.raises(ValueError, match="seeds"):
+        ops.sample(torch.zeros(2, 5), ones, index, ones)
+    with pytest.raises(ValueError, match="counters"):
+        ops.sample(torch.zeros(2, 5), index, torch.arange(3), ones)
+    with pytest.raises(ValueError, match="forbidden"):
+        ops.sample(torch.zeros(2, 5), index, index, ones, forbidden_BS=index)
