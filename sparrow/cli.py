@@ -132,6 +132,29 @@ def fetch(
 
 
 @app.command()
+def schedules(
+    name: Annotated[
+        str | None, typer.Argument(help="Show this one, as a schedule file to start from.")
+    ] = None,
+) -> None:
+    """List the published budget schedules, or show one of them as JSON."""
+    from rich.table import Table
+
+    from sparrow.records import to_dict
+    from sparrow.sparse import preset, preset_names
+
+    if name is not None:
+        print(json.dumps(to_dict(preset(name)), indent=2))
+        return
+    table = Table("name", "made for", "tokens kept at 2K", "8K", "16K", "32K")
+    for known in preset_names():
+        schedule = preset(known)
+        kept = [str(schedule.budget(length)) for length in (2048, 8192, 16384, 32768)]
+        table.add_row(known, str(schedule.model), *kept)
+    console.print(table)
+
+
+@app.command()
 def demo() -> None:
     """Load a small real model, watch it answer, and see what sparse decoding changes."""
     from sparrow.demo import run

@@ -25,6 +25,8 @@ BoolArray = Annotated[npt.NDArray[np.bool_], "bool"]
 Int16Array = Annotated[npt.NDArray[np.int16], "int16"]
 Int32Array = Annotated[npt.NDArray[np.int32], "int32"]
 Float32Array = Annotated[npt.NDArray[np.float32], "float32"]
+Int32Matrix = Annotated[npt.NDArray[np.int32], "int32", 2]
+Float32Matrix = Annotated[npt.NDArray[np.float32], "float32", 2]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Role = Literal["system", "user", "assistant", "tool"]
@@ -145,11 +147,29 @@ class SamplingParams(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OutputOptions(Record):
+    """What a completion shall carry beyond tokens, log-probs and entropies."""
+
+    top_logprobs: int = 0  # how many of the most likely tokens of each step; 0: none
+    hidden_states: bool = False  # final hidden state that each token was drawn from
+    training: bool = False  # log-probs of the model's own distribution: nothing may truncate it
+
+    def _check(self) -> None:
+        if self.top_logprobs < 0:
+            allowed = "an integer >= 0 (0 is none)"
+            raise FieldError("OutputOptions", {"top_logprobs": (self.top_logprobs, allowed)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion(Record):
     """What the engine returns for one sample of one prompt.
 
-    `logprobs` are those of the distribution each token was sampled from: after temperature and
-    truncation, and under the attention that ran.
+    `logprobs` and `entropies` are of the distribution each token was sampled from: after
+    temperature and truncation, and under the attention that ran. `top_logprobs` are those of the
+    most likely tokens after temperature and before truncation. `hidden` holds the final hidden
+    state that each token was drawn from, so LM head and temperature give its whole distribution.
+    `kept` is the share of the sequence's keys and values that the token's step read, over all
+    layers. `recomputed` lists the lengths at which keys and values were computed anew, densely.
     """
 
     prompt_ids: Int32Array
@@ -159,11 +179,29 @@ class Completion(Record):
     finish_reason: FinishReason
     attention: str  # what ran, for example "dense"
     entropies: Float32Array | None = None
+    kept: Float32Array | None = None
+    top_ids: Int32Matrix | None = None
+    top_logprobs: Float32Matrix | None = None
+    hidden: Float32Matrix | None = None
+    seed: int | None = None  # that of this sample: with its number of tokens it gives every draw
+    adapter: str | None = None
+    swaps: int = 0  # how often it was moved to host memory and back
+    restarts: int = 0  # how often it began anew, because weights changed
+    recomputed: tuple[int, ...] = ()
     text: str | None = None
     error: str | None = None  # present exactly if finish_reason is "error"
 
     def _check(self) -> None:
-        self._require_aligned("token_ids", "logprobs", "weight_versions", "entropies")
+        self._require_aligned(
+            "token_ids",
+            "logprobs",
+            "weight_versions",
+            "entropies",
+            "kept",
+            "top_ids",
+            "top_logprobs",
+            "hidden",
+        )
         self._refuse("prompt_ids", self.prompt_ids < 0, "token ids >= 0")
         self._refuse("token_ids", self.token_ids < 0, "token ids >= 0")
         self._refuse("logprobs", self.logprobs > LOGPROB_NOISE, "log-probs <= 0")
@@ -347,7 +385,8 @@ def _conform(hint: Any, value: Any, where: str) -> Any:
     if value is None and required is not hint:
         return None
     if get_origin(required) is Annotated:
-        return _frozen_array(np.dtype(required.__metadata__[0]), value, where)
+        dtype, *dimensions = required.__metadata__
+        return _frozen_array(np.dtype(dtype), value, where, *dimensions)
     if get_origin(required) is tuple and isinstance(value, tuple | list):
         item = get_args(required)[0]
         return tuple(_conform(item, member, f"{where}[{i}]") for i, member in enumerate(value))
@@ -370,31 +409,35 @@ def _conform_scalar(hint: Any, value: Any, where: str) -> Any:
     return hint(value) if hint in (int, float) else value
 
 
-def _frozen_array(dtype: np.dtype[Any], value: Any, where: str) -> npt.NDArray[Any]:
+def _frozen_array(
+    dtype: np.dtype[Any], value: Any, where: str, dimensions: int = 1
+) -> npt.NDArray[Any]:
     """A read-only copy. Integers stay equal; floats stay finite and may round to float32."""
-    given = _as_vector(dtype, value, where)
+    given = _as_array(dtype, value, where, dimensions)
     with np.errstate(over="ignore"):
         array = given.astype(dtype)
     lost = ~np.isfinite(array) if dtype.kind == "f" else array != given
     if lost.any():
-        got = f"{given[lost][0]} at token {lost.argmax()}"
+        got = f"{given[lost][0]} at token {lost.argmax() // max(1, lost[0].size)}"
         raise ValueError(f"{where}: got {got}, allowed: finite {dtype}")
     array.setflags(write=False)
     return array
 
 
-def _as_vector(dtype: np.dtype[Any], value: Any, where: str) -> npt.NDArray[Any]:
-    """`value` as a 1-D array of a kind that may become `dtype`: no floats or bools as integers."""
+def _as_array(dtype: np.dtype[Any], value: Any, where: str, dimensions: int) -> npt.NDArray[Any]:
+    """`value` as an array of a kind that may become `dtype`: no floats or bools as integers."""
+    allowed = f"allowed: {dimensions}-D {dtype}"
     try:
         given = np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: got no array ({error}), allowed: 1-D {dtype}") from error
+        raise ValueError(f"{where}: got no array ({error}), {allowed}") from error
+    if given.size == 0 and given.ndim == 1 < dimensions:
+        given = given.reshape(0, *[0] * (dimensions - 1))
     kinds = {"b": "b", "i": "iu", "f": "iuf"}[dtype.kind]
-    if given.ndim != 1 or (given.size > 0 and given.dtype.kind not in kinds):
-        got = f"{given.dtype} of shape {given.shape}"
-        raise ValueError(f"{where}: got {got}, allowed: 1-D {dtype}")
+    if given.ndim != dimensions or (given.size > 0 and given.dtype.kind not in kinds):
+        raise ValueError(f"{where}: got {given.dtype} of shape {given.shape}, {allowed}")
     if dtype.kind != "b" and isinstance(value, list | tuple) and bool in map(type, value):
-        raise ValueError(f"{where}: got a bool among numbers, allowed: 1-D {dtype}")
+        raise ValueError(f"{where}: got a bool among numbers, {allowed}")
     return given
 
 

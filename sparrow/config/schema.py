@@ -54,10 +54,19 @@ class GenerateSampling(SamplingParams):
 
 
 class AttentionConfig(Section):
-    """How decoding attends. Sparse is explicit: without a budget it is dense."""
+    """How decoding attends. Sparse is explicit: without a budget or a schedule it is dense."""
 
     # Tokens kept in all; None: dense. At least the three pages of 16 that are always kept.
     budget: Annotated[int, Field(ge=48)] | None = None
+    # Budgets by length: the name of a published schedule (sparrow schedules), or a file.
+    schedule: Name | None = None
+
+    @model_validator(mode="after")
+    def _refuse_both(self) -> Self:
+        if self.budget is not None and self.schedule is not None:
+            allowed = "one of budget and schedule, or neither"
+            raise FieldError("AttentionConfig", {"schedule": (self.schedule, allowed)})
+        return self
 
 
 class RunConfig(Section):

@@ -1,5 +1,7 @@
-"""Rollout. `generate` is the readable loop: one static batch over the page cache."""
+"""Rollout: the engine, its asyncio form, and a readable loop that both are compared with."""
 
+from sparrow.engine.asynchronous import AsyncEngine
+from sparrow.engine.engine import Engine, Output
 from sparrow.engine.generate import generate
 
-__all__ = ["generate"]
+__all__ = ["AsyncEngine", "Engine", "Output", "generate"]

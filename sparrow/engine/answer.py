@@ -14,13 +14,15 @@ from typing import Any
 from jinja2 import TemplateError
 
 from sparrow.config import GenerateConfig, save_resolved
-from sparrow.engine.generate import describe, generate
+from sparrow.engine.engine import Engine
 from sparrow.models import Decoder, load, load_tokenizer
-from sparrow.models.attention import Sparsity
 from sparrow.ops import versions
 from sparrow.records import Completion, to_dict
+from sparrow.sparse import Schedule, preset, preset_names
+from sparrow.sparse.block_mean import BlockMean
 
 COMPLETIONS = "completions.jsonl"
+MOST_AT_ONCE = 64
 OnText = Callable[[int, str], None]
 
 
@@ -38,12 +40,17 @@ class Session:
         if config.run.dir is not None and (config.run.dir / COMPLETIONS).exists():
             taken = config.run.dir / COMPLETIONS
             raise ValueError(f"{taken} exists; give the run a directory of its own")
+        schedule_of(config)
         name, chosen = config.model.name, config.model
         model = load(name, dtype=chosen.dtype, device=chosen.device, report=report)
         tokenizer = load_tokenizer(model.source or name)
         if config.run.dir is not None:
             save_resolved(config, config.run.dir)
         return cls(config=config, model=model, tokenizer=tokenizer)
+
+    @property
+    def schedule(self) -> Schedule | None:
+        return schedule_of(self.config)
 
     def header(self) -> str:
         """One line that says what runs."""
@@ -53,7 +60,7 @@ class Session:
         return (
             f"{self.config.model.name} | {spec.family}, {spec.parameters() / 1e6:.1f} M weights, "
             f"{str(model.dtype).removeprefix('torch.')} on {model.device} | "
-            f"attention: {describe(self.config.attention.budget, Sparsity())} | "
+            f"attention: {'dense' if self.schedule is None else self.schedule.describe()} | "
             f"ops: {kernels or 'definitions only'}"
         )
 
@@ -75,48 +82,85 @@ class Session:
         self, prompts: Sequence[str], *, chat: bool = True, on_text: OnText | None = None
     ) -> list[Completion]:
         """Completions with their text; `on_text(row, piece)` is called as pieces come."""
+        ids = [self.encode(prompt, chat=chat) for prompt in prompts]
+        params, schedule = self.config.sampling, self.schedule
+        engine = self._engine(ids)
         stream = _Stream(self.tokenizer, on_text) if on_text is not None else None
-        completions = generate(
-            self.model,
-            [self.encode(prompt, chat=chat) for prompt in prompts],
-            self.config.sampling,
-            budget=self.config.attention.budget,
-            on_token=stream,
-        )
+        numbers = [engine.add(prompt, params, schedule=schedule) for prompt in ids]
+        done: dict[int, Completion] = {}
+        for output in engine.stream():
+            row = numbers.index(output.request) * params.n + output.sample
+            if stream is not None:
+                stream.take(row, output.tokens)
+            if output.completion is not None:
+                done[row] = output.completion
         if stream is not None:
             stream.finish()
-        completions = [replace(c, text=self._decode(c)) for c in completions]
+        completions = [replace(done[row], text=self._decode(done[row])) for row in sorted(done)]
         if self.config.run.dir is not None:
             _append(self.config.run.dir / COMPLETIONS, completions)
         return completions
+
+    def _engine(self, prompts: Sequence[Sequence[int]]) -> Engine:
+        """An engine just large enough; for a reader, so single answers need not be padded."""
+        params, schedule = self.config.sampling, self.schedule
+        flow = BlockMean() if schedule is None else BlockMean.of(schedule)
+        longest = max(len(prompt) for prompt in prompts) + params.max_tokens
+        return Engine(
+            self.model,
+            max_running=min(MOST_AT_ONCE, len(prompts) * params.n),
+            max_context=min(longest, self.model.spec.max_positions),
+            flow=flow,
+            exact_batches=False,
+        )
 
     def _decode(self, completion: Completion) -> str:
         return self.tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)
 
 
 class _Stream:
-    """Turns tokens into pieces of text; a piece is held back while a character is incomplete."""
+    """Turns tokens into pieces of text; a piece is held back while a character is incomplete.
+
+    Each piece is the difference that new tokens make to the text of a short window before them.
+    """
 
     def __init__(self, tokenizer: Any, on_text: OnText) -> None:
         self.tokenizer, self.on_text = tokenizer, on_text
-        self.tokens: dict[int, list[int]] = defaultdict(list)
-        self.shown: dict[int, int] = defaultdict(int)
+        self.held: dict[int, list[int]] = defaultdict(list)
+        self.window: dict[int, list[int]] = defaultdict(list)
 
-    def __call__(self, row: int, token: int) -> None:
-        self.tokens[row].append(token)
-        text = self.tokenizer.decode(self.tokens[row], skip_special_tokens=True)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            self._show(row, text)
+    def take(self, row: int, tokens: Sequence[int]) -> None:
+        self.held[row] += tokens
+        piece = self._piece(row)
+        if piece and not piece.endswith("\N{REPLACEMENT CHARACTER}"):
+            self._show(row, piece)
 
     def finish(self) -> None:
         """Show what was held back to the end."""
-        for row, tokens in self.tokens.items():
-            self._show(row, self.tokenizer.decode(tokens, skip_special_tokens=True))
+        for row in self.held:
+            if piece := self._piece(row):
+                self._show(row, piece)
 
-    def _show(self, row: int, text: str) -> None:
-        if len(text) > self.shown[row]:
-            self.on_text(row, text[self.shown[row] :])
-            self.shown[row] = len(text)
+    def _piece(self, row: int) -> str:
+        before = self.tokenizer.decode(self.window[row], skip_special_tokens=True)
+        after = self.tokenizer.decode(self.window[row] + self.held[row], skip_special_tokens=True)
+        return after[len(before) :]
+
+    def _show(self, row: int, piece: str) -> None:
+        self.on_text(row, piece)
+        self.window[row], self.held[row] = self.held[row], []
+
+
+def schedule_of(config: GenerateConfig) -> Schedule | None:
+    """The schedule that a configuration asks for: a budget, a preset, or a file; None: dense."""
+    attention = config.attention
+    if attention.budget is not None:
+        return Schedule.fixed(attention.budget)
+    if attention.schedule is None:
+        return None
+    if attention.schedule in preset_names() or not Path(attention.schedule).is_file():
+        return preset(attention.schedule)
+    return Schedule.load(attention.schedule)
 
 
 def _check_text(prompt: str) -> None:

@@ -8,11 +8,11 @@ import torch
 
 from sparrow import models, ops
 from sparrow.engine import generate
-from sparrow.models.attention import Packed, PackedSparse, Sparsity
+from sparrow.models.attention import Packed, PackedSparse
 from sparrow.records import Completion, SamplingParams
+from sparrow.sparse import Schedule
 
 PROMPTS = [[5, 9, 2], list(range(40)), list(range(16)), [7] * 33]
-SPARSE = Sparsity(dense_layers=frozenset((0,)))
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen2", "llama"])
@@ -35,6 +35,10 @@ def model(request: pytest.FixtureRequest) -> models.Decoder:
             if "norm" not in name:
                 view.mul_(8)  # logits with a spread, as a trained model's
     return model
+
+
+def keep(budget: int) -> Schedule:
+    return Schedule.fixed(budget, dense_layers=(0,))
 
 
 def params(**changes: Any) -> SamplingParams:
@@ -64,7 +68,7 @@ def test_decode_equals_prefill(model: models.Decoder) -> None:
 @pytest.mark.parametrize("budget", [48, 64, 70])
 def test_sparse_decode_equals_one_sparse_pass(model: models.Decoder, budget: int) -> None:
     """What calibration and distillation compute is what the rollout did, token by token."""
-    completions = generate(model, PROMPTS, params(max_tokens=60), budget=budget, sparsity=SPARSE)
+    completions = generate(model, PROMPTS, params(max_tokens=60), schedule=keep(budget))
     differs = False
     for completion in completions:
 
@@ -74,7 +78,7 @@ def test_sparse_decode_equals_one_sparse_pass(model: models.Decoder, budget: int
                 dense_B=torch.tensor([prompt]),
                 budgets_T=torch.full((length,), budget),
                 page=16,
-                sparsity=SPARSE,
+                dense_layers=frozenset((0,)),
             )
 
         stats = replay(model, completion, sparse)
@@ -87,7 +91,7 @@ def test_sparse_decode_equals_one_sparse_pass(model: models.Decoder, budget: int
 
 def test_a_budget_of_the_length_is_dense_bit_for_bit(model: models.Decoder) -> None:
     plain = generate(model, PROMPTS, params())
-    whole = generate(model, PROMPTS, params(), budget=80, sparsity=SPARSE)
+    whole = generate(model, PROMPTS, params(), schedule=keep(80))
     for left, right in zip(plain, whole, strict=True):
         assert left.attention == "dense"
         assert np.array_equal(left.token_ids, right.token_ids)
@@ -143,14 +147,6 @@ def test_stops_and_minimum(model: models.Decoder) -> None:
     assert len(limited.token_ids) == 7
 
 
-def test_tokens_are_announced_as_they_come(model: models.Decoder) -> None:
-    seen: dict[int, list[int]] = {0: [], 1: []}
-    completions = generate(
-        model, PROMPTS[:2], params(), on_token=lambda row, token: seen[row].append(token)
-    )
-    assert [c.token_ids.tolist() for c in completions] == [seen[0], seen[1]]
-
-
 def test_bad_logits_fail_their_row_and_no_other() -> None:
     spec = models.SHAPES["qwen3-0.6b"]
     small = {"layers": 1, "hidden": 16, "intermediate": 16, "heads": 2, "kv_heads": 1}
@@ -167,7 +163,7 @@ def test_bad_logits_fail_their_row_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("prompt", "changes", "message"),
     [
-        ([], {}, "prompt 0 is empty"),
+        ([], {}, "prompt is empty"),
         ([61], {}, r"token 61 is not in 0\.\.60"),
         ([-1], {}, r"token -1 is not in"),
         ([1], {"stop_token_ids": (99,)}, r"stop_token_ids \(99,\)"),
@@ -179,12 +175,6 @@ def test_impossible_prompts_are_refused(model, prompt, changes, message) -> None
         generate(model, [prompt], params(**changes))
 
 
-def test_a_budget_below_the_reserved_pages_is_refused(model) -> None:
-    with pytest.raises(ValueError, match=r"budget of 47 tokens.*at least 48"):
-        generate(model, PROMPTS, params(), budget=47)
-
-
-def test_a_budget_without_a_sparse_layer_is_refused(model) -> None:
-    everything = Sparsity(dense_layers=frozenset(range(3)))
+def test_a_schedule_without_a_sparse_layer_is_refused(model) -> None:
     with pytest.raises(ValueError, match="nothing would be sparse"):
-        generate(model, PROMPTS, params(), budget=64, sparsity=everything)
+        generate(model, PROMPTS, params(), schedule=Schedule.fixed(64, dense_layers=(0, 1, 2)))

@@ -1,0 +1,70 @@
+"""CUDA graphs of decode steps, captured on first use and replayed.
+
+A graph has one shape: a batch bucket, a width of page tables, and which parts of the step take
+part. Everything it reads and writes has a fixed address; its one input is copied in before the
+replay. Capturing runs the step on spare rows alone, so no sequence notices.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Captured page-table widths: attention is launched for this many pages, so a short context does
+# not pay for the longest one.
+PAGES = (32, 128, 512, 1024, 2048)
+
+
+class Graphs:
+    """Captured steps by kind."""
+
+    def __init__(self, device: torch.device, spare: int) -> None:
+        self.device, self.spare = device, spare
+        self._captured: dict[Any, tuple[torch.cuda.CUDAGraph, Tensor, Any]] = {}
+        self._memory: Any = None
+
+    @staticmethod
+    def batch_bucket(batch: int) -> int:
+        """1, 2, 4, 8, then steps of a quarter to a half of the size."""
+        size = 1
+        while size < batch:
+            size *= 2
+        between = size * 3 // 4
+        return between if size > 16 and batch <= between else size
+
+    @staticmethod
+    def pages_bucket(pages: int, most: int) -> int:
+        return min(next((width for width in PAGES if width >= pages), most), most)
+
+    def run(self, kind: Any, at_B: Tensor, step: Callable[[Any, Tensor], Any]) -> Any:
+        """Replay the step of this kind for these rows; capture it first if it is new.
+
+        What comes back is overwritten by the next replay.
+        """
+        if kind not in self._captured:
+            self._captured[kind] = self._capture(kind, step)
+        graph, input_B, output = self._captured[kind]
+        input_B.copy_(at_B)
+        graph.replay()
+        return output
+
+    def forget(self) -> None:
+        """Drop every graph: addresses have changed."""
+        self._captured.clear()
+        self._memory = None
+
+    def _capture(
+        self, kind: Any, step: Callable[[Any, Tensor], Any]
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor, Any]:
+        input_B = torch.full((kind.batch,), self.spare, dtype=torch.int64, device=self.device)
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            step(kind, input_B)  # compiles kernels, which a capture must not
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            output = step(kind, input_B)
+        self._memory = graph.pool()
+        return graph, input_B, output

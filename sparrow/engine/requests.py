@@ -1,0 +1,227 @@
+"""Requests and their samples: what was asked, what has been drawn, which pages are held.
+
+The prompt of a request is computed once. Each of its n samples then starts from it: full pages are
+shared, the unfinished page is copied, and the first token is drawn from the prompt's logits.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from sparrow.records import Completion, FinishReason, OutputOptions, SamplingParams
+from sparrow.sparse.schedule import Schedule
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """Tokens of one sequence in the page cache: the pages, and how many tokens are in them."""
+
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """One prompt with its settings, and the state of its prompt while samples still need it."""
+
+    id: int
+    prompt: list[int]
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    options: OutputOptions
+    schedule: Schedule | None
+    schedule_slot: int
+    adapter: str | None
+    adapter_slot: int
+    attention: str
+    root: bytes  # what the contents of its pages depend on, beside tokens
+    context: Context = field(default_factory=Context)
+    logits_V: Tensor | None = None  # after the prompt; None until it is computed
+    hidden_C: Tensor | None = None
+    samples: list["Sample"] = field(default_factory=list)
+
+    @property
+    def unborn(self) -> list["Sample"]:
+        """Samples that have yet to start from the prompt."""
+        return [sample for sample in self.samples if not sample.started and sample.live]
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens to compute before samples can start."""
+        return self.prompt
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sample:
+    """One sequence on its way. Lists per token are what the host has read so far."""
+
+    request: Request
+    number: int
+    seed: int
+    context: Context = field(default_factory=Context)
+    row: int | None = None  # its place among the device's rows, while it is resident
+    started: bool = False
+    drawn: int = 0  # tokens whose drawing was launched, read or not
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    top: list[tuple[Any, Any]] = field(default_factory=list)
+    hidden: list[Any] = field(default_factory=list)
+    swapped: dict[str, Tensor] | None = None  # its pages in host memory, while it is out
+    swaps: int = 0
+    restarts: int = 0
+    recomputed: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    error: str | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.finish is None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence once everything launched is done, the newest included."""
+        return len(self.request.prompt) + self.drawn
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens to compute before it can go on: all but the newest."""
+        return (self.request.prompt + self.tokens)[:-1]
+
+    @property
+    def can_draw(self) -> bool:
+        return self.live and self.drawn < self.request.params.max_tokens
+
+    @property
+    def forbids_stops(self) -> bool:
+        return self.drawn < self.request.params.min_tokens and bool(self.request.stop_ids)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether its next draw needs more than temperature."""
+        params = self.request.params
+        return params.top_k > 0 or params.top_p < 1 or self.forbids_stops
+
+    def take(self, token: int, logprob: float, entropy: float, ok: bool) -> bool:
+        """Note a draw that was read, and the end; False if the draw was none."""
+        if not ok:
+            self.finish, self.error = "error", "the model gave NaN or infinite logits"
+            return False
+        self.tokens.append(token)
+        self.logprobs.append(min(logprob, 0.0))
+        self.entropies.append(entropy)
+        if token in self.request.stop_ids:
+            self.finish = "stop"
+        elif len(self.tokens) >= self.request.params.max_tokens:
+            self.finish = "length"
+        return True
+
+    def restart(self) -> None:
+        """Forget everything drawn; the next token is the first again, of the same stream."""
+        self.started, self.drawn = False, 0
+        self.restarts += 1
+        self.recomputed.clear()
+        for values in (self.tokens, self.logprobs, self.entropies, self.versions):
+            values.clear()
+        self.top.clear()
+        self.hidden.clear()
+
+    def completion(self, layers: int) -> Completion:
+        """The record of it, once it has ended; `layers` are the model's."""
+        assert self.finish is not None
+        request = self.request
+        return Completion(
+            prompt_ids=np.array(request.prompt, dtype=np.int32),
+            token_ids=np.array(self.tokens, dtype=np.int32),
+            logprobs=np.array(self.logprobs, dtype=np.float32),
+            entropies=np.array(self.entropies, dtype=np.float32),
+            weight_versions=np.array(self.versions, dtype=np.int32),
+            kept=kept_shares(request.schedule, len(request.prompt), len(self.tokens), layers),
+            top_ids=_matrix([ids for ids, _ in self.top], np.int32, request.options.top_logprobs),
+            top_logprobs=_matrix(
+                [logprobs for _, logprobs in self.top], np.float32, request.options.top_logprobs
+            ),
+            hidden=_matrix(self.hidden, np.float32, request.options.hidden_states),
+            finish_reason=self.finish,
+            error=self.error,
+            attention=request.attention,
+            adapter=request.adapter,
+            seed=self.seed,
+            swaps=self.swaps,
+            restarts=self.restarts,
+            recomputed=tuple(self.recomputed),
+        )
+
+
+def _matrix(rows: list[Any], dtype: type, wanted: int) -> Any:
+    if not wanted:
+        return None
+    return np.array(rows, dtype=dtype) if rows else np.empty((0, 0), dtype)
+
+
+def kept_shares(
+    schedule: Schedule | None, prompt: int, tokens: int, layers: int
+) -> npt.NDArray[np.float32]:
+    """The share of keys and values that each token's step read, over all layers.
+
+    The first token comes from the prompt, which is dense; token i from a step at length prompt + i.
+    """
+    shares = np.ones(tokens, dtype=np.float32)
+    if schedule is not None and tokens > 1:
+        length = prompt + np.arange(1, tokens)
+        kept = sum(schedule.kept(length, layer) for layer in range(layers))
+        shares[1:] = kept / (layers * length)
+    return shares
+
+
+def sample_seeds(params: SamplingParams) -> list[int]:
+    """A seed for each sample of a prompt; those of neighbouring seeds are unrelated."""
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    children = np.random.SeedSequence(seed).spawn(params.n)
+    return [int(child.generate_state(1, np.uint64)[0] >> np.uint64(1)) for child in children]
+
+
+def pages_for(tokens: int, page: int) -> int:
+    return -(-tokens // page)
+
+
+def check_prompt(prompt: Sequence[int], params: SamplingParams, vocabulary: int, room: int) -> None:
+    """Refuse what the model cannot take; `room` is its context."""
+    if not len(prompt):
+        raise ValueError("the prompt is empty")
+    wrong = next((token for token in prompt if not 0 <= token < vocabulary), None)
+    if wrong is not None:
+        raise ValueError(f"prompt token {wrong} is not in 0..{vocabulary - 1}")
+    if max(params.stop_token_ids, default=0) >= vocabulary:
+        raise ValueError(
+            f"stop_token_ids {params.stop_token_ids} are not all in 0..{vocabulary - 1}"
+        )
+    if len(prompt) + params.max_tokens > room:
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens and may grow by {params.max_tokens} "
+            f"(max_tokens), but the context is {room}"
+        )
+
+
+def check_training(params: SamplingParams, options: OutputOptions) -> None:
+    """Training-grade log-probs are of the model's own distribution: nothing may cut it."""
+    if not options.training:
+        return
+    cuts = {
+        "top_p": (params.top_p < 1, "1"),
+        "top_k": (params.top_k > 0, "0"),
+        "min_tokens": (params.min_tokens > 0, "0"),
+        "temperature": (params.temperature == 0, "above 0"),
+    }
+    for name, (wrong, allowed) in cuts.items():
+        if wrong:
+            raise ValueError(
+                f"{name}={getattr(params, name)} makes the sampled distribution another than the "
+                f"model's, but training-grade log-probs were asked for: {name} must be {allowed}"
+            )

@@ -1,0 +1,96 @@
+"""The device's own state of resident sequences: what a decode step needs without asking the host.
+
+Each resident sample has a row. A step is told only which rows take part; tokens, lengths, page
+tables, seeds and settings are here, and the step moves them on. The last row is a spare one for
+padding: its length stays -1, so it reads and writes nothing.
+
+R rows, M pages of a table, S stop ids; other letters as in sparrow/ops/types.py.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparrow import ops
+from sparrow.engine.requests import Sample
+
+STOPS = 32  # stop ids of a request that asks for a minimum number of tokens
+NO_STOP = -1
+
+
+class Rows:
+    """Tensors [R] or [R, ...], one row for each resident sample and a spare one."""
+
+    def __init__(self, count: int, pages: int, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(count + 1, *shape, dtype=dtype, device=device)
+
+        self.spare = count
+        self.device = device
+        self.free = list(range(count - 1, -1, -1))
+        self.token_R = zeros()
+        self.length_R = zeros()  # tokens in the cache: the position of `token`
+        self.table_RM = zeros(pages, dtype=torch.int32)
+        self.seed_R, self.drawn_R = zeros(), zeros()
+        self.temperature_R = zeros(dtype=torch.float32)
+        self.top_k_R, self.top_p_R = zeros(), zeros(dtype=torch.float32)
+        self.least_R = zeros()  # tokens before which stop ids are forbidden
+        self.stops_RS = zeros(STOPS)
+        self.schedule_R, self.adapter_R = zeros(), zeros()
+        self.length_R[self.spare] = -1
+
+    def enter(self, sample: Sample) -> int:
+        """Give a sample a row: it has `context.computed` tokens in its pages."""
+        request, params = sample.request, sample.request.params
+        sample.row = row = self.free.pop()
+        self.length_R[row] = sample.context.computed
+        self.token_R[row] = sample.tokens[-1] if sample.tokens else 0
+        self.seed_R[row] = sample.seed
+        self.drawn_R[row] = sample.drawn
+        self.temperature_R[row] = params.temperature
+        self.top_k_R[row] = params.top_k
+        self.top_p_R[row] = params.top_p
+        self.least_R[row] = params.min_tokens
+        self.schedule_R[row] = request.schedule_slot
+        self.adapter_R[row] = request.adapter_slot
+        if params.min_tokens:
+            stops = sorted(request.stop_ids) + [NO_STOP] * (STOPS - len(request.stop_ids))
+            self.stops_RS[row].copy_(self.upload(stops))
+        self.table_RM[row, : len(sample.context.pages)].copy_(self.upload(sample.context.pages))
+        return row
+
+    def leave(self, sample: Sample) -> None:
+        assert sample.row is not None
+        self.free.append(sample.row)
+        sample.row = None
+
+    def grow(self, places: Sequence[tuple[int, int, int]]) -> None:
+        """Enter new pages into tables: (row, index in the table, page)."""
+        if places:
+            row_n, index_n, page_n = self.upload(places).T.unbind(0)
+            self.table_RM.index_put_((row_n, index_n), page_n.int())
+
+    def upload(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+        """Whole numbers to the device, without waiting for it."""
+        host = torch.from_numpy(np.asarray(values, dtype=np.int64))
+        if self.device.type == "cuda":
+            return host.pin_memory().to(self.device, non_blocking=True)
+        return host
+
+    def draw(self, logits_BV: Tensor, at_B: Tensor, *, truncated: bool) -> ops.Draws:
+        """Draw a token for each of these rows and remember it as their newest."""
+        drawn_B = self.drawn_R[at_B]
+        cuts: dict[str, Tensor] = {}
+        if truncated:
+            early_B = drawn_B < self.least_R[at_B]
+            cuts = {
+                "top_k_B": self.top_k_R[at_B],
+                "top_p_B": self.top_p_R[at_B],
+                "forbidden_BS": self.stops_RS[at_B].masked_fill(~early_B[:, None], NO_STOP),
+            }
+        draws = ops.sample(logits_BV, self.seed_R[at_B], drawn_B, self.temperature_R[at_B], **cuts)
+        self.token_R.index_copy_(0, at_B, draws.tokens)
+        self.drawn_R.index_copy_(0, at_B, drawn_B + 1)
+        return draws

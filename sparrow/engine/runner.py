@@ -1,0 +1,251 @@
+"""Runs the model over the page cache: prompts in chunks, first draws, and decode steps.
+
+A decode step reads and moves on the device's own `Rows`, so its only input is which rows take
+part, and on a GPU it is captured once per shape and replayed. Results are copied to host memory
+behind the step and read later (`Launch.read`), so nothing here waits for the device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparrow import ops
+from sparrow.engine.graphs import Graphs
+from sparrow.engine.requests import Request, Sample
+from sparrow.engine.rows import Rows
+from sparrow.models import Decoder
+from sparrow.models.attention import PagedDecode, PagedPrefill
+from sparrow.models.lora import AdapterBank
+from sparrow.sparse.budgets import BudgetTable
+from sparrow.sparse.flow import Flow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Tokens start to stop of a prompt (or of a sample that is computed anew)."""
+
+    owner: Request | Sample
+    start: int
+    stop: int
+    pages: tuple[int, ...]  # of the tokens 0 to stop
+
+    @property
+    def last(self) -> bool:
+        return self.stop == len(self.owner.ids)
+
+
+class StepKind(NamedTuple):
+    """What a captured step depends on beside the contents of tensors."""
+
+    batch: int
+    pages: int  # width of the page tables
+    sparse: bool
+    truncated: bool
+    adapted: bool
+
+
+class StepOutput(NamedTuple):
+    """hidden [B, C], logits [B, V], and the draws as int32 [4, B] (floats by their bits)."""
+
+    hidden_BC: Tensor
+    logits_BV: Tensor
+    draws_4B: Tensor
+
+
+class Launch:
+    """Draws on their way to the host: which samples they belong to, and when they are there."""
+
+    def __init__(self, samples: Sequence[Sample], output: StepOutput, version: int) -> None:
+        self.samples = list(samples)
+        self.version = version
+        count, options = len(samples), [sample.request.options for sample in samples]
+        self._draws_4B = _to_host(output.draws_4B[:, :count])
+        self._hidden_BC = None
+        if any(option.hidden_states for option in options):
+            self._hidden_BC = _to_host(output.hidden_BC[:count].float())
+        most = max((option.top_logprobs for option in options), default=0)
+        self._top: tuple[Tensor, Tensor] | None = None
+        if most:
+            scale_B = [sample.request.params.temperature or 1.0 for sample in samples]
+            values_BK, ids_BK = _top_logprobs(output.logits_BV[:count], scale_B, most)
+            self._top = (_to_host(ids_BK.int()), _to_host(values_BK))
+        self._ready = None
+        if output.draws_4B.is_cuda:
+            self._ready = torch.cuda.Event()
+            self._ready.record()
+
+    def read(self) -> None:
+        """Wait until the draws are there, and hand them to the samples that still live."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        packed = self._draws_4B.numpy()
+        floats = packed[1:3].view(np.float32)
+        tokens, logprobs, entropies = packed[0].tolist(), floats[0].tolist(), floats[1].tolist()
+        ok = packed[3].tolist()
+        for index, sample in enumerate(self.samples):
+            if sample.live and sample.take(
+                tokens[index], logprobs[index], entropies[index], bool(ok[index])
+            ):
+                sample.versions.append(self.version)
+                self._hand_extras(index, sample)
+
+    def _hand_extras(self, index: int, sample: Sample) -> None:
+        options = sample.request.options
+        if options.hidden_states and self._hidden_BC is not None:
+            sample.hidden.append(self._hidden_BC[index].numpy().copy())
+        if options.top_logprobs and self._top is not None:
+            ids_BK, values_BK = (part[index, : options.top_logprobs].numpy() for part in self._top)
+            sample.top.append((ids_BK.copy(), values_BK.copy()))
+
+
+class Runner:
+    """The model, its cache and its rows on one device."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: ops.PageCache,
+        rows: Rows,
+        *,
+        flow: Flow | None,
+        budgets: BudgetTable,
+        adapters: AdapterBank,
+        least_batch: int,
+        graphs: bool,
+    ) -> None:
+        self.model, self.cache, self.rows = model, cache, rows
+        self.flow, self.budgets, self.adapters = flow, budgets, adapters
+        self.least_batch = least_batch
+        self.graphs = Graphs(model.device, rows.spare) if graphs else None
+
+    @torch.inference_mode()
+    def prefill(self, chunks: Sequence[Chunk]) -> None:
+        """Compute keys and values of these chunks; a prompt's last one also gives its logits."""
+        page = self.cache.page
+        positions = [np.arange(chunk.start, chunk.stop) for chunk in chunks]
+        tables = [np.asarray(chunk.pages) for chunk in chunks]
+        slots = [t[p // page] * page + p % page for t, p in zip(tables, positions, strict=True)]
+        ids = [chunk.owner.ids[chunk.start : chunk.stop] for chunk in chunks]
+        adapter = [
+            np.full(len(p), _adapter(c.owner)) for p, c in zip(positions, chunks, strict=True)
+        ]
+        packed = np.stack([np.concatenate(part) for part in (ids, positions, slots, adapter)])
+        ids_T, positions_T, slots_T, adapter_T = self.rows.upload(packed.tolist()).unbind(0)
+        bounds = np.cumsum([0, *(len(p) for p in positions)])
+        width = max(len(table) for table in tables)
+        table_BM = np.stack([np.pad(t, (0, width - len(t)), constant_values=-1) for t in tables])
+        attention = PagedPrefill(
+            cache=self.cache,
+            table_BM=self.rows.upload(table_BM.tolist()),
+            lengths_B=self.rows.upload([chunk.stop for chunk in chunks]),
+            bounds=self.rows.upload(bounds.tolist()),
+            slots_T=slots_T,
+            rule=self.flow,
+        )
+        lora = self.adapters.rows(adapter_T) if any(_adapter(c.owner) for c in chunks) else None
+        hidden_TC = self.model(ids_T, positions_T, attention, lora)
+        for chunk, end in zip(chunks, bounds[1:].tolist(), strict=True):
+            if chunk.last and isinstance(chunk.owner, Request):
+                chunk.owner.hidden_C = hidden_TC[end - 1].clone()
+                chunk.owner.logits_V = self.model.logits(hidden_TC[end - 1 : end])[0]
+
+    @torch.inference_mode()
+    def first_draws(self, samples: Sequence[Sample]) -> StepOutput:
+        """The first token of samples that have just entered, from their prompts' logits."""
+        at_B = self.rows.upload([_row(sample) for sample in samples])
+        logits_BV = torch.stack([_computed(s.request.logits_V) for s in samples])
+        hidden_BC = torch.stack([_computed(s.request.hidden_C) for s in samples])
+        truncated = any(sample.truncated for sample in samples)
+        return _pack(hidden_BC, logits_BV, self.rows.draw(logits_BV, at_B, truncated=truncated))
+
+    @torch.inference_mode()
+    def decode(self, samples: Sequence[Sample]) -> StepOutput:
+        """One more token for each of these resident samples."""
+        kind = self._kind(samples)
+        spare = [self.rows.spare] * (kind.batch - len(samples))
+        at_B = self.rows.upload([_row(sample) for sample in samples] + spare)
+        if self.graphs is None:
+            return self._step(kind, at_B)
+        return self.graphs.run(kind, at_B, self._step)
+
+    def _kind(self, samples: Sequence[Sample]) -> StepKind:
+        most = max(len(sample.context.pages) for sample in samples)
+        batch, pages = max(len(samples), self.least_batch), most
+        if self.graphs is not None:
+            batch = self.graphs.batch_bucket(batch)
+            pages = self.graphs.pages_bucket(pages, self.rows.table_RM.shape[1])
+        return StepKind(
+            batch=batch,
+            pages=pages,
+            sparse=any(sample.request.schedule is not None for sample in samples),
+            truncated=any(sample.truncated for sample in samples),
+            adapted=any(sample.request.adapter_slot for sample in samples),
+        )
+
+    def _step(self, kind: StepKind, at_B: Tensor) -> StepOutput:
+        """The whole step as device work: no value of it depends on the host."""
+        rows, page = self.rows, self.cache.page
+        length_B = rows.length_R[at_B]
+        real_B, position_B = length_B >= 0, length_B.clamp(min=0)
+        table_BM = rows.table_RM[:, : kind.pages].index_select(0, at_B)
+        block_B = table_BM.gather(1, position_B[:, None] // page).squeeze(1)
+        attention = PagedDecode(
+            cache=self.cache,
+            table_BM=table_BM,
+            lengths_B=length_B + 1,
+            slots_B=torch.where(real_B, block_B * page + position_B % page, -1),
+            rule=self.flow,
+            budgets_LB=self._budgets(at_B, length_B + 1) if kind.sparse else None,
+        )
+        lora = self.adapters.rows(rows.adapter_R[at_B]) if kind.adapted else None
+        hidden_BC = self.model(rows.token_R[at_B], position_B, attention, lora)
+        logits_BV = self.model.logits(hidden_BC)
+        rows.length_R.index_copy_(0, at_B, torch.where(real_B, length_B + 1, length_B))
+        return _pack(hidden_BC, logits_BV, rows.draw(logits_BV, at_B, truncated=kind.truncated))
+
+    def _budgets(self, at_B: Tensor, lengths_B: Tensor) -> Tensor:
+        return self.budgets.lookup(self.rows.schedule_R[at_B], lengths_B)
+
+
+def _adapter(owner: Request | Sample) -> int:
+    return (owner if isinstance(owner, Request) else owner.request).adapter_slot
+
+
+def _row(sample: Sample) -> int:
+    assert sample.row is not None
+    return sample.row
+
+
+def _computed(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None, "a sample starts before its prompt is computed"
+    return tensor
+
+
+def _pack(hidden_BC: Tensor, logits_BV: Tensor, draws: ops.Draws) -> StepOutput:
+    parts = (
+        draws.tokens.int(),
+        draws.logprobs.view(torch.int32),
+        draws.entropies.view(torch.int32),
+        draws.ok.int(),
+    )
+    return StepOutput(hidden_BC=hidden_BC, logits_BV=logits_BV, draws_4B=torch.stack(parts))
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory, complete when the device has come this far."""
+    if not tensor.is_cuda:
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def _top_logprobs(logits_BV: Tensor, temperature_B: list[float], k: int) -> tuple[Tensor, Tensor]:
+    scale_B = torch.tensor(temperature_B, dtype=torch.float32)
+    if logits_BV.is_cuda:
+        scale_B = scale_B.pin_memory().to(logits_BV.device, non_blocking=True)
+    logp_BV = (logits_BV / scale_B[:, None]).log_softmax(1)
+    return logp_BV.topk(k, dim=1)

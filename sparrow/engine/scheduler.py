@@ -1,0 +1,370 @@
+"""Who runs next, and in which pages: admission, chunks of prompts, preemption.
+
+Older requests go first and are never preempted for younger ones. A step decodes every resident
+sample that may draw, and beside that computes at most `chunk` prompt tokens, so long prompts do
+not hold up the others. When pages run out the youngest sample leaves: it is moved to host memory
+whole, or, where the user asked for that, computed anew later.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sparrow import ops
+from sparrow.engine.pool import PagePool, page_keys
+from sparrow.engine.requests import Context, Request, Sample, pages_for
+from sparrow.engine.rows import Rows
+from sparrow.engine.runner import Chunk
+
+Preempt = Literal["swap", "recompute"]
+Reuse = Literal["prompts", "all", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How prompts are cut and shared, and what happens when pages run out.
+
+    chunk   prompt tokens computed in a step; chunks of a prompt end at multiples of it
+    pack    whether chunks of several prompts share a pass of the model
+    quantum tokens of which a shared prefix is a multiple
+    """
+
+    chunk: int
+    pack: bool
+    quantum: int
+    preempt: Preempt = "swap"
+    reuse: Reuse = "prompts"
+    swap_bytes: int
+
+
+@dataclass(slots=True)
+class Work:
+    """What a step does: passes over prompts, then copies of pages, decode, first draws."""
+
+    passes: list[list[Chunk]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    births: list[Sample] = field(default_factory=list)
+    decode: list[Sample] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.passes or self.births or self.decode)
+
+
+class Scheduler:
+    """Queues of requests and samples over one pool of pages.
+
+    The queues outlive the pool: `attach` gives the scheduler memory to plan with, and before that
+    memory goes away `vacate` moves everything out of it.
+    """
+
+    pool: PagePool
+    rows: Rows
+    cache: ops.PageCache
+
+    def __init__(self, policy: Policy, drain: Callable[[], None]) -> None:
+        self.policy = policy
+        self.waiting: deque[Request] = deque()  # prompt not computed, or samples yet to start
+        self.returning: list[Sample] = []  # out of the cache, oldest first
+        self.running: list[Sample] = []  # resident, oldest first
+        self._drain = drain  # reads what was launched, so that samples may end
+
+    def attach(self, pool: PagePool, rows: Rows, cache: ops.PageCache) -> None:
+        self.pool, self.rows, self.cache = pool, rows, cache
+
+    def vacate(self) -> None:
+        """Move every sample to host memory and drop what can be computed again; then let go."""
+        for sample in reversed(self.running[:]):
+            self.preempt(sample, "swap")
+        for request in self.waiting:
+            self.drop_prompt(request)
+        for sample in self.returning:
+            self.evict(sample)
+        del self.pool, self.rows, self.cache
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.returning or self.running)
+
+    def plan(self) -> Work:
+        """The next step. Pages are taken and rows entered here; the caller runs it at once."""
+        work = self._plan()
+        if not work and not self.idle and not self.running:
+            # Whoever waits holds pages that the oldest needs: it goes first, they begin again.
+            self._drop_prompts()
+            for sample in self.returning[1:]:
+                self.evict(sample)
+            work = self._plan()
+        return work
+
+    def _plan(self) -> Work:
+        work = Work()
+        work.decode = self._ready_to_decode()
+        tokens = self._bring_back(work, self.policy.chunk)
+        if not self.returning:
+            self._start_prompts(work, tokens)
+        return work
+
+    # Decoding: every resident sample gets room for its next token.
+
+    def _ready_to_decode(self) -> list[Sample]:
+        places: list[tuple[int, int, int]] = []
+        for sample in list(self.running):
+            if sample.row is not None and sample.can_draw:
+                self._grow(sample, places)
+        places = [place for place in places if place[0] not in self.rows.free]
+        self.rows.grow(places)
+        return [sample for sample in self.running if sample.can_draw]
+
+    def _grow(self, sample: Sample, places: list[tuple[int, int, int]]) -> None:
+        """A page for the token that the next step writes, if it begins one."""
+        pages = sample.context.pages
+        if len(pages) >= pages_for(sample.length, self.pool.page):
+            return
+        self._make_room(sample)
+        if sample.row is not None and sample.can_draw:
+            pages += self.pool.take(1)
+            places.append((sample.row, len(pages) - 1, pages[-1]))
+
+    def _make_room(self, sample: Sample) -> None:
+        """At least one page for this sample, or it has left itself, being the youngest."""
+        if not self.pool.available:
+            self._drain()
+        if not self.pool.available:
+            self._drop_prompts()
+        while not self.pool.available and sample.row is not None:
+            self.preempt(self.running[-1], self.policy.preempt)
+
+    def _drop_prompts(self) -> None:
+        """Prompts that were computed for samples which have not started can be had again."""
+        for request in self.waiting:
+            self.drop_prompt(request)
+
+    def drop_prompt(self, request: Request) -> None:
+        """Give back what the request itself holds; it is computed again when its turn comes."""
+        if request.context.pages:
+            self.pool.release(request.context.pages)
+        request.context = Context()
+        request.logits_V = request.hidden_C = None
+
+    # Leaving and coming back.
+
+    def preempt(self, sample: Sample, how: Preempt) -> None:
+        """Move a resident sample out; everything launched for it has been read."""
+        assert sample.drawn == len(sample.tokens), "a sample leaves while its draw is on its way"
+        sample.context.computed = sample.length - 1
+        if how == "swap":
+            self._swap_out(sample)
+        else:
+            sample.recomputed.append(sample.context.computed)
+        self.evict(sample)
+        insort(self.returning, sample, key=_age)
+
+    def renew(self, request: Request, *, restart: bool) -> None:
+        """What was computed for a request is no longer valid; samples restart or are recomputed."""
+        for sample in (sample for sample in request.samples if sample.live and sample.started):
+            if sample.row is not None:
+                self.preempt(sample, "recompute")
+            elif sample.swapped is not None:
+                sample.swapped = None
+                sample.recomputed.append(sample.context.computed)
+            self.evict(sample)
+            if restart:
+                self.returning.remove(sample)
+                sample.restart()
+        self.drop_prompt(request)
+        if request.unborn and request not in self.waiting:
+            self.waiting = deque(sorted((*self.waiting, request), key=lambda each: each.id))
+
+    def _swap_out(self, sample: Sample) -> None:
+        held = sum(copy.nbytes for out in self.returning for copy in (out.swapped or {}).values())
+        pages = sample.context.pages
+        size = self.cache.bytes // self.pool.pages * len(pages)
+        if held + size > self.policy.swap_bytes:
+            raise RuntimeError(
+                f"pages ran out, and so did host memory for swapping: {held / 2**30:.3g} GiB are "
+                f"out already and {size / 2**30:.3g} more are needed, but swap_bytes allows "
+                f"{self.policy.swap_bytes / 2**30:.3g}. Run fewer sequences at once, or allow more"
+            )
+        sample.swapped = self.cache.read(self.rows.upload(pages), sample.row)
+        sample.swaps += 1
+
+    def evict(self, sample: Sample) -> None:
+        """Take row and pages away from a resident sample, or one that is being computed anew."""
+        if sample.row is not None:
+            self.rows.leave(sample)
+            self.running.remove(sample)
+        if sample.context.pages:
+            self.pool.release(sample.context.pages)
+        sample.context.pages = []
+        if sample.swapped is None:
+            sample.context.computed = 0
+
+    def _bring_back(self, work: Work, tokens: int) -> int:
+        """Samples return, oldest first, while there is room; the prompt tokens that remain."""
+        for sample in list(self.returning):
+            if not self.rows.free:
+                break
+            if sample.swapped is None:
+                tokens = self._extend(sample, work, tokens)
+                if sample.context.computed < len(sample.ids):
+                    break
+            elif not self._swap_in(sample):
+                break
+            self.returning.remove(sample)
+            self.rows.enter(sample)
+            insort(self.running, sample, key=_age)
+        return tokens
+
+    def _swap_in(self, sample: Sample) -> bool:
+        count = pages_for(sample.context.computed, self.pool.page)
+        if self.pool.available < count + self._reserve():
+            return False
+        assert sample.swapped is not None
+        sample.context.pages = self.pool.take(count)
+        row = self.rows.free[-1]  # the one that `enter` gives it
+        self.cache.write(sample.swapped, self.rows.upload(sample.context.pages), row)
+        sample.swapped = None
+        return True
+
+    def _reserve(self) -> int:
+        """Pages left to those that run already, so that nobody enters only to leave again."""
+        return len(self.running)
+
+    # Prompts.
+
+    def _start_prompts(self, work: Work, tokens: int) -> None:
+        for request in list(self.waiting):
+            if not self.rows.free or tokens <= 0:
+                break
+            if request.logits_V is None:
+                tokens = self._extend(request, work, tokens)
+                if request.context.computed < len(request.prompt):
+                    break
+            self._give_birth(request, work)
+            if request.unborn:
+                break
+            self.waiting.remove(request)
+
+    def _extend(self, owner: Request | Sample, work: Work, tokens: int) -> int:
+        """Plan chunks of an owner's tokens as far as tokens and pages allow."""
+        context, length = owner.context, len(owner.ids)
+        if not context.pages:
+            self._share_prefix(owner)
+        while context.computed < length and tokens > 0:
+            start = context.computed
+            stop = min(length, (start // self.policy.chunk + 1) * self.policy.chunk)
+            if self.policy.pack:
+                stop = min(stop, start + tokens)
+            missing = pages_for(stop, self.pool.page) - len(context.pages)
+            if self.pool.available < missing + self._reserve():
+                break
+            context.pages += self.pool.take(missing)
+            context.computed = stop
+            pages = tuple(context.pages)
+            self._add(work, Chunk(owner=owner, start=start, stop=stop, pages=pages))
+            self._publish(owner, stop)
+            tokens -= stop - start
+        return tokens
+
+    def _add(self, work: Work, chunk: Chunk) -> None:
+        """Chunks of several owners may share a pass; those of one owner follow each other."""
+        if self.policy.pack and work.passes and work.passes[-1][-1].owner is not chunk.owner:
+            work.passes[-1].append(chunk)
+        else:
+            work.passes.append([chunk])
+
+    def _share_prefix(self, owner: Request | Sample) -> None:
+        """Take over pages that hold the owner's first tokens; its last one is always computed."""
+        if self.policy.reuse == "none":
+            return
+        page, most = self.pool.page, len(owner.ids) - 1
+        found = self.pool.find(_keys(owner, page))
+        shared = min(len(found) * page, most) // self.policy.quantum * self.policy.quantum
+        owner.context.pages = found[: shared // page]
+        owner.context.computed = shared
+        self.pool.share(owner.context.pages)
+
+    def _publish(self, owner: Request | Sample, computed: int) -> None:
+        if self.policy.reuse != "none":
+            keys = _keys(owner, self.pool.page)
+            for key, page, _ in zip(
+                keys, owner.context.pages, range(computed // self.pool.page), strict=False
+            ):
+                self.pool.publish(page, key)
+
+    def _give_birth(self, request: Request, work: Work) -> None:
+        """Start samples from the computed prompt while there is room."""
+        partial = len(request.prompt) % self.pool.page > 0
+        unborn = request.unborn
+        for left, sample in zip(range(len(unborn), 0, -1), unborn, strict=True):
+            heir = left == 1  # the last one takes over what the request holds
+            cost = int(partial and not heir)
+            if not self.rows.free or self.pool.available < cost + self._reserve():
+                return
+            pages = self._bequeath(request) if heir else self._fork(request, work)
+            sample.context = Context(pages=pages, computed=len(request.prompt))
+            sample.started = True
+            self.rows.enter(sample)
+            insort(self.running, sample, key=_age)
+            work.births.append(sample)
+
+    def _fork(self, request: Request, work: Work) -> list[int]:
+        """Pages for one sample: full ones are shared, an unfinished one is copied."""
+        full = len(request.prompt) // self.pool.page
+        pages, unfinished = request.context.pages[:full], request.context.pages[full:]
+        self.pool.share(pages)
+        own = self.pool.take(len(unfinished))
+        work.copies += zip(unfinished, own, strict=True)
+        return pages + own
+
+    def _bequeath(self, request: Request) -> list[int]:
+        pages = request.context.pages
+        request.context = Context()
+        return pages
+
+    # The end.
+
+    def retire(self, sample: Sample) -> None:
+        """A sample has ended, wherever it stood."""
+        if self.policy.reuse == "all" and sample.row is not None:
+            self._publish_answer(sample)
+        if sample in self.returning:
+            self.returning.remove(sample)
+        sample.swapped = None
+        self.evict(sample)
+        request = sample.request
+        if request in self.waiting and not request.unborn:
+            self.waiting.remove(request)
+            self.drop_prompt(request)
+
+    def _publish_answer(self, sample: Sample) -> None:
+        """Pages that dense decoding wrote may serve a prompt that continues the answer."""
+        if sample.request.schedule is None and sample.tokens:
+            self._publish(sample, len(sample.ids))
+
+    def held_pages(self) -> Iterator[int]:
+        """Every reference to a page that requests and samples hold, one by one."""
+        holders: list[Request | Sample] = [*self.waiting, *self.returning, *self.running]
+        for holder in holders:
+            yield from holder.context.pages
+
+    def check(self) -> None:
+        """Rows are free or belong to one running sample; queues are in order and disjoint."""
+        rows = [sample.row for sample in self.running]
+        assert sorted([*self.rows.free, *rows]) == list(range(self.rows.spare)), "rows are lost"  # type: ignore[type-var]
+        assert all(sample.row is None for sample in self.returning)
+        for queue in (self.running, self.returning):
+            assert all(sample.live for sample in queue), "a sample that has ended is still queued"
+            assert queue == sorted(queue, key=_age), "samples are out of order"
+        assert not set(self.running) & set(self.returning)
+
+
+def _age(sample: Sample) -> tuple[int, int]:
+    return sample.request.id, sample.number
+
+
+def _keys(owner: Request | Sample, page: int) -> Iterator[bytes]:
+    request = owner if isinstance(owner, Request) else owner.request
+    return page_keys(request.root, owner.ids, page)

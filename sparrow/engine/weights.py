@@ -1,0 +1,105 @@
+"""The engine's weights by Hugging Face names: taken over in place, moved out, brought back."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparrow.models import Decoder, hf_views
+from sparrow.models.weights import HEAD
+
+Stay = Literal["keep", "host", "drop"]
+
+
+class WeightStore:
+    """Views into a decoder's storage, and where that storage is while the engine sleeps."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
+        self.present = True
+        self._device = model.device
+        self._outside: dict[nn.Parameter, Tensor] = {}
+        self._views = hf_views(model)
+
+    def write(self, items: Iterable[tuple[str, Tensor]], *, have: int, base: int | None) -> None:
+        """Copy items into the views; all is checked before the first one is written.
+
+        A part of the model is laid over the version it was made from, and no other.
+        """
+        given = dict(_distinct(items))
+        if base is not None and base != have:
+            raise ValueError(f"the update was made from version {base}, the engine has {have}")
+        if base is not None and not self.present:
+            raise ValueError("the weights were dropped: give all of them (base_version=None)")
+        tied_copy = given.pop(HEAD, None) if self.model.spec.tied else None
+        self._check(given, whole=base is None)
+        if tied_copy is not None:
+            self._check_tied(tied_copy, given)
+        with torch.no_grad():
+            for name, tensor in given.items():
+                self._views[name].copy_(tensor)
+        self.present = True
+
+    def _check(self, given: dict[str, Tensor], *, whole: bool) -> None:
+        unknown = sorted(given.keys() - self._views.keys())
+        if unknown:
+            raise ValueError(f"the model has no weights {', '.join(unknown[:3])}")
+        missing = sorted(self._views.keys() - given.keys())
+        if whole and missing:
+            raise ValueError(
+                f"{len(missing)} weights are missing, {missing[0]} first; a part of the model "
+                "needs the base_version that it was made from"
+            )
+        for name, tensor in given.items():
+            wanted = self._views[name].shape
+            if tensor.shape != wanted:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {tuple(wanted)}")
+            if not tensor.is_floating_point():
+                raise ValueError(f"{name} has dtype {tensor.dtype}, not a float")
+
+    def _check_tied(self, head: Tensor, given: dict[str, Tensor]) -> None:
+        embedding = given.get("model.embed_tokens.weight")
+        if embedding is None or not torch.equal(head.to(embedding), embedding):
+            raise ValueError(f"{HEAD} differs from the embedding, but the model ties the two")
+
+    def require(self) -> None:
+        if not self.present:
+            raise ValueError("the weights were dropped by sleep(): give all of them by update()")
+
+    def leave(self, stay: Stay) -> None:
+        """Give the weights' memory back, or not."""
+        if stay not in ("keep", "host", "drop"):
+            raise ValueError(f"weights must be keep, host or drop, got {stay!r}")
+        if stay == "keep":
+            return
+        self._views = {}
+        for parameter in self.model.parameters():
+            self._outside[parameter] = self._host_copy(parameter.data, wanted=stay == "host")
+            parameter.data = parameter.data.new_empty(0)
+        self.present = stay == "host"
+
+    def _host_copy(self, weights: Tensor, *, wanted: bool) -> Tensor:
+        """The weights in host memory; where they are not wanted, their shape alone."""
+        if not wanted:
+            return torch.empty_like(weights, device="meta")
+        on_gpu = self._device.type == "cuda"
+        host = torch.empty(weights.shape, dtype=weights.dtype, pin_memory=on_gpu)
+        return host.copy_(weights)
+
+    def enter(self) -> None:
+        """Have storage again, with the weights that `leave` kept."""
+        for parameter, host in self._outside.items():
+            place = torch.empty(host.shape, dtype=host.dtype, device=self._device)
+            parameter.data = place.copy_(host) if self.present else place
+        self._outside.clear()
+        self._views = hf_views(self.model)
+
+
+def _distinct(items: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+    seen = set()
+    for name, tensor in items:
+        if name in seen:
+            raise ValueError(f"{name} is given twice")
+        seen.add(name)
+        yield name, tensor
