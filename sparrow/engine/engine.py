@@ -242,7 +242,8 @@ class Engine:
             self._drain()
         else:
             self._read(self._take_pending(launches))
-        assert work or self._outputs or self.scheduler.idle or launches, "nothing can go on"
+        stuck = not (work or self._outputs or self.scheduler.running or self.scheduler.idle)
+        assert not stuck, "requests wait, but none can go on"
         outputs, self._outputs = self._outputs, []
         return outputs
 

@@ -10,6 +10,7 @@ R rows, M pages of a table, S stop ids; other letters as in sparrow/ops/types.py
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -72,25 +73,30 @@ class Rows:
             row_n, index_n, page_n = self.upload(places).T.unbind(0)
             self.table_RM.index_put_((row_n, index_n), page_n.int())
 
-    def upload(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+    def upload(self, values: npt.ArrayLike) -> Tensor:
         """Whole numbers to the device, without waiting for it."""
         host = torch.from_numpy(np.asarray(values, dtype=np.int64))
         if self.device.type == "cuda":
             return host.pin_memory().to(self.device, non_blocking=True)
         return host
 
-    def draw(self, logits_BV: Tensor, at_B: Tensor, *, truncated: bool) -> ops.Draws:
-        """Draw a token for each of these rows and remember it as their newest."""
-        drawn_B = self.drawn_R[at_B]
-        cuts: dict[str, Tensor] = {}
-        if truncated:
-            early_B = drawn_B < self.least_R[at_B]
-            cuts = {
-                "top_k_B": self.top_k_R[at_B],
-                "top_p_B": self.top_p_R[at_B],
-                "forbidden_BS": self.stops_RS[at_B].masked_fill(~early_B[:, None], NO_STOP),
-            }
-        draws = ops.sample(logits_BV, self.seed_R[at_B], drawn_B, self.temperature_R[at_B], **cuts)
-        self.token_R.index_copy_(0, at_B, draws.tokens)
-        self.drawn_R.index_copy_(0, at_B, drawn_B + 1)
-        return draws
+    @property
+    def state(self) -> ops.RowState:
+        """What a step reads and moves on."""
+        return ops.RowState(
+            token_R=self.token_R,
+            length_R=self.length_R,
+            seed_R=self.seed_R,
+            drawn_R=self.drawn_R,
+            temperature_R=self.temperature_R,
+            table_RM=self.table_RM,
+        )
+
+    def cuts(self, at_B: Tensor) -> dict[str, Tensor]:
+        """What truncates the distributions of these rows, as arguments of `ops.sample`."""
+        early_B = self.drawn_R[at_B] < self.least_R[at_B]
+        return {
+            "top_k_B": self.top_k_R[at_B],
+            "top_p_B": self.top_p_R[at_B],
+            "forbidden_BS": self.stops_RS[at_B].masked_fill(~early_B[:, None], NO_STOP),
+        }

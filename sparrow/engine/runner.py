@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -125,30 +126,19 @@ class Runner:
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[Chunk]) -> None:
         """Compute keys and values of these chunks; a prompt's last one also gives its logits."""
-        page = self.cache.page
-        positions = [np.arange(chunk.start, chunk.stop) for chunk in chunks]
-        tables = [np.asarray(chunk.pages) for chunk in chunks]
-        slots = [t[p // page] * page + p % page for t, p in zip(tables, positions, strict=True)]
-        ids = [chunk.owner.ids[chunk.start : chunk.stop] for chunk in chunks]
-        adapter = [
-            np.full(len(p), _adapter(c.owner)) for p, c in zip(positions, chunks, strict=True)
-        ]
-        packed = np.stack([np.concatenate(part) for part in (ids, positions, slots, adapter)])
-        ids_T, positions_T, slots_T, adapter_T = self.rows.upload(packed.tolist()).unbind(0)
-        bounds = np.cumsum([0, *(len(p) for p in positions)])
-        width = max(len(table) for table in tables)
-        table_BM = np.stack([np.pad(t, (0, width - len(t)), constant_values=-1) for t in tables])
+        pack = _pack(chunks, self.cache.page)
+        ids_T, positions_T, slots_T, adapter_T = self.rows.upload(pack.tokens_4T).unbind(0)
         attention = PagedPrefill(
             cache=self.cache,
-            table_BM=self.rows.upload(table_BM.tolist()),
+            table_BM=self.rows.upload(pack.table_BM),
             lengths_B=self.rows.upload([chunk.stop for chunk in chunks]),
-            bounds=self.rows.upload(bounds.tolist()),
+            bounds=self.rows.upload(pack.bounds),
             slots_T=slots_T,
             rule=self.flow,
         )
-        lora = self.adapters.rows(adapter_T) if any(_adapter(c.owner) for c in chunks) else None
+        lora = self.adapters.rows(adapter_T) if pack.tokens_4T[3].any() else None
         hidden_TC = self.model(ids_T, positions_T, attention, lora)
-        for chunk, end in zip(chunks, bounds[1:].tolist(), strict=True):
+        for chunk, end in zip(chunks, pack.bounds[1:].tolist(), strict=True):
             if chunk.last and isinstance(chunk.owner, Request):
                 chunk.owner.hidden_C = hidden_TC[end - 1].clone()
                 chunk.owner.logits_V = self.model.logits(hidden_TC[end - 1 : end])[0]
@@ -159,8 +149,15 @@ class Runner:
         at_B = self.rows.upload([_row(sample) for sample in samples])
         logits_BV = torch.stack([_computed(s.request.logits_V) for s in samples])
         hidden_BC = torch.stack([_computed(s.request.hidden_C) for s in samples])
-        truncated = any(sample.truncated for sample in samples)
-        return _pack(hidden_BC, logits_BV, self.rows.draw(logits_BV, at_B, truncated=truncated))
+        rows = self.rows
+        cuts = rows.cuts(at_B) if any(sample.truncated for sample in samples) else {}
+        seeds_B, drawn_B = rows.seed_R[at_B], rows.drawn_R[at_B]
+        draws = ops.sample(logits_BV, seeds_B, drawn_B, rows.temperature_R[at_B], **cuts)
+        return StepOutput(
+            hidden_BC=hidden_BC,
+            logits_BV=logits_BV,
+            draws_4B=ops.step_outputs(at_B, draws, rows.state, advance=False),
+        )
 
     @torch.inference_mode()
     def decode(self, samples: Sequence[Sample]) -> StepOutput:
@@ -188,27 +185,51 @@ class Runner:
 
     def _step(self, kind: StepKind, at_B: Tensor) -> StepOutput:
         """The whole step as device work: no value of it depends on the host."""
-        rows, page = self.rows, self.cache.page
-        length_B = rows.length_R[at_B]
-        real_B, position_B = length_B >= 0, length_B.clamp(min=0)
-        table_BM = rows.table_RM[:, : kind.pages].index_select(0, at_B)
-        block_B = table_BM.gather(1, position_B[:, None] // page).squeeze(1)
+        rows, state = self.rows, self.rows.state
+        step = ops.step_inputs(at_B, state, page=self.cache.page, width=kind.pages)
         attention = PagedDecode(
             cache=self.cache,
-            table_BM=table_BM,
-            lengths_B=length_B + 1,
-            slots_B=torch.where(real_B, block_B * page + position_B % page, -1),
+            table_BM=step.table_BM,
+            lengths_B=step.lengths_B,
+            slots_B=step.slots_B,
             rule=self.flow,
-            budgets_LB=self._budgets(at_B, length_B + 1) if kind.sparse else None,
+            budgets_LB=self._budgets(at_B, step.lengths_B) if kind.sparse else None,
         )
         lora = self.adapters.rows(rows.adapter_R[at_B]) if kind.adapted else None
-        hidden_BC = self.model(rows.token_R[at_B], position_B, attention, lora)
+        hidden_BC = self.model(step.ids_B, step.positions_B, attention, lora)
         logits_BV = self.model.logits(hidden_BC)
-        rows.length_R.index_copy_(0, at_B, torch.where(real_B, length_B + 1, length_B))
-        return _pack(hidden_BC, logits_BV, rows.draw(logits_BV, at_B, truncated=kind.truncated))
+        cuts = rows.cuts(at_B) if kind.truncated else {}
+        draws = ops.sample(logits_BV, step.seeds_B, step.counters_B, step.temperature_B, **cuts)
+        return StepOutput(
+            hidden_BC=hidden_BC,
+            logits_BV=logits_BV,
+            draws_4B=ops.step_outputs(at_B, draws, state, advance=True),
+        )
 
     def _budgets(self, at_B: Tensor, lengths_B: Tensor) -> Tensor:
         return self.budgets.lookup(self.rows.schedule_R[at_B], lengths_B)
+
+
+class _Pack(NamedTuple):
+    """Chunks side by side: id, position, slot and adapter of each token, tables and edges."""
+
+    tokens_4T: npt.NDArray[np.int64]
+    table_BM: npt.NDArray[np.int64]
+    bounds: npt.NDArray[np.int64]
+
+
+def _pack(chunks: Sequence[Chunk], page: int) -> _Pack:
+    width = max(len(chunk.pages) for chunk in chunks)
+    table_BM = np.full((len(chunks), width), -1)
+    parts = []
+    for table_M, chunk in zip(table_BM, chunks, strict=True):
+        table_M[: len(chunk.pages)] = chunk.pages
+        position = np.arange(chunk.start, chunk.stop)
+        slot = table_M[position // page] * page + position % page
+        adapter = np.full_like(position, _adapter(chunk.owner))
+        parts.append(np.stack([chunk.owner.ids[chunk.start : chunk.stop], position, slot, adapter]))
+    bounds = np.cumsum([0, *(part.shape[1] for part in parts)])
+    return _Pack(np.concatenate(parts, axis=1), table_BM, bounds)
 
 
 def _adapter(owner: Request | Sample) -> int:
@@ -223,16 +244,6 @@ def _row(sample: Sample) -> int:
 def _computed(tensor: Tensor | None) -> Tensor:
     assert tensor is not None, "a sample starts before its prompt is computed"
     return tensor
-
-
-def _pack(hidden_BC: Tensor, logits_BV: Tensor, draws: ops.Draws) -> StepOutput:
-    parts = (
-        draws.tokens.int(),
-        draws.logprobs.view(torch.int32),
-        draws.entropies.view(torch.int32),
-        draws.ok.int(),
-    )
-    return StepOutput(hidden_BC=hidden_BC, logits_BV=logits_BV, draws_4B=torch.stack(parts))
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(spec.hidden, eps=spec.norm_eps)
         self.lm_head = None if spec.tied else nn.Linear(spec.hidden, spec.vocabulary, bias=False)
         self._frequencies, self._magnitude = spec.rope.frequencies(spec.head_size)
-        self._frequencies_on: dict[torch.device, Tensor] = {}
+        self._rotations: dict[torch.device, Rotation] = {}
 
     def forward(
         self, ids_T: Tensor, positions_T: Tensor, attention: Attention, lora: Lora | None = None
@@ -92,12 +92,22 @@ class Decoder(nn.Module):
         return self.embed.weight.device
 
     def _rotation(self, positions_T: Tensor) -> Rotation:
-        """Angles in fp32 whatever the weights' dtype; hence no buffer that a cast could round."""
+        """Cosine and sine of every position, computed once in fp32 whatever the weights' dtype.
+
+        Hence no buffer, which a cast could round.
+        """
         device = positions_T.device
-        if device not in self._frequencies_on:
-            self._frequencies_on[device] = torch.tensor(self._frequencies, device=device)
-        angle_TD = positions_T[:, None].float() * self._frequencies_on[device]
-        return Rotation(cos=angle_TD.cos() * self._magnitude, sin=angle_TD.sin() * self._magnitude)
+        if device not in self._rotations:
+            with torch.inference_mode(False):
+                self._rotations[device] = self._all_rotations(device)
+        cos, sin = self._rotations[device]
+        return Rotation(cos=cos[positions_T], sin=sin[positions_T])
+
+    def _all_rotations(self, device: torch.device) -> Rotation:
+        frequencies = torch.tensor(self._frequencies, device=device)
+        positions = torch.arange(self.spec.max_positions, device=device)
+        angle = positions[:, None].float() * frequencies
+        return Rotation(cos=angle.cos() * self._magnitude, sin=angle.sin() * self._magnitude)
 
 
 class Layer(nn.Module):

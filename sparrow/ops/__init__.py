@@ -15,17 +15,28 @@ from sparrow.ops.api.pages import (
     summarise_pages,
     write_pages,
 )
+from sparrow.ops.api.rows import step_inputs, step_outputs
 from sparrow.ops.api.sampling import sample
 from sparrow.ops.dispatch import using, versions
 from sparrow.ops.reference.logprob import TokenStats, TopK
 from sparrow.ops.reference.sampling import Draws
-from sparrow.ops.types import Field, PageCache, PageLists, kv_fields, page_bytes
+from sparrow.ops.types import (
+    Field,
+    PageCache,
+    PageLists,
+    RowState,
+    StepInputs,
+    kv_fields,
+    page_bytes,
+)
 
 __all__ = [
     "Draws",
     "Field",
     "PageCache",
     "PageLists",
+    "RowState",
+    "StepInputs",
     "TokenStats",
     "TopK",
     "acceptance",
@@ -44,6 +55,8 @@ __all__ = [
     "score_pages",
     "select_pages",
     "split_heads",
+    "step_inputs",
+    "step_outputs",
     "summarise_pages",
     "token_stats",
     "top_k",

@@ -52,6 +52,34 @@ def kv_fields(page: int, head_size: int, dtype: torch.dtype) -> tuple[Field, ...
     )
 
 
+class RowState(NamedTuple):
+    """What the device remembers of R resident sequences, one row each.
+
+    token, length (tokens in the cache, -1: no sequence), seed and drawn (tokens drawn so far) are
+    int64 [R], temperature is fp32 [R], the page table int32 [R, M].
+    """
+
+    token_R: Tensor
+    length_R: Tensor
+    seed_R: Tensor
+    drawn_R: Tensor
+    temperature_R: Tensor
+    table_RM: Tensor
+
+
+class StepInputs(NamedTuple):
+    """What a decode step needs of the B rows that take part; see `ops.step_inputs`."""
+
+    ids_B: Tensor
+    positions_B: Tensor
+    lengths_B: Tensor
+    slots_B: Tensor
+    table_BM: Tensor
+    seeds_B: Tensor
+    counters_B: Tensor
+    temperature_B: Tensor
+
+
 class PageCache:
     """Memory of a model: fields that live with a page, and state that lives with a request.
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sparrow.sparse import DENSE, LayerBudgets, Note, Schedule, kept_tokens
