@@ -22,6 +22,12 @@ Choice = Literal["fastest", "reference"]
 # `fits(dtype, head size)`. The second item is the package that it needs beyond torch.
 FASTER = {
     ("attend_decode", "cpu"): ("sparrow.ops.cpu.attention", "numba"),
+    ("write_pages", "cpu"): ("sparrow.ops.cpu.pages", "numba"),
+    ("summarise_pages", "cpu"): ("sparrow.ops.cpu.pages", "numba"),
+    ("append_pages", "cpu"): ("sparrow.ops.cpu.pages", "numba"),
+    ("score_pages", "cpu"): ("sparrow.ops.cpu.pages", "numba"),
+    ("select_pages", "cpu"): ("sparrow.ops.cpu.pages", "numba"),
+    ("sample", "cpu"): ("sparrow.ops.cpu.sampling", "numba"),
     ("attend_decode", "cuda"): ("sparrow.ops.kernels.attend_decode", "triton"),
     ("attend_causal_paged", "cuda"): ("sparrow.ops.kernels.attend_prefill", "triton"),
     ("write_pages", "cuda"): ("sparrow.ops.kernels.store", "triton"),
@@ -33,6 +39,9 @@ FASTER = {
     ("norm_linear", "cuda"): ("sparrow.ops.kernels.linear", "triton"),
     ("linear_add", "cuda"): ("sparrow.ops.kernels.linear", "triton"),
     ("norm_gated", "cuda"): ("sparrow.ops.kernels.linear", "triton"),
+    ("logits", "cuda"): ("sparrow.ops.kernels.linear", "triton"),
+    ("step_inputs", "cuda"): ("sparrow.ops.kernels.rows", "triton"),
+    ("step_outputs", "cuda"): ("sparrow.ops.kernels.rows", "triton"),
     ("split_heads", "cuda"): ("sparrow.ops.kernels.heads", "triton"),
 }
 

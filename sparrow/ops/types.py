@@ -130,7 +130,9 @@ class PageCache:
         """
         copies = {name: _gather(field, pages) for name, field in self._blocks.items()}
         if slot is not None:
-            copies |= {name: field[:, slot].cpu() for name, field in self._states.items()}
+            copies |= {
+                name: field[:, slot].to("cpu", copy=True) for name, field in self._states.items()
+            }
         return copies
 
     def write(self, copies: Mapping[str, Tensor], pages: Tensor, slot: int | None = None) -> None:

@@ -1,0 +1,399 @@
+"""Page operations on a CPU: loops over rows, heads and pages that copy nothing on the way.
+
+A row's bits depend on the row alone: sums run in an order that only the shapes fix. Landmarks are
+summed key after key, in the order of the page, so that a page has the same landmark bits whether
+prefill or decoding finished it. bf16, which numpy lacks, is handled as its 16 bits. The kernels
+read wherever their numbers point, so slots and tables are looked at before.
+Legend of the dimension letters: sparrow/ops/types.py.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit, types
+from numba.extending import overload
+from torch import Tensor
+
+from sparrow.ops.cpu.simd import LANES, fma, kernel, load, store_sums, zeros
+from sparrow.ops.cpu.threads import share
+from sparrow.ops.types import PageLists
+
+DTYPES = {torch.float32, torch.bfloat16}
+BYTES_PER_THREAD = 1 << 21  # below this a helper costs more than it gives
+TILE = 4  # pages scored together
+
+Array = np.ndarray[Any, Any]
+
+# Per op, its float arguments, and those of them that are pools.
+_FLOATS = {
+    "write_pages": (slice(0, 4), slice(0, 2)),
+    "summarise_pages": (slice(0, 2), slice(0, 2)),
+    "append_pages": (slice(0, 5), slice(0, 3)),
+    "score_pages": (slice(0, 2), slice(1, 2)),
+}
+
+
+def fits(dtype: torch.dtype, head_size: int) -> bool:
+    """fp32 or bf16, and heads of whole vectors."""
+    return dtype in DTYPES and head_size % LANES == 0
+
+
+def supports(op: str, *tensors: Tensor, **_: Any) -> bool:
+    """One dtype that fits, and pools without gaps; tokens and queries may have any strides."""
+    if op == "select_pages":
+        return tensors[0].dtype == torch.float32
+    floats, pools = _FLOATS[op]
+    dtypes = {x.dtype for x in tensors[floats]}
+    return (
+        len(dtypes) == 1
+        and dtypes <= DTYPES
+        and all(x.is_contiguous() for x in tensors[pools])
+        and (op != "score_pages" or tensors[0].shape[2] % LANES == 0)
+    )
+
+
+def write_pages(
+    k_NGPD: Tensor, v_NGPD: Tensor, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor
+) -> None:
+    k_pool, slots = _numbers(k_NGPD), _integers(slots_T)
+    _refuse_outside(slots, k_pool)
+    arguments = (k_pool, _numbers(v_NGPD), _numbers(k_TGD), _numbers(v_TGD), slots)
+    share(
+        lambda first, last: _write(*arguments, first, last),
+        slots.size,
+        most=1 + 2 * k_TGD.nbytes // BYTES_PER_THREAD,
+    )
+
+
+def summarise_pages(k_NGPD: Tensor, landmark_NGD: Tensor, slots_T: Tensor) -> None:
+    k_pool, landmark, slots = _numbers(k_NGPD), _numbers(landmark_NGD), _integers(slots_T)
+    _refuse_outside(slots, k_pool)
+    token_bytes = k_pool.strides[0] // max(1, k_pool.shape[2])
+    share(
+        lambda first, last: _summarise(k_pool, landmark, slots, first, last),
+        slots.size,
+        most=1 + slots.size * token_bytes // BYTES_PER_THREAD,
+    )
+
+
+def append_pages(
+    k_NGPD: Tensor,
+    v_NGPD: Tensor,
+    landmark_NGD: Tensor,
+    k_BGD: Tensor,
+    v_BGD: Tensor,
+    slots_B: Tensor,
+) -> None:
+    k_pool, slots = _numbers(k_NGPD), _integers(slots_B)
+    _refuse_outside(slots, k_pool)
+    _write(k_pool, _numbers(v_NGPD), _numbers(k_BGD), _numbers(v_BGD), slots, 0, slots.size)
+    _summarise(k_pool, _numbers(landmark_NGD), slots, 0, slots.size)
+
+
+def score_pages(
+    q_BHD: Tensor, landmark_NGD: Tensor, table_BM: Tensor, lengths_B: Tensor, *, page: int
+) -> Tensor:
+    landmark, table = _numbers(landmark_NGD), _integers(table_BM)
+    pool, kv_heads, _ = landmark.shape
+    rows, width = table.shape
+    finished = np.empty(rows, np.int64)
+    pages = _finish(_integers(lengths_B), table, page, pool, finished)
+    if pages < 0:
+        raise ValueError(f"a table names pages outside the pool of {pool} pages")
+    score = np.empty((rows, kv_heads, width), np.float32)
+    arguments = (_numbers(q_BHD), landmark, table, finished, score)
+    share(
+        lambda first, last: _score(*arguments, first, last),
+        rows,
+        most=1 + pages * landmark.strides[0] // BYTES_PER_THREAD,
+    )
+    return torch.from_numpy(score)
+
+
+def select_pages(
+    score_BGM: Tensor,
+    lengths_B: Tensor,
+    budgets_B: Tensor,
+    *,
+    page: int,
+    first: int = 1,
+    last: int = 2,
+    width: int | None = None,
+) -> PageLists:
+    score = np.ascontiguousarray(score_BGM.detach().numpy())
+    rows, kv_heads, scores = score.shape
+    width = scores if width is None else width
+    plan_B2 = np.empty((rows, 2), np.int64)
+    pages, kept = _plan(_integers(lengths_B), _integers(budgets_B), page, first + last, plan_B2)
+    if pages > scores:
+        raise ValueError(f"{pages} pages of a sequence, but {scores} scores")
+    if kv_heads and kept > width:
+        raise ValueError(f"a page list holds {kept} pages, its width is {width}")
+    list_BGK = np.empty((rows, kv_heads, width), np.int32)
+    count_BG = np.empty((rows, kv_heads), np.int32)
+    share(
+        lambda begin, end: _list(score, plan_B2, first, last, list_BGK, count_BG, begin, end),
+        rows,
+        most=1 + score.nbytes // BYTES_PER_THREAD,
+    )
+    return PageLists(pages=torch.from_numpy(list_BGK), counts=torch.from_numpy(count_BG))
+
+
+def _refuse_outside(slots: Array, k_NGPD: Array) -> None:
+    pages, _, page, _ = k_NGPD.shape
+    highest = _highest(slots)
+    if highest >= pages * page:
+        raise ValueError(f"slot {highest} is outside the pool of {pages} pages")
+
+
+def _integers(tensor: Tensor) -> Array:
+    return np.ascontiguousarray(tensor.numpy(), dtype=np.int64)
+
+
+def _numbers(tensor: Tensor) -> Array:
+    """The floats as numpy sees them; bf16 as its 16 bits."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _widen(number: Any) -> Any:
+    """A float32 as it is, or the bits of a bfloat16 as the float32 they mean."""
+
+
+@overload(_widen, strict=False)
+def _widen_of(number: Any) -> Any:
+    if number == types.uint16:
+        return lambda number: np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
+    return lambda number: number
+
+
+def _put(array: Array, index: int, value: np.float32) -> None:
+    """array[index] = value, rounded to nearest even where the array holds bits of bfloat16."""
+
+
+@overload(_put, strict=False)
+def _put_of(array: Any, index: Any, value: Any) -> Any:
+    def put_bits(array: Array, index: int, value: np.float32) -> None:
+        bits = np.int64(np.float32(value).view(np.uint32))
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        array[index] = np.uint16(rounded if value == value else 0x7FC0)
+
+    def put_float(array: Array, index: int, value: np.float32) -> None:
+        array[index] = value
+
+    return put_bits if array.dtype == types.uint16 else put_float
+
+
+@kernel
+def _highest(slots_T: Array) -> np.int64:
+    return slots_T.max() if len(slots_T) else np.int64(-1)
+
+
+@kernel
+def _write(k_NGPD: Array, v_NGPD: Array, k: Array, v: Array, slots: Array, a: int, z: int) -> None:
+    """The tokens a..z, [T, G, D], into their slots."""
+    _, heads, page, size = k_NGPD.shape
+    for t in range(a, z):
+        if slots[t] >= 0:
+            n, p = slots[t] // page, slots[t] % page
+            for g in range(heads):
+                for d in range(size):
+                    k_NGPD[n, g, p, d] = k[t, g, d]
+                    v_NGPD[n, g, p, d] = v[t, g, d]
+
+
+@kernel
+def _summarise(k_NGPD: Array, landmark_NGD: Array, slots_T: Array, first: int, last: int) -> None:
+    """The landmarks of the pages that the tokens first..last finish."""
+    _, heads, page, size = k_NGPD.shape
+    total_D = np.empty(size, np.float32)
+    for t in range(first, last):
+        if slots_T[t] >= 0 and slots_T[t] % page == page - 1:
+            block = slots_T[t] // page
+            for g in range(heads):
+                _mean(k_NGPD[block, g], total_D, landmark_NGD[block, g])
+
+
+@njit(error_model="numpy")
+def _mean(k_PD: Array, total_D: Array, mean_D: Array) -> None:
+    """The mean of some rows, summed in their order."""
+    total_D[:] = 0
+    for p in range(len(k_PD)):
+        k_D = k_PD[p]
+        for d in range(len(total_D)):
+            total_D[d] += _widen(k_D[d])
+    for d in range(len(total_D)):
+        _put(mean_D, d, total_D[d] / np.float32(len(k_PD)))
+
+
+@kernel
+def _finish(lengths_B: Array, table_BM: Array, page: int, pool: int, finished_B: Array) -> int:
+    """The finished pages of each row, and of all; -1 if a table puts one outside the pool."""
+    total = 0
+    for b in range(len(lengths_B)):
+        finished_B[b] = min(max(lengths_B[b] // page, 0), table_BM.shape[1])
+        for m in range(finished_B[b]):
+            if not 0 <= table_BM[b, m] < pool:
+                return -1
+        total += finished_B[b]
+    return total
+
+
+@kernel
+def _score(
+    q_BHD: Array,
+    landmark_NGD: Array,
+    table_BM: Array,
+    finished_B: Array,
+    score_BGM: Array,
+    first: int,
+    last: int,
+) -> None:
+    """The rows first..last."""
+    _, heads, size = landmark_NGD.shape
+    query_GD = np.empty((heads, size), np.float32)
+    tiled_GM = np.empty((heads, -(-score_BGM.shape[2] // TILE) * TILE), np.float32)
+    for b in range(first, last):
+        finished = finished_B[b]
+        _mean_queries(q_BHD, b, query_GD)
+        _score_row(query_GD, landmark_NGD, table_BM[b, :finished], tiled_GM)
+        for g in range(heads):
+            for m in range(score_BGM.shape[2]):
+                score_BGM[b, g, m] = tiled_GM[g, m] if m < finished else -np.inf
+
+
+@njit(error_model="numpy")
+def _mean_queries(q_BHD: Array, b: int, mean_GD: Array) -> None:
+    """The mean query of each group, summed in the order of the heads."""
+    heads, size = mean_GD.shape
+    ratio = q_BHD.shape[1] // heads
+    mean_GD[:] = 0
+    for h in range(heads * ratio):
+        for d in range(size):
+            mean_GD[h // ratio, d] += _widen(q_BHD[b, h, d])
+    for g in range(heads):
+        for d in range(size):
+            mean_GD[g, d] /= np.float32(ratio)
+
+
+@njit
+def _score_row(query_GD: Array, landmark_NGD: Array, table_M: Array, score_GM: Array) -> None:
+    """Query times landmark, four pages at once; a last tile that is too long repeats a page.
+
+    Page by page and then head by head, as the landmarks lie in the pool.
+    """
+    _, heads, size = landmark_NGD.shape
+    step, end = heads * size, len(table_M) - 1
+    for m in range(0, len(table_M), TILE):
+        n0, n1 = table_M[m] * step, table_M[min(m + 1, end)] * step
+        n2, n3 = table_M[min(m + 2, end)] * step, table_M[min(m + 3, end)] * step
+        for g in range(heads):
+            a0 = a1 = a2 = a3 = zeros(LANES)
+            for i in range(g * size, (g + 1) * size, LANES):
+                x = load(query_GD, i, LANES)
+                a0 = fma(x, load(landmark_NGD, n0 + i, LANES), a0)
+                a1 = fma(x, load(landmark_NGD, n1 + i, LANES), a1)
+                a2 = fma(x, load(landmark_NGD, n2 + i, LANES), a2)
+                a3 = fma(x, load(landmark_NGD, n3 + i, LANES), a3)
+            store_sums(score_GM, g * score_GM.shape[1] + m, a0, a1, a2, a3)
+
+
+@kernel
+def _plan(
+    lengths_B: Array, budgets_B: Array, page: int, reserved: int, plan_B2: Array
+) -> tuple[np.int64, np.int64]:
+    """Per row, how many pages it has and how many it keeps; returns the most of each."""
+    most_pages = most_kept = np.int64(0)
+    for b in range(len(lengths_B)):
+        pages = max((lengths_B[b] + page - 1) // page, np.int64(0))
+        tail = lengths_B[b] - (pages - 1) * page
+        affordable = (budgets_B[b] - tail) // page + 1
+        kept = min(max(affordable, min(pages, np.int64(reserved))), pages)
+        plan_B2[b, 0], plan_B2[b, 1] = pages, kept
+        most_pages, most_kept = max(most_pages, pages), max(most_kept, kept)
+    return most_pages, most_kept
+
+
+@kernel
+def _list(
+    score_BGM: Array,
+    plan_B2: Array,
+    first: int,
+    last: int,
+    list_BGK: Array,
+    count_BG: Array,
+    begin: int,
+    end: int,
+) -> None:
+    """The lists of the rows begin..end; a row that keeps everything needs no scores."""
+    _, heads, scores = score_BGM.shape
+    key_M = np.empty(scores, np.uint32)
+    for b in range(begin, end):
+        pages, kept = plan_B2[b, 0], plan_B2[b, 1]
+        for g in range(heads):
+            list_K = list_BGK[b, g]
+            count_BG[b, g] = kept
+            if kept == pages:
+                for m in range(kept):
+                    list_K[m] = m
+            else:
+                _best(score_BGM[b, g], pages, kept, first, last, key_M, list_K)
+            list_K[kept:] = -1
+
+
+@njit
+def _best(
+    score_M: Array, pages: int, kept: int, first: int, last: int, key_M: Array, list_K: Array
+) -> None:
+    """Reserved pages and the best others, ascending; of equals the earlier ones."""
+    others = key_M[: pages - last - first]
+    for m in range(len(others)):
+        others[m] = _key(score_M[first + m])
+    threshold, equals = _threshold(others, kept - first - last)
+    for m in range(first):
+        list_K[m] = m
+    n = first
+    for m in range(len(others)):
+        tied = others[m] == threshold and equals > 0
+        if others[m] > threshold or tied:
+            list_K[n] = first + m
+            n += 1
+            equals -= tied
+    for m in range(last):
+        list_K[n + m] = pages - last + m
+
+
+@njit
+def _key(score: np.float32) -> np.uint32:
+    """A number of the same order; NaN and infinities count as the last finite numbers."""
+    most = np.float32(3.4028234663852886e38)
+    finite = min(max(score, -most), most) if score == score else -most
+    bits = np.float32(finite + np.float32(0)).view(np.uint32)  # -0 + 0 is 0: they are equal
+    return np.uint32(~bits if bits >> 31 else bits | 0x80000000)
+
+
+@njit
+def _threshold(key_M: Array, wanted: int) -> tuple[np.uint32, int]:
+    """The key such that those above it, and as many equals as the second result, are `wanted`.
+
+    Found bit by bit: 32 counts at most, each a loop without a branch, beat a sort by far.
+    """
+    threshold = np.uint32(0)
+    for bit in range(31, -1, -1):
+        trial = np.uint32(threshold | np.uint32(1 << bit))
+        reached = _count(key_M, trial)
+        if reached >= wanted:
+            threshold = trial
+        if reached == wanted:
+            break
+    return threshold, wanted - _count(key_M, np.uint32(threshold + 1))  # keys end far below 2**32
+
+
+@njit
+def _count(key_M: Array, least: np.uint32) -> int:
+    count = 0
+    for key in key_M:
+        count += key >= least
+    return count
