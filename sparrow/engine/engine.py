@@ -8,6 +8,7 @@ scheduler planned; on a GPU its results are read one step late, while the next o
 """
 
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -46,12 +47,16 @@ InFlight = Literal["continue", "restart"]
 
 
 class Output(NamedTuple):
-    """What a step brought for one sample: tokens, and the completion if it has ended."""
+    """What a step brought for one sample: tokens, and the completion if it has ended.
+
+    Where `restarts` is higher than before, the sample began anew: earlier tokens are void.
+    """
 
     request: int
     sample: int
     tokens: list[int]
     completion: Completion | None
+    restarts: int = 0
 
 
 class Engine:
@@ -88,7 +93,9 @@ class Engine:
     ) -> None:
         on_gpu = model.device.type == "cuda"
         self.model, self.flow = model, flow
-        self.max_running = max_running or (256 if on_gpu else 64)
+        self.max_running = (256 if on_gpu else 64) if max_running is None else max_running
+        if self.max_running < 1:
+            raise ValueError(f"max_running={max_running}, allowed are 1 and more")
         self.max_context = _context(model, max_context)
         self.policy = Policy(
             chunk=GPU_CHUNK if on_gpu else CPU_CHUNK,
@@ -112,7 +119,7 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._pending: list[Launch] = []
         self._outputs: list[Output] = []
-        self._asleep = False
+        self._asleep = self._broken = False
         self.scheduler = Scheduler(self.policy, self._drain)
         self._allocate()
 
@@ -164,6 +171,7 @@ class Engine:
         options: OutputOptions | None = None,
     ) -> int:
         """Queue a prompt; the number under which its outputs come. Dense without a schedule."""
+        self._mend()
         spec, options = self.model.spec, options or OutputOptions()
         check_prompt(prompt, params, spec.vocabulary, self.max_context)
         check_training(params, options)
@@ -178,7 +186,7 @@ class Engine:
         slot, serial = self._adapter(adapter)
         request = Request(
             id=next(self._ids),
-            prompt=[int(token) for token in prompt],
+            prompt=[operator.index(token) for token in prompt],
             params=params,
             stop_ids=stops,
             options=options,
@@ -203,7 +211,8 @@ class Engine:
         if self.flow is None:
             raise ValueError(f"schedule {schedule.name!r}: this engine is dense only (flow=None)")
         self.flow.check(schedule, page=PAGE)
-        return self._budgets.add(schedule)
+        used = {request.schedule_slot for request in self._requests.values()}
+        return self._budgets.add(schedule, used)
 
     def _adapter(self, name: str | None) -> tuple[int, int]:
         if name is None:
@@ -235,8 +244,13 @@ class Engine:
         """Run what is due next; the tokens and completions that have come to light by then."""
         self._require_awake()
         self._weights.require()
+        self._require_whole()
         work = self.scheduler.plan()
-        launches = self._launch(work)
+        try:
+            launches = self._launch(work)
+        except BaseException:
+            self._broken = True  # pages that count as computed may not be
+            raise
         if work and not self._late:
             self._pending = launches
             self._drain()
@@ -246,6 +260,18 @@ class Engine:
         assert not stuck, "requests wait, but none can go on"
         outputs, self._outputs = self._outputs, []
         return outputs
+
+    def _require_whole(self) -> None:
+        """After a step has failed in the middle nothing may go on from what it left."""
+        if self._broken:
+            raise RuntimeError("a step has failed: abort every request, then go on with new ones")
+
+    def _mend(self) -> None:
+        """Nobody is left of those whom a failed step concerned: forget what it computed."""
+        if self._broken and not self._requests:
+            self._pending.clear()
+            self.pool.forget()
+            self._broken = False
 
     def _take_pending(self, launches: list[Launch]) -> list[Launch]:
         pending, self._pending = self._pending, launches
@@ -266,7 +292,7 @@ class Engine:
         for sample in (*work.decode, *work.births):
             sample.drawn += 1
         for request in {sample.request for sample in work.births}:
-            if not request.unborn:
+            if not request.context.pages:  # its last sample, or one for want of room, has them
                 request.logits_V = request.hidden_C = None
         return launches
 
@@ -281,7 +307,8 @@ class Engine:
             for sample in due:
                 tokens = sample.tokens[-1:] if sample.error is None else []
                 if sample.live:
-                    self._outputs.append(Output(sample.request.id, sample.number, tokens, None))
+                    request, number = sample.request.id, sample.number
+                    self._outputs.append(Output(request, number, tokens, None, sample.restarts))
                 else:
                     self._end(sample, tokens)
 
@@ -289,16 +316,21 @@ class Engine:
         self.scheduler.retire(sample)
         request = sample.request
         completion = sample.completion(self.model.spec.layers)
-        self._outputs.append(Output(request.id, sample.number, tokens, completion))
+        self._outputs.append(Output(request.id, sample.number, tokens, completion, sample.restarts))
         if not any(other.live for other in request.samples):
             self._requests.pop(request.id, None)
 
     # On top of steps.
 
     def stream(self) -> Iterator[Output]:
-        """Outputs as they come, until nothing is left to do."""
+        """Outputs as they come, until nothing is left to do; those not taken come with a step."""
         while not self.idle:
-            yield from self.step()
+            outputs = self.step()
+            try:
+                while outputs:
+                    yield outputs.pop(0)
+            finally:
+                self._outputs = outputs + self._outputs
         self.check_integrity()
 
     def generate(
@@ -325,7 +357,7 @@ class Engine:
             done = {
                 (output.request, output.sample): output.completion
                 for output in self.stream()
-                if output.completion is not None
+                if output.completion is not None and output.request in ids
             }
         except BaseException:
             self._abandon(ids)
@@ -358,7 +390,7 @@ class Engine:
         """
         if in_flight not in ("continue", "restart"):
             raise ValueError(f"in_flight must be continue or restart, got {in_flight!r}")
-        if version <= self.version and self._weights.present:
+        if version < self.version or (version == self.version and self._weights.present):
             raise ValueError(f"version {version} is not newer than the engine's {self.version}")
         self._require_awake()
         self._drain()
@@ -376,6 +408,7 @@ class Engine:
         self, name: str, adapter: Adapter, *, in_flight: InFlight = "continue"
     ) -> None:
         """Make an adapter usable by name, or put another under that name, between steps."""
+        self._require_awake()
         self._drain()
         taken = {slot for slot, _ in self._adapters.values()}
         free = [slot for slot in range(1, self._bank.capacity + 1) if slot not in taken]
@@ -413,6 +446,7 @@ class Engine:
         `update` after `wake`.
         """
         self._require_awake()
+        self._weights.check_stay(weights)
         self._drain()
         self.scheduler.vacate()
         del self.runner, self.pool

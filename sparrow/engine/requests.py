@@ -195,9 +195,9 @@ def check_prompt(prompt: Sequence[int], params: SamplingParams, vocabulary: int,
     """Refuse what the model cannot take; `room` is its context."""
     if not len(prompt):
         raise ValueError("the prompt is empty")
-    wrong = next((token for token in prompt if not 0 <= token < vocabulary), None)
-    if wrong is not None:
-        raise ValueError(f"prompt token {wrong} is not in 0..{vocabulary - 1}")
+    for token in prompt:
+        if not isinstance(token, int | np.integer) or not 0 <= token < vocabulary:
+            raise ValueError(f"prompt token {token!r} is not a whole number in 0..{vocabulary - 1}")
     if max(params.stop_token_ids, default=0) >= vocabulary:
         raise ValueError(
             f"stop_token_ids {params.stop_token_ids} are not all in 0..{vocabulary - 1}"

@@ -92,11 +92,20 @@ class Rows:
             table_RM=self.table_RM,
         )
 
-    def cuts(self, at_B: Tensor) -> dict[str, Tensor]:
-        """What truncates the distributions of these rows, as arguments of `ops.sample`."""
-        early_B = self.drawn_R[at_B] < self.least_R[at_B]
-        return {
-            "top_k_B": self.top_k_R[at_B],
-            "top_p_B": self.top_p_R[at_B],
-            "forbidden_BS": self.stops_RS[at_B].masked_fill(~early_B[:, None], NO_STOP),
-        }
+    def sample(
+        self, logits_BV: Tensor, at_B: Tensor, step: ops.StepInputs, *, truncated: bool
+    ) -> ops.Draws:
+        """Draw for these rows. Only those that cut their distribution take the longer way.
+
+        So the bits of the others do not depend on what their neighbours asked for.
+        """
+        given = (logits_BV, step.seeds_B, step.counters_B, step.temperature_B)
+        plain = ops.sample(*given)
+        if not truncated:
+            return plain
+        top_k_B, top_p_B = self.top_k_R[at_B], self.top_p_R[at_B]
+        early_B = step.counters_B < self.least_R[at_B]
+        stops_BS = self.stops_RS[at_B].masked_fill(~early_B[:, None], NO_STOP)
+        cut = ops.sample(*given, top_k_B, top_p_B, stops_BS)
+        cuts_B = (top_k_B > 0) | (top_p_B < 1) | early_B
+        return ops.Draws(*(torch.where(cuts_B, a, b) for a, b in zip(cut, plain, strict=True)))

@@ -150,9 +150,9 @@ class Runner:
         logits_BV = torch.stack([_computed(s.request.logits_V) for s in samples])
         hidden_BC = torch.stack([_computed(s.request.hidden_C) for s in samples])
         rows = self.rows
-        cuts = rows.cuts(at_B) if any(sample.truncated for sample in samples) else {}
-        seeds_B, drawn_B = rows.seed_R[at_B], rows.drawn_R[at_B]
-        draws = ops.sample(logits_BV, seeds_B, drawn_B, rows.temperature_R[at_B], **cuts)
+        step = ops.step_inputs(at_B, rows.state, page=self.cache.page, width=rows.table_RM.shape[1])
+        truncated = any(sample.truncated for sample in samples)
+        draws = rows.sample(logits_BV, at_B, step, truncated=truncated)
         return StepOutput(
             hidden_BC=hidden_BC,
             logits_BV=logits_BV,
@@ -198,8 +198,7 @@ class Runner:
         lora = self.adapters.rows(rows.adapter_R[at_B]) if kind.adapted else None
         hidden_BC = self.model(step.ids_B, step.positions_B, attention, lora)
         logits_BV = self.model.logits(hidden_BC)
-        cuts = rows.cuts(at_B) if kind.truncated else {}
-        draws = ops.sample(logits_BV, step.seeds_B, step.counters_B, step.temperature_B, **cuts)
+        draws = rows.sample(logits_BV, at_B, step, truncated=kind.truncated)
         return StepOutput(
             hidden_BC=hidden_BC,
             logits_BV=logits_BV,

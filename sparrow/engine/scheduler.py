@@ -10,7 +10,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from sparrow import ops
 from sparrow.engine.pool import PagePool, page_keys
@@ -37,6 +37,13 @@ class Policy:
     preempt: Preempt = "swap"
     reuse: Reuse = "prompts"
     swap_bytes: int
+
+    def __post_init__(self) -> None:
+        for name, kind in (("preempt", Preempt), ("reuse", Reuse)):
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(f"{name}={getattr(self, name)!r}, allowed are {get_args(kind)}")
+        if self.swap_bytes < 0:
+            raise ValueError(f"swap_bytes={self.swap_bytes}, allowed are 0 and more")
 
 
 @dataclass(slots=True)
@@ -92,9 +99,7 @@ class Scheduler:
         work = self._plan()
         if not work and not self.idle and not self.running:
             # Whoever waits holds pages that the oldest needs: it goes first, they begin again.
-            self._drop_prompts()
-            for sample in self.returning[1:]:
-                self.evict(sample)
+            self._drop_beginnings(spared=next(iter(self.returning), None))
             work = self._plan()
         return work
 
@@ -110,11 +115,12 @@ class Scheduler:
 
     def _ready_to_decode(self) -> list[Sample]:
         places: list[tuple[int, int, int]] = []
-        for sample in list(self.running):
-            if sample.row is not None and sample.can_draw:
-                self._grow(sample, places)
-        places = [place for place in places if place[0] not in self.rows.free]
-        self.rows.grow(places)
+        try:
+            for sample in list(self.running):
+                if sample.row is not None and sample.can_draw:
+                    self._grow(sample, places)
+        finally:  # tables hold what samples hold, even if there was no room for one of them
+            self.rows.grow([place for place in places if place[0] not in self.rows.free])
         return [sample for sample in self.running if sample.can_draw]
 
     def _grow(self, sample: Sample, places: list[tuple[int, int, int]]) -> None:
@@ -132,14 +138,17 @@ class Scheduler:
         if not self.pool.available:
             self._drain()
         if not self.pool.available:
-            self._drop_prompts()
+            self._drop_beginnings()
         while not self.pool.available and sample.row is not None:
             self.preempt(self.running[-1], self.policy.preempt)
 
-    def _drop_prompts(self) -> None:
-        """Prompts that were computed for samples which have not started can be had again."""
+    def _drop_beginnings(self, spared: Sample | None = None) -> None:
+        """What was computed for those who do not run yet can be had again."""
         for request in self.waiting:
             self.drop_prompt(request)
+        for sample in self.returning:
+            if sample is not spared:
+                self.evict(sample)
 
     def drop_prompt(self, request: Request) -> None:
         """Give back what the request itself holds; it is computed again when its turn comes."""
@@ -219,7 +228,7 @@ class Scheduler:
 
     def _swap_in(self, sample: Sample) -> bool:
         count = pages_for(sample.context.computed, self.pool.page)
-        if self.pool.available < count + self._reserve():
+        if self.pool.available < pages_for(sample.length, self.pool.page) + self._reserve():
             return False
         assert sample.swapped is not None
         sample.context.pages = self.pool.take(count)
@@ -299,9 +308,12 @@ class Scheduler:
         partial = len(request.prompt) % self.pool.page > 0
         unborn = request.unborn
         for left, sample in zip(range(len(unborn), 0, -1), unborn, strict=True):
-            heir = left == 1  # the last one takes over what the request holds
+            # The last one takes over what the request holds; so does one without room beside it.
+            heir = left == 1 or not (self.pool.available or self.running)
             cost = int(partial and not heir)
-            if not self.rows.free or self.pool.available < cost + self._reserve():
+            if not request.context.pages or not self.rows.free:
+                return
+            if self.pool.available < cost + self._reserve():
                 return
             pages = self._bequeath(request) if heir else self._fork(request, work)
             sample.context = Context(pages=pages, computed=len(request.prompt))

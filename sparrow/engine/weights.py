@@ -1,7 +1,7 @@
 """The engine's weights by Hugging Face names: taken over in place, moved out, brought back."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -67,17 +67,20 @@ class WeightStore:
         if not self.present:
             raise ValueError("the weights were dropped by sleep(): give all of them by update()")
 
+    @staticmethod
+    def check_stay(stay: str) -> None:
+        if stay not in get_args(Stay):
+            raise ValueError(f"weights must be one of {get_args(Stay)}, got {stay!r}")
+
     def leave(self, stay: Stay) -> None:
         """Give the weights' memory back, or not."""
-        if stay not in ("keep", "host", "drop"):
-            raise ValueError(f"weights must be keep, host or drop, got {stay!r}")
         if stay == "keep":
             return
         self._views = {}
         for parameter in self.model.parameters():
             self._outside[parameter] = self._host_copy(parameter.data, wanted=stay == "host")
             parameter.data = parameter.data.new_empty(0)
-        self.present = stay == "host"
+        self.present = self.present and stay == "host"
 
     def _host_copy(self, weights: Tensor, *, wanted: bool) -> Tensor:
         """The weights in host memory; where they are not wanted, their shape alone."""

@@ -3,6 +3,8 @@
 Letters beside those of sparrow/ops/types.py: L layers, A schedules (slots), E bins of a schedule.
 """
 
+from collections.abc import Collection
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -39,11 +41,19 @@ class BudgetTable:
         )
         self._schedules: list[Schedule] = []  # that of slot i is at i - 1
 
-    def add(self, schedule: Schedule) -> int:
-        """The slot of a schedule: the one that holds its like, or a new one."""
+    def add(self, schedule: Schedule, in_use: Collection[int] | None = None) -> int:
+        """The slot of a schedule: the one that holds its like, or a new one.
+
+        Where `in_use` says which slots rows still look at, a full table gives another one away.
+        """
         if schedule in self._schedules:
             return self._schedules.index(schedule) + 1
         room = self._starts_AE.shape[0] - 1
+        if len(self._schedules) >= room and in_use is not None:
+            idle = next((slot for slot in range(1, room + 1) if slot not in in_use), None)
+            if idle is not None:
+                self.replace(idle, schedule)
+                return idle
         if len(self._schedules) >= room:
             names = ", ".join(held.name for held in self._schedules)
             raise ValueError(

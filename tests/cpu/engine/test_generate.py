@@ -164,8 +164,8 @@ def test_bad_logits_fail_their_row_and_no_other() -> None:
     ("prompt", "changes", "message"),
     [
         ([], {}, "prompt is empty"),
-        ([61], {}, r"token 61 is not in 0\.\.60"),
-        ([-1], {}, r"token -1 is not in"),
+        ([61], {}, r"token 61 is not a whole number in 0\.\.60"),
+        ([-1], {}, r"token -1 is not"),
         ([1], {"stop_token_ids": (99,)}, r"stop_token_ids \(99,\)"),
         ([1] * 200, {"max_tokens": 57}, "200 tokens and may grow by 57.*context is 256"),
     ],

@@ -1,0 +1,270 @@
+"""Random traffic in too little memory: all ends once, books are kept, tokens are the calm ones."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.engines import (
+    SPARSE,
+    Done,
+    assert_same_bits,
+    changed,
+    engine_of,
+    params,
+    prompt,
+    run,
+    same_bits,
+    steps,
+    tiny,
+    weights_of,
+)
+
+from sparrow import models
+from sparrow.engine.engine import Engine, Output
+from sparrow.models.lora import Adapter
+from sparrow.records import Completion, SamplingParams
+from sparrow.sparse.schedule import Schedule
+
+STEMS = [prompt(200, seed) for seed in range(2)]  # prompts begin alike, for prefixes to share
+
+
+@pytest.fixture(scope="module")
+def model() -> models.Decoder:
+    return tiny()
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """A request as it can be asked again of another engine."""
+
+    ids: list[int]
+    params: SamplingParams
+    how: dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class Traffic:
+    """Adds, aborts and updates by dice, a step in between, integrity after each."""
+
+    engine: Engine
+    dice: random.Random
+    updates: bool = False
+    turns: int = 0
+    asked: dict[int, Asked] = field(default_factory=dict)
+    outputs: list[Output] = field(default_factory=list)
+    aborted: set[int] = field(default_factory=set)
+
+    def add(self) -> None:
+        dice = self.dice
+        stem = dice.choice(STEMS)[: dice.choice((3, 16, 31, 31, 150, 200))]
+        own = params(
+            n=dice.choice((1, 1, 2, 3)),
+            max_tokens=dice.choice((1, 8, 40, 40)),
+            seed=dice.randrange(1000),
+            temperature=dice.choice((1.0, 1.0, 0.0)),
+            top_k=dice.choice((0, 0, 20)),
+        )
+        how = {
+            "schedule": dice.choice((None, SPARSE, Schedule.fixed(80))),
+            "adapter": dice.choice((None, None, "one")),
+        }
+        ids = stem + [dice.randrange(211) for _ in range(dice.randint(0, 5))]
+        self.asked[self.engine.add(ids, own, **how)] = Asked(ids=ids, params=own, how=how)
+
+    def turn(self) -> None:
+        if self.dice.random() < 0.25:
+            self.add()
+        if self.asked and self.dice.random() < 0.04:
+            request = self.dice.choice(list(self.asked))
+            self.aborted.add(request)
+            self.engine.abort(request)
+        self.turns += 1
+        if self.updates and self.turns % 6 == 0:
+            self._update()
+        self.engine.check_integrity()
+        if not self.engine.idle:
+            self.outputs += self.engine.step()
+        self.engine.check_integrity()
+
+    def _update(self) -> None:
+        mode = self.dice.choice(("continue", "restart"))
+        version = self.engine.version + 1
+        new = changed(self.engine.model, seed=version, size=0.05)
+        self.engine.update(new.items(), version=version, in_flight=mode)
+
+    def finish(self, turns: int) -> Done:
+        for _ in range(3):
+            self.add()
+        for _ in range(turns):
+            self.turn()
+        return run(self.engine, outputs=self.outputs)
+
+
+def crowded(model: models.Decoder, **settings: Any) -> Engine:
+    engine = engine_of(model, **{"pages": 20, "max_context": 300, "max_running": 8, **settings})
+    engine.load_adapter("one", Adapter.random(model.spec, 4, b_std=0.3))
+    return engine
+
+
+def everyone(traffic: Traffic) -> set[tuple[int, int]]:
+    asked = traffic.asked.items()
+    return {(request, number) for request, each in asked for number in range(each.params.n)}
+
+
+def calm(model: models.Decoder, traffic: Traffic) -> Done:
+    """The same requests under the same numbers, all at once, with room for all of them."""
+    engine = crowded(model, pages=600, max_running=64, reuse="none")
+    for request, asked in traffic.asked.items():
+        assert engine.add(asked.ids, asked.params, **asked.how) == request
+    return run(engine)
+
+
+@pytest.mark.parametrize(("seed", "reuse"), [(1, "prompts"), (2, "none")])
+def test_swapping_traffic_gives_the_calm_bits(model, seed, reuse) -> None:
+    traffic = Traffic(engine=crowded(model, reuse=reuse), dice=random.Random(seed))
+    done = traffic.finish(16)
+    assert set(done) == everyone(traffic)
+    assert sum(each.swaps for each in done.values()) > 0
+    for key, wanted in calm(model, traffic).items():
+        _assert_calm(done[key], wanted, aborted=key[0] in traffic.aborted)
+
+
+def _assert_calm(given: Completion, wanted: Completion, *, aborted: bool) -> None:
+    assert given.seed == wanted.seed
+    if given.finish_reason == "abort":
+        assert aborted
+        count = len(given.token_ids)
+        assert given.token_ids.tolist() == wanted.token_ids[:count].tolist()
+        np.testing.assert_array_equal(given.logprobs, wanted.logprobs[:count])
+    else:
+        assert_same_bits(given, wanted)
+
+
+@pytest.mark.parametrize(("seed", "reuse"), [(5, "all")])
+def test_recomputing_traffic_gives_the_calm_tokens(model, seed, reuse) -> None:
+    """Bits where nothing was recomputed; tokens where dense keys were computed anew."""
+    engine = crowded(model, reuse=reuse, preempt="recompute")
+    traffic = Traffic(engine=engine, dice=random.Random(seed))
+    done = traffic.finish(16)
+    assert set(done) == everyone(traffic)
+    assert any(each.recomputed for each in done.values())
+    assert not any(each.swaps for each in done.values())
+    for key, wanted in calm(model, traffic).items():
+        given = done[key]
+        if not given.recomputed or given.attention == "dense":
+            count = len(given.token_ids)
+            assert given.token_ids.tolist() == wanted.token_ids[:count].tolist()
+            np.testing.assert_allclose(given.logprobs, wanted.logprobs[:count], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("seed", "preempt", "reuse"), [(6, "swap", "all"), (7, "recompute", "prompts")]
+)
+def test_traffic_with_updates_ends_and_says_which_weights(seed, preempt, reuse) -> None:
+    engine = crowded(tiny(), preempt=preempt, reuse=reuse)
+    traffic = Traffic(engine=engine, dice=random.Random(seed), updates=True)
+    done = traffic.finish(20)
+    assert set(done) == everyone(traffic)
+    assert engine.version > 0
+    for given in done.values():
+        versions = given.weight_versions.tolist()
+        assert versions == sorted(versions)
+        assert given.finish_reason in ("length", "abort")
+        lengths = list(given.recomputed)
+        assert lengths == sorted(lengths)
+        assert len(given.recomputed) >= len(set(versions)) - 1
+
+
+# Preemption, one case at a time.
+
+
+def test_swapped_samples_alone_go_on(model) -> None:
+    """Whoever ran has ended, and all that is left is out: the next step brings it back."""
+    engine = engine_of(model, pages=14, max_context=200)
+    given = engine.generate([prompt(30)], params(n=3, max_tokens=60))
+    assert sum(each.swaps for each in given) > 0
+
+
+@pytest.mark.parametrize("preempt", ["swap", "recompute"])
+def test_the_oldest_sample_is_never_preempted(model, preempt) -> None:
+    """Not even for one that is being computed anew and holds the last pages."""
+    engine = engine_of(model, pages=20, max_context=320, preempt=preempt)
+    oldest = engine.add(prompt(130), params(max_tokens=110))
+    younger = engine.add(prompt(130, 1), params(max_tokens=60))
+    done = run(engine, most=250)
+    assert (done[oldest, 0].swaps, done[oldest, 0].recomputed) == (0, ())
+    assert done[younger, 0].swaps or done[younger, 0].recomputed
+
+
+def test_the_oldest_runs_on_beside_one_that_is_computed_anew(model) -> None:
+    """After an update both are; the older one must not wait for pages of the younger."""
+    engine = engine_of(tiny(), pages=20, max_context=320)
+    oldest = engine.add(prompt(130), params(max_tokens=110))
+    engine.add(prompt(130, 1), params(max_tokens=60))
+    outputs = steps(engine, 25)
+    engine.update(weights_of(engine.model).items(), version=1)
+    done = run(engine, outputs=outputs, most=250)
+    assert done[oldest, 0].swaps == 0
+    assert len(done[oldest, 0].recomputed) == 1
+
+
+@pytest.mark.parametrize("length", [66, 72])
+def test_a_group_runs_where_only_one_sequence_fits(model, length) -> None:
+    """The prompt takes every page and its last one is unfinished: no room for a copy of it."""
+    engine, own = engine_of(model, pages=5, max_context=80), params(n=3, max_tokens=8)
+    request = engine.add(prompt(length), own)
+    done = run(engine, most=60)
+    wanted = engine_of(model).generate([prompt(length)], own)
+    same_bits([done[request, number] for number in range(3)], wanted)
+
+
+def test_one_row_serves_everybody_in_turn(model) -> None:
+    engine = engine_of(model, max_running=1)
+    given = engine.generate([[1, 2], prompt(40)], params(n=3, max_tokens=5))
+    wanted = engine_of(model).generate([[1, 2], prompt(40)], params(n=3, max_tokens=5))
+    same_bits(given, wanted)
+
+
+def test_older_requests_go_first(model) -> None:
+    engine = engine_of(model, max_running=2)
+    for seed in range(4):
+        engine.add(prompt(20, seed), params(seed=seed, max_tokens=6))
+    ended = [output.request for output in engine.stream() if output.completion is not None]
+    assert ended == [0, 1, 2, 3]
+
+
+def test_cached_prefixes_give_way_to_who_needs_pages(model) -> None:
+    """A full cache of old prompts is no reason to preempt anybody."""
+    engine = engine_of(model, pages=32)
+    for seed in range(4):
+        engine.generate([prompt(250, seed)], params(max_tokens=2))
+    assert engine.pool.cached > 20
+    (given,) = engine.generate([prompt(400, 9)], params(max_tokens=60))
+    assert (given.swaps, given.recomputed) == (0, ())
+
+
+def test_what_lies_in_unused_pages_does_not_matter(model) -> None:
+    """Every page and table entry that nobody owns is poisoned before each step."""
+    engine = engine_of(model, pages=60)
+    request = engine.add(STEMS[0], params(n=2), schedule=SPARSE)
+    dense = engine.add(prompt(40), params())
+    outputs: list[Output] = []
+    while not engine.idle:
+        _poison(engine)
+        outputs += engine.step()
+    done = run(engine, outputs=outputs)
+    wanted = engine_of(model).generate([STEMS[0]], params(n=2), schedule=SPARSE)
+    same_bits([done[request, 0], done[request, 1]], wanted)
+    same_bits([done[dense, 0]], engine_of(model).generate([prompt(40)], params()))
+
+
+def _poison(engine: Engine) -> None:
+    owned = set(engine.scheduler.held_pages())
+    free = torch.tensor([page for page in range(engine.pool.pages) if page not in owned])
+    for layer in range(engine.model.spec.layers):
+        for name in ("k", "v", "landmark"):
+            engine.runner.cache.field(name, layer)[free] = float("nan")
+    engine.pool.forget()

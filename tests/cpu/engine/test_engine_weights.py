@@ -1,0 +1,428 @@
+"""Weights and adapters that change in flight, engines that sleep: nothing stale, nothing lost."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.engines import (
+    HIDDEN,
+    SPARSE,
+    assert_same_bits,
+    changed,
+    count_prefill,
+    dense_hidden,
+    engine_of,
+    logp,
+    params,
+    prompt,
+    recorded_hidden,
+    run,
+    same_bits,
+    steps,
+    tiny,
+    tokens_of,
+    weights_of,
+    with_weights,
+)
+from torch import Tensor
+
+from sparrow import models
+from sparrow.engine.engine import Engine
+from sparrow.models.lora import Adapter
+from sparrow.records import Completion
+
+LONG = prompt(300, 9)
+EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.fixture
+def model() -> models.Decoder:
+    return tiny()
+
+
+def close(left: Tensor, right: Tensor) -> bool:
+    return bool((left - right).abs().max() < 1e-4)
+
+
+# Updates.
+
+
+def test_a_continuing_sample_goes_on_under_the_new_weights(model) -> None:
+    """Per-token versions, and distributions as if the new weights had been there all along."""
+    engine, new = engine_of(model), changed(model)
+    request = engine.add(prompt(40), params(n=2), options=HIDDEN)
+    outputs = steps(engine, 9)
+    old = with_weights(weights_of(model))
+    engine.update(new.items(), version=3)
+    engine.check_integrity()
+    done = run(engine, outputs=outputs)
+    for number in range(2):
+        completion = done[request, number]
+        assert completion.weight_versions.tolist() == [0] * 9 + [3] * 15
+        assert completion.recomputed == (40 + 9 - 1,)
+        got = logp(model, recorded_hidden(completion))
+        assert close(got[9:], logp(model, dense_hidden(model, completion))[9:])
+        assert close(logp(old, recorded_hidden(completion))[:9], _under(old, completion)[:9])
+        assert not close(got[9:], _under(old, completion)[9:])
+
+
+def _under(model: models.Decoder, completion: Completion) -> Tensor:
+    return logp(model, dense_hidden(model, completion))
+
+
+def test_a_sparse_sample_starts_dense_again_after_an_update(model) -> None:
+    """Its cache is computed anew densely; the record says at which length."""
+    engine, new = engine_of(model), changed(model)
+    request = engine.add(prompt(100), params(), schedule=SPARSE, options=HIDDEN)
+    outputs = steps(engine, 9)
+    engine.update(new.items(), version=1)
+    completion = run(engine, outputs=outputs)[request, 0]
+    assert completion.recomputed == (108,)
+    assert completion.weight_versions.tolist() == [0] * 9 + [1] * 15
+    assert np.isfinite(completion.logprobs).all()
+
+
+def test_every_state_of_a_request_survives_an_update(model) -> None:
+    """Running, out in host memory, between chunks and not begun, all at once."""
+    engine = engine_of(model, pages=33, max_context=400)
+    running = engine.add(prompt(100), params(n=3, max_tokens=60), options=HIDDEN)
+    outputs = steps(engine, 2)
+    chunked = engine.add(LONG, params(max_tokens=4), options=HIDDEN)
+    waiting = engine.add([1, 2], params(max_tokens=4), options=HIDDEN)
+    outputs += steps(engine, 2)
+    new = changed(model)
+    engine.update(new.items(), version=1)
+    done = run(engine, outputs=outputs)
+    for key, born in (((running, 0), 4), ((chunked, 0), 0), ((waiting, 0), 0)):
+        got = logp(model, recorded_hidden(done[key]))
+        assert close(got[born:], _under(model, done[key])[born:])
+        assert set(done[key].weight_versions[born:].tolist()) == {1}
+    fresh = engine_of(with_weights(new)).generate([LONG], params(max_tokens=4))
+    same_bits([done[chunked, 0]], fresh)
+
+
+def test_swapped_samples_are_computed_anew_after_an_update(model) -> None:
+    engine = engine_of(model, pages=14, max_context=200)
+    request = engine.add(prompt(30), params(n=3, max_tokens=60), options=HIDDEN)
+    outputs = []
+    while not any(sample.swapped is not None for sample in engine.scheduler.returning):
+        outputs += engine.step()
+    out = engine.scheduler.returning[0]
+    had = len(out.tokens)
+    engine.update(changed(model).items(), version=1)
+    assert out.swapped is None
+    completion = run(engine, outputs=outputs)[request, out.number]
+    assert 30 + had - 1 in completion.recomputed
+    got = logp(model, recorded_hidden(completion))
+    assert close(got[had:], _under(model, completion)[had:])
+
+
+@pytest.mark.parametrize("schedule", [None, SPARSE], ids=["dense", "sparse"])
+def test_a_restarted_sample_is_that_of_a_fresh_run(model, schedule) -> None:
+    engine, new = engine_of(model), changed(model)
+    request = engine.add(prompt(40), params(n=2), schedule=schedule, options=HIDDEN)
+    early = engine.add([1], params(max_tokens=3))
+    outputs = steps(engine, 9)
+    engine.update(new.items(), version=1, in_flight="restart")
+    engine.check_integrity()
+    done = run(engine, outputs=outputs)
+    fresh = engine_of(with_weights(new)).generate([prompt(40)], params(n=2), schedule=schedule)
+    same_bits([done[request, 0], done[request, 1]], fresh)
+    for number in range(2):
+        completion = done[request, number]
+        assert (completion.restarts, completion.recomputed) == (1, ())
+        assert set(completion.weight_versions.tolist()) == {1}
+        assert len(completion.hidden) == len(completion.token_ids)
+    assert done[early, 0].restarts == 0
+
+
+def test_prefixes_of_older_weights_are_never_reused(model) -> None:
+    engine, new = engine_of(model), changed(model)
+    engine.generate([LONG], params(max_tokens=3))
+    engine.update(new.items(), version=1)
+    assert engine.pool.cached == 0
+    passes = count_prefill(engine)
+    (after,) = engine.generate([LONG], params(max_tokens=3))
+    assert tokens_of(passes) == 300
+    same_bits([after], engine_of(with_weights(new)).generate([LONG], params(max_tokens=3)))
+
+
+def test_a_part_is_laid_over_its_base(model) -> None:
+    engine, before = engine_of(model), weights_of(model)
+    part = changed(model)[DOWN]
+    engine.update([(DOWN, part.double())], version=1, base_version=0)
+    assert engine.version == 1
+    for name, view in models.hf_views(model).items():
+        assert torch.equal(view, part if name == DOWN else before[name])
+    (mine,) = engine.generate([[1, 2]], params(max_tokens=3))
+    assert mine.weight_versions.tolist() == [1, 1, 1]
+
+
+def _whole(model: models.Decoder, **changes: Any) -> list[tuple[str, Any]]:
+    return list({**changed(model), **changes}.items())
+
+
+REFUSED = {
+    "older base": (lambda m: [(DOWN, changed(m)[DOWN])], 4, "made from version 4.*has 2"),
+    "part without base": (lambda m: [(DOWN, changed(m)[DOWN])], None, "weights are missing"),
+    "unknown": (lambda m: [*_whole(m), ("model.nothing", torch.zeros(1))], None, "model.nothing"),
+    "twice": (lambda m: [*_whole(m), (NORM, torch.ones(64))], None, f"{NORM} is given twice"),
+    "shape": (lambda m: _whole(m, **{NORM: torch.ones(63)}), None, r"shape \(63,\), not \(64,\)"),
+    "transposed": (lambda m: [(DOWN, changed(m)[DOWN].T)], 2, "has shape"),
+    "dtype": (lambda m: _whole(m, **{NORM: torch.ones(64).long()}), None, "int64, not a float"),
+    "head differs": (
+        lambda m: _whole(m, **{"lm_head.weight": torch.zeros(211, 64)}),
+        None,
+        "differs from the embedding",
+    ),
+    "head alone": (
+        lambda m: [("lm_head.weight", changed(m)[EMBEDDING])],
+        2,
+        "differs from the embedding",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_update_changes_nothing(model, case) -> None:
+    items, base, message = REFUSED[case]
+    engine = engine_of(model)
+    engine.version = 2
+    request = engine.add([1, 2, 3], params(max_tokens=6))
+    outputs = steps(engine, 3)
+    before = weights_of(model)
+    with pytest.raises(ValueError, match=message):
+        engine.update(iter(items(model)), version=3, base_version=base)
+    assert engine.version == 2
+    assert all(torch.equal(view, before[name]) for name, view in models.hf_views(model).items())
+    completion = run(engine, outputs=outputs)[request, 0]
+    assert completion.recomputed == ()
+    assert_same_bits(completion, engine_of(model).generate([[1, 2, 3]], params(max_tokens=6))[0])
+
+
+def test_versions_go_up_and_modes_are_known(model) -> None:
+    engine = engine_of(model)
+    with pytest.raises(ValueError, match="version 0 is not newer than the engine's 0"):
+        engine.update(changed(model).items(), version=0)
+    with pytest.raises(ValueError, match="in_flight must be continue or restart"):
+        engine.update(changed(model).items(), version=1, in_flight="stop")
+
+
+def test_a_copy_of_a_tied_head_is_accepted(model) -> None:
+    engine, new = engine_of(model), changed(model)
+    engine.update([*new.items(), ("lm_head.weight", new[EMBEDDING].clone())], version=1)
+    assert torch.equal(models.hf_views(model)[EMBEDDING], new[EMBEDDING])
+
+
+# Adapters.
+
+
+def merged(model: models.Decoder, adapter: Adapter) -> models.Decoder:
+    """Another model whose weights hold what the adapter adds."""
+    weights = weights_of(model)
+    for place, pair in adapter.pairs.items():
+        delta = pair.b_ER @ pair.a_RI * adapter.scale(pair.rank)
+        weights[f"model.{place.path}.weight"] += delta
+    return with_weights(weights)
+
+
+def test_adapted_requests_equal_merged_weights(model) -> None:
+    one = Adapter.random(model.spec, 4, b_std=0.3, seed=1)
+    two = Adapter.random(model.spec, 8, b_std=0.3, seed=2, modules=("q_proj", "down_proj"))
+    engine = engine_of(model)
+    engine.load_adapter("one", one)
+    engine.load_adapter("two", two)
+    names = ["one", None, "two"]
+    for name in names:
+        engine.add(prompt(40), params(), adapter=name, options=HIDDEN)
+    done = run(engine)
+    for number, other in enumerate((merged(model, one), model, merged(model, two))):
+        completion = done[number, 0]
+        assert completion.adapter == names[number]
+        assert close(logp(model, recorded_hidden(completion)), _under(other, completion))
+    assert len({tuple(done[number, 0].token_ids) for number in range(3)}) == 3
+
+
+def test_prefixes_are_not_shared_between_adapters(model) -> None:
+    engine = engine_of(model)
+    engine.load_adapter("one", Adapter.random(model.spec, 4, b_std=0.3, seed=1))
+    engine.generate([LONG], params(max_tokens=2))
+    passes = count_prefill(engine)
+    engine.generate([LONG], params(max_tokens=2), adapter="one")
+    assert tokens_of(passes) == 300
+    engine.generate([LONG], params(max_tokens=2), adapter="one")
+    engine.generate([LONG], params(max_tokens=2))
+    assert tokens_of(passes) == 300 + 2 * (300 - 256)
+    engine.load_adapter("one", Adapter.random(model.spec, 4, b_std=0.3, seed=2))
+    engine.generate([LONG], params(max_tokens=2), adapter="one")
+    assert tokens_of(passes) == 600 + 2 * (300 - 256)
+
+
+@pytest.mark.parametrize("in_flight", ["continue", "restart"])
+def test_an_adapter_may_be_replaced_in_flight(model, in_flight) -> None:
+    """Its users are computed anew or restart; plain ones do not notice."""
+    engine, other = engine_of(model), Adapter.random(model.spec, 4, b_std=0.3, seed=2)
+    engine.load_adapter("one", Adapter.random(model.spec, 4, b_std=0.3, seed=1))
+    adapted = engine.add(prompt(40), params(), adapter="one", options=HIDDEN)
+    plain = engine.add(prompt(40), params())
+    outputs = steps(engine, 9)
+    engine.load_adapter("one", other, in_flight=in_flight)
+    done = run(engine, outputs=outputs)
+    (calm,) = engine_of(model).generate([prompt(40)], params())
+    assert_same_bits(done[plain, 0], calm)
+    assert done[plain, 0].recomputed == ()
+    mine = done[adapted, 0]
+    born = 9 if in_flight == "continue" else 0
+    assert (mine.recomputed, mine.restarts) == (((48,), 0) if born else ((), 1))
+    got = logp(model, recorded_hidden(mine))
+    assert close(got[born:], _under(merged(model, other), mine)[born:])
+
+
+def test_adapters_in_use_stay(model) -> None:
+    engine = engine_of(model, adapters=1)
+    engine.load_adapter("one", Adapter.random(model.spec, 4))
+    request = engine.add([1], params(max_tokens=3), adapter="one")
+    with pytest.raises(ValueError, match=rf"'one' is in use by requests \[{request}\]"):
+        engine.drop_adapter("one")
+    with pytest.raises(ValueError, match="no room for adapter 'two'"):
+        engine.load_adapter("two", Adapter.random(model.spec, 4))
+    run(engine)
+    engine.drop_adapter("one")
+    with pytest.raises(ValueError, match="no adapter 'one' is loaded; loaded: none"):
+        engine.add([1], params(), adapter="one")
+    engine.load_adapter("two", Adapter.random(model.spec, 4))
+
+
+def test_a_refused_adapter_changes_nothing(model) -> None:
+    engine = engine_of(model, adapter_rank=4)
+    engine.load_adapter("one", Adapter.random(model.spec, 4, b_std=0.3))
+    request = engine.add([1, 2], params(max_tokens=6), adapter="one")
+    outputs = steps(engine, 2)
+    with pytest.raises(ValueError, match="rank 8 exceeds"):
+        engine.load_adapter("one", Adapter.random(model.spec, 8))
+    assert run(engine, outputs=outputs)[request, 0].recomputed == ()
+
+
+# Sleep.
+
+
+def _in_flight(engine: Engine) -> list[Any]:
+    """A group, a sparse sample and a prompt between its chunks."""
+    engine.add(prompt(40), params(n=2))
+    engine.add(prompt(100), params(), schedule=SPARSE)
+    outputs = steps(engine, 6)
+    engine.add(LONG, params(max_tokens=4))
+    return outputs + steps(engine, 1)
+
+
+def _calm(model: models.Decoder) -> list[Completion]:
+    engine = engine_of(model)
+    outputs = _in_flight(engine)
+    return [each for _, each in sorted(run(engine, outputs=outputs).items())]
+
+
+@pytest.mark.parametrize("weights", ["keep", "host"])
+def test_after_sleep_everything_goes_on_bit_for_bit(model, weights) -> None:
+    calm = _calm(model)
+    engine = engine_of(model)
+    outputs = _in_flight(engine)
+    engine.sleep(weights=weights)
+    assert engine.asleep
+    for attribute in ("runner", "pool"):
+        assert not hasattr(engine, attribute)
+        assert not hasattr(engine.scheduler, attribute)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    assert (size > 0) == (weights == "keep")
+    engine.check_integrity()
+    engine.wake()
+    done = run(engine, outputs=outputs)
+    same_bits([each for _, each in sorted(done.items())], calm)
+    assert all(each.recomputed == () for each in done.values())
+
+
+def test_dropped_weights_come_back_by_an_update(model) -> None:
+    calm, copy = _calm(model), weights_of(model)
+    engine = engine_of(model)
+    outputs = _in_flight(engine)
+    engine.sleep(weights="drop")
+    assert sum(parameter.nbytes for parameter in model.parameters()) == 0
+    engine.wake()
+    with pytest.raises(ValueError, match="weights were dropped"):
+        engine.step()
+    with pytest.raises(ValueError, match="weights were dropped"):
+        engine.update([(DOWN, copy[DOWN])], version=1, base_version=0)
+    engine.update(copy.items(), version=1)
+    done = [each for _, each in sorted(run(engine, outputs=outputs).items())]
+    for mine, other in zip((done[0], done[1], done[3]), (calm[0], calm[1], calm[3]), strict=True):
+        assert mine.token_ids.tolist() == other.token_ids.tolist()
+        np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-4)
+    assert [len(each.recomputed) for each in done] == [1, 1, 1, 0]
+    assert done[0].weight_versions.tolist() == [0] * 7 + [1] * 17
+
+
+@pytest.mark.parametrize("second", ["keep", "host"])
+def test_dropped_weights_do_not_come_back_by_another_sleep(model, second) -> None:
+    engine = engine_of(model)
+    engine.sleep(weights="drop")
+    engine.wake()
+    engine.sleep(weights=second)
+    engine.wake()
+    engine.add([1], params())
+    with pytest.raises(ValueError, match="weights were dropped"):
+        engine.step()
+
+
+def test_an_update_after_sleep_reaches_the_model(model) -> None:
+    """Views are renewed with the storage."""
+    engine, new = engine_of(model), changed(model)
+    engine.sleep()
+    engine.wake()
+    engine.update(new.items(), version=1)
+    (mine,) = engine.generate([[1, 2]], params(max_tokens=4))
+    assert_same_bits(mine, engine_of(with_weights(new)).generate([[1, 2]], params(max_tokens=4))[0])
+
+
+def test_a_sleeping_engine_takes_requests_and_aborts(model) -> None:
+    engine = engine_of(model)
+    gone = engine.add(prompt(40), params(n=2))
+    outputs = steps(engine, 3)
+    engine.sleep()
+    stays = engine.add([1], params(max_tokens=3))
+    engine.abort(gone)
+    for action in (engine.step, engine.sleep):
+        with pytest.raises(ValueError, match="sleeps"):
+            action()
+    with pytest.raises(ValueError, match="sleeps"):
+        engine.update([], version=1)
+    engine.wake()
+    with pytest.raises(ValueError, match="awake"):
+        engine.wake()
+    done = run(engine, outputs=outputs)
+    assert [done[gone, n].finish_reason for n in (0, 1)] == ["abort", "abort"]
+    assert done[stays, 0].finish_reason == "length"
+
+
+def test_a_misspelt_sleep_leaves_the_engine_as_it_was(model) -> None:
+    engine = engine_of(model)
+    request = engine.add([1, 2], params(max_tokens=6))
+    outputs = steps(engine, 2)
+    with pytest.raises(ValueError, match="weights must be one of"):
+        engine.sleep(weights="disk")
+    completion = run(engine, outputs=outputs)[request, 0]
+    assert completion.swaps == 0
+
+
+def test_adapters_can_be_loaded_in_sleep_or_are_refused(model) -> None:
+    engine, adapter = engine_of(model), Adapter.random(model.spec, 4, b_std=0.3)
+    engine.sleep()
+    try:
+        engine.load_adapter("one", adapter)
+    except ValueError:
+        engine.wake()
+        engine.load_adapter("one", adapter)
+    else:
+        engine.wake()
+    (mine,) = engine.generate([[1, 2]], params(max_tokens=3), adapter="one")
+    assert mine.adapter == "one"
