@@ -3,10 +3,10 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,7 +14,11 @@ from rich.console import Console
 from sparrow import __version__
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sparrow.records import Completion
+
+    Result = dict[str, Any]
 
 app = typer.Typer(
     help="RL on long chains of thought: sparse rollout, dense policy, a measured difference.",
@@ -167,12 +171,75 @@ def bench_attention(as_json: AsJson = False) -> None:
     """Decode attention on this CPU, as a ratio to a plain memory read in the same run."""
     from sparrow.bench import decode_attention
 
+    with _measuring() as progress:
+        result = decode_attention.run(progress=progress)
+    _show_result(result, decode_attention.table, as_json=as_json)
+
+
+@bench.command("decode")
+def bench_decode(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Published shape, such as qwen3-1.7b.")
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--case",
+            help="batch,context[,schedule]; several. A preset's name or fixed-N is sparse.",
+        ),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp32.")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps timed in a round.")] = 64,
+    as_json: AsJson = False,
+) -> None:
+    """Decode steps of the whole engine against memory bandwidth, dense beside sparse."""
+    from sparrow.bench import decode
+
+    cases = [_case(text) for text in case] if case else None
+    with _measuring() as progress:
+        result = decode.run(model=model, dtype=dtype, cases=cases, steps=steps, progress=progress)
+    _show_result(result, decode.table, as_json=as_json)
+
+
+@bench.command("rollout")
+def bench_rollout(
+    preset: Annotated[
+        str | None, typer.Argument(help="gpu, cpu-tiny or cpu-smollm2; default: by the machine.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp32.")] = None,
+    peer: Annotated[bool, typer.Option(help="Also run transformers' generate.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Whole rollouts in tokens per second, beside transformers' generate on the same weights."""
+    from sparrow.bench import rollout
+    from sparrow.models.checkpoint import pick_device
+
+    chosen = preset or ("gpu" if pick_device("auto").type == "cuda" else "cpu-tiny")
+    with _measuring() as progress:
+        result = rollout.run(preset=chosen, dtype=dtype, peer=peer, progress=progress)
+    _show_result(result, rollout.table, as_json=as_json)
+
+
+@contextmanager
+def _measuring() -> Iterator[Callable[[str], None]]:
     with notes.status("measuring") as status:
-        result = decode_attention.run(progress=lambda text: status.update(_plain(text)))
+        yield lambda text: status.update(_plain(text))
+
+
+def _show_result(result: "Result", table: "Callable[[Result], Table]", *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result, indent=2))
     else:
-        console.print(decode_attention.table(result))
+        console.print(table(result))
+
+
+def _case(text: str) -> tuple[int, int, str | None]:
+    """batch,context or batch,context,schedule."""
+    match = re.fullmatch(r"(\d+),(\d+)(?:,(.+))?", text)
+    if match is None:
+        raise ValueError(f"--case {text}: give batch,context or batch,context,schedule")
+    batch, context, schedule = match.groups()
+    return int(batch), int(context), schedule
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:

@@ -1,0 +1,347 @@
+"""Decode steps of the whole engine, against what the memory can deliver; dense beside sparse.
+
+A step reads the weights once and keys and values of every row, so the yardstick is bytes per
+second. Prompts are not computed: rows are put at their length over random keys and values, in
+shuffled pages. The cases of one batch and context share an engine and take turns in every round;
+figures are medians over rounds. A row's length ends at the named context, so that page tables stay
+in the captured width of that context.
+
+    ms_step    wall time of Engine.step: scheduling, graph, sampling, reading results
+    ms_device  the same steps without the engine: the runner's decode, back to back
+    idle       1 - ms_device / ms_step: on a GPU its idle share, on a CPU that of the engine loop
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from sparrow import models, ops
+from sparrow.bench import timing
+from sparrow.engine.engine import PAGE, Engine
+from sparrow.engine.graphs import PAGES
+from sparrow.engine.memory import device_memory
+from sparrow.engine.requests import Context, Sample, pages_for
+from sparrow.models import Decoder, ModelSpec
+from sparrow.models.checkpoint import pick_device
+from sparrow.records import SamplingParams
+from sparrow.sparse.block_mean import BlockMean
+from sparrow.sparse.schedule import Schedule
+
+Case = tuple[int, int, str | None]  # batch, context, schedule
+
+SPARSE = "qwen3-1.7b-0.86"
+GPU_CASES: tuple[Case, ...] = (
+    (16, 128, None),
+    (32, 2048, None),
+    (32, 2048, SPARSE),
+    *((32, context, name) for context in (16_384, 32_768) for name in (None, SPARSE, "fixed-4096")),
+)
+CPU_CASES: tuple[Case, ...] = ((16, 1024, None), (16, 1024, "fixed-256"))
+NARROWEST = PAGES[0]
+WARM = 3  # steps before the clock starts: compiling, capturing
+SPLIT_STEPS = 4
+SPARE_BYTES = 3 << 30  # of a GPU, for logits, scratch and graphs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes that a step reads: each weight once, and what attention needs of each row."""
+
+    weights: int
+    kv: int
+    landmarks: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.landmarks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Seconds of a step, engine and device alone, in one round."""
+
+    step: float
+    device: float
+
+
+def run(
+    *,
+    model: str | ModelSpec | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    cases: Sequence[Case] | None = None,
+    steps: int = 64,
+    rounds: int = 3,
+    split: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Measure every case. The result is ready for JSON.
+
+    model    a published shape (default: qwen3-1.7b on a GPU, smollm2-135m on a CPU)
+    dtype    bf16, fp32 (default: bf16 on a GPU, fp32 on a CPU)
+    cases    (batch, context, schedule): None is dense, else a preset's name or "fixed-N"
+    steps    timed in a round, at most a quarter of the context
+    split    also time the parts of a step
+    """
+    target = pick_device(device or "auto")
+    on_gpu = target.type == "cuda"
+    name = model or ("qwen3-1.7b" if on_gpu else "smollm2-135m")
+    decoder = models.random(name, dtype=timing.torch_dtype(dtype), device=target)
+    rows: list[dict[str, Any]] = []
+    for (batch, context), names in _groups(cases or (GPU_CASES if on_gpu else CPU_CASES)).items():
+        if progress is not None:
+            progress(f"batch {batch}, context {context}")
+        rows += _measure(decoder, batch, context, names, steps, rounds, split)
+        timing.free_memory(target)
+    return {
+        "machine": timing.machine(target),
+        "model": name if isinstance(name, str) else name.family,
+        "parameters": decoder.spec.parameters(),
+        "dtype": str(decoder.dtype).removeprefix("torch."),
+        "peak_bytes_per_s": timing.peak_of(target),
+        "rounds": rounds,
+        "rows": rows,
+    }
+
+
+def table(result: dict[str, Any]) -> Table:
+    """The result for a terminal."""
+    place = timing.describe(result["machine"])
+    out = Table("batch", "context", "attention", title=f"Decode, {result['model']}, {place}")
+    headings = ("ms/step", "ms device", "idle", "GB", "TB/s", "of peak", "x weights", "speed-up")
+    for heading in (*headings, "split of the device's time"):
+        out.add_column(heading, justify="right")
+    for row in result["rows"]:
+        figures = (
+            f"{row['ms_step']:.3f}",
+            f"{row['ms_device']:.3f}",
+            f"{row['idle']:.1%}",
+            f"{row['bytes'] / 1e9:.2f}",
+            f"{row['tb_per_s']:.3f}",
+            _or_dash(row["of_peak"], "{:.1%}"),
+            _or_dash(row["of_weights"], "{:.2f}"),
+            _or_dash(row["speed_up"], "{:.2f}"),
+        )
+        name = row["schedule"] or "dense"
+        out.add_row(str(row["batch"]), str(row["context"]), name, *figures, _shares(row["split"]))
+    return out
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _shares(split: dict[str, float] | None) -> str:
+    whole = sum((split or {}).values()) or 1.0
+    parts = sorted((split or {}).items(), key=lambda item: -item[1])
+    return ", ".join(f"{part} {took / whole:.0%}" for part, took in parts if took > 0.005 * whole)
+
+
+# Engines and rows.
+
+
+def _groups(cases: Sequence[Case]) -> dict[tuple[int, int], list[str | None]]:
+    """Schedules by batch and context, in the order given."""
+    groups: dict[tuple[int, int], list[str | None]] = defaultdict(list)
+    for batch, context, name in cases:
+        groups[batch, context].append(name)
+    return groups
+
+
+def _build(model: Decoder, batch: int, context: int) -> Engine:
+    """An engine with room for these rows, or for as many as fit, and random contents."""
+    spec = model.spec
+    fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
+    fields += BlockMean().fields(spec.head_size, model.dtype)
+    page_bytes = ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
+    row_bytes = pages_for(context, PAGE) * page_bytes
+    spare = SPARE_BYTES if model.device.type == "cuda" else 0
+    batch = max(1, min(batch, (device_memory(model.device) - spare) // row_bytes))
+    # Tables at least as wide as the narrowest that an engine of a long context captures.
+    most = min(spec.max_positions, max(context, NARROWEST * PAGE) + PAGE)
+    kv_bytes = max(batch * row_bytes, pages_for(most, PAGE) * page_bytes)
+    engine = Engine(model, max_running=batch, max_context=most, kv_bytes=kv_bytes, adapters=1)
+    _fill(engine)
+    return engine
+
+
+def _fill(engine: Engine) -> None:
+    """Random keys, values and landmarks (whose spread is that of means of a page)."""
+    cache = engine.runner.cache
+    with torch.inference_mode():
+        for layer in range(engine.model.spec.layers):
+            for field in cache.page_fields:
+                std = 1.0 if field.name in ("k", "v") else PAGE**-0.5
+                cache.field(field.name, layer).normal_(std=std)
+
+
+def place(
+    engine: Engine, batch: int, context: int, schedule: Schedule | None, *, room: int
+) -> list[Sample]:
+    """Samples that run as if prompts of `context` tokens had been computed and one token drawn."""
+    vocabulary = engine.model.spec.vocabulary
+    draw = np.random.default_rng(0)
+    for seed in range(batch):
+        prompt = draw.integers(vocabulary, size=context).tolist()
+        params = SamplingParams(max_tokens=room, ignore_eos=True, seed=seed)
+        engine.add(prompt, params, schedule=schedule)
+    scheduler, width = engine.scheduler, pages_for(context, PAGE)
+    pages = engine.pool.take(batch * width)
+    random.Random(0).shuffle(pages)
+    samples = [sample for request in scheduler.waiting for sample in request.samples]
+    scheduler.waiting.clear()
+    for index, sample in enumerate(samples):
+        own = pages[index * width : (index + 1) * width]
+        sample.context = Context(pages=own, computed=context)
+        sample.started, sample.drawn = True, 1
+        sample.take(index % vocabulary, 0.0, 0.0, True)
+        sample.versions.append(engine.version)
+        engine.runner.rows.enter(sample)
+        scheduler.running.append(sample)
+    return samples
+
+
+def _remove(engine: Engine, samples: Sequence[Sample]) -> None:
+    timing.synchronize(engine.model.device)
+    engine._abandon([sample.request.id for sample in samples])
+    engine.check_integrity()
+
+
+# Measuring.
+
+
+def _measure(
+    model: Decoder,
+    batch: int,
+    context: int,
+    names: Sequence[str | None],
+    steps: int,
+    rounds: int,
+    split: bool,
+) -> list[dict[str, Any]]:
+    """Rows of the result for the schedules of one batch and context."""
+    engine = _build(model, batch, context)
+    steps = max(1, min(steps, context // 4))
+    if context <= steps + WARM + SPLIT_STEPS:
+        raise ValueError(f"a context of {context} tokens is too short to measure {steps} steps")
+    schedules = [timing.schedule_named(name) for name in names]
+    taken: list[list[Times]] = [[] for _ in names]
+    for _ in range(rounds):
+        for times, schedule in zip(taken, schedules, strict=True):
+            times.append(_round(engine, context, schedule, steps))
+    splits = [_split(engine, context, schedule) if split else None for schedule in schedules]
+    dense = median(t.step for t in taken[names.index(None)]) if None in names else None
+    return [
+        {"asked_batch": batch, "batch": engine.max_running, "context": context, "schedule": name}
+        | _figures(engine, context, schedule, steps, times, dense)
+        | {"split": parts}
+        for name, schedule, times, parts in zip(names, schedules, taken, splits, strict=True)
+    ]
+
+
+def _round(engine: Engine, context: int, schedule: Schedule | None, steps: int) -> Times:
+    """One turn of a case: steps of the engine, then the same steps by the runner alone."""
+    device, rows = engine.model.device, engine.runner.rows
+    start = context - WARM - steps
+    samples = place(engine, engine.max_running, start, schedule, room=context - start + 2)
+    _repeat(engine.step, WARM)
+    timing.synchronize(device)
+    length_R = rows.length_R.clone()
+    step = timing.seconds(partial(_repeat, engine.step, steps), device) / steps
+    rows.length_R.copy_(length_R)  # the tables reach to the end by now
+    alone = _device_seconds(lambda: engine.runner.decode(samples), steps, device)
+    _remove(engine, samples)
+    return Times(step=step, device=alone)
+
+
+def _repeat(work: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        work()
+
+
+def _device_seconds(work: Callable[[], object], times: int, device: torch.device) -> float:
+    """Seconds of one call, of many back to back, by the device's own clock where it has one."""
+    if device.type != "cuda":
+        return timing.seconds(partial(_repeat, work, times), device) / times
+    torch.cuda.synchronize(device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    _repeat(work, times)
+    end.record()
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(end) / 1e3 / times
+
+
+def _split(engine: Engine, context: int, schedule: Schedule | None) -> dict[str, float]:
+    """Milliseconds of a step by part."""
+    start = context - WARM - SPLIT_STEPS
+    samples = place(engine, engine.max_running, start, schedule, room=context - start + 2)
+    _repeat(engine.step, WARM)
+    taken = timing.split_of(partial(_repeat, engine.step, SPLIT_STEPS), engine.model.device)
+    _remove(engine, samples)
+    return {part: took * 1e3 / SPLIT_STEPS for part, took in taken.items()}
+
+
+def _figures(
+    engine: Engine,
+    context: int,
+    schedule: Schedule | None,
+    steps: int,
+    times: Sequence[Times],
+    dense: float | None,
+) -> dict[str, Any]:
+    step, device = median(t.step for t in times), median(t.device for t in times)
+    batch, peak = engine.max_running, timing.peak_of(engine.model.device)
+    lengths = np.arange(context - steps, context) + 1  # with the token of the step
+    read = traffic(engine.model.spec, engine.model.dtype.itemsize, batch, lengths, schedule)
+    return {
+        "steps": steps,
+        "mean_length": float(lengths.mean()),
+        "ms_step": step * 1e3,
+        "ms_step_rounds": [t.step * 1e3 for t in times],
+        "ms_device": device * 1e3,
+        "ms_device_rounds": [t.device * 1e3 for t in times],
+        "idle": 1 - device / step,
+        "tokens_per_s": batch / step,
+        "bytes": read.total,
+        "bytes_weights": read.weights,
+        "bytes_kv": read.kv,
+        "bytes_landmarks": read.landmarks,
+        "tb_per_s": read.total / step / 1e12,
+        "of_peak": read.total / step / peak if peak else None,
+        "of_weights": step * peak / read.weights if peak else None,
+        "speed_up": dense / step if dense is not None else None,
+    }
+
+
+def traffic(
+    spec: ModelSpec,
+    itemsize: int,
+    batch: int,
+    lengths: np.ndarray[Any, np.dtype[np.int64]],
+    schedule: Schedule | None,
+) -> Traffic:
+    """Mean bytes of a step over these lengths, the token of the step included.
+
+    Of an embedding that is not also the LM head, a step reads a few rows: they do not count.
+    """
+    looked_up = 0 if spec.tied else spec.vocabulary * spec.hidden
+    vector = spec.kv_heads * spec.head_size * itemsize  # one token's keys in one layer
+    kept, scored = float(lengths.mean() * spec.layers), 0.0
+    if schedule is not None:
+        kept = sum(float(schedule.kept(lengths, layer).mean()) for layer in range(spec.layers))
+        sparse = spec.layers - len(schedule.dense_layers)
+        scored = sparse * float((lengths // PAGE).mean())
+    return Traffic(
+        weights=(spec.parameters() - looked_up) * itemsize,
+        kv=round(batch * kept * 2 * vector),
+        landmarks=round(batch * scored * vector),
+    )

@@ -1,0 +1,336 @@
+"""Rollouts from prompts to completions, in tokens per second, beside transformers in the same run.
+
+Both sides have the same weights, dtype, device and prompts, sample at temperature 1 and ignore end
+tokens, so every sequence has the full length. Each is warmed up first: on a GPU by the whole
+workload, which captures every graph (ours on other prompts, as it would share these). Where
+transformers is given fewer new tokens, for its time, ours is measured on those as well, and the
+ratio is between the two.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from sparrow import models, ops
+from sparrow.bench import timing
+from sparrow.engine.engine import PAGE, Engine
+from sparrow.engine.requests import pages_for
+from sparrow.models import Decoder, ModelSpec
+from sparrow.models.checkpoint import pick_device, pick_dtype
+from sparrow.models.fetch import fetched, known
+from sparrow.models.rope import Rope
+from sparrow.records import Completion, SamplingParams
+from sparrow.sparse.block_mean import BlockMean
+
+DENSE = "dense"
+WARM_TOKENS = 4  # on a CPU, where only compiling has to be out of the way
+
+# 2 976 576 weights.
+TINY = ModelSpec(
+    family="qwen3",
+    layers=6,
+    hidden=192,
+    intermediate=576,
+    heads=6,
+    kv_heads=2,
+    head_size=32,
+    vocabulary=2048,
+    max_positions=4096,
+    tied=True,
+    rope=Rope(theta=1e6),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Prompts of equal length, one rollout each; transformers may be given fewer new tokens."""
+
+    model: str
+    device: str
+    rollouts: int
+    prompt_tokens: int
+    new_tokens: int
+    peer_tokens: int
+    schedules: tuple[str, ...]
+    batching: bool = False  # also transformers' continuous batching
+
+    @property
+    def context(self) -> int:
+        return self.prompt_tokens + self.new_tokens
+
+
+WORKLOADS = {
+    "gpu": Workload(
+        model="qwen3-1.7b",
+        device="cuda",
+        rollouts=32,
+        prompt_tokens=128,
+        new_tokens=2048,
+        peer_tokens=256,
+        schedules=(DENSE, "qwen3-1.7b-0.86"),
+        batching=True,
+    ),
+    "cpu-tiny": Workload(
+        model="tiny",
+        device="cpu",
+        rollouts=64,
+        prompt_tokens=32,
+        new_tokens=1024,
+        peer_tokens=128,
+        schedules=(DENSE, "fixed-256"),
+    ),
+    "cpu-smollm2": Workload(
+        model="smollm2-135m",
+        device="cpu",
+        rollouts=32,
+        prompt_tokens=32,
+        new_tokens=256,
+        peer_tokens=256,
+        schedules=(DENSE,),
+    ),
+}
+
+
+def run(
+    *,
+    preset: str = "cpu-tiny",
+    peer: bool = True,
+    dtype: str | None = None,
+    progress: Callable[[str], None] | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Measure a workload. The result is ready for JSON.
+
+    preset   gpu, cpu-tiny or cpu-smollm2
+    peer     also run transformers
+    dtype    bf16, fp32 (default: bf16 on a GPU, fp32 on a CPU)
+    changes  replace fields of the preset's workload (rollouts, new_tokens, peer_tokens, ...)
+    """
+    if preset not in WORKLOADS:
+        raise ValueError(f"no workload {preset!r}; known are {', '.join(WORKLOADS)}")
+    work = replace(WORKLOADS[preset], **changes)
+    report = progress or (lambda text: None)
+    model = _model(work, dtype)
+    rows = [_ours(model, work, name, report) for name in work.schedules]
+    if peer:
+        if work.peer_tokens != work.new_tokens:
+            short = replace(work, new_tokens=work.peer_tokens)
+            rows.append(_ours(model, short, DENSE, report))
+        rows += _theirs(model, work, report)
+    return {
+        "machine": timing.machine(model.device),
+        "preset": preset,
+        "workload": asdict(work) | {"schedules": list(work.schedules)},
+        "weights": "random" if model.source is None else "real",
+        "parameters": model.spec.parameters(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "rows": _with_ratios(rows),
+    }
+
+
+def table(result: dict[str, Any]) -> Table:
+    """The result for a terminal; ratios are to transformers' generate on as many new tokens."""
+    work, place = result["workload"], timing.describe(result["machine"])
+    size = f"{result['parameters'] / 1e6:.1f} M, {result['dtype']}"
+    title = f"Rollout, {work['model']} ({size}), {work['rollouts']} rollouts, {place}"
+    out = Table("who", "new tokens", title=title)
+    for heading in ("seconds", "tokens/s", "x transformers", "where the time goes"):
+        out.add_column(heading, justify="right")
+    for row in result["rows"]:
+        who, tokens = row["who"], str(row["new_tokens"])
+        if row["failed"] is not None:
+            out.add_row(who, tokens, "-", "-", "-", row["failed"])
+            continue
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        speed = f"{row['tokens_per_s']:.1f}"
+        out.add_row(who, tokens, f"{row['seconds']:.2f}", speed, ratio, _shares(row))
+    return out
+
+
+def _shares(row: dict[str, Any]) -> str:
+    split = row["split"] or {}
+    parts = sorted(split.items(), key=lambda item: -item[1])
+    return ", ".join(f"{part} {took / row['seconds']:.0%}" for part, took in parts if took)
+
+
+def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each row with its speed relative to transformers' generate on as many new tokens."""
+    plain = {
+        row["new_tokens"]: row["tokens_per_s"]
+        for row in rows
+        if row["who"] == "transformers generate" and row["tokens_per_s"]
+    }
+    for row in rows:
+        base, own = plain.get(row["new_tokens"]), row["tokens_per_s"]
+        row["ratio"] = own / base if base and own else None
+    return rows
+
+
+def _row(
+    who: str,
+    new_tokens: int,
+    *,
+    seconds: float | None = None,
+    tokens: int = 0,
+    split: timing.Split | None = None,
+    failed: str | None = None,
+) -> dict[str, Any]:
+    speed = tokens / seconds if seconds else None
+    return {
+        "who": who,
+        "new_tokens": new_tokens,
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_s": speed,
+        "split": split,
+        "failed": failed,
+    }
+
+
+# Ours.
+
+
+def _model(work: Workload, dtype: str | None) -> Decoder:
+    """Real weights where they have been fetched, else random ones in the shape."""
+    device = pick_device(work.device)
+    kind = pick_dtype(timing.torch_dtype(dtype), device, {})
+    if work.model in known() and fetched(work.model) is not None:
+        return models.load(work.model, dtype=kind, device=device)
+    name = TINY if work.model == "tiny" else work.model
+    return models.random(name, dtype=kind, device=device)
+
+
+def _prompts(work: Workload, vocabulary: int, seed: int) -> list[list[int]]:
+    draw = np.random.default_rng(seed)
+    return draw.integers(vocabulary, size=(work.rollouts, work.prompt_tokens)).tolist()
+
+
+def _ours(
+    model: Decoder, work: Workload, name: str, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """One run of the engine under a schedule, with its time split on a CPU."""
+    report(f"sparrow {name}, {work.new_tokens} new tokens")
+    timing.free_memory(model.device)  # of the engine before
+    device, engine = model.device, _engine(model, work)
+    schedule = timing.schedule_named(None if name == DENSE else name)
+
+    def generate(new_tokens: int, seed: int) -> list[Completion]:
+        params = SamplingParams(max_tokens=new_tokens, ignore_eos=True, seed=seed)
+        prompts = _prompts(work, model.spec.vocabulary, seed)
+        return engine.generate(prompts, params, schedule=schedule)
+
+    generate(_warm_tokens(model, work.new_tokens), seed=1)
+    done: list[Completion] = []
+    split: timing.Split = {}
+    with timing.timed_ops(split):
+        took = timing.seconds(lambda: done.extend(generate(work.new_tokens, seed=0)), device)
+    split["python"] = took - sum(split.values())
+    tokens = sum(len(completion.token_ids) for completion in done)
+    parts = split if device.type == "cpu" else None  # a GPU's ops have not run when they return
+    return _row(f"sparrow {name}", work.new_tokens, seconds=took, tokens=tokens, split=parts)
+
+
+def _warm_tokens(model: Decoder, new_tokens: int) -> int:
+    """All of them on a GPU, where graphs are captured on the way."""
+    return new_tokens if model.device.type == "cuda" else min(WARM_TOKENS, new_tokens)
+
+
+def _engine(model: Decoder, work: Workload) -> Engine:
+    """Room for every rollout at once, and no more."""
+    spec, rule = model.spec, BlockMean()
+    fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
+    fields += rule.fields(spec.head_size, model.dtype)
+    page_bytes = ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
+    return Engine(
+        model,
+        max_running=work.rollouts,
+        max_context=work.context,
+        kv_bytes=work.rollouts * (pages_for(work.context, PAGE) + 1) * page_bytes,
+        flow=rule,
+    )
+
+
+# Theirs.
+
+
+def _theirs(model: Decoder, work: Workload, report: Callable[[str], None]) -> list[dict[str, Any]]:
+    """transformers on the same weights: `generate`, and its continuous batching."""
+    timing.free_memory(model.device)
+    with tempfile.TemporaryDirectory(prefix="sparrow-bench-") as scratch:
+        folder = models.save(model, Path(scratch) / "model")
+        peer = _load_peer(folder, model)
+    prompts = _prompts(work, model.spec.vocabulary, seed=0)
+    ways = {"transformers generate": _generate}
+    if work.batching:
+        ways["transformers generate_batch"] = _generate_batch
+    rows = []
+    for who, way in ways.items():
+        report(f"{who}, {work.peer_tokens} new tokens")
+        rows.append(_attempt(who, partial(way, peer, prompts), work, model))
+    return rows
+
+
+def _attempt(
+    who: str, generate: Callable[[int], int], work: Workload, model: Decoder
+) -> dict[str, Any]:
+    """A row for the peer; that it cannot run here is a result too, with its reason."""
+    drawn: list[int] = []
+    try:
+        generate(_warm_tokens(model, work.peer_tokens))
+        took = timing.seconds(lambda: drawn.append(generate(work.peer_tokens)), model.device)
+    except Exception as error:  # whatever another package raises
+        return _row(who, work.peer_tokens, failed=f"{type(error).__name__}: {error}"[:300])
+    wanted = work.rollouts * work.peer_tokens
+    if drawn != [wanted]:
+        return _row(who, work.peer_tokens, failed=f"{drawn[0]} tokens came, {wanted} were asked")
+    return _row(who, work.peer_tokens, seconds=took, tokens=drawn[0])
+
+
+def _load_peer(folder: Path, model: Decoder) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    peer = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=model.dtype, attn_implementation="sdpa", local_files_only=True
+    )
+    return peer.to(model.device).eval()
+
+
+def _settings(new_tokens: int) -> Any:
+    from transformers import GenerationConfig
+
+    return GenerationConfig(
+        max_new_tokens=new_tokens,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        eos_token_id=None,
+        pad_token_id=0,
+        use_cache=True,
+    )
+
+
+def _generate(peer: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:
+    """How many tokens `generate` drew."""
+    peer.generation_config = _settings(new_tokens)
+    ids = torch.tensor(prompts, device=peer.device)
+    with torch.inference_mode():
+        out = peer.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
+    return int(out[:, ids.shape[1] :].numel())
+
+
+def _generate_batch(peer: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:
+    """How many tokens continuous batching drew; memory and graphs are kept for the next call."""
+    peer.generation_config = _settings(new_tokens)
+    inputs = [list(prompt) for prompt in prompts]
+    done = peer.generate_batch(
+        inputs=inputs, generation_config=_settings(new_tokens), persistent_manager=True
+    )
+    return sum(len(output.generated_tokens) for output in done.values())

@@ -1,0 +1,136 @@
+"""The decode benchmark runs, reports what it promises, and counts bytes as a hand does."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from sparrow import models, ops
+from sparrow.bench import decode, timing
+from sparrow.models.rope import Rope
+from sparrow.models.spec import ModelSpec
+from sparrow.sparse.schedule import Schedule
+
+SPEC = ModelSpec(
+    family="qwen3",
+    layers=3,
+    hidden=32,
+    intermediate=48,
+    heads=4,
+    kv_heads=2,
+    head_size=16,
+    vocabulary=64,
+    max_positions=1024,
+    tied=True,
+    rope=Rope(theta=1e4),
+)
+
+
+def short_run(split: bool) -> dict[str, Any]:
+    cases = [(2, 64, None), (2, 64, "fixed-48")]
+    return decode.run(
+        model=SPEC, dtype="fp32", device="cpu", cases=cases, steps=4, rounds=1, split=split
+    )
+
+
+def test_a_short_run() -> None:
+    result = short_run(split=True)
+    assert json.loads(json.dumps(result)) == result
+    dense, sparse = result["rows"]
+    assert (dense["schedule"], sparse["schedule"]) == (None, "fixed-48")
+    assert dense["speed_up"] == 1.0
+    for row in result["rows"]:
+        assert row["batch"] == 2
+        assert row["steps"] == 4
+        assert row["mean_length"] == 62.5  # 61, 62, 63, 64
+        assert row["ms_step"] > 0
+        assert row["ms_device"] > 0
+        assert row["idle"] < 1
+        assert row["bytes"] == row["bytes_weights"] + row["bytes_kv"] + row["bytes_landmarks"]
+        assert set(row["split"]) == {*timing.OPS, "python"}
+        assert row["split"]["linear"] > 0
+        assert row["of_peak"] is None  # no published figure for a CPU
+    assert sparse["split"]["select"] > 0
+    Console(quiet=True).print(decode.table(result))
+
+
+def test_without_a_split() -> None:
+    result = short_run(split=False)
+    assert [row["split"] for row in result["rows"]] == [None, None]
+    Console(quiet=True).print(decode.table(result))
+
+
+def test_bytes_by_hand_dense() -> None:
+    read = decode.traffic(SPEC, 2, 5, np.array([100]), None)
+    attention = 32 * (4 + 2 + 2) * 16 + 4 * 16 * 32 + 2 * 16
+    layer = attention + 3 * 32 * 48 + 2 * 32
+    assert read.weights == 2 * (3 * layer + 64 * 32 + 32)
+    assert read.kv == 5 * 3 * 100 * 2 * (2 * 16) * 2  # rows, layers, tokens, k and v, ...
+    assert read.landmarks == 0
+
+
+def test_bytes_by_hand_sparse() -> None:
+    read = decode.traffic(SPEC, 2, 5, np.array([100]), Schedule.fixed(52))
+    # Of 7 pages, the last with 4 tokens, 52 tokens pay 3 and the last. Layers 0 and 1 are dense.
+    assert read.kv == 5 * (2 * 100 + 52) * 2 * (2 * 16) * 2
+    assert read.landmarks == 5 * 1 * 6 * (2 * 16) * 2
+
+
+def test_an_embedding_of_its_own_is_not_read() -> None:
+    untied = models.random(SPEC, tied=False).spec
+    tied, apart = (decode.traffic(spec, 4, 1, np.array([1]), None) for spec in (SPEC, untied))
+    assert tied.weights == apart.weights
+
+
+def test_published_weights() -> None:
+    read = decode.traffic(models.shape("qwen3-1.7b"), 2, 1, np.array([1]), None)
+    assert read.weights / 4.8e12 == pytest.approx(0.717e-3, rel=1e-3)
+
+
+def test_placed_samples_go_on_like_any_other() -> None:
+    engine = decode._build(models.random(SPEC), 3, 64)
+    samples = decode.place(engine, 3, 40, None, room=9)
+    engine.check_integrity()
+    assert [sample.length for sample in samples] == [41] * 3
+    done = [output.completion for output in engine.stream() if output.completion is not None]
+    assert [len(completion.token_ids) for completion in done] == [9] * 3
+    assert engine.runner.rows.length_R[:3].tolist() == [48] * 3
+    assert engine.pool.available == engine.pool.pages
+
+
+def test_too_short_a_context() -> None:
+    with pytest.raises(ValueError, match="too short"):
+        decode.run(model=SPEC, device="cpu", cases=[(1, 8, None)])
+
+
+def test_ops_are_left_as_they_were() -> None:
+    taken: timing.Split = {}
+    before = ops.logits
+    with timing.timed_ops(taken):
+        assert ops.logits is not before
+        ops.logits(torch.ones(1, 2), torch.ones(3, 2))
+    assert ops.logits is before
+    assert taken["linear"] > 0
+    assert taken["attention"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "part"),
+    [
+        ("_attend_split", "attention"),
+        ("_score", "select"),
+        ("_store", "store"),
+        ("_norm_gated_kernel", "linear"),
+        ("nvjet_tst_64x16_64x16_4x2_h_bz_TNT", "linear"),
+        ("_split_heads_kernel", "heads"),
+        ("_draw", "sampling"),
+        ("_read_rows", "rows"),
+        ("void at::native::elementwise_kernel", "other"),
+        ("Memcpy DtoH (Device -> Pinned)", "other"),
+    ],
+)
+def test_kernels_by_name(kernel: str, part: str) -> None:
+    assert timing.part_of(kernel) == part
