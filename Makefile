@@ -4,11 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-all lint format clean
+.PHONY: help demo test test-all test-kernels lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 # torch comes first and exactly, so that nothing later pulls another build of it.
 $(STAMP): pyproject.toml constraints.txt
@@ -27,6 +27,10 @@ test: $(STAMP)  ## the tests that fit into minutes
 
 test-all: $(STAMP)  ## the same, and the slow sweeps
 	$(BIN)/python -m pytest --timeout=1800 --hypothesis-profile=thorough
+
+test-kernels: $(STAMP)  ## the GPU kernels without a GPU, in Triton's interpreter (installs triton)
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt triton
+	$(BIN)/python -m pytest --timeout=300 tests/cpu/kernels
 
 lint: $(STAMP)  ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .
