@@ -208,6 +208,12 @@ def bench_rollout(
     ] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp32.")] = None,
     peer: Annotated[bool, typer.Option(help="Also run transformers' generate.")] = True,
+    peer_tokens: Annotated[
+        int | None, typer.Option(min=1, help="New tokens of transformers; default: the preset's.")
+    ] = None,
+    batching: Annotated[
+        bool, typer.Option(help="On a GPU: also transformers' continuous batching.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Whole rollouts in tokens per second, beside transformers' generate on the same weights."""
@@ -216,7 +222,9 @@ def bench_rollout(
 
     chosen = preset or ("gpu" if pick_device("auto").type == "cuda" else "cpu-tiny")
     with _measuring() as progress:
-        result = rollout.run(preset=chosen, dtype=dtype, peer=peer, progress=progress)
+        changes: dict[str, Any] = {} if peer_tokens is None else {"peer_tokens": peer_tokens}
+        changes |= {} if batching else {"batching": False}
+        result = rollout.run(preset=chosen, dtype=dtype, peer=peer, progress=progress, **changes)
     _show_result(result, rollout.table, as_json=as_json)
 
 

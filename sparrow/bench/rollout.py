@@ -283,7 +283,7 @@ def _attempt(
     """A row for the peer; that it cannot run here is a result too, with its reason."""
     drawn: list[int] = []
     try:
-        generate(_warm_tokens(model, work.peer_tokens))
+        generate(min(WARM_TOKENS, work.peer_tokens))
         took = timing.seconds(lambda: drawn.append(generate(work.peer_tokens)), model.device)
     except Exception as error:  # whatever another package raises
         return _row(who, work.peer_tokens, failed=f"{type(error).__name__}: {error}"[:300])

@@ -6,6 +6,7 @@ replay. Capturing runs the step on spare rows alone, so no sequence notices.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,12 +17,22 @@ from torch import Tensor
 PAGES = (32, 128, 512, 1024, 2048)
 
 
+@dataclass(slots=True)
+class Captured:
+    """A graph, its input and output, and the rows that the input names now."""
+
+    graph: torch.cuda.CUDAGraph
+    input_B: Tensor
+    output: Any
+    rows: list[int]
+
+
 class Graphs:
     """Captured steps by kind."""
 
     def __init__(self, device: torch.device, spare: int) -> None:
         self.device, self.spare = device, spare
-        self._captured: dict[Any, tuple[torch.cuda.CUDAGraph, Tensor, Any]] = {}
+        self._captured: dict[Any, Captured] = {}
         self._memory: Any = None
 
     @staticmethod
@@ -37,26 +48,33 @@ class Graphs:
     def pages_bucket(pages: int, most: int) -> int:
         return min(next((width for width in PAGES if width >= pages), most), most)
 
-    def run(self, kind: Any, at_B: Tensor, step: Callable[[Any, Tensor], Any]) -> Any:
+    def run(
+        self,
+        kind: Any,
+        rows: list[int],
+        upload: Callable[[list[int]], Tensor],
+        step: Callable[[Any, Tensor], Any],
+    ) -> Any:
         """Replay the step of this kind for these rows; capture it first if it is new.
 
-        What comes back is overwritten by the next replay.
+        Rows are uploaded only where they differ from the last time. What comes back is overwritten
+        by the next replay.
         """
         if kind not in self._captured:
             self._captured[kind] = self._capture(kind, step)
-        graph, input_B, output = self._captured[kind]
-        input_B.copy_(at_B)
-        graph.replay()
-        return output
+        captured = self._captured[kind]
+        if captured.rows != rows:
+            captured.input_B.copy_(upload(rows))
+            captured.rows = rows
+        captured.graph.replay()
+        return captured.output
 
     def forget(self) -> None:
         """Drop every graph: addresses have changed."""
         self._captured.clear()
         self._memory = None
 
-    def _capture(
-        self, kind: Any, step: Callable[[Any, Tensor], Any]
-    ) -> tuple[torch.cuda.CUDAGraph, Tensor, Any]:
+    def _capture(self, kind: Any, step: Callable[[Any, Tensor], Any]) -> Captured:
         input_B = torch.full((kind.batch,), self.spare, dtype=torch.int64, device=self.device)
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
@@ -67,4 +85,4 @@ class Graphs:
         with torch.cuda.graph(graph, pool=self._memory):
             output = step(kind, input_B)
         self._memory = graph.pool()
-        return graph, input_B, output
+        return Captured(graph, input_B, output, [self.spare] * kind.batch)

@@ -64,7 +64,7 @@ class Launch:
         self.samples = list(samples)
         self.version = version
         count, options = len(samples), [sample.request.options for sample in samples]
-        self._draws_4B = _to_host(output.draws_4B[:, :count])
+        self._draws_4B = _to_host(output.draws_4B)  # whole, spare rows too: one plain copy
         self._hidden_BC = None
         if any(option.hidden_states for option in options):
             self._hidden_BC = _to_host(output.hidden_BC[:count].float())
@@ -164,10 +164,10 @@ class Runner:
         """One more token for each of these resident samples."""
         kind = self._kind(samples)
         spare = [self.rows.spare] * (kind.batch - len(samples))
-        at_B = self.rows.upload([_row(sample) for sample in samples] + spare)
+        rows = [_row(sample) for sample in samples] + spare
         if self.graphs is None:
-            return self._step(kind, at_B)
-        return self.graphs.run(kind, at_B, self._step)
+            return self._step(kind, self.rows.upload(rows))
+        return self.graphs.run(kind, rows, self.rows.upload, self._step)
 
     def _kind(self, samples: Sequence[Sample]) -> StepKind:
         most = max(len(sample.context.pages) for sample in samples)

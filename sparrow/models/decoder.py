@@ -68,11 +68,15 @@ class Decoder(nn.Module):
         self, ids_T: Tensor, positions_T: Tensor, attention: Attention, lora: Lora | None = None
     ) -> Tensor:
         """Final hidden states [T, C], after the last norm."""
-        x_TC = self.embed(ids_T)
+        x_TC = self._embed(ids_T)
         rotation = self._rotation(positions_T)
         for layer in self.layers:
             x_TC = layer(x_TC, rotation, attention, lora)
         return self.norm(x_TC)
+
+    def _embed(self, ids_T: Tensor) -> Tensor:
+        """Without gradients by plain indexing, whose GPU kernel is much faster for few tokens."""
+        return self.embed(ids_T) if torch.is_grad_enabled() else self.embed.weight[ids_T]
 
     @property
     def head(self) -> Tensor:

@@ -8,6 +8,7 @@ from sparrow import models, ops
 from sparrow.engine import generate
 from sparrow.models.attention import Packed
 from sparrow.records import SamplingParams
+from sparrow.sparse import Schedule
 
 LENGTHS = [1, 15, 16, 17, 100]
 SMALL = {"layers": 3, "hidden": 64, "intermediate": 96, "heads": 8, "kv_heads": 4}
@@ -83,8 +84,8 @@ def test_model_and_generation() -> None:
         )
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     prompts = [[1, 2, 3], list(range(40))]
-    for budget in (None, 48):
-        ours = [generate(model, prompts, params, budget=budget) for model in (cpu, gpu)]
+    for schedule in (None, Schedule.fixed(48)):
+        ours = [generate(model, prompts, params, schedule=schedule) for model in (cpu, gpu)]
         for left, right in zip(*ours, strict=True):
             assert left.token_ids.tolist() == right.token_ids.tolist()
 

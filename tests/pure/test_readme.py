@@ -27,7 +27,9 @@ def test_every_make_target_of_the_readme_exists() -> None:
 
 
 def test_ci_runs_lint_and_test() -> None:
-    assert re.search(r"^make lint test$", (ROOT / ".ci/run").read_text(), flags=re.MULTILINE)
+    assert re.search(
+        r"^make lint test test-kernels$", (ROOT / ".ci/run").read_text(), flags=re.MULTILINE
+    )
 
 
 def test_every_verb_of_the_readme_exists() -> None:

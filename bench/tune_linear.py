@@ -1,0 +1,113 @@
+"""Tries launches of the products of Qwen3-1.7B inside a whole decode step on this GPU.
+
+    python3 bench/tune_linear.py [--tokens 16] [--workers 14]
+
+Launches overlap, so what is fastest alone is not what is fastest in the chain: only the whole step
+is timed. Processes first compile all candidates into Triton's cache on disk. Then one product after
+the other takes the launch with the fastest step, the others staying as they are. The last lines are
+entries for `LAUNCHES` in sparrow/ops/kernels/launches.py.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from decode_chain import SHAPE, Step, milliseconds
+
+from sparrow import models
+from sparrow.ops.kernels.launches import LAUNCHES, PROCESSORS, Launch, launch_for, tile
+
+CONTEXT = 128
+SHARED_BYTES = 227 << 10
+# product -> op, width of the result, depth
+PRODUCTS = {
+    "qkv": ("norm_linear", 4096, 2048),
+    "out": ("linear_add", 2048, 2048),
+    "gate_up": ("norm_gated", 6144, 2048),
+    "down": ("linear_add", 2048, 6144),
+    "head": ("logits", 151_936, 2048),
+}
+
+
+def key_of(name: str, tokens: int) -> tuple[str, int, int, int]:
+    op, width, depth = PRODUCTS[name]
+    return op, tile(tokens), width, depth
+
+
+def sweep(name: str, tokens: int) -> Iterator[Launch]:
+    """Launches that fit, and fill the processors; their step is not too small to be worth one."""
+    op, width, depth = PRODUCTS[name]
+    for columns, step, splits, warps in product((32, 64, 128), (64, 128, 256), (1, 2, 4), (4, 8)):
+        rows = columns * (2 if op == "norm_gated" else 1)
+        programs, stage_bytes = width // columns * splits, 2 * step * (rows + tile(tokens))
+        if rows < 64 or programs < 90 or (splits > 1 and programs > 2 * PROCESSORS):
+            continue
+        for stages in range(3, min(8, depth // splits // step) + 1):
+            if 70 << 10 <= stages * stage_bytes <= SHARED_BYTES and (warps == 4 or step == 256):
+                yield Launch(columns=columns, depth=step, splits=splits, warps=warps, stages=stages)
+
+
+def compile_share(tokens: int, worker: int, workers: int) -> None:
+    """Compile a share of the candidates by running them, in a model of one layer."""
+    model = models.random(SHAPE, dtype=torch.bfloat16, device="cuda", layers=1)
+    step = Step(model, tokens, CONTEXT)
+    candidates = [(name, launch) for name in PRODUCTS for launch in sweep(name, tokens)]
+    for name, launch in candidates[worker::workers]:
+        LAUNCHES[key_of(name, tokens)] = launch
+        step.run()
+        del LAUNCHES[key_of(name, tokens)]
+
+
+def compile_all(tokens: int, workers: int) -> None:
+    command = [sys.executable, __file__, "--tokens", str(tokens), "--workers", str(workers)]
+    running = [subprocess.Popen([*command, "--worker", str(worker)]) for worker in range(workers)]
+    faults = sum(process.wait() != 0 for process in running)
+    count = sum(1 for name in PRODUCTS for _ in sweep(name, tokens))
+    print(f"compiled {count} launches; {faults} of {workers} workers failed", flush=True)
+
+
+def tune(step: Step, name: str, tokens: int) -> None:
+    """Print the fastest launches of a product; the very fastest stays in LAUNCHES."""
+    key = key_of(name, tokens)
+    times = {}
+    for launch in {launch_for(*key), *sweep(name, tokens)}:
+        LAUNCHES[key] = launch
+        times[launch] = milliseconds(step.capture()[0], 7)
+    ranked = sorted(times, key=times.__getitem__)
+    for launch in ranked[:5]:
+        print(f"{name:8} T={tokens}: {times[launch]:.4f} ms  {launch}", flush=True)
+    LAUNCHES[key] = ranked[0]
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--worker", type=int)
+    arguments = parser.parse_args()
+    if arguments.worker is not None:
+        compile_share(arguments.tokens, arguments.worker, arguments.workers)
+        return
+    compile_all(arguments.tokens, arguments.workers)
+    step = Step(
+        models.random(SHAPE, dtype=torch.bfloat16, device="cuda"), arguments.tokens, CONTEXT
+    )
+    print(f"before: {milliseconds(step.capture()[0]):.4f} ms", flush=True)
+    for name in PRODUCTS:
+        tune(step, name, arguments.tokens)
+    print(f"after: {milliseconds(step.capture()[0]):.4f} ms")
+    for key, launch in LAUNCHES.items():
+        print(f"    {key}: {launch},".replace("'", '"'))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Page and sampling kernels on this GPU: checks, then microseconds over their block sizes.
+
+    python3 bench/tune_pages.py
+
+Each line is the median of replays of a CUDA graph that holds many calls, so the gap between two
+launches counts and Python does not. Starred lines are what the package uses.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from sparrow import ops
+from sparrow.ops.kernels import sample, score, select, store
+
+ROWS, KV_HEADS, GROUP, SIZE, PAGE = 32, 8, 4, 128, 16
+BUDGET = 4096
+VOCABULARY = 151_936
+CALLS, REPLAYS = 20, 15
+BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    """Time of one call among CALLS in a graph, the median of REPLAYS replays."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    graph.replay()
+    times = []
+    for _ in range(REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / CALLS)
+    return statistics.median(times)
+
+
+@contextmanager
+def settings(module: ModuleType, **values: Any) -> Iterator[bool]:
+    """The module with other constants; tells whether they are the ones it has anyway."""
+    old = {name: getattr(module, name) for name in values}
+    for name, value in values.items():
+        setattr(module, name, value)
+    try:
+        yield old == values
+    finally:
+        for name, value in old.items():
+            setattr(module, name, value)
+
+
+def line(name: str, setting: str, star: bool, time: float, bytes_read: int = 0) -> str:
+    speed = f"{bytes_read / time / 1e6:8.2f}" if bytes_read else " " * 8
+    return f"{name:<32} {setting:<34} {'*' if star else ' '} {time:9.2f} {speed}"
+
+
+def expected_of(op: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    with ops.using("reference"):
+        return op(*arguments, **options)
+
+
+def tune_append() -> Iterator[str]:
+    pools = [torch.randn(4096, KV_HEADS, PAGE, SIZE, **BF16) for _ in range(2)]
+    pools.append(torch.zeros(4096, KV_HEADS, SIZE, **BF16))
+    fused = torch.randn(ROWS, KV_HEADS, 3 * SIZE, **BF16)
+    token = fused[..., :SIZE], fused[..., SIZE : 2 * SIZE]
+    pages = torch.randperm(4096, device="cuda")[:ROWS] * PAGE
+    cases = {
+        "2 of 32 rows finish": torch.arange(ROWS, device="cuda") % PAGE,
+        "all finish": PAGE - 1,
+    }
+    for (case, offsets), heads in product(cases.items(), (1, 2, 8)):
+        slots = (pages + offsets).int()
+        expected = [pool.clone() for pool in pools]
+        expected_of(ops.append_pages, *expected, *token, slots)
+        with settings(store, DECODE_HEADS=heads) as star:
+            store.append_pages(*pools, *token, slots)
+            torch.testing.assert_close(pools, expected)
+            time = microseconds(lambda slots=slots: store.append_pages(*pools, *token, slots))
+        yield line(f"append, {case}", f"heads a program {heads}", star, time)
+
+
+def tune_score(pages: int) -> Iterator[str]:
+    total = ROWS * pages
+    landmark = torch.randn(total, KV_HEADS, SIZE, **BF16)
+    q = torch.randn(ROWS, KV_HEADS * GROUP, SIZE, **BF16)
+    table = torch.randperm(total, device="cuda").int().view(ROWS, pages)
+    lengths = torch.full((ROWS,), pages * PAGE, device="cuda", dtype=torch.int32)
+    arguments = (q, landmark, table, lengths)
+    expected = expected_of(ops.score_pages, *arguments, page=PAGE)
+    for block, warps in product((16, 32, 64, 128), (1, 2, 4, 8)):
+        if not 4 <= block // warps <= 32:
+            continue
+        with settings(score, BLOCK=block, WARPS=warps) as star:
+            found = score.score_pages(*arguments, page=PAGE)
+            torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+            time = microseconds(lambda: score.score_pages(*arguments, page=PAGE))
+        setting = f"block {block} warps {warps}"
+        yield line(f"score, {pages} pages", setting, star, time, 2 * landmark.numel())
+
+
+def tune_select(pages: int, budget: int, kind: str) -> Iterator[str]:
+    scores = torch.randn(ROWS, KV_HEADS, pages, device="cuda")
+    lengths = torch.full((ROWS,), pages * PAGE - 3, device="cuda", dtype=torch.int32)
+    budgets = torch.full_like(lengths, budget)
+    arguments = (scores, lengths, budgets)
+    options = {"page": PAGE, "width": min(pages, budget // PAGE + 1)}
+    expected = expected_of(ops.select_pages, *arguments, **options)
+    chosen = select.warps_of(pages)
+    for warps in (1, 2, 4, 8, 16):
+        if not 2 <= pages // (32 * warps) <= 64:
+            continue
+        with settings(select, warps_of=lambda _, warps=warps: warps):
+            lists = select.select_pages(*arguments, **options)
+            assert all(torch.equal(*pair) for pair in zip(lists, expected, strict=True))
+            time = microseconds(lambda: select.select_pages(*arguments, **options))
+        yield line(f"select, {pages} pages, {kind}", f"warps {warps}", warps == chosen, time)
+
+
+def tune_sample(rows: int) -> Iterator[str]:
+    logits = torch.randn(rows, VOCABULARY, device="cuda") * 3
+    index, ones = torch.arange(rows, device="cuda"), torch.ones(rows, device="cuda")
+    arguments = (logits, index, index, ones)
+    expected = expected_of(ops.sample, *arguments)
+    for chunk, first, second in product((1024, 2048, 4096, 8192), (4, 8), (4, 8, 16)):
+        if chunk // first > 1024 or not 128 <= chunk // second <= 1024:
+            continue
+        with settings(sample, CHUNK=chunk, SUM_WARPS=first, DRAW_WARPS=second) as star:
+            draws = sample.sample(*arguments)
+            torch.testing.assert_close(draws.entropies, expected.entropies, atol=1e-4, rtol=1e-4)
+            assert (draws.tokens == expected.tokens).float().mean() > 0.9  # rounding moves few
+            time = microseconds(lambda: sample.sample(*arguments))
+        setting = f"chunk {chunk} warps {first}, {second}"
+        yield line(f"sample, {rows} rows", setting, star, time, 4 * logits.numel())
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    lines = [*tune_append()]
+    for pages in (128, 1024, 2048):
+        lines += tune_score(pages)
+    for pages in (128, 256, 1024, 2048):
+        # A budget that keeps all looks at no score; short rows get a smaller one as well.
+        lines += tune_select(pages, BUDGET, f"budget {BUDGET}")
+        if pages * PAGE <= BUDGET:
+            lines += tune_select(pages, 1024, "budget 1024")
+    for rows in (16, 32):
+        lines += tune_sample(rows)
+    print(torch.cuda.get_device_name(), "rows", ROWS, "KV heads", KV_HEADS, "head size", SIZE)
+    print(f"{'what':<32} {'setting':<34}   {'us':>9} {'TB/s':>8}")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Triton kernels: versions of the ops for CUDA devices, loaded on first use."""

@@ -1,0 +1,264 @@
+"""Causal attention of prompts, or chunks of them, over pages, on a GPU.
+
+One program attends with a block of queries of one sequence and one head, in one pass over the keys
+that they may see. Blocks are counted from the first query of each sequence, so neighbours in a
+pack change nothing. Which block a program has, it finds in the bounds on the device: nothing waits
+for the GPU. Legend of the dimension letters: sparrow/ops/types.py.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+SIZES = (32, 64, 128, 256)
+
+
+class Plan(NamedTuple):
+    """Queries of a block, keys per step, and how a step is scheduled."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def plan(head_size: int, itemsize: int) -> Plan:
+    """What the registers hold without spilling; fp32 does without matrix units."""
+    if itemsize == 4:
+        return Plan(queries=32, keys=16, warps=8, stages=2)
+    return Plan(queries=128, keys=64 if head_size <= 128 else 32, warps=8, stages=3)
+
+
+def fits(dtype: torch.dtype, head_size: int) -> bool:
+    """bf16, fp16 or fp32, and heads of 32, 64, 128 or 256 numbers."""
+    return dtype in DTYPES and head_size in SIZES
+
+
+def supports(_op: str, q_THD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, **__: Any) -> bool:
+    """One dtype that fits, and contiguous pools of pages of a power of two."""
+    return (
+        fits(q_THD.dtype, q_THD.shape[2])
+        and q_THD.dtype == k_NGPD.dtype == v_NGPD.dtype
+        and k_NGPD.is_contiguous()
+        and v_NGPD.is_contiguous()
+        and k_NGPD.shape[2].bit_count() == 1
+    )
+
+
+def attend_causal_paged(
+    q_THD: Tensor,
+    k_NGPD: Tensor,
+    v_NGPD: Tensor,
+    table_BM: Tensor,
+    lengths_B: Tensor,
+    bounds: Tensor,
+    *,
+    scale: float,
+) -> Tensor:
+    tokens, heads, size = q_THD.shape
+    kv_heads, page = k_NGPD.shape[1:3]
+    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    if not out_THD.numel():
+        return out_THD
+    cut = plan(size, q_THD.itemsize)
+    q_THD = q_THD if q_THD.stride(2) == 1 else q_THD.contiguous()
+    _attend_block[heads, triton.cdiv(tokens, cut.queries) + len(lengths_B)](
+        *(q_THD, k_NGPD, v_NGPD, table_BM, lengths_B.contiguous(), bounds.contiguous(), out_THD),
+        *(scale * math.log2(math.e), len(lengths_B)),
+        *(*q_THD.stride()[:2], *table_BM.stride()),
+        ROWS=triton.next_power_of_2(len(lengths_B)),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        SIZE=size,
+        PAGE=page,
+        QUERIES=cut.queries,
+        KEYS=cut.keys,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+    )
+    return out_THD
+
+
+@triton.jit
+def _find_block(
+    bounds: tl.tensor,
+    rows: tl.tensor,
+    program: tl.tensor,
+    ROWS: tl.constexpr,
+    QUERIES: tl.constexpr,
+) -> tl.tuple:
+    """The row of a program, its first query in the row, and where the row's queries start and end.
+
+    Row b gets the programs from bounds[b] // QUERIES + b on, which are never too few; those to
+    spare get a first query beyond the end.
+    """
+    row_b = tl.arange(0, ROWS)
+    bound_b = tl.load(bounds + row_b, row_b < rows, other=0).to(tl.int32)
+    program_b = tl.where(row_b < rows, bound_b // QUERIES + row_b, program + 1)
+    row = tl.sum((program_b <= program).to(tl.int32), 0) - 1
+    start = tl.load(bounds + row).to(tl.int32)
+    end = tl.load(bounds + row + 1).to(tl.int32)
+    return row, (program - (start // QUERIES + row)) * QUERIES, start, end
+
+
+@triton.jit
+def _look_up(
+    table: tl.tensor, key: tl.tensor, length: tl.tensor, table_column: tl.tensor, PAGE: tl.constexpr
+) -> tl.tensor:
+    """The physical page of each key of a sequence."""
+    place = table + key // PAGE * table_column
+    return tl.load(place, key < length, other=0).to(tl.int64)
+
+
+@triton.jit
+def _walk(
+    q_nd: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    table: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    position_n: tl.tensor,
+    length: tl.tensor,
+    scale: tl.tensor,
+    table_column: tl.tensor,
+    top_n: tl.tensor,
+    total_n: tl.tensor,
+    value_nd: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tuple:
+    """One pass over the keys begin..end; MASKED where some of them lie after some queries.
+
+    Page numbers of a tile come from the step before: looked up in the same step, they would take
+    the place of K and V in the compiler's pipeline.
+    """
+    SIZE: tl.constexpr = q_nd.shape[1]
+    lane_d = tl.arange(0, SIZE)
+    key_t = begin + tl.arange(0, KEYS)
+    block_t = _look_up(table, key_t, length, table_column, PAGE)
+    for _ in range(begin, end, KEYS):
+        place_t = block_t * (KV_HEADS * PAGE * SIZE) + key_t % PAGE * SIZE
+        place_td = place_t[:, None] + lane_d[None, :]
+        if MASKED:
+            k_td = tl.load(k + place_td, (key_t < length)[:, None], other=0.0)
+            v_td = tl.load(v + place_td, (key_t < length)[:, None], other=0.0)
+        else:
+            k_td = tl.load(k + place_td)
+            v_td = tl.load(v + place_td)
+        score_nt = tl.dot(q_nd, tl.trans(k_td), input_precision="ieee") * scale
+        if MASKED:
+            seen_nt = key_t[None, :] <= position_n[:, None]
+            score_nt = tl.where(seen_nt, score_nt, float("-inf"))
+        key_t += KEYS
+        block_t = _look_up(table, key_t, length, table_column, PAGE)
+        higher_n = tl.maximum(top_n, tl.max(score_nt, 1))
+        weight_nt = tl.exp2(score_nt - higher_n[:, None])
+        shrink_n = tl.exp2(top_n - higher_n)
+        total_n = total_n * shrink_n + tl.sum(weight_nt, 1)
+        value_nd = value_nd * shrink_n[:, None]
+        value_nd = tl.dot(weight_nt.to(v_td.dtype), v_td, value_nd, input_precision="ieee")
+        top_n = higher_n
+    return top_n, total_n, value_nd
+
+
+@triton.jit(do_not_specialize=["rows", "table_row"])
+def _attend_block(
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    table: tl.tensor,
+    lengths: tl.tensor,
+    bounds: tl.tensor,
+    out: tl.tensor,
+    scale: tl.tensor,
+    rows: tl.tensor,
+    q_token: tl.tensor,
+    q_head: tl.tensor,
+    table_row: tl.tensor,
+    table_column: tl.tensor,
+    ROWS: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+) -> None:
+    """A block of queries of one head: whole tiles of keys first, then those that cause cuts.
+
+    Heads of a group run side by side and share their keys in cache; blocks with the most keys run
+    first. Scores are in base 2 (`scale` holds log2 e).
+    """
+    head = tl.program_id(0)
+    program = tl.num_programs(1) - 1 - tl.program_id(1)
+    row, first, start, end = _find_block(bounds, rows, program, ROWS, QUERIES)
+    if first >= end - start:
+        return
+    length = tl.load(lengths + row).to(tl.int32)
+    query_n = first + tl.arange(0, QUERIES)
+    real_n = query_n < end - start
+    position_n = length - (end - start) + query_n
+    token_n = (start + query_n).to(tl.int64)
+    lane_d = tl.arange(0, SIZE)
+    q += token_n[:, None] * q_token + head * q_head + lane_d[None, :]
+    q_nd = tl.load(q, real_n[:, None], other=0.0)
+
+    kv_head = head // (HEADS // KV_HEADS)
+    k += kv_head * (PAGE * SIZE)
+    v += kv_head * (PAGE * SIZE)
+    table += row.to(tl.int64) * table_row
+    position = length - (end - start) + first
+    whole = (position + 1) // KEYS * KEYS
+    stop = tl.minimum(position + QUERIES, length)
+    top_n = tl.full([QUERIES], float("-inf"), tl.float32)
+    total_n = tl.zeros([QUERIES], tl.float32)
+    value_nd = tl.zeros([QUERIES, SIZE], tl.float32)
+    top_n, total_n, value_nd = _walk(
+        q_nd,
+        k,
+        v,
+        table,
+        0,
+        whole,
+        position_n,
+        length,
+        scale,
+        table_column,
+        top_n,
+        total_n,
+        value_nd,
+        KV_HEADS,
+        PAGE,
+        KEYS,
+        MASKED=False,
+    )
+    top_n, total_n, value_nd = _walk(
+        q_nd,
+        k,
+        v,
+        table,
+        whole,
+        stop,
+        position_n,
+        length,
+        scale,
+        table_column,
+        top_n,
+        total_n,
+        value_nd,
+        KV_HEADS,
+        PAGE,
+        KEYS,
+        MASKED=True,
+    )
+    value_nd = value_nd / total_n[:, None]
+    out += (token_n[:, None] * HEADS + head) * SIZE + lane_d[None, :]
+    tl.store(out, value_nd.to(out.dtype.element_ty), real_n[:, None])

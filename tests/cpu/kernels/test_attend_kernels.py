@@ -1,0 +1,301 @@
+"""The attention kernels in Triton's interpreter against their definitions.
+
+Where there is a GPU they run on it. The interpreter computes bf16 wrongly without an error, so fp32
+and fp16 stand for it here; real sizes and bf16 are tested in tests/gpu.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.paging import Batch, make_batch
+from torch import Tensor
+
+pytest.importorskip("triton")
+from sparrow import ops
+from sparrow.ops import PageLists
+from sparrow.ops.kernels import attend_decode as decode
+from sparrow.ops.kernels import attend_prefill as prefill
+from sparrow.ops.reference import attention as definition
+
+LENGTHS = [1, 15, 16, 17, 0, 33, 100]
+SCALE = 0.3
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel forgets to write shows as NaN."""
+    empty = torch.empty
+
+    def poisoned(*size: Any, **options: Any) -> Tensor:
+        tensor = empty(*size, **options)
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+@pytest.fixture(params=[32, 128], ids=lambda split: f"split{split}")
+def split(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Rows cut into several splits of so many tokens, or into single ones."""
+    cut = decode.Plan(tile=32, split=request.param, warps=4, stages=2)
+    monkeypatch.setattr(decode, "plan", lambda *_: cut)
+    return request.param
+
+
+def paged(lengths: list[int], **options: Any) -> Batch:
+    batch = make_batch(lengths, **options)
+    return Batch(*(x.to(DEVICE) if isinstance(x, Tensor) else x for x in batch))
+
+
+def attend(batch: Batch, lists: PageLists | None = None, *, scale: float = SCALE) -> Tensor:
+    arguments = batch.q_BHD, *batch.pool, lists
+    assert decode.supports("attend_decode", *arguments, scale=scale)
+    return decode.attend_decode(*arguments, scale=scale)
+
+
+def assert_decodes(batch: Batch, lists: PageLists | None = None) -> None:
+    expected = definition.attend_decode(batch.q_BHD, *batch.pool, lists, scale=SCALE)
+    tolerance = TOLERANCE[expected.dtype]
+    torch.testing.assert_close(attend(batch, lists), expected, atol=tolerance, rtol=tolerance)
+
+
+def chosen(batch: Batch, budget: int, *, width: int | None = None) -> PageLists:
+    lengths, page = batch.lengths_B, batch.page
+    score = ops.score_pages(batch.q_BHD, batch.landmark_NGD, batch.table_BM, lengths, page=page)
+    budgets = torch.full_like(lengths, budget)
+    return ops.select_pages(score, lengths, budgets, page=page, width=width)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "dtype"),
+    [(1, torch.float32), (2, torch.float16), (3, torch.float32), (5, torch.float16)],
+)
+def test_decode_dense(split: int, ratio: int, dtype: torch.dtype) -> None:
+    assert_decodes(paged(LENGTHS, heads=2 * ratio, kv_heads=2, head_size=32, dtype=dtype))
+
+
+@pytest.mark.parametrize("budget", [48, 80])
+def test_decode_over_lists(split: int, budget: int) -> None:
+    batch = paged(LENGTHS, head_size=32)
+    assert_decodes(batch, chosen(batch, budget))
+    assert_decodes(batch, chosen(batch, budget, width=5))
+
+
+@pytest.mark.parametrize(("head_size", "page"), [(64, 16), (128, 32), (32, 4), (32, 64)])
+def test_decode_of_other_shapes(head_size: int, page: int) -> None:
+    assert_decodes(paged([70, 3], heads=2, kv_heads=1, head_size=head_size, page=page))
+
+
+def test_many_query_heads_of_a_group() -> None:
+    assert_decodes(paged([20, 40], heads=17, kv_heads=1, head_size=32))
+
+
+def test_the_list_of_all_pages_is_dense(split: int) -> None:
+    batch = paged(LENGTHS, head_size=32)
+    dense = attend(batch)
+    assert torch.equal(attend(batch, chosen(batch, 1000)), dense)
+    assert torch.equal(attend(batch, chosen(batch, 1000, width=20)), dense)
+
+
+def test_a_row_does_not_depend_on_the_others(split: int) -> None:
+    batch = paged(LENGTHS, head_size=32)
+    together = attend(batch)
+    for row in (1, 6):
+        only = slice(row, row + 1)
+        alone = batch._replace(
+            q_BHD=batch.q_BHD[only], table_BM=batch.table_BM[only], lengths_B=batch.lengths_B[only]
+        )
+        assert torch.equal(attend(alone), together[only])
+
+
+def relaid(batch: Batch) -> Batch:
+    """The same values: queries out of a fused row, a table that is part of a wider one, int64."""
+    table = torch.nn.functional.pad(batch.table_BM, (0, 3), value=2**20)
+    fused = torch.cat([batch.q_BHD, torch.full_like(batch.q_BHD, torch.nan)], dim=1)
+    return batch._replace(
+        q_BHD=fused[:, : batch.q_BHD.shape[1]],
+        table_BM=table[:, :-3],
+        lengths_B=batch.lengths_B.long().repeat_interleave(2)[::2],
+    )
+
+
+def test_decode_of_other_layouts_and_integers(split: int) -> None:
+    batch = paged([17, 0, 60], head_size=32)
+    lists = chosen(batch, 64)
+    expected = attend(batch, lists)
+    long = PageLists(lists.pages.long(), lists.counts.long())
+    assert torch.equal(attend(relaid(batch), long), expected)
+    turned = batch._replace(
+        q_BHD=batch.q_BHD.transpose(0, 2).contiguous().transpose(0, 2),
+        table_BM=batch.table_BM.int().T.contiguous().T,
+    )
+    assert torch.equal(attend(turned, lists), expected)
+    assert torch.equal(attend(relaid(batch)), attend(batch))
+
+
+def test_pages_off_the_list_are_never_read(split: int) -> None:
+    """Unused slots of the pool hold NaN already; here the pages that no head keeps do, too."""
+    batch = paged([150], heads=2, head_size=32)
+    lists = chosen(batch, 48)
+    expected = attend(batch, lists)
+    kept = lists.pages[0].unique().long()
+    lost = torch.ones(len(batch.k_NGPD), dtype=torch.bool, device=DEVICE)
+    lost[batch.table_BM[0, kept[kept >= 0]]] = False
+    batch.k_NGPD[lost], batch.v_NGPD[lost] = torch.nan, torch.nan
+    assert torch.equal(attend(batch, lists), expected)
+    assert expected.isfinite().all()
+
+
+def test_rows_and_heads_without_pages_give_zeros(split: int) -> None:
+    batch = paged([0, 40, 0], heads=4, kv_heads=2, head_size=32)
+    assert (attend(batch)[[0, 2]] == 0).all()
+    pages = torch.tensor([[[-1], [-1]], [[-1], [1]], [[0], [0]]], device=DEVICE)
+    out = attend(batch, PageLists(pages, (pages >= 0).sum(2)))
+    assert (out[[0, 2]] == 0).all()
+    assert (out[1, :2] == 0).all()
+    assert out[1, 2:].isfinite().all()
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 0]])
+def test_batches_without_tokens(lengths: list[int]) -> None:
+    batch = paged(lengths, head_size=32)
+    assert torch.equal(attend(batch), torch.zeros_like(batch.q_BHD))
+
+
+def test_a_nan_in_a_used_key_shows_in_its_own_heads_only(split: int) -> None:
+    batch = paged([100, 100], heads=6, kv_heads=2, head_size=32)
+    batch.k_NGPD[batch.table_BM[0, 3], 1, 5, 7] = torch.nan
+    out = attend(batch)
+    assert out[0, 3:].isnan().all()
+    assert out[0, :3].isfinite().all()
+    assert out[1].isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [1, 4, 32, 64, 256])
+@pytest.mark.parametrize("tokens", [16, 128, 2048, 32768, 131072])
+def test_plans_cut_by_whole_tiles_and_pages(rows: int, tokens: int) -> None:
+    for size in decode.SIZES:
+        for itemsize in (2, 4):
+            cut = decode.plan(rows, 8, tokens, size, itemsize)
+            assert cut.split % cut.tile == 0
+            assert decode.LEAST_SPLIT <= cut.split <= decode.MOST_SPLIT
+
+
+def queries_of(batch: Batch, counts: list[int]) -> tuple[Tensor, Tensor]:
+    """Queries for the last so many tokens of each row, and their bounds."""
+    bounds = torch.tensor([0, *counts], device=DEVICE).cumsum(0)
+    generator = torch.Generator().manual_seed(7)
+    q = torch.randn(sum(counts), *batch.q_BHD.shape[1:], generator=generator)
+    return q.to(batch.q_BHD), bounds
+
+
+def attend_chunks(batch: Batch, q_THD: Tensor, bounds: Tensor) -> Tensor:
+    arguments = q_THD, *batch.pool, bounds
+    assert prefill.supports("attend_causal_paged", *arguments, scale=SCALE)
+    return prefill.attend_causal_paged(*arguments, scale=SCALE)
+
+
+@pytest.mark.parametrize("counts", [LENGTHS, [1, 15, 1, 2, 0, 20, 70], [0, 0, 3, 0, 0, 33, 1]])
+@pytest.mark.parametrize(("ratio", "dtype"), [(1, torch.float16), (3, torch.float32)])
+def test_prefill(ratio: int, dtype: torch.dtype, counts: list[int]) -> None:
+    batch = paged(LENGTHS, heads=2 * ratio, kv_heads=2, head_size=32, dtype=dtype)
+    q, bounds = queries_of(batch, counts)
+    expected = definition.attend_causal_paged(q, *batch.pool, bounds, scale=SCALE)
+    tolerance = TOLERANCE[dtype]
+    out = attend_chunks(batch, q, bounds)
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+
+
+def test_prefill_of_other_layouts_and_integers() -> None:
+    batch = paged([17, 0, 60], head_size=32)
+    q, bounds = queries_of(batch, [5, 0, 40])
+    expected = attend_chunks(batch, q, bounds)
+    fused = torch.cat([torch.full_like(q, torch.nan), q], dim=1)[:, q.shape[1] :]
+    assert torch.equal(attend_chunks(relaid(batch), fused, bounds.int()), expected)
+
+
+def test_a_sequence_does_not_depend_on_its_neighbours() -> None:
+    batch = paged(LENGTHS, head_size=32)
+    q, bounds = queries_of(batch, [1, 15, 1, 2, 0, 20, 70])
+    together = attend_chunks(batch, q, bounds)
+    last = batch._replace(table_BM=batch.table_BM[6:], lengths_B=batch.lengths_B[6:])
+    alone = attend_chunks(last, q[bounds[6] :], bounds[6:] - bounds[6])
+    assert torch.equal(alone, together[bounds[6] :])
+
+
+def test_prefill_without_queries() -> None:
+    batch = paged([3, 0], head_size=32)
+    q, bounds = queries_of(batch, [0, 0])
+    assert attend_chunks(batch, q, bounds).shape == (0, 6, 32)
+
+
+@pytest.mark.parametrize("module", [decode, prefill])
+def test_what_is_left_to_the_definition(module) -> None:
+    def supported(q: Tensor, k: Tensor) -> bool:
+        return module.supports("", q, k, k, scale=1.0)
+
+    q, k = torch.zeros(1, 2, 64), torch.zeros(3, 2, 16, 64)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert supported(q.to(dtype), k.to(dtype))
+    assert not supported(q.double(), k.double())
+    assert not supported(q, k.half())
+    assert not supported(q, k.transpose(0, 2))
+    assert not supported(q[..., :48], k[..., :48].contiguous())
+    assert not supported(q, k[:, :, :12].contiguous())
+
+
+# Run where the kernels are compiled, not interpreted: what a launch on an H200 would compile.
+COMPILE = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from sparrow.ops.kernels import attend_decode as decode
+from sparrow.ops.kernels import attend_prefill as prefill
+
+FLOATS = dict.fromkeys(("q", "k", "v", "out"), "*bf16")
+PARTIALS = dict.fromkeys(("value", "top", "total"), "*fp32")
+INTEGERS = dict.fromkeys(("table", "lengths", "bounds", "pages", "counts"), "*i32")
+TYPES = FLOATS | PARTIALS | INTEGERS | {"scale": "fp32"}
+SHAPE = {"KV_HEADS": 8, "SIZE": 128, "PAGE": 16}
+
+
+def shared_memory(kernel, warps, stages, **constants):
+    constants |= SHAPE
+    types = {n: "constexpr" if n in constants else TYPES.get(n, "i32") for n in kernel.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(types.values()) if "*" in t}
+    source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned)
+    options = {"num_warps": warps, "num_stages": stages}
+    return compile(source, target=GPUTarget("cuda", 90, 32), options=options).metadata.shared
+
+
+tile, _, *schedule = decode.plan(32, 8, 32768, 128, 2)
+split = {"GROUP": 2, "PADDED": 16, "TILE": tile, "table_column": 1}
+print(shared_memory(decode._attend_split, *schedule, LISTED=False, DIRECT=True, **split))
+print(shared_memory(decode._attend_split, *schedule, LISTED=True, DIRECT=False, **split))
+print(shared_memory(decode._join, 4, 3, GROUP=2, LISTED=True, TILE=decode.JOIN_TILE))
+queries, keys, *schedule = prefill.plan(128, 2)
+block = {"ROWS": 4, "HEADS": 16, "QUERIES": queries, "KEYS": keys, "table_column": 1}
+print(shared_memory(prefill._attend_block, *schedule, **block))
+"""
+
+
+def test_the_bf16_kernels_compile_for_hopper(tmp_path: Path) -> None:
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env=clean | {"TRITON_CACHE_DIR": str(tmp_path)},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    shared = [int(line) for line in done.stdout.split()]
+    assert len(shared) == 4
+    assert max(shared) <= 227 * 1024

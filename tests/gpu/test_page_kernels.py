@@ -1,0 +1,221 @@
+"""Page and sampling kernels on a GPU: real sizes in bf16, and inside a CUDA graph."""
+
+import pytest
+import torch
+from support.paging import Batch, make_batch, slots_of
+
+from sparrow import ops
+from sparrow.ops.reference.sampling import uniforms
+
+LENGTHS = [1, 15, 16, 17, 0, 1000, 2048, 3333]
+SHAPE = {"heads": 32, "kv_heads": 8, "head_size": 128, "dtype": torch.bfloat16}
+WIDE_OPEN = 2**31 - 1  # the budget of a dense row
+CUDA = {"device": "cuda"}
+
+
+@pytest.fixture(autouse=True)
+def _kernels_are_there() -> None:
+    pytest.importorskip("triton")
+    names = ("write_pages", "summarise_pages", "append_pages", "score_pages", "select_pages")
+    assert {*names, "sample"} <= set(ops.versions("cuda", torch.bfloat16, 128))
+
+
+def batch_of(lengths: list[int], **options) -> Batch:
+    batch = make_batch(lengths, **{**SHAPE, **options})
+    return type(batch)(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in batch))
+
+
+def both(op, *arguments, **options):
+    """What the definition gives, and what the kernel gives."""
+    with ops.using("reference"):
+        expected = op(*arguments, **options)
+    return expected, op(*arguments, **options)
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> None:
+    torch.testing.assert_close(left, right, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_prefill_and_decoding_store_the_same_pages(dtype: torch.dtype) -> None:
+    """Token by token from strided views, or all at once; and the definition agrees."""
+    lengths = [64, 33, 16, 5]
+    batch = batch_of(lengths, dtype=dtype)
+    fused = [torch.randn(length, 8, 384, **CUDA).to(dtype) for length in lengths]
+    steps, whole, plain = (
+        [torch.full_like(x, float("nan")) for x in (*batch.pool[:2], batch.landmark_NGD)]
+        for _ in range(3)
+    )
+    slots = [
+        slots_of(row, torch.arange(length, **CUDA), 16)
+        for row, length in zip(batch.table_BM, lengths, strict=True)
+    ]
+    for step in range(max(lengths)):
+        last = [min(step, length - 1) for length in lengths]
+        token = torch.stack([x[at] for x, at in zip(fused, last, strict=True)])
+        place = torch.stack([x[at] for x, at in zip(slots, last, strict=True)])
+        live = torch.tensor([step < length for length in lengths], **CUDA)
+        place = torch.where(live, place, -1)
+        ops.append_pages(*steps, token[..., :128], token[..., 128:256], place)
+    tokens, places = torch.cat(fused), torch.cat(slots)
+    for pools, choice in ((whole, "fastest"), (plain, "reference")):
+        with ops.using(choice):
+            ops.write_pages(*pools[:2], tokens[..., :128], tokens[..., 128:256], places)
+            ops.summarise_pages(pools[0], pools[2], places)
+    for left, right in zip(steps, whole, strict=True):
+        same(left, right)
+    same(whole[0], plain[0])
+    same(whole[1], plain[1])
+    torch.testing.assert_close(whole[2], plain[2], equal_nan=True)
+
+
+def test_places_beyond_two_billion_numbers() -> None:
+    pages = 2**31 // (8 * 16 * 128) + 40
+    pool = torch.zeros(pages, 8, 16, 128, dtype=torch.bfloat16, **CUDA)
+    landmark = torch.zeros(pages, 8, 128, dtype=torch.bfloat16, **CUDA)
+    token = torch.randn(16, 8, 128, **CUDA).bfloat16()
+    slots = torch.arange(16, **CUDA) + (pages - 1) * 16
+    ops.write_pages(pool, pool, token, token, slots)
+    ops.summarise_pages(pool, landmark, slots)
+    same(pool[-1], token.transpose(0, 1))
+    torch.testing.assert_close(landmark[-1], token.float().mean(0).bfloat16())
+    assert not pool[:-1].any()
+
+
+@pytest.mark.parametrize("ints", [torch.int32, torch.int64])
+def test_scores_and_choices(ints: torch.dtype) -> None:
+    batch = batch_of(LENGTHS)
+    wide = torch.full((len(LENGTHS), 300), -1, dtype=ints, **CUDA)
+    wide[:, : batch.table_BM.shape[1]] = batch.table_BM
+    lengths = batch.lengths_B.to(ints)
+    arguments = (batch.q_BHD, batch.landmark_NGD, wide[:, :250], lengths)
+    expected, scores = both(ops.score_pages, *arguments, page=16)
+    torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
+    for budget in (0, 48, 512, 1000, 2048, WIDE_OPEN):
+        budgets = torch.full_like(lengths, budget)
+        expected, lists = both(ops.select_pages, scores, lengths, budgets, page=16)
+        same(lists.counts, expected.counts)
+        same(lists.pages, expected.pages)
+
+
+@pytest.mark.parametrize("pages", [100, 256, 1000, 2048, 5000, 8192, 16384])
+@pytest.mark.parametrize("ties", [False, True])
+def test_choices_among_many(pages: int, ties: bool) -> None:
+    torch.manual_seed(pages)
+    scores = torch.randn(12, 4, pages, **CUDA)
+    if ties:
+        scores = scores.round()
+    scores[1, :, ::3], scores[2, :, ::2] = float("nan"), float("-inf")
+    scores[3, :, 5::7], scores[4], scores[5] = float("inf"), 0.0, -0.0
+    scores[5, :, ::5] = 0.0
+    lengths = torch.tensor([pages * 16 - row for row in range(12)], **CUDA)
+    lengths[6], lengths[7] = 0, 16 * (pages // 3) + 1
+    budgets = torch.tensor([4096, 512, 700, 512, 640, 640, 512, 600, 48, 0, 10**6, 1024], **CUDA)
+    for first, last in ((1, 2), (0, 1), (4, 8)):
+        options = {"page": 16, "first": first, "last": last, "width": pages + 3}
+        expected, lists = both(ops.select_pages, scores, lengths, budgets, **options)
+        same(lists.counts, expected.counts)
+        same(lists.pages, expected.pages)
+
+
+def check_draws(logits, seeds, counters, temperature) -> None:
+    """Equal up to rounding: a token's stretch of the ladder holds the goal, almost."""
+    expected, draws = both(ops.sample, logits, seeds, counters, temperature)
+    same(draws.ok, expected.ok)
+    torch.testing.assert_close(draws.entropies, expected.entropies, atol=1e-4, rtol=1e-4)
+    scaled = logits.double() / torch.where(temperature == 0, 1.0, temperature)[:, None]
+    logp = scaled.log_softmax(1)
+    ladder, goal = logp.exp().cumsum(1), uniforms(seeds, counters)
+    top = ladder.gather(1, draws.tokens[:, None])[:, 0]
+    mine = logp.gather(1, draws.tokens[:, None])[:, 0]
+    sampled = draws.ok & (temperature > 0)
+    assert ((goal <= top + 1e-5) & (goal >= top - mine.exp() - 1e-5))[sampled].all()
+    error = (draws.logprobs.double() - mine)[sampled].abs()
+    assert not len(error) or error.max() < 1e-4
+    same(draws.tokens[~sampled], expected.tokens[~sampled])
+
+
+@pytest.mark.parametrize("vocabulary", [1, 1000, 4097, 151_936, 262_147])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draws(vocabulary: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rows = 24
+    logits = (torch.randn(rows, vocabulary, **CUDA) * 3).to(dtype)
+    logits[3, -1], logits[4, vocabulary // 2], logits[5, 0] = float("nan"), float("inf"), -1e30
+    temperature = torch.rand(rows, **CUDA) + 0.3
+    temperature[6:10], temperature[10] = 1.0, 0.0
+    seeds, counters = torch.arange(rows, **CUDA) * 977 - 5, torch.arange(rows, **CUDA)
+    check_draws(logits, seeds, counters, temperature)
+    many = ops.sample(logits, seeds, counters, temperature)
+    for row in range(0, rows, 5):
+        one = slice(row, row + 1)
+        alone = ops.sample(logits[one], seeds[one], counters[one], temperature[one])
+        for left, right in zip(alone, many, strict=True):
+            assert left.tolist() == right[one].tolist()
+
+
+def test_frequencies() -> None:
+    rows, vocabulary = 20_000, 9000
+    logits = torch.full((rows, vocabulary), -40.0, **CUDA)
+    logits[:, [5, 4095, 4096, 8999]] = torch.tensor([0.1, 0.2, 0.3, 0.4], **CUDA).log()
+    index, ones = torch.arange(rows, **CUDA), torch.ones(rows, **CUDA)
+    draws = ops.sample(logits, index, index // 7, ones)
+    frequency = torch.bincount(draws.tokens, minlength=vocabulary)[[5, 4095, 4096, 8999]] / rows
+    p = torch.tensor([0.1, 0.2, 0.3, 0.4], **CUDA)
+    assert ((frequency - p).abs() < 5 * (p * (1 - p) / rows).sqrt()).all()
+
+
+class Step:
+    """Append, score, select and sample on fixed tensors, as one decoding step."""
+
+    def __init__(self, batch: Batch) -> None:
+        rows = len(batch.lengths_B)
+        self.batch = batch
+        self.pools = [x.clone() for x in (*batch.pool[:2], batch.landmark_NGD)]
+        self.slots = torch.full((rows,), -1, **CUDA)
+        self.lengths = torch.zeros_like(batch.lengths_B)
+        self.budgets = torch.full_like(batch.lengths_B, 48)
+        self.token = torch.zeros(rows, 8, 256, dtype=torch.bfloat16, **CUDA)
+        self.logits = torch.zeros(rows, 5000, **CUDA)
+        self.index, self.ones = torch.arange(rows, **CUDA), torch.ones(rows, **CUDA)
+
+    def fill(self, seed: int) -> None:
+        """New values for every input, for lengths up to the batch's."""
+        torch.manual_seed(seed)
+        lengths = self.batch.lengths_B
+        self.lengths.copy_((torch.rand(len(lengths), **CUDA) * (lengths + 1)).int())
+        at = (self.lengths - 1).clamp(min=0).long()
+        block = self.batch.table_BM.gather(1, (at // 16)[:, None])[:, 0]
+        self.slots.copy_(torch.where(self.lengths > 0, block * 16 + at % 16, -1))
+        self.budgets.copy_(torch.where(self.index % 3 == 0, WIDE_OPEN, 100 * seed + 48).int())
+        self.token.copy_(torch.randn(self.token.shape, **CUDA))
+        self.logits.copy_(torch.randn(self.logits.shape, **CUDA))
+
+    def run(self) -> list[torch.Tensor]:
+        batch = self.batch
+        ops.append_pages(*self.pools, self.token[..., :128], self.token[..., 128:], self.slots)
+        scores = ops.score_pages(batch.q_BHD, self.pools[2], batch.table_BM, self.lengths, page=16)
+        lists = ops.select_pages(scores, self.lengths, self.budgets, page=16)
+        draws = ops.sample(self.logits, self.index, self.lengths, self.ones)
+        return [scores, *lists, *draws, *self.pools]
+
+
+def test_a_graph_replays_what_runs_eagerly() -> None:
+    step = Step(batch_of(LENGTHS[:4] + LENGTHS[5:]))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step.run()  # compiles
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step.run()
+    for seed in range(4):
+        step.fill(seed)
+        before = [x.clone() for x in step.pools]
+        graph.replay()
+        replayed = [x.clone() for x in results]
+        for pool, old in zip(step.pools, before, strict=True):
+            pool.copy_(old)
+        for left, right in zip(replayed, step.run(), strict=True):
+            same(left, right)
