@@ -27,6 +27,7 @@ FASTER = {
     ("append_pages", "cpu"): ("sparrow.ops.cpu.pages", "numba"),
     ("score_pages", "cpu"): ("sparrow.ops.cpu.pages", "numba"),
     ("select_pages", "cpu"): ("sparrow.ops.cpu.pages", "numba"),
+    ("logits", "cpu"): ("sparrow.ops.cpu.logits", "torch"),
     ("sample", "cpu"): ("sparrow.ops.cpu.sampling", "numba"),
     ("attend_decode", "cuda"): ("sparrow.ops.kernels.attend_decode", "triton"),
     ("attend_causal_paged", "cuda"): ("sparrow.ops.kernels.attend_prefill", "triton"),

@@ -1,0 +1,49 @@
+"""Logits of 16-bit weights on a CPU: the LM head is widened once and kept, not at every step.
+
+Logits are fp32 whatever the weights' dtype (see reference/logprob.py), and no CPU product gives
+fp32 from 16-bit inputs. The wide copy takes twice the head's memory; it is made anew when the head
+has changed or moved, and goes when the head goes.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparrow.ops.reference import logprob
+
+TOKENS = 256  # above, widening costs little beside the product
+_wide: dict[int, tuple[weakref.ref[Tensor], tuple[int, int], Tensor]] = {}
+
+
+def fits(dtype: torch.dtype, _head_size: int) -> bool:
+    return dtype in (torch.bfloat16, torch.float16)
+
+
+def supports(_op: str, hidden_TC: Tensor, head_VC: Tensor, *_: Any, **__: Any) -> bool:
+    differentiated = torch.is_grad_enabled() and (hidden_TC.requires_grad or head_VC.requires_grad)
+    return (
+        fits(head_VC.dtype, 0)
+        and len(hidden_TC) <= TOKENS
+        and not differentiated
+        and not head_VC.is_inference()  # whose changes cannot be noticed
+    )
+
+
+def logits(hidden_TC: Tensor, head_VC: Tensor) -> Tensor:
+    return logprob.logits(hidden_TC.float(), _widened(head_VC))
+
+
+def _widened(head_VC: Tensor) -> Tensor:
+    """The head in fp32: the copy that was made of this very tensor in this very state."""
+    state = (head_VC.data_ptr(), head_VC._version)
+    found = _wide.get(id(head_VC))
+    if found is not None and found[0]() is head_VC and found[1] == state:
+        return found[2]
+    with torch.inference_mode(False):
+        wide_VC = head_VC.detach().float()
+    key = id(head_VC)
+    owner = weakref.ref(head_VC, lambda _: _wide.pop(key, None))
+    _wide[key] = (owner, state, wide_VC)
+    return wide_VC
