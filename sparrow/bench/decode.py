@@ -211,7 +211,7 @@ def place(
 
 def _remove(engine: Engine, samples: Sequence[Sample]) -> None:
     timing.synchronize(engine.model.device)
-    engine._abandon([sample.request.id for sample in samples])
+    engine.loop.abandon([sample.request.id for sample in samples])
     engine.check_integrity()
 
 

@@ -1,7 +1,8 @@
 """Rollout: the engine, its asyncio form, and a readable loop that both are compared with."""
 
 from sparrow.engine.asynchronous import AsyncEngine
-from sparrow.engine.engine import Engine, Output
+from sparrow.engine.engine import Engine
 from sparrow.engine.generate import generate
+from sparrow.engine.loop import Output
 
 __all__ = ["AsyncEngine", "Engine", "Output", "generate"]

@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from sparrow.engine.engine import Engine, Output
+from sparrow.engine.engine import Engine
+from sparrow.engine.loop import Output
 from sparrow.records import Completion, SamplingParams
 
 T = TypeVar("T")

@@ -8,30 +8,24 @@ scheduler planned; on a GPU its results are read one step late, while the next o
 """
 
 import itertools
-import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.engine.adapters import CAPACITY, MAX_RANK, Adapters
+from sparrow.engine.loop import Loop, Output
 from sparrow.engine.memory import MemoryPlan, host_memory, plan_memory
 from sparrow.engine.pool import PagePool
-from sparrow.engine.requests import (
-    Request,
-    Sample,
-    check_prompt,
-    check_training,
-    pages_for,
-    sample_seeds,
-)
-from sparrow.engine.rows import STOPS, Rows
-from sparrow.engine.runner import Launch, Runner
-from sparrow.engine.scheduler import Policy, Preempt, Reuse, Scheduler, Work
+from sparrow.engine.requests import Request, pages_for, stop_ids
+from sparrow.engine.rows import Rows
+from sparrow.engine.runner import Runner
+from sparrow.engine.scheduler import Policy, Preempt, Reuse, Scheduler
 from sparrow.engine.weights import WeightStore
 from sparrow.models import Decoder
-from sparrow.models.lora import Adapter, AdapterBank
+from sparrow.models.lora import Adapter
 from sparrow.records import Completion, OutputOptions, SamplingParams
 from sparrow.sparse.block_mean import BlockMean
 from sparrow.sparse.budgets import BudgetTable
@@ -41,22 +35,8 @@ from sparrow.sparse.schedule import Schedule
 PAGE = 16
 CPU_CHUNK, GPU_CHUNK = 128, 4096  # prompt tokens of a step
 EXACT_BATCH = 16  # see Engine: exact_batches
-ADAPTERS, ADAPTER_RANK = 2, 64
 
 InFlight = Literal["continue", "restart"]
-
-
-class Output(NamedTuple):
-    """What a step brought for one sample: tokens, and the completion if it has ended.
-
-    Where `restarts` is higher than before, the sample began anew: earlier tokens are void.
-    """
-
-    request: int
-    sample: int
-    tokens: list[int]
-    completion: Completion | None
-    restarts: int = 0
 
 
 class Engine:
@@ -88,8 +68,8 @@ class Engine:
         swap_bytes: int | None = None,
         exact_batches: bool = True,
         graphs: bool = True,
-        adapters: int = ADAPTERS,
-        adapter_rank: int = ADAPTER_RANK,
+        adapters: int = CAPACITY,
+        adapter_rank: int = MAX_RANK,
     ) -> None:
         on_gpu = model.device.type == "cuda"
         self.model, self.flow = model, flow
@@ -108,20 +88,24 @@ class Engine:
         self.version = 0
         self._kv_bytes = kv_bytes
         self._weights = WeightStore(model)
-        self._adapters: dict[str, tuple[int, int]] = {}  # name -> slot, serial
-        self._serials = itertools.count(1)
-        spec = model.spec
-        self._bank = AdapterBank(spec, adapters, adapter_rank, model.dtype, model.device)
-        self._budgets = BudgetTable(layers=spec.layers, device=model.device)
+        self._adapters = Adapters(
+            model.spec,
+            capacity=adapters,
+            max_rank=adapter_rank,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._budgets = BudgetTable(layers=model.spec.layers, device=model.device)
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
-        self._late, self._graphs = on_gpu, graphs and on_gpu
+        self._graphs = graphs and on_gpu
         self._ids = itertools.count()
-        self._requests: dict[int, Request] = {}
-        self._pending: list[Launch] = []
-        self._outputs: list[Output] = []
-        self._asleep = self._broken = False
-        self.scheduler = Scheduler(self.policy, self._drain)
+        self._asleep = False
+        self.loop = Loop(self.policy, layers=model.spec.layers, late=on_gpu)
         self._allocate()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.loop.scheduler
 
     def _allocate(self) -> None:
         """Take the memory for keys and values, and build everything that refers to it."""
@@ -154,7 +138,7 @@ class Engine:
             rows,
             flow=self.flow,
             budgets=self._budgets,
-            adapters=self._bank,
+            adapters=self._adapters.bank,
             least_batch=self._least_batch,
             graphs=self._graphs,
         )
@@ -171,38 +155,19 @@ class Engine:
         options: OutputOptions | None = None,
     ) -> int:
         """Queue a prompt; the number under which its outputs come. Dense without a schedule."""
-        self._mend()
-        spec, options = self.model.spec, options or OutputOptions()
-        check_prompt(prompt, params, spec.vocabulary, self.max_context)
-        check_training(params, options)
-        stops = frozenset(params.stop_token_ids)
-        stops |= frozenset() if params.ignore_eos else frozenset(spec.eos_ids)
-        if params.min_tokens and len(stops) > STOPS:
-            raise ValueError(f"{len(stops)} stop ids with min_tokens, allowed are {STOPS}")
-        if not 0 <= options.top_logprobs <= spec.vocabulary:
-            raise ValueError(
-                f"top_logprobs={options.top_logprobs}, but the vocabulary has {spec.vocabulary}"
-            )
-        slot, serial = self._adapter(adapter)
         request = Request(
             id=next(self._ids),
-            prompt=[operator.index(token) for token in prompt],
+            prompt=list(prompt),
             params=params,
-            stop_ids=stops,
-            options=options,
+            stop_ids=stop_ids(self.model.spec, params),
+            options=options or OutputOptions(),
             schedule=schedule,
-            schedule_slot=self._schedule_slot(schedule),
             adapter=adapter,
-            adapter_slot=slot,
-            attention="dense" if schedule is None else schedule.describe(),
-            root=f"adapter {serial}".encode(),
+            place=self._adapters.find(adapter),
         )
-        request.samples = [
-            Sample(request=request, number=number, seed=seed)
-            for number, seed in enumerate(sample_seeds(params))
-        ]
-        self._requests[request.id] = request
-        self.scheduler.waiting.append(request)
+        request.check(self.model.spec, self.max_context)
+        request.schedule_slot = self._schedule_slot(schedule)
+        self.loop.add(request)
         return request.id
 
     def _schedule_slot(self, schedule: Schedule | None) -> int:
@@ -211,114 +176,26 @@ class Engine:
         if self.flow is None:
             raise ValueError(f"schedule {schedule.name!r}: this engine is dense only (flow=None)")
         self.flow.check(schedule, page=PAGE)
-        used = {request.schedule_slot for request in self._requests.values()}
+        used = {request.schedule_slot for request in self.loop.requests.values()}
         return self._budgets.add(schedule, used)
-
-    def _adapter(self, name: str | None) -> tuple[int, int]:
-        if name is None:
-            return 0, 0
-        if name not in self._adapters:
-            known = ", ".join(sorted(self._adapters)) or "none"
-            raise ValueError(f"no adapter {name!r} is loaded; loaded: {known}")
-        return self._adapters[name]
 
     def abort(self, request: int) -> None:
         """End a request now; its samples come back with what they have. Gone ones are fine."""
-        if request in self._requests:
-            for sample in self._requests[request].samples:
-                if sample.live:
-                    sample.finish = "abort"
-                    self._end(sample, [])
-
-    @property
-    def idle(self) -> bool:
-        return self.scheduler.idle and not self._pending and not self._outputs
-
-    @property
-    def asleep(self) -> bool:
-        return self._asleep
-
-    # Steps.
+        self.loop.abort(request)
 
     def step(self) -> list[Output]:
         """Run what is due next; the tokens and completions that have come to light by then."""
         self._require_awake()
         self._weights.require()
-        self._require_whole()
-        work = self.scheduler.plan()
-        try:
-            launches = self._launch(work)
-        except BaseException:
-            self._broken = True  # pages that count as computed may not be
-            raise
-        if work and not self._late:
-            self._pending = launches
-            self._drain()
-        else:
-            self._read(self._take_pending(launches))
-        stuck = not (work or self._outputs or self.scheduler.running or self.scheduler.idle)
-        assert not stuck, "requests wait, but none can go on"
-        outputs, self._outputs = self._outputs, []
-        return outputs
+        return self.loop.step(self.runner, self.version)
 
-    def _require_whole(self) -> None:
-        """After a step has failed in the middle nothing may go on from what it left."""
-        if self._broken:
-            raise RuntimeError("a step has failed: abort every request, then go on with new ones")
+    @property
+    def idle(self) -> bool:
+        return self.loop.idle
 
-    def _mend(self) -> None:
-        """Nobody is left of those whom a failed step concerned: forget what it computed."""
-        if self._broken and not self._requests:
-            self._pending.clear()
-            self.pool.forget()
-            self._broken = False
-
-    def _take_pending(self, launches: list[Launch]) -> list[Launch]:
-        pending, self._pending = self._pending, launches
-        return pending
-
-    def _launch(self, work: Work) -> list[Launch]:
-        """Start the work of a step on the device."""
-        runner, launches = self.runner, []
-        for chunks in work.passes:
-            runner.prefill(chunks)
-        if work.copies:
-            source_n, target_n = runner.rows.upload(work.copies).unbind(1)
-            runner.cache.copy_pages(source_n, target_n)
-        if work.decode:
-            launches.append(Launch(work.decode, runner.decode(work.decode), self.version))
-        if work.births:
-            launches.append(Launch(work.births, runner.first_draws(work.births), self.version))
-        for sample in (*work.decode, *work.births):
-            sample.drawn += 1
-        for request in {sample.request for sample in work.births}:
-            if not request.context.pages:  # its last sample, or one for want of room, has them
-                request.logits_V = request.hidden_C = None
-        return launches
-
-    def _drain(self) -> None:
-        """Read everything that was launched."""
-        self._read(self._take_pending([]))
-
-    def _read(self, launches: Iterable[Launch]) -> None:
-        for launch in launches:
-            due = [sample for sample in launch.samples if sample.live]
-            launch.read()
-            for sample in due:
-                tokens = sample.tokens[-1:] if sample.error is None else []
-                if sample.live:
-                    request, number = sample.request.id, sample.number
-                    self._outputs.append(Output(request, number, tokens, None, sample.restarts))
-                else:
-                    self._end(sample, tokens)
-
-    def _end(self, sample: Sample, tokens: list[int]) -> None:
-        self.scheduler.retire(sample)
-        request = sample.request
-        completion = sample.completion(self.model.spec.layers)
-        self._outputs.append(Output(request.id, sample.number, tokens, completion, sample.restarts))
-        if not any(other.live for other in request.samples):
-            self._requests.pop(request.id, None)
+    @property
+    def asleep(self) -> bool:
+        return self._asleep
 
     # On top of steps.
 
@@ -330,7 +207,7 @@ class Engine:
                 while outputs:
                     yield outputs.pop(0)
             finally:
-                self._outputs = outputs + self._outputs
+                self.loop.outputs = outputs + self.loop.outputs
         self.check_integrity()
 
     def generate(
@@ -346,7 +223,7 @@ class Engine:
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(each)} sampling params")
-        if self._requests:
+        if self.loop.requests:
             raise ValueError("the engine has requests already: add these too, and use stream()")
         ids: list[int] = []
         try:
@@ -360,16 +237,9 @@ class Engine:
                 if output.completion is not None and output.request in ids
             }
         except BaseException:
-            self._abandon(ids)
+            self.loop.abandon(ids)
             raise
         return [completion for _, completion in sorted(done.items(), key=lambda item: item[0])]
-
-    def _abandon(self, ids: Iterable[int]) -> None:
-        """Leave nothing behind of requests whose caller has gone."""
-        self._pending.clear()
-        for request in ids:
-            self.abort(request)
-        self._outputs.clear()
 
     # Weights and adapters.
 
@@ -388,16 +258,15 @@ class Engine:
         samples in flight go on with all of theirs computed anew under the new weights, and their
         tokens say which version drew them, or restart.
         """
-        if in_flight not in ("continue", "restart"):
-            raise ValueError(f"in_flight must be continue or restart, got {in_flight!r}")
         if version < self.version or (version == self.version and self._weights.present):
             raise ValueError(f"version {version} is not newer than the engine's {self.version}")
+        _check_in_flight(in_flight)
         self._require_awake()
-        self._drain()
+        self.loop.drain()
         self._weights.write(items, have=self.version, base=base_version)
         self.version = version
         self.pool.forget()
-        self._renew(self._requests.values(), in_flight)
+        self._renew(self.loop.requests.values(), in_flight)
 
     def _renew(self, requests: Iterable[Request], in_flight: InFlight) -> None:
         """Nothing computed so far is valid any more for these requests."""
@@ -408,34 +277,24 @@ class Engine:
         self, name: str, adapter: Adapter, *, in_flight: InFlight = "continue"
     ) -> None:
         """Make an adapter usable by name, or put another under that name, between steps."""
+        _check_in_flight(in_flight)
         self._require_awake()
-        self._drain()
-        taken = {slot for slot, _ in self._adapters.values()}
-        free = [slot for slot in range(1, self._bank.capacity + 1) if slot not in taken]
-        if name not in self._adapters and not free:
-            raise ValueError(
-                f"no room for adapter {name!r}: {sorted(self._adapters)} are loaded; drop one, or "
-                "build the engine with more adapters"
-            )
-        slot = self._adapters[name][0] if name in self._adapters else free[0]
-        first = not self._bank.held
-        self._bank.put(slot, adapter)
+        self.loop.drain()
+        first = not self._adapters.bank.held
+        place = self._adapters.put(name, adapter)
         if first and self.runner.graphs is not None:
             self.runner.graphs.forget()
-        self._adapters[name] = (slot, next(self._serials))
-        users = [request for request in self._requests.values() if request.adapter == name]
+        users = [request for request in self.loop.requests.values() if request.adapter == name]
         for request in users:
-            request.root = f"adapter {self._adapters[name][1]}".encode()
+            request.place = place
         self._renew(users, in_flight)
 
     def drop_adapter(self, name: str) -> None:
         """Forget an adapter that no request uses."""
-        slot, _ = self._adapter(name)
-        users = [request.id for request in self._requests.values() if request.adapter == name]
+        users = [request.id for request in self.loop.requests.values() if request.adapter == name]
         if users:
             raise ValueError(f"adapter {name!r} is in use by requests {users}")
-        self._bank.clear(slot)
-        del self._adapters[name]
+        self._adapters.drop(name)
 
     # Sleep.
 
@@ -447,7 +306,7 @@ class Engine:
         """
         self._require_awake()
         self._weights.check_stay(weights)
-        self._drain()
+        self.loop.drain()
         self.scheduler.vacate()
         del self.runner, self.pool
         self._weights.leave(weights)
@@ -493,6 +352,11 @@ class Engine:
         self.scheduler.check()
         if self.idle:
             assert self.pool.available == self.pool.pages, "an idle engine holds pages"
+
+
+def _check_in_flight(in_flight: str) -> None:
+    if in_flight not in get_args(InFlight):
+        raise ValueError(f"in_flight must be one of {get_args(InFlight)}, got {in_flight!r}")
 
 
 def _context(model: Decoder, wanted: int | None) -> int:

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.engine.requests import check_prompt, kept_shares, pages_for, sample_seeds
+from sparrow.engine.requests import (
+    check_prompt,
+    kept_shares,
+    pages_for,
+    sample_seeds,
+    stop_ids,
+)
 from sparrow.models import Decoder
 from sparrow.models.attention import PagedDecode, PagedPrefill
 from sparrow.records import Completion, FinishReason, SamplingParams
@@ -101,8 +107,7 @@ def generate(
 
 
 def _rows(model: Decoder, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Row]:
-    stops = frozenset(params.stop_token_ids)
-    stops |= frozenset() if params.ignore_eos else frozenset(model.spec.eos_ids)
+    stops = stop_ids(model.spec, params)
     rows: list[Row] = []
     first_page = 0
     for prompt in prompts:

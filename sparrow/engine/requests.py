@@ -13,8 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from sparrow.engine.adapters import Place
+from sparrow.models import ModelSpec
 from sparrow.records import Completion, FinishReason, OutputOptions, SamplingParams
 from sparrow.sparse.schedule import Schedule
+
+STOPS = 32  # stop ids of a request that asks for a minimum number of tokens
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,15 +39,34 @@ class Request:
     stop_ids: frozenset[int]
     options: OutputOptions
     schedule: Schedule | None
-    schedule_slot: int
     adapter: str | None
-    adapter_slot: int
-    attention: str
-    root: bytes  # what the contents of its pages depend on, beside tokens
+    place: Place  # of the adapter
+    schedule_slot: int = 0
     context: Context = field(default_factory=Context)
     logits_V: Tensor | None = None  # after the prompt; None until it is computed
     hidden_C: Tensor | None = None
-    samples: list["Sample"] = field(default_factory=list)
+    samples: list["Sample"] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.samples = [
+            Sample(request=self, number=number, seed=seed)
+            for number, seed in enumerate(sample_seeds(self.params))
+        ]
+
+    def check(self, spec: ModelSpec, room: int) -> None:
+        """Refuse what the model cannot take, in a context of `room` tokens."""
+        check_prompt(self.prompt, self.params, spec.vocabulary, room)
+        check_training(self.params, self.options)
+        if self.params.min_tokens and len(self.stop_ids) > STOPS:
+            raise ValueError(f"{len(self.stop_ids)} stop ids with min_tokens, allowed are {STOPS}")
+        if self.options.top_logprobs > spec.vocabulary:
+            most = spec.vocabulary
+            raise ValueError(f"top_logprobs={self.options.top_logprobs}, the vocabulary has {most}")
+
+    @property
+    def attention(self) -> str:
+        """What runs, for its completions."""
+        return "dense" if self.schedule is None else self.schedule.describe()
 
     @property
     def unborn(self) -> list["Sample"]:
@@ -185,6 +208,12 @@ def sample_seeds(params: SamplingParams) -> list[int]:
     seed = secrets.randbits(63) if params.seed is None else params.seed
     children = np.random.SeedSequence(seed).spawn(params.n)
     return [int(child.generate_state(1, np.uint64)[0] >> np.uint64(1)) for child in children]
+
+
+def stop_ids(spec: ModelSpec, params: SamplingParams) -> frozenset[int]:
+    """The tokens that end an answer."""
+    own = frozenset(params.stop_token_ids)
+    return own if params.ignore_eos else own | frozenset(spec.eos_ids)
 
 
 def pages_for(tokens: int, page: int) -> int:

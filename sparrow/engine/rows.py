@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.engine.requests import Sample
+from sparrow.engine.requests import STOPS, Sample
 
-STOPS = 32  # stop ids of a request that asks for a minimum number of tokens
 NO_STOP = -1
 
 
@@ -55,7 +54,7 @@ class Rows:
         self.top_p_R[row] = params.top_p
         self.least_R[row] = params.min_tokens
         self.schedule_R[row] = request.schedule_slot
-        self.adapter_R[row] = request.adapter_slot
+        self.adapter_R[row] = request.place.slot
         if params.min_tokens:
             stops = sorted(request.stop_ids) + [NO_STOP] * (STOPS - len(request.stop_ids))
             self.stops_RS[row].copy_(self.upload(stops))

@@ -180,7 +180,7 @@ class Runner:
             pages=pages,
             sparse=any(sample.request.schedule is not None for sample in samples),
             truncated=any(sample.truncated for sample in samples),
-            adapted=any(sample.request.adapter_slot for sample in samples),
+            adapted=any(sample.request.place.slot for sample in samples),
         )
 
     def _step(self, kind: StepKind, at_B: Tensor) -> StepOutput:
@@ -232,7 +232,7 @@ def _pack(chunks: Sequence[Chunk], page: int) -> _Pack:
 
 
 def _adapter(owner: Request | Sample) -> int:
-    return (owner if isinstance(owner, Request) else owner.request).adapter_slot
+    return (owner if isinstance(owner, Request) else owner.request).place.slot
 
 
 def _row(sample: Sample) -> int:

@@ -379,4 +379,4 @@ def _age(sample: Sample) -> tuple[int, int]:
 
 def _keys(owner: Request | Sample, page: int) -> Iterator[bytes]:
     request = owner if isinstance(owner, Request) else owner.request
-    return page_keys(request.root, owner.ids, page)
+    return page_keys(request.place.root, owner.ids, page)

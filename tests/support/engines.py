@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparrow import models
-from sparrow.engine.engine import Engine, Output
+from sparrow.engine import Engine, Output
 from sparrow.engine.runner import Chunk
 from sparrow.models.attention import Packed
 from sparrow.records import Completion, OutputOptions, SamplingParams

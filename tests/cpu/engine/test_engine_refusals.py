@@ -7,7 +7,7 @@ import pytest
 from support.engines import SPARSE, engine_of, page_bytes, params, prompt, run, step_into, tiny
 
 from sparrow import models
-from sparrow.engine.engine import Engine, Output
+from sparrow.engine import Engine, Output
 from sparrow.records import OutputOptions, SamplingParams
 from sparrow.sparse.block_mean import BlockMean
 from sparrow.sparse.schedule import LayerBudgets, Schedule

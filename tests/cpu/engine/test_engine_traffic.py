@@ -23,7 +23,7 @@ from support.engines import (
 )
 
 from sparrow import models
-from sparrow.engine.engine import Engine, Output
+from sparrow.engine import Engine, Output
 from sparrow.models.lora import Adapter
 from sparrow.records import Completion, SamplingParams
 from sparrow.sparse.schedule import Schedule

@@ -1,0 +1,133 @@
+"""The step loop: run what the scheduler planned, read what was drawn, end what has ended.
+
+On a GPU results are read one step late, while the next step runs: the device needs nothing of the
+host to go on, and the host learns a step later that a sample has ended.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from sparrow.engine.requests import Request, Sample
+from sparrow.engine.runner import Launch, Runner
+from sparrow.engine.scheduler import Policy, Scheduler, Work
+from sparrow.records import Completion
+
+
+class Output(NamedTuple):
+    """What a step brought for one sample: tokens, and the completion if it has ended.
+
+    Where `restarts` is higher than before, the sample began anew: earlier tokens are void.
+    """
+
+    request: int
+    sample: int
+    tokens: list[int]
+    completion: Completion | None
+    restarts: int = 0
+
+
+class Loop:
+    """Requests on their way through steps."""
+
+    def __init__(self, policy: Policy, *, layers: int, late: bool) -> None:
+        self.scheduler = Scheduler(policy, self.drain)
+        self.requests: dict[int, Request] = {}
+        self.outputs: list[Output] = []
+        self.late = late
+        self._layers = layers
+        self._pending: list[Launch] = []
+        self._broken = False
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle and not self._pending and not self.outputs
+
+    def add(self, request: Request) -> None:
+        if self._broken and not self.requests:
+            self._mend()
+        self.requests[request.id] = request
+        self.scheduler.waiting.append(request)
+
+    def abort(self, number: int) -> None:
+        if number in self.requests:
+            for sample in self.requests[number].samples:
+                if sample.live:
+                    sample.finish = "abort"
+                    self._end(sample, [])
+
+    def abandon(self, numbers: Iterable[int]) -> None:
+        """Leave nothing behind of requests whose caller has gone."""
+        self._pending.clear()
+        for number in numbers:
+            self.abort(number)
+        self.outputs.clear()
+
+    def step(self, runner: Runner, version: int) -> list[Output]:
+        """Plan and launch a step under these weights; what has come to light by then."""
+        if self._broken:
+            raise RuntimeError("a step has failed: abort every request, then go on with new ones")
+        work = self.scheduler.plan()
+        try:
+            launches = _launch(work, runner, version)
+        except BaseException:
+            self._broken = True  # pages that count as computed may not be
+            raise
+        if self.late:
+            self._pending, launches = launches, self._pending
+        self._read(launches)
+        stuck = not (work or self.outputs or self.scheduler.running or self.scheduler.idle)
+        assert not stuck, "requests wait, but none can go on"
+        outputs, self.outputs = self.outputs, []
+        return outputs
+
+    def drain(self) -> None:
+        """Read everything that was launched."""
+        launches, self._pending = self._pending, []
+        self._read(launches)
+
+    def _mend(self) -> None:
+        """Nobody is left of those whom a failed step concerned: forget what it computed."""
+        self._pending.clear()
+        self.scheduler.pool.forget()
+        self._broken = False
+
+    def _read(self, launches: Iterable[Launch]) -> None:
+        for launch in launches:
+            due = [sample for sample in launch.samples if sample.live]
+            launch.read()
+            for sample in due:
+                tokens = sample.tokens[-1:] if sample.error is None else []
+                if sample.live:
+                    self._tell(sample, tokens, None)
+                else:
+                    self._end(sample, tokens)
+
+    def _end(self, sample: Sample, tokens: list[int]) -> None:
+        self.scheduler.retire(sample)
+        self._tell(sample, tokens, sample.completion(self._layers))
+        if not any(other.live for other in sample.request.samples):
+            self.requests.pop(sample.request.id, None)
+
+    def _tell(self, sample: Sample, tokens: list[int], completion: Completion | None) -> None:
+        number = sample.request.id
+        self.outputs.append(Output(number, sample.number, tokens, completion, sample.restarts))
+
+
+def _launch(work: Work, runner: Runner, version: int) -> list[Launch]:
+    """Start the work of a step on the device."""
+    launches = []
+    for chunks in work.passes:
+        runner.prefill(chunks)
+    if work.copies:
+        source_n, target_n = runner.rows.upload(work.copies).unbind(1)
+        runner.cache.copy_pages(source_n, target_n)
+    if work.decode:
+        launches.append(Launch(work.decode, runner.decode(work.decode), version))
+    if work.births:
+        launches.append(Launch(work.births, runner.first_draws(work.births), version))
+    for sample in (*work.decode, *work.births):
+        sample.drawn += 1
+    for request in {sample.request for sample in work.births}:
+        if not request.context.pages:  # its last sample, or one for want of room, has them
+            request.logits_V = request.hidden_C = None
+    return launches
