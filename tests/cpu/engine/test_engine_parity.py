@@ -124,7 +124,7 @@ def test_a_group_equals_separate_requests(model, schedule, monkeypatch) -> None:
     group = engine.generate([PROMPTS[3]], own, schedule=schedule)
     apart = engine_of(model, reuse="none")
     for seed in sample_seeds(own):
-        monkeypatch.setattr("sparrow.engine.engine.sample_seeds", lambda _, seed=seed: [seed])
+        monkeypatch.setattr("sparrow.engine.requests.sample_seeds", lambda _, seed=seed: [seed])
         apart.add(PROMPTS[3], params(), schedule=schedule)
     separate = run(apart)
     same_bits(group, [separate[number, 0] for number in range(3)])

@@ -154,7 +154,7 @@ def test_adapters_and_options_that_are_not_there(engine) -> None:
         engine.add([1], params(), adapter="x")
     with pytest.raises(ValueError, match="no adapter 'x'"):
         engine.drop_adapter("x")
-    with pytest.raises(ValueError, match="top_logprobs=212, but the vocabulary has 211"):
+    with pytest.raises(ValueError, match="top_logprobs=212, the vocabulary has 211"):
         engine.add([1], params(), options=OutputOptions(top_logprobs=212))
 
 
