@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -158,7 +159,15 @@ def page_bytes(fields: Sequence[Field], *, layers: int, kv_heads: int) -> int:
 def _allocate(
     fields: Sequence[Field], lead: tuple[int, int, int], device: torch.device | str
 ) -> dict[str, Tensor]:
-    return {f.name: torch.zeros(*lead, *f.shape, dtype=f.dtype, device=device) for f in fields}
+    return {f.name: _zeros((*lead, *f.shape), f.dtype, torch.device(device)) for f in fields}
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU from numpy, whose memory is taken page by page as it is written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
 
 
 def _gather(field: Tensor, pages: Tensor) -> Tensor:

@@ -175,3 +175,33 @@ def test_no_step_waits_for_the_device(model: models.Decoder) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     list(running.stream())
+
+
+@pytest.mark.parametrize("weights", ["keep", "host"])
+def test_sleep_gives_the_memory_back(model: models.Decoder, weights: Any) -> None:
+    running = engine(model, max_context=4096)
+    running.add(PROMPTS[1], params(n=4))
+    for _ in range(10):
+        running.step()
+    held = running.memory.pages * running.memory.page_bytes
+    held += running.memory.weights if weights == "host" else 0
+    before = torch.cuda.memory_allocated()
+    running.sleep(weights=weights)
+    freed = before - torch.cuda.memory_allocated()
+    assert freed > 0.95 * held
+    running.wake()
+    assert sum(output.completion is not None for output in running.stream()) == 4
+
+
+def test_an_adapter_under_graphs(model: models.Decoder) -> None:
+    """Loaded after graphs were captured; plain rows keep their bits where batches are equal."""
+    from sparrow.models.lora import Adapter
+
+    running = engine(model)
+    plain = running.generate(PROMPTS[:4], params(n=1))
+    adapter = Adapter.random(model.spec, 8, b_std=0.5, dtype=model.dtype, device="cuda")
+    running.load_adapter("a", adapter)
+    again = running.generate(PROMPTS[:4], params(n=1))
+    assert same(plain, again)
+    adapted = running.generate(PROMPTS[:4], params(n=1), adapter="a")
+    assert not same(plain, adapted)
