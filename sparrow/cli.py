@@ -223,7 +223,7 @@ def bench_rollout(
     chosen = preset or ("gpu" if pick_device("auto").type == "cuda" else "cpu-tiny")
     with _measuring() as progress:
         changes: dict[str, Any] = {} if peer_tokens is None else {"peer_tokens": peer_tokens}
-        changes |= {} if batching else {"batching": False}
+        changes |= {} if batching else {"batching_tokens": 0}
         result = rollout.run(preset=chosen, dtype=dtype, peer=peer, progress=progress, **changes)
     _show_result(result, rollout.table, as_json=as_json)
 

@@ -1,10 +1,11 @@
 """Rollouts from prompts to completions, in tokens per second, beside transformers in the same run.
 
 Both sides have the same weights, dtype, device and prompts, sample at temperature 1 and ignore end
-tokens, so every sequence has the full length. Each is warmed up first: on a GPU by the whole
-workload, which captures every graph (ours on other prompts, as it would share these). Where
-transformers is given fewer new tokens, for its time, ours is measured on those as well, and the
-ratio is between the two.
+tokens, so every sequence has the full length. Both are warmed up first: ours on a GPU by the whole
+workload, which captures every graph (on other prompts, as it would share these); transformers by a
+few tokens, and its continuous batching, which captures graphs too, by all. Where transformers is
+given fewer new tokens, for its time, ours is measured on those as well, and the ratio is between
+the two.
 """
 
 import tempfile
@@ -59,7 +60,7 @@ class Workload:
     new_tokens: int
     peer_tokens: int
     schedules: tuple[str, ...]
-    batching: bool = False  # also transformers' continuous batching
+    batching_tokens: int = 0  # also transformers' continuous batching, of so many new tokens
 
     @property
     def context(self) -> int:
@@ -73,9 +74,9 @@ WORKLOADS = {
         rollouts=32,
         prompt_tokens=128,
         new_tokens=2048,
-        peer_tokens=256,
+        peer_tokens=2048,
         schedules=(DENSE, "qwen3-1.7b-0.86"),
-        batching=True,
+        batching_tokens=256,
     ),
     "cpu-tiny": Workload(
         model="tiny",
@@ -120,9 +121,8 @@ def run(
     model = _model(work, dtype)
     rows = [_ours(model, work, name, report) for name in work.schedules]
     if peer:
-        if work.peer_tokens != work.new_tokens:
-            short = replace(work, new_tokens=work.peer_tokens)
-            rows.append(_ours(model, short, DENSE, report))
+        for tokens in sorted({work.peer_tokens, work.batching_tokens} - {0, work.new_tokens}):
+            rows.append(_ours(model, replace(work, new_tokens=tokens), DENSE, report))
         rows += _theirs(model, work, report)
     return {
         "machine": timing.machine(model.device),
@@ -267,30 +267,38 @@ def _theirs(model: Decoder, work: Workload, report: Callable[[str], None]) -> li
         folder = models.save(model, Path(scratch) / "model")
         peer = _load_peer(folder, model)
     prompts = _prompts(work, model.spec.vocabulary, seed=0)
-    ways = {"transformers generate": _generate}
-    if work.batching:
-        ways["transformers generate_batch"] = _generate_batch
+    ways: list[tuple[str, Callable[..., int], int]] = [
+        ("transformers generate", _generate, work.peer_tokens)
+    ]
+    if work.batching_tokens:
+        ways += [
+            ("transformers generate", _generate, work.batching_tokens),
+            ("transformers generate_batch", _generate_batch, work.batching_tokens),
+        ]
     rows = []
-    for who, way in ways.items():
-        report(f"{who}, {work.peer_tokens} new tokens")
-        rows.append(_attempt(who, partial(way, peer, prompts), work, model))
+    for who, way, tokens in ways:
+        report(f"{who}, {tokens} new tokens")
+        rows.append(_attempt(who, partial(way, peer, prompts), tokens, work.rollouts, model))
     return rows
 
 
 def _attempt(
-    who: str, generate: Callable[[int], int], work: Workload, model: Decoder
+    who: str, generate: Callable[[int], int], tokens: int, rollouts: int, model: Decoder
 ) -> dict[str, Any]:
-    """A row for the peer; that it cannot run here is a result too, with its reason."""
+    """A row for the peer; that it cannot run here is a result too, with its reason.
+
+    `generate` is warmed by a few tokens, continuous batching, which captures graphs, by them all.
+    """
     drawn: list[int] = []
     try:
-        generate(min(WARM_TOKENS, work.peer_tokens))
-        took = timing.seconds(lambda: drawn.append(generate(work.peer_tokens)), model.device)
+        generate(tokens if "batch" in who else min(WARM_TOKENS, tokens))
+        took = timing.seconds(lambda: drawn.append(generate(tokens)), model.device)
     except Exception as error:  # whatever another package raises
-        return _row(who, work.peer_tokens, failed=f"{type(error).__name__}: {error}"[:300])
-    wanted = work.rollouts * work.peer_tokens
+        return _row(who, tokens, failed=f"{type(error).__name__}: {error}"[:300])
+    wanted = rollouts * tokens
     if drawn != [wanted]:
-        return _row(who, work.peer_tokens, failed=f"{drawn[0]} tokens came, {wanted} were asked")
-    return _row(who, work.peer_tokens, seconds=took, tokens=drawn[0])
+        return _row(who, tokens, failed=f"{drawn[0]} tokens came, {wanted} were asked")
+    return _row(who, tokens, seconds=took, tokens=drawn[0])
 
 
 def _load_peer(folder: Path, model: Decoder) -> Any:

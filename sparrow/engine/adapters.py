@@ -11,7 +11,7 @@ from sparrow.models.lora import Adapter, AdapterBank
 CAPACITY, MAX_RANK = 2, 64
 
 
-class Place(NamedTuple):
+class AdapterSlot(NamedTuple):
     """A slot of the bank (0: no adapter), and a number that each edition of an adapter has anew."""
 
     slot: int
@@ -23,7 +23,7 @@ class Place(NamedTuple):
         return f"adapter edition {self.edition}".encode()
 
 
-NONE = Place(0, 0)
+NO_ADAPTER = AdapterSlot(0, 0)
 
 
 class Adapters:
@@ -39,31 +39,31 @@ class Adapters:
         device: torch.device,
     ) -> None:
         self.bank = AdapterBank(spec, capacity, max_rank, dtype, device)
-        self._places: dict[str, Place] = {}
+        self._slots: dict[str, AdapterSlot] = {}
         self._editions = itertools.count(1)
 
-    def find(self, name: str | None) -> Place:
+    def find(self, name: str | None) -> AdapterSlot:
         if name is None:
-            return NONE
-        if name not in self._places:
-            known = ", ".join(sorted(self._places)) or "none"
+            return NO_ADAPTER
+        if name not in self._slots:
+            known = ", ".join(sorted(self._slots)) or "none"
             raise ValueError(f"no adapter {name!r} is loaded; loaded: {known}")
-        return self._places[name]
+        return self._slots[name]
 
-    def put(self, name: str, adapter: Adapter) -> Place:
+    def put(self, name: str, adapter: Adapter) -> AdapterSlot:
         """Take an adapter in under a new name, or in place of the one that has it."""
-        taken = {place.slot for place in self._places.values()}
+        taken = {held.slot for held in self._slots.values()}
         free = [slot for slot in range(1, self.bank.capacity + 1) if slot not in taken]
-        if name not in self._places and not free:
+        if name not in self._slots and not free:
             raise ValueError(
-                f"no room for adapter {name!r}: {sorted(self._places)} are loaded; drop one, or "
+                f"no room for adapter {name!r}: {sorted(self._slots)} are loaded; drop one, or "
                 "build the engine with more adapters"
             )
-        slot = self._places[name].slot if name in self._places else free[0]
+        slot = self._slots[name].slot if name in self._slots else free[0]
         self.bank.put(slot, adapter)
-        self._places[name] = Place(slot, next(self._editions))
-        return self._places[name]
+        self._slots[name] = AdapterSlot(slot, next(self._editions))
+        return self._slots[name]
 
     def drop(self, name: str) -> None:
         self.bank.clear(self.find(name).slot)
-        del self._places[name]
+        del self._slots[name]

@@ -13,7 +13,11 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import torch
 
 from sparrow.engine.engine import Engine
 from sparrow.engine.loop import Output
@@ -22,13 +26,21 @@ from sparrow.records import Completion, SamplingParams
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
+class Listener:
+    """Where the outputs of a request go, and how many completions are still to come."""
+
+    queue: "asyncio.Queue[Output | BaseException]"
+    left: int
+
+
 class AsyncEngine:
     """Owns an engine while it is entered; nobody else may step it then."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._orders: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._listeners: dict[int, asyncio.Queue[Output | BaseException]] = {}
+        self._listeners: dict[int, Listener] = {}  # touched by the engine's thread alone
         self._wanted = threading.Condition()
         self._closing = False
         self._failure: BaseException | None = None
@@ -80,12 +92,13 @@ class AsyncEngine:
 
         def add() -> int:
             number = self._engine.add(prompt, params, **settings)
-            self._listeners[number] = queue
+            self._listeners[number] = Listener(queue, params.n)
             return number
 
-        number = await self._order(add)
+        added = self._place(add)
         left = params.n
         try:
+            await asyncio.shield(asyncio.wrap_future(added))
             while left:
                 output = await queue.get()
                 if isinstance(output, BaseException):
@@ -94,37 +107,44 @@ class AsyncEngine:
                 yield output
         finally:
             if left:
-                self._give_up(number)
+                added.add_done_callback(self._give_up)
 
     async def _order(self, work: Callable[[], T]) -> T:
         """Have the engine's thread do this between steps, and wait for it."""
-        if self._thread is None:
-            raise ValueError("enter the asynchronous engine first: async with AsyncEngine(engine)")
-        future: Future[T] = Future()
-        self._place(work, future)
-        return await asyncio.wrap_future(future)
+        return await asyncio.shield(asyncio.wrap_future(self._place(work)))
 
-    def _give_up(self, number: int) -> None:
-        """Abort without waiting: the caller is being cancelled."""
+    def _give_up(self, added: "Future[int]") -> None:
+        """Abort a request whose caller has gone, once it is known under which number it runs."""
+        if added.cancelled() or added.exception() is not None:
+            return
+        number = added.result()
 
         def abort() -> None:
             self._listeners.pop(number, None)
             self._engine.abort(number)
 
-        if self._failure is None and not self._closing:
-            self._place(abort, Future())
+        with suppress(RuntimeError):  # the engine has ended, and the request with it
+            self._place(abort)
 
-    def _place(self, work: Callable[[], Any], future: "Future[Any]") -> None:
+    def _place(self, work: Callable[[], T]) -> "Future[T]":
+        """Ask the engine's thread to do this between steps."""
+        if self._thread is None:
+            raise ValueError("enter the asynchronous engine first: async with AsyncEngine(engine)")
+        future: Future[T] = Future()
         with self._wanted:
             if self._closing or self._failure is not None:
                 raise RuntimeError("the asynchronous engine has ended") from self._failure
             self._orders.append((work, future))
             self._wanted.notify()
+        return future
 
     # The engine's thread.
 
     def _run(self) -> None:
+        device = self._engine.model.device
         try:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # a thread starts on the first one
             while self._serve_orders():
                 if not self._engine.idle and not self._engine.asleep:
                     for output in self._engine.step():
@@ -141,32 +161,48 @@ class AsyncEngine:
                 self._wanted.wait()
             orders, self._orders = self._orders, deque()
         for work, future in orders:
+            if not future.set_running_or_notify_cancel():
+                continue
             try:
-                future.set_result(work())
+                result = work()
             except Exception as error:  # it belongs to whoever asked
                 future.set_exception(error)
+            else:
+                future.set_result(result)
         return not self._closing
 
     def _busy(self) -> bool:
         return not (self._engine.idle or self._engine.asleep)
 
     def _tell(self, output: Output) -> None:
-        queue = self._listeners.get(output.request)
-        if queue is not None:
-            self._loop.call_soon_threadsafe(queue.put_nowait, output)
+        listener = self._listeners.get(output.request)
+        if listener is None:
+            return
+        self._say(listener, output)
+        listener.left -= output.completion is not None
+        if not listener.left:
+            del self._listeners[output.request]
+
+    def _say(self, listener: "Listener", news: Output | BaseException) -> None:
+        with suppress(RuntimeError):  # the caller's event loop has been closed
+            self._loop.call_soon_threadsafe(listener.queue.put_nowait, news)
 
     def _fail(self, error: BaseException) -> None:
         with self._wanted:
             self._failure = error
-        for queue in self._listeners.values():
-            self._loop.call_soon_threadsafe(queue.put_nowait, error)
+        for listener in self._listeners.values():
+            self._say(listener, error)
 
     def _close(self) -> None:
         """Nobody waits for ever: requests are aborted and orders refused."""
         gone = self._failure or RuntimeError("the asynchronous engine was left")
-        for _, future in self._orders:
-            future.set_exception(gone)
+        with self._wanted:
+            orders, self._orders, self._closing = self._orders, deque(), True
+        for _, future in orders:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(gone)
         if self._failure is None:
-            for number, queue in self._listeners.items():
+            for number, listener in self._listeners.items():
                 self._engine.abort(number)
-                self._loop.call_soon_threadsafe(queue.put_nowait, gone)
+                self._say(listener, gone)
+        self._listeners.clear()

@@ -36,6 +36,9 @@ PAGE = 16
 CPU_CHUNK, GPU_CHUNK = 128, 4096  # prompt tokens of a step
 EXACT_BATCH = 16  # see Engine: exact_batches
 
+RULE_OPS = frozenset({"append_pages", "score_pages", "select_pages"})
+GRAPH_OPS = RULE_OPS | {"attend_decode", "write_pages", "sample", "step_inputs", "step_outputs"}
+
 InFlight = Literal["continue", "restart"]
 
 
@@ -53,6 +56,8 @@ class Engine:
     exact_batches  on a CPU: pad small batches so that a sample's bits do not depend on how many
                    others run beside it (BLAS rounds products of few rows differently)
     graphs         on a GPU: capture decode steps and replay them
+    adapters       LoRA adapters that can be loaded at once, of rank up to `adapter_rank`; their
+                   memory is taken when the first one is loaded
     """
 
     def __init__(
@@ -72,6 +77,8 @@ class Engine:
         adapter_rank: int = MAX_RANK,
     ) -> None:
         on_gpu = model.device.type == "cuda"
+        if on_gpu and model.device.index not in (None, torch.cuda.current_device()):
+            raise ValueError(f"the model is on {model.device}: torch.cuda.set_device it first")
         self.model, self.flow = model, flow
         self.max_running = (256 if on_gpu else 64) if max_running is None else max_running
         if self.max_running < 1:
@@ -97,11 +104,18 @@ class Engine:
         )
         self._budgets = BudgetTable(layers=model.spec.layers, device=model.device)
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
-        self._graphs = graphs and on_gpu
+        self._graphs = graphs and on_gpu and not self._without_kernel()
         self._ids = itertools.count()
         self._asleep = False
         self.loop = Loop(self.policy, layers=model.spec.layers, late=on_gpu)
         self._allocate()
+
+    def _without_kernel(self) -> set[str]:
+        """Ops of a decode step that have no kernel for this model: no graph can hold those."""
+        model = self.model
+        fast = ops.versions(model.device.type, model.dtype, model.spec.head_size)
+        needed = GRAPH_OPS if self.flow is not None else GRAPH_OPS - RULE_OPS
+        return set(needed - fast.keys())
 
     @property
     def scheduler(self) -> Scheduler:
@@ -110,6 +124,8 @@ class Engine:
     def _allocate(self) -> None:
         """Take the memory for keys and values, and build everything that refers to it."""
         model, spec = self.model, self.model.spec
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()  # what torch only keeps for later counts as free
         fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
         if self.flow is not None:
             fields += self.flow.fields(spec.head_size, model.dtype)
@@ -163,7 +179,7 @@ class Engine:
             options=options or OutputOptions(),
             schedule=schedule,
             adapter=adapter,
-            place=self._adapters.find(adapter),
+            adapter_slot=self._adapters.find(adapter),
         )
         request.check(self.model.spec, self.max_context)
         request.schedule_slot = self._schedule_slot(schedule)
@@ -187,7 +203,10 @@ class Engine:
         """Run what is due next; the tokens and completions that have come to light by then."""
         self._require_awake()
         self._weights.require()
-        return self.loop.step(self.runner, self.version)
+        outputs = self.loop.step(self.runner, self.version)
+        if self.idle:
+            self.check_integrity()
+        return outputs
 
     @property
     def idle(self) -> bool:
@@ -208,7 +227,6 @@ class Engine:
                     yield outputs.pop(0)
             finally:
                 self.loop.outputs = outputs + self.loop.outputs
-        self.check_integrity()
 
     def generate(
         self,
@@ -254,9 +272,10 @@ class Engine:
         """Take over weights by Hugging Face names, between steps.
 
         Without a base version the items must be the whole model; with one they are a part of it,
-        to be laid over exactly that version. Keys and values of the older weights are dropped:
-        samples in flight go on with all of theirs computed anew under the new weights, and their
-        tokens say which version drew them, or restart.
+        to be laid over exactly that version. All are looked at before any is written, so tensors
+        that a generator makes are in memory together. Keys and values of the older weights are
+        dropped: samples in flight go on with all of theirs computed anew under the new weights, and
+        their tokens say which version drew them, or restart.
         """
         if version < self.version or (version == self.version and self._weights.present):
             raise ValueError(f"version {version} is not newer than the engine's {self.version}")
@@ -280,13 +299,10 @@ class Engine:
         _check_in_flight(in_flight)
         self._require_awake()
         self.loop.drain()
-        first = not self._adapters.bank.held
-        place = self._adapters.put(name, adapter)
-        if first and self.runner.graphs is not None:
-            self.runner.graphs.forget()
+        slot = self._adapters.put(name, adapter)
         users = [request for request in self.loop.requests.values() if request.adapter == name]
         for request in users:
-            request.place = place
+            request.adapter_slot = slot
         self._renew(users, in_flight)
 
     def drop_adapter(self, name: str) -> None:
@@ -302,15 +318,15 @@ class Engine:
         """Give memory back: keys and values, and weights unless they are kept.
 
         Samples in flight wait in host memory, bit for bit. Dropped weights come back by a whole
-        `update` after `wake`.
+        `update` after `wake`. Adapters stay where they are.
         """
         self._require_awake()
         self._weights.check_stay(weights)
         self.loop.drain()
         self.scheduler.vacate()
+        self._asleep = True
         del self.runner, self.pool
         self._weights.leave(weights)
-        self._asleep = True
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 

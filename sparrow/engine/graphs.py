@@ -17,6 +17,19 @@ from torch import Tensor
 PAGES = (32, 128, 512, 1024, 2048)
 
 
+def batch_bucket(batch: int) -> int:
+    """1, 2, 4, 8, 16, then also the sizes halfway between powers of two."""
+    size = 1
+    while size < batch:
+        size *= 2
+    between = size * 3 // 4
+    return between if size > 16 and batch <= between else size
+
+
+def pages_bucket(pages: int, most: int) -> int:
+    return min(next((width for width in PAGES if width >= pages), most), most)
+
+
 @dataclass(slots=True)
 class Captured:
     """A graph, its input and output, and the rows that the input names now."""
@@ -34,19 +47,6 @@ class Graphs:
         self.device, self.spare = device, spare
         self._captured: dict[Any, Captured] = {}
         self._memory: Any = None
-
-    @staticmethod
-    def batch_bucket(batch: int) -> int:
-        """1, 2, 4, 8, then steps of a quarter to a half of the size."""
-        size = 1
-        while size < batch:
-            size *= 2
-        between = size * 3 // 4
-        return between if size > 16 and batch <= between else size
-
-    @staticmethod
-    def pages_bucket(pages: int, most: int) -> int:
-        return min(next((width for width in PAGES if width >= pages), most), most)
 
     def run(
         self,
@@ -69,11 +69,6 @@ class Graphs:
         captured.graph.replay()
         return captured.output
 
-    def forget(self) -> None:
-        """Drop every graph: addresses have changed."""
-        self._captured.clear()
-        self._memory = None
-
     def _capture(self, kind: Any, step: Callable[[Any, Tensor], Any]) -> Captured:
         input_B = torch.full((kind.batch,), self.spare, dtype=torch.int64, device=self.device)
         side = torch.cuda.Stream(self.device)
@@ -82,7 +77,7 @@ class Graphs:
             step(kind, input_B)  # compiles kernels, which a capture must not
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             output = step(kind, input_B)
         self._memory = graph.pool()
         return Captured(graph, input_B, output, [self.spare] * kind.batch)

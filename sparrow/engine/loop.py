@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sparrow.engine.requests import Request, Sample
-from sparrow.engine.runner import Launch, Runner
-from sparrow.engine.scheduler import Policy, Scheduler, Work
+from sparrow.engine.runner import Delivery, Runner
+from sparrow.engine.scheduler import Policy, Scheduler, SwapFull, Work
 from sparrow.records import Completion
 
 
@@ -35,7 +35,7 @@ class Loop:
         self.outputs: list[Output] = []
         self.late = late
         self._layers = layers
-        self._pending: list[Launch] = []
+        self._pending: list[Delivery] = []
         self._broken = False
 
     @property
@@ -43,8 +43,7 @@ class Loop:
         return self.scheduler.idle and not self._pending and not self.outputs
 
     def add(self, request: Request) -> None:
-        if self._broken and not self.requests:
-            self._mend()
+        self._mend()
         self.requests[request.id] = request
         self.scheduler.waiting.append(request)
 
@@ -61,40 +60,49 @@ class Loop:
         for number in numbers:
             self.abort(number)
         self.outputs.clear()
+        self._mend()
 
     def step(self, runner: Runner, version: int) -> list[Output]:
         """Plan and launch a step under these weights; what has come to light by then."""
+        self._mend()
         if self._broken:
             raise RuntimeError("a step has failed: abort every request, then go on with new ones")
-        work = self.scheduler.plan()
         try:
-            launches = _launch(work, runner, version)
+            work = self._run(runner, version)
+        except SwapFull:
+            raise  # found before anything was touched
         except BaseException:
-            self._broken = True  # pages that count as computed may not be
+            self._broken = True  # pages may count as computed that are not, draws may be lost
             raise
-        if self.late:
-            self._pending, launches = launches, self._pending
-        self._read(launches)
         stuck = not (work or self.outputs or self.scheduler.running or self.scheduler.idle)
         assert not stuck, "requests wait, but none can go on"
         outputs, self.outputs = self.outputs, []
         return outputs
 
+    def _run(self, runner: Runner, version: int) -> Work:
+        work = self.scheduler.plan()
+        launched = _launch(work, runner, version)
+        if self.late:
+            self._pending, launched = launched, self._pending
+        self._read(launched)
+        return work
+
     def drain(self) -> None:
         """Read everything that was launched."""
-        launches, self._pending = self._pending, []
-        self._read(launches)
+        launched, self._pending = self._pending, []
+        self._read(launched)
 
     def _mend(self) -> None:
-        """Nobody is left of those whom a failed step concerned: forget what it computed."""
-        self._pending.clear()
-        self.scheduler.pool.forget()
-        self._broken = False
+        """If nobody is left of those whom a failed step concerned, forget what it computed."""
+        if self._broken and not self.requests:
+            self._pending.clear()
+            self.scheduler.pool.forget()
+            self._broken = False
 
-    def _read(self, launches: Iterable[Launch]) -> None:
-        for launch in launches:
-            due = [sample for sample in launch.samples if sample.live]
-            launch.read()
+    def _read(self, launched: Iterable[Delivery]) -> None:
+        for delivery in launched:
+            due = [sample for sample in delivery.samples if sample.live]
+            delivery.read()
             for sample in due:
                 tokens = sample.tokens[-1:] if sample.error is None else []
                 if sample.live:
@@ -113,7 +121,7 @@ class Loop:
         self.outputs.append(Output(number, sample.number, tokens, completion, sample.restarts))
 
 
-def _launch(work: Work, runner: Runner, version: int) -> list[Launch]:
+def _launch(work: Work, runner: Runner, version: int) -> list[Delivery]:
     """Start the work of a step on the device."""
     launches = []
     for chunks in work.passes:
@@ -122,9 +130,9 @@ def _launch(work: Work, runner: Runner, version: int) -> list[Launch]:
         source_n, target_n = runner.rows.upload(work.copies).unbind(1)
         runner.cache.copy_pages(source_n, target_n)
     if work.decode:
-        launches.append(Launch(work.decode, runner.decode(work.decode), version))
+        launches.append(Delivery(work.decode, runner.decode(work.decode), version))
     if work.births:
-        launches.append(Launch(work.births, runner.first_draws(work.births), version))
+        launches.append(Delivery(work.births, runner.first_draws(work.births), version))
     for sample in (*work.decode, *work.births):
         sample.drawn += 1
     for request in {sample.request for sample in work.births}:

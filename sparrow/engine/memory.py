@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -96,7 +97,11 @@ def device_memory(device: torch.device) -> int:
 
 
 def host_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of the host, or fewer where a container is given fewer."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    given = limit.read_text().strip() if limit.is_file() else "max"
+    return min(whole, int(given)) if given.isdigit() else whole
 
 
 def _gib(size: int) -> str:

@@ -9,11 +9,12 @@ tokens and everything before it, back to a root that names whatever else the con
 (weights, adapter).
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 import numpy as np
+import numpy.typing as npt
 
 
 class PagePool:
@@ -91,21 +92,27 @@ class PagePool:
 
     def check(self, held: Iterable[int]) -> None:
         """Every page is free, cached, or held exactly as often as it is referenced."""
-        expected = Counter(held)
-        free, idle = Counter(self._free), set(self._idle)
-        for page in range(self.pages):
-            references = self._references[page]
-            states = (free[page], int(page in idle), int(references > 0))
-            assert sum(states) == 1, f"page {page} is free, cached, owned: {states}"
-            assert references == expected[page], (
-                f"page {page} has {references} references, but is held {expected[page]} times"
-            )
+        expected = _counts(held, self.pages)
+        references = np.array(self._references, dtype=np.int64)
+        free, idle = _counts(self._free, self.pages), _counts(self._idle, self.pages)
+        wrong = (free + idle + (references > 0) != 1).nonzero()[0]
+        assert not len(wrong), f"pages {wrong[:5]} are not exactly one of free, cached, owned"
+        wrong = (references != expected).nonzero()[0]
+        assert not len(wrong), (
+            f"pages {wrong[:5]} have {references[wrong[:5]]} references, "
+            f"but are held {expected[wrong[:5]]} times"
+        )
         for key, page in self._page_of.items():
             assert self._key_of[page] == key, (
                 f"page {page} is found under a key that is not its own"
             )
         assert len(self._page_of) == len(self._key_of)
-        assert idle <= self._key_of.keys(), "a cached page has no key"
+        assert self._idle.keys() <= self._key_of.keys(), "a cached page has no key"
+
+
+def _counts(pages: Iterable[int], size: int) -> npt.NDArray[np.int64]:
+    """How often each page is named."""
+    return np.bincount(np.fromiter(pages, dtype=np.int64), minlength=size)
 
 
 def page_keys(root: bytes, ids: Sequence[int], page: int) -> Iterator[bytes]:

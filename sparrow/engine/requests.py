@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sparrow.engine.adapters import Place
+from sparrow.engine.adapters import AdapterSlot
 from sparrow.models import ModelSpec
 from sparrow.records import Completion, FinishReason, OutputOptions, SamplingParams
 from sparrow.sparse.schedule import Schedule
@@ -40,7 +40,7 @@ class Request:
     options: OutputOptions
     schedule: Schedule | None
     adapter: str | None
-    place: Place  # of the adapter
+    adapter_slot: AdapterSlot
     schedule_slot: int = 0
     context: Context = field(default_factory=Context)
     logits_V: Tensor | None = None  # after the prompt; None until it is computed

@@ -54,7 +54,7 @@ class Rows:
         self.top_p_R[row] = params.top_p
         self.least_R[row] = params.min_tokens
         self.schedule_R[row] = request.schedule_slot
-        self.adapter_R[row] = request.place.slot
+        self.adapter_R[row] = request.adapter_slot.slot
         if params.min_tokens:
             stops = sorted(request.stop_ids) + [NO_STOP] * (STOPS - len(request.stop_ids))
             self.stops_RS[row].copy_(self.upload(stops))
@@ -106,5 +106,5 @@ class Rows:
         early_B = step.counters_B < self.least_R[at_B]
         stops_BS = self.stops_RS[at_B].masked_fill(~early_B[:, None], NO_STOP)
         cut = ops.sample(*given, top_k_B, top_p_B, stops_BS)
-        cuts_B = (top_k_B > 0) | (top_p_B < 1) | early_B
+        cuts_B = (top_k_B > 0) | (top_p_B < 1) | (stops_BS >= 0).any(1)
         return ops.Draws(*(torch.where(cuts_B, a, b) for a, b in zip(cut, plain, strict=True)))

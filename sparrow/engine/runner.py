@@ -2,7 +2,7 @@
 
 A decode step reads and moves on the device's own `Rows`, so its only input is which rows take
 part, and on a GPU it is captured once per shape and replayed. Results are copied to host memory
-behind the step and read later (`Launch.read`), so nothing here waits for the device.
+behind the step and read later (`Delivery.read`), so nothing here waits for the device.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.engine.graphs import Graphs
+from sparrow.engine.graphs import Graphs, batch_bucket, pages_bucket
 from sparrow.engine.requests import Request, Sample
 from sparrow.engine.rows import Rows
 from sparrow.models import Decoder
@@ -47,17 +47,21 @@ class StepKind(NamedTuple):
     sparse: bool
     truncated: bool
     adapted: bool
+    extras: bool  # whether anybody wants logits or hidden states
 
 
 class StepOutput(NamedTuple):
-    """hidden [B, C], logits [B, V], and the draws as int32 [4, B] (floats by their bits)."""
+    """The draws as int32 [4, B] (floats by their bits); hidden [B, C] and logits [B, V] if wanted.
 
-    hidden_BC: Tensor
-    logits_BV: Tensor
+    A captured step keeps what it returns, so the large ones are returned only on demand.
+    """
+
     draws_4B: Tensor
+    hidden_BC: Tensor | None
+    logits_BV: Tensor | None
 
 
-class Launch:
+class Delivery:
     """Draws on their way to the host: which samples they belong to, and when they are there."""
 
     def __init__(self, samples: Sequence[Sample], output: StepOutput, version: int) -> None:
@@ -66,11 +70,11 @@ class Launch:
         count, options = len(samples), [sample.request.options for sample in samples]
         self._draws_4B = _to_host(output.draws_4B)  # whole, spare rows too: one plain copy
         self._hidden_BC = None
-        if any(option.hidden_states for option in options):
+        if output.hidden_BC is not None and any(option.hidden_states for option in options):
             self._hidden_BC = _to_host(output.hidden_BC[:count].float())
         most = max((option.top_logprobs for option in options), default=0)
         self._top: tuple[Tensor, Tensor] | None = None
-        if most:
+        if most and output.logits_BV is not None:
             scale_B = [sample.request.params.temperature or 1.0 for sample in samples]
             values_BK, ids_BK = _top_logprobs(output.logits_BV[:count], scale_B, most)
             self._top = (_to_host(ids_BK.int()), _to_host(values_BK))
@@ -161,26 +165,31 @@ class Runner:
 
     @torch.inference_mode()
     def decode(self, samples: Sequence[Sample]) -> StepOutput:
-        """One more token for each of these resident samples."""
+        """One more token for each of these resident samples.
+
+        Weights change between steps only, and what changes them is followed by this step's own
+        inputs: they are settled when the products run.
+        """
         kind = self._kind(samples)
         spare = [self.rows.spare] * (kind.batch - len(samples))
         rows = [_row(sample) for sample in samples] + spare
-        if self.graphs is None:
-            return self._step(kind, self.rows.upload(rows))
-        return self.graphs.run(kind, rows, self.rows.upload, self._step)
+        with ops.settled_weights():
+            if self.graphs is None:
+                return self._step(kind, self.rows.upload(rows))
+            return self.graphs.run(kind, rows, self.rows.upload, self._step)
 
     def _kind(self, samples: Sequence[Sample]) -> StepKind:
-        most = max(len(sample.context.pages) for sample in samples)
-        batch, pages = max(len(samples), self.least_batch), most
-        if self.graphs is not None:
-            batch = self.graphs.batch_bucket(batch)
-            pages = self.graphs.pages_bucket(pages, self.rows.table_RM.shape[1])
+        pages = max(len(sample.context.pages) for sample in samples)
+        batch = max(len(samples), self.least_batch)
+        if self.model.device.type == "cuda":  # eager steps too: equal shapes give equal bits
+            batch, pages = batch_bucket(batch), pages_bucket(pages, self.rows.table_RM.shape[1])
         return StepKind(
             batch=batch,
             pages=pages,
             sparse=any(sample.request.schedule is not None for sample in samples),
             truncated=any(sample.truncated for sample in samples),
-            adapted=any(sample.request.place.slot for sample in samples),
+            adapted=any(sample.request.adapter_slot.slot for sample in samples),
+            extras=any(sample.request.options.extras for sample in samples),
         )
 
     def _step(self, kind: StepKind, at_B: Tensor) -> StepOutput:
@@ -200,9 +209,9 @@ class Runner:
         logits_BV = self.model.logits(hidden_BC)
         draws = rows.sample(logits_BV, at_B, step, truncated=kind.truncated)
         return StepOutput(
-            hidden_BC=hidden_BC,
-            logits_BV=logits_BV,
             draws_4B=ops.step_outputs(at_B, draws, state, advance=True),
+            hidden_BC=hidden_BC if kind.extras else None,
+            logits_BV=logits_BV if kind.extras else None,
         )
 
     def _budgets(self, at_B: Tensor, lengths_B: Tensor) -> Tensor:
@@ -232,7 +241,7 @@ def _pack(chunks: Sequence[Chunk], page: int) -> _Pack:
 
 
 def _adapter(owner: Request | Sample) -> int:
-    return (owner if isinstance(owner, Request) else owner.request).place.slot
+    return (owner if isinstance(owner, Request) else owner.request).adapter_slot.slot
 
 
 def _row(sample: Sample) -> int:

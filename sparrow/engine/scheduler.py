@@ -22,6 +22,10 @@ Preempt = Literal["swap", "recompute"]
 Reuse = Literal["prompts", "all", "none"]
 
 
+class SwapFull(RuntimeError):
+    """A sample has to leave, but host memory has no room for it. Nothing has been changed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """How prompts are cut and shared, and what happens when pages run out.
@@ -191,7 +195,7 @@ class Scheduler:
         pages = sample.context.pages
         size = self.cache.bytes // self.pool.pages * len(pages)
         if held + size > self.policy.swap_bytes:
-            raise RuntimeError(
+            raise SwapFull(
                 f"pages ran out, and so did host memory for swapping: {held / 2**30:.3g} GiB are "
                 f"out already and {size / 2**30:.3g} more are needed, but swap_bytes allows "
                 f"{self.policy.swap_bytes / 2**30:.3g}. Run fewer sequences at once, or allow more"
@@ -379,4 +383,4 @@ def _age(sample: Sample) -> tuple[int, int]:
 
 def _keys(owner: Request | Sample, page: int) -> Iterator[bytes]:
     request = owner if isinstance(owner, Request) else owner.request
-    return page_keys(request.place.root, owner.ids, page)
+    return page_keys(request.adapter_slot.root, owner.ids, page)

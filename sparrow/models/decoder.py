@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from sparrow import ops
 from sparrow.models.spec import ModelSpec
-from sparrow.ops.reference.layers import gate
 
 
 class Attention(Protocol):
@@ -150,7 +149,7 @@ class Layer(nn.Module):
         out_TE = self.attention(qkv_TE, rotation, attention)
         x_TC = x_TC + project("out", self.attention.out, out_TE)
         gate_up_TF = project("gate_up", self.mlp.gate_up, self.mlp_norm(x_TC))
-        return x_TC + project("down", self.mlp.down, gate(gate_up_TF))
+        return x_TC + project("down", self.mlp.down, ops.gate(gate_up_TF))
 
 
 class SelfAttention(nn.Module):

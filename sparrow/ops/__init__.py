@@ -6,7 +6,7 @@ from sparrow.ops.api.attention import (
     attend_decode,
     attend_sparse,
 )
-from sparrow.ops.api.layers import linear_add, norm_gated, norm_linear, split_heads
+from sparrow.ops.api.layers import gate, linear_add, norm_gated, norm_linear, split_heads
 from sparrow.ops.api.logprob import acceptance, logits, token_stats, top_k
 from sparrow.ops.api.pages import (
     append_pages,
@@ -17,7 +17,7 @@ from sparrow.ops.api.pages import (
 )
 from sparrow.ops.api.rows import step_inputs, step_outputs
 from sparrow.ops.api.sampling import sample
-from sparrow.ops.dispatch import using, versions
+from sparrow.ops.dispatch import settled_weights, using, versions
 from sparrow.ops.reference.logprob import TokenStats, TopK
 from sparrow.ops.reference.sampling import Draws
 from sparrow.ops.types import (
@@ -45,6 +45,7 @@ __all__ = [
     "attend_causal_paged",
     "attend_decode",
     "attend_sparse",
+    "gate",
     "kv_fields",
     "linear_add",
     "logits",
@@ -54,6 +55,7 @@ __all__ = [
     "sample",
     "score_pages",
     "select_pages",
+    "settled_weights",
     "split_heads",
     "step_inputs",
     "step_outputs",

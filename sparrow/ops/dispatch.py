@@ -46,6 +46,7 @@ FASTER = {
     ("split_heads", "cuda"): ("sparrow.ops.kernels.heads", "triton"),
 }
 
+_settled: ContextVar[bool] = ContextVar("weights_settled", default=False)
 _choice: ContextVar[Choice] = ContextVar("ops_choice", default="fastest")
 
 
@@ -59,6 +60,23 @@ def using(choice: Choice) -> Iterator[None]:
         yield
     finally:
         _choice.reset(token)
+
+
+@contextmanager
+def settled_weights() -> Iterator[None]:
+    """A promise for a with-block: no work that is still running writes weights.
+
+    Products may then read weights before the kernel ahead of them has ended. Outside, they wait.
+    """
+    token = _settled.set(True)
+    try:
+        yield
+    finally:
+        _settled.reset(token)
+
+
+def weights_settled() -> bool:
+    return _settled.get()
 
 
 def versions(device: str, dtype: torch.dtype, head_size: int) -> dict[str, str]:

@@ -54,6 +54,11 @@ class OutputOptions(Record):
     hidden_states: bool = False  # final hidden state that each token was drawn from
     training: bool = False  # log-probs of the model's own distribution: nothing may truncate it
 
+    @property
+    def extras(self) -> bool:
+        """Whether more than the draws themselves is wanted of each step."""
+        return self.hidden_states or self.top_logprobs > 0
+
     def _check(self) -> None:
         if self.top_logprobs < 0:
             allowed = "an integer >= 0 (0 is none)"

@@ -28,6 +28,11 @@ def norm_gated(x_TC: Tensor, norm_C: Tensor, weight_FC: Tensor, *, eps: float) -
     return run("norm_gated", _layers.norm_gated, x_TC, norm_C, weight_FC, eps=eps)
 
 
+def gate(gate_up_TF: Tensor) -> Tensor:
+    """silu(gate) * up, of the two halves of each row."""
+    return run("gate", _layers.gate, gate_up_TF)
+
+
 def split_heads(
     qkv_TE: Tensor,
     cos_TD: Tensor,

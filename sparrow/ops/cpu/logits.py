@@ -2,7 +2,8 @@
 
 Logits are fp32 whatever the weights' dtype (see reference/logprob.py), and no CPU product gives
 fp32 from 16-bit inputs. The wide copy takes twice the head's memory; it is made anew when the head
-has changed or moved, and goes when the head goes.
+has changed or moved, and goes when the head goes. (Changes through `.data`, which torch itself
+does not count, are not noticed.)
 """
 
 import weakref

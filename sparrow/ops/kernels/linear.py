@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparrow.ops.dispatch import weights_settled
 from sparrow.ops.kernels.launches import launch_for, tile
 from sparrow.ops.kernels.overlap import let_next_start, overlaps, wait, when_ready
 
@@ -85,6 +86,7 @@ def _launch(
     (tokens, width), depth = out_TN.shape, weight.shape[1]
     launch = launch_for(op, tokens, width, depth)
     grid = triton.cdiv(width, launch.columns), launch.splits
+    overlap = overlaps(x_TK) and weights_settled()  # weights are read before the wait
     arguments = {
         "shares": None,
         "arrivals": None,
@@ -95,8 +97,8 @@ def _launch(
         "span": triton.cdiv(triton.cdiv(depth, launch.splits), launch.depth) * launch.depth,
         "TOKENS": tile(tokens),
         "EVEN": depth % launch.depth == 0,
-        "OVERLAP": overlaps(x_TK),
-        "launch_pdl": overlaps(x_TK),
+        "OVERLAP": overlap,
+        "launch_pdl": overlap,
     }
     if launch.splits > 1:
         assert grid[0] <= ARRIVALS

@@ -1,10 +1,11 @@
 """Launching a kernel before the one ahead of it has ended (programmatic dependent launch).
 
-A kernel's start, about a microsecond, then passes while its predecessor still works. Weights, which
-no kernel of a step writes, it may read at once (so whoever changes weights must not let a product
-follow as the very next kernel); everything else only when the kernels ahead have ended and their
-results can be seen: `wait` and `when_ready` see to that. Every kernel launched so must wait, even
-where it reads nothing of its predecessor: that is how "ahead" reaches past one kernel.
+A kernel's start, about a microsecond, then passes while its predecessor still works. Weights it may
+read at once, if the caller has promised that nothing running writes them (`ops.settled_weights`;
+without that promise products are launched as usual); everything else only when the kernels ahead
+have ended and their results can be seen: `wait` and `when_ready` see to that. Every kernel launched
+so must wait, even where it reads nothing of its predecessor: that is how "ahead" reaches past one
+kernel.
 """
 
 from functools import cache

@@ -48,14 +48,14 @@ def test_a_peer_that_fails_says_why() -> None:
         raise NotImplementedError("not here")
 
     work = rollout.WORKLOADS["cpu-tiny"]
-    row = rollout._attempt("peer", refuse, work, rollout._model(work, None))
+    row = rollout._attempt("peer", refuse, 4, 2, rollout._model(work, None))
     assert row["failed"] == "NotImplementedError: not here"
     assert row["tokens_per_s"] is None
 
 
 def test_a_peer_that_stops_early_is_no_result() -> None:
     work = rollout.WORKLOADS["cpu-tiny"]
-    row = rollout._attempt("peer", lambda new_tokens: 1, work, rollout._model(work, None))
+    row = rollout._attempt("peer", lambda new_tokens: 1, 4, 2, rollout._model(work, None))
     assert row["failed"] == "1 tokens came, 8192 were asked"
 
 

@@ -79,6 +79,42 @@ def test_a_cancelled_coroutine_aborts_its_request(model: models.Decoder) -> None
     inner.check_integrity()
 
 
+def test_a_storm_of_cancellations_hurts_nobody_else(model: models.Decoder) -> None:
+    """Cancelled before, while and after the engine's thread takes the request in."""
+    inner = engine(model)
+
+    async def play() -> list[Any]:
+        async with AsyncEngine(inner) as rollouts:
+            calm = [asyncio.create_task(rollouts.generate(p, params(n=2))) for p in PROMPTS]
+            for number in range(60):
+                task = asyncio.create_task(rollouts.generate(PROMPTS[0], params(max_tokens=200)))
+                for _ in range(number % 4):
+                    await asyncio.sleep(0)
+                await asyncio.sleep(0.001 * (number % 3))
+                task.cancel()
+            done = await asyncio.gather(*calm)
+            await rollouts.run(lambda _: None)
+            return done
+
+    groups = asyncio.run(play())
+    wanted = engine(model).generate(PROMPTS, params(n=2))
+    given = [completion for group in groups for completion in group]
+    assert [c.token_ids.tolist() for c in given] == [c.token_ids.tolist() for c in wanted]
+    list(inner.stream())
+    assert inner.idle
+    inner.check_integrity()
+
+
+def test_nothing_is_kept_of_requests_that_have_ended(model: models.Decoder) -> None:
+    async def play() -> int:
+        async with AsyncEngine(engine(model)) as rollouts:
+            for prompt in PROMPTS * 3:
+                await rollouts.generate(prompt, params(max_tokens=2))
+            return await rollouts.run(lambda _: len(rollouts._listeners))
+
+    assert asyncio.run(play()) == 0
+
+
 def test_refusals_reach_the_one_who_asked(model: models.Decoder) -> None:
     async def play() -> None:
         async with AsyncEngine(engine(model)) as rollouts:

@@ -445,3 +445,31 @@ def test_the_header_says_what_runs(engine) -> None:
     header = engine.header()
     for part in ("qwen3", "v0", "float32 on cpu", "page 16", "block-mean", "up to 64 at once"):
         assert part in header
+
+
+def test_an_interrupt_while_planning_leaves_no_page_that_was_never_computed(engine, model) -> None:
+    """The keys of a prompt are published with its plan: if the plan is not run, they must go."""
+    publish = engine.scheduler._publish
+
+    def interrupted(*args: Any) -> None:
+        publish(*args)
+        raise KeyboardInterrupt
+
+    engine.scheduler._publish = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([LONG], params(max_tokens=6))
+    engine.scheduler._publish = publish
+    longer = [*LONG, 5, 6, 7]
+    again = engine.generate([longer], params(max_tokens=6))
+    same_bits(again, engine_of(model).generate([longer], params(max_tokens=6)))
+
+
+def test_after_a_failed_step_aborts_are_delivered_and_the_loop_ends(engine) -> None:
+    request = engine.add(LONG, params(max_tokens=6))
+    _break_once(engine, "prefill")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step()
+    engine.abort(request)
+    (output,) = engine.stream()
+    assert output.completion.finish_reason == "abort"
+    assert engine.idle
