@@ -205,7 +205,7 @@ def test_an_adapter_under_graphs(model: models.Decoder) -> None:
     """Loaded after graphs were captured; plain rows keep their bits where batches are equal."""
     from sparrow.models.lora import Adapter
 
-    running = engine(model)
+    running = engine(model, reuse="none")
     plain = running.generate(PROMPTS[:4], params(n=1))
     adapter = Adapter.random(model.spec, 8, b_std=0.5, dtype=model.dtype, device="cuda")
     running.load_adapter("a", adapter)
