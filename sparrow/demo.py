@@ -11,7 +11,7 @@ from rich.table import Table
 from sparrow import ops
 from sparrow.config import AttentionConfig, GenerateConfig, GenerateSampling, ModelConfig
 from sparrow.engine.answer import Session
-from sparrow.engine.engine import PAGE
+from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder
 from sparrow.models.attention import Packed, PackedSparse
 from sparrow.records import Completion

@@ -21,7 +21,8 @@ from rich.table import Table
 
 from sparrow import models, ops
 from sparrow.bench import timing
-from sparrow.engine.engine import PAGE, Engine
+from sparrow.engine.engine import Engine
+from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device, pick_dtype

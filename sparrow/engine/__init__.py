@@ -2,7 +2,7 @@
 
 from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.engine.engine import Engine
-from sparrow.engine.generate import generate
 from sparrow.engine.loop import Output
+from sparrow.engine.readable import generate
 
 __all__ = ["AsyncEngine", "Engine", "Output", "generate"]

@@ -7,7 +7,7 @@ completion.
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ class Session:
     config: GenerateConfig
     model: Decoder
     tokenizer: Any
+    schedule: Schedule | None = field(init=False)  # read once: what is shown is what runs
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schedule", schedule_of(self.config))
 
     @classmethod
     def open(cls, config: GenerateConfig, report: Callable[[str], None] | None = None) -> "Session":
@@ -47,10 +51,6 @@ class Session:
         if config.run.dir is not None:
             save_resolved(config, config.run.dir)
         return cls(config=config, model=model, tokenizer=tokenizer)
-
-    @property
-    def schedule(self) -> Schedule | None:
-        return schedule_of(self.config)
 
     def header(self) -> str:
         """One line that says what runs."""

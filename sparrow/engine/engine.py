@@ -18,7 +18,7 @@ from sparrow import ops
 from sparrow.engine.adapters import CAPACITY, MAX_RANK, Adapters
 from sparrow.engine.loop import Loop, Output
 from sparrow.engine.memory import MemoryPlan, host_memory, plan_memory
-from sparrow.engine.pool import PagePool
+from sparrow.engine.pool import PAGE, PagePool
 from sparrow.engine.requests import Request, pages_for, stop_ids
 from sparrow.engine.rows import Rows
 from sparrow.engine.runner import Runner
@@ -32,7 +32,6 @@ from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.flow import Flow
 from sparrow.sparse.schedule import Schedule
 
-PAGE = 16
 CPU_CHUNK, GPU_CHUNK = 128, 4096  # prompt tokens of a step
 EXACT_BATCH = 16  # see Engine: exact_batches
 
@@ -84,14 +83,7 @@ class Engine:
         if self.max_running < 1:
             raise ValueError(f"max_running={max_running}, allowed are 1 and more")
         self.max_context = _context(model, max_context)
-        self.policy = Policy(
-            chunk=GPU_CHUNK if on_gpu else CPU_CHUNK,
-            pack=on_gpu,
-            quantum=PAGE if on_gpu else CPU_CHUNK,
-            preempt=preempt,
-            reuse=reuse,
-            swap_bytes=host_memory() // 2 if swap_bytes is None else swap_bytes,
-        )
+        self.policy = _policy(on_gpu, preempt, reuse, swap_bytes)
         self.version = 0
         self._kv_bytes = kv_bytes
         self._weights = WeightStore(model)
@@ -368,6 +360,18 @@ class Engine:
         self.scheduler.check()
         if self.idle:
             assert self.pool.available == self.pool.pages, "an idle engine holds pages"
+
+
+def _policy(on_gpu: bool, preempt: Preempt, reuse: Reuse, swap_bytes: int | None) -> Policy:
+    """On a CPU prompts are cut so that every chunk has the same shape wherever it runs."""
+    return Policy(
+        chunk=GPU_CHUNK if on_gpu else CPU_CHUNK,
+        pack=on_gpu,
+        quantum=PAGE if on_gpu else CPU_CHUNK,
+        preempt=preempt,
+        reuse=reuse,
+        swap_bytes=host_memory() // 2 if swap_bytes is None else swap_bytes,
+    )
 
 
 def _check_in_flight(in_flight: str) -> None:

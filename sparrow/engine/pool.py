@@ -16,6 +16,8 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+PAGE = 16  # tokens; the method's choice: finer pages dominate coarser ones at equal cost
+
 
 class PagePool:
     """Owns the numbers of `pages` pages of `page` tokens; the memory itself is the cache's."""

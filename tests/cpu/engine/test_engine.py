@@ -25,7 +25,8 @@ from support.engines import (
 )
 
 from sparrow import models, ops
-from sparrow.engine.engine import PAGE, Engine, Output
+from sparrow.engine import Engine, Output
+from sparrow.engine.pool import PAGE
 from sparrow.records import OutputOptions
 from sparrow.sparse.schedule import LayerBudgets, Schedule
 

@@ -21,8 +21,8 @@ from support.engines import (
 )
 
 from sparrow import models, ops
+from sparrow.engine import generate as readable_loop
 from sparrow.engine.engine import EXACT_BATCH
-from sparrow.engine.generate import generate as readable_loop
 from sparrow.engine.requests import sample_seeds
 from sparrow.models.attention import PackedSparse
 from sparrow.models.lora import Adapter

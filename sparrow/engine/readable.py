@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import (
     check_prompt,
     kept_shares,
@@ -25,8 +26,6 @@ from sparrow.records import Completion, FinishReason, SamplingParams
 from sparrow.sparse.block_mean import BlockMean
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.schedule import Schedule
-
-PAGE = 16
 
 
 @dataclass(slots=True, kw_only=True)
