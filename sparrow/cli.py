@@ -247,6 +247,8 @@ def _case(text: str) -> tuple[int, int, str | None]:
     if match is None:
         raise ValueError(f"--case {text}: give batch,context or batch,context,schedule")
     batch, context, schedule = match.groups()
+    if not int(batch) or int(context) < 2:
+        raise ValueError(f"--case {text}: a batch of at least 1 and a context of at least 2")
     return int(batch), int(context), schedule
 
 

@@ -56,12 +56,11 @@ class Session:
         """One line that says what runs."""
         model, spec = self.model, self.model.spec
         fast = versions(model.device.type, model.dtype, spec.head_size)
-        kernels = ", ".join(f"{op} by {name}" for op, name in fast.items())
         return (
             f"{self.config.model.name} | {spec.family}, {spec.parameters() / 1e6:.1f} M weights, "
             f"{str(model.dtype).removeprefix('torch.')} on {model.device} | "
             f"attention: {'dense' if self.schedule is None else self.schedule.describe()} | "
-            f"ops: {kernels or 'definitions only'}"
+            f"faster than their definitions: {', '.join(sorted(fast)) or 'no ops'}"
         )
 
     def encode(self, prompt: str, *, chat: bool = True) -> list[int]:
@@ -158,9 +157,9 @@ def schedule_of(config: GenerateConfig) -> Schedule | None:
         return Schedule.fixed(attention.budget)
     if attention.schedule is None:
         return None
-    if attention.schedule in preset_names() or not Path(attention.schedule).is_file():
-        return preset(attention.schedule)
-    return Schedule.load(attention.schedule)
+    named = attention.schedule
+    is_file = Path(named).is_file() or named.endswith(".json") or "/" in named
+    return Schedule.load(named) if is_file and named not in preset_names() else preset(named)
 
 
 def _check_text(prompt: str) -> None:

@@ -49,6 +49,9 @@ class AsyncEngine:
     async def __aenter__(self) -> "AsyncEngine":
         if self._thread is not None:
             raise ValueError("the asynchronous engine has been entered already")
+        if self._engine.owned:
+            raise ValueError("another asynchronous engine steps this engine already")
+        self._engine.owned = True
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="sparrow-engine", daemon=True)
         self._thread.start()
@@ -95,6 +98,7 @@ class AsyncEngine:
             self._listeners[number] = Listener(queue, params.n)
             return number
 
+        self._require_own_loop()
         added = self._place(add)
         left = params.n
         try:
@@ -109,8 +113,13 @@ class AsyncEngine:
             if left:
                 added.add_done_callback(self._give_up)
 
+    def _require_own_loop(self) -> None:
+        if self._thread is not None and asyncio.get_running_loop() is not self._loop:
+            raise ValueError("the asynchronous engine belongs to the event loop that entered it")
+
     async def _order(self, work: Callable[[], T]) -> T:
         """Have the engine's thread do this between steps, and wait for it."""
+        self._require_own_loop()
         return await asyncio.shield(asyncio.wrap_future(self._place(work)))
 
     def _give_up(self, added: "Future[int]") -> None:
@@ -202,7 +211,8 @@ class AsyncEngine:
             if future.set_running_or_notify_cancel():
                 future.set_exception(gone)
         if self._failure is None:
-            for number, listener in self._listeners.items():
-                self._engine.abort(number)
+            for listener in self._listeners.values():
                 self._say(listener, gone)
         self._listeners.clear()
+        self._engine.loop.abandon(list(self._engine.loop.requests))
+        self._engine.owned = False

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
 
 from sparrow import ops
 from sparrow.engine.adapters import CAPACITY, MAX_RANK, Adapters
@@ -23,7 +22,7 @@ from sparrow.engine.requests import Request, pages_for, stop_ids
 from sparrow.engine.rows import Rows
 from sparrow.engine.runner import Runner
 from sparrow.engine.scheduler import Policy, Preempt, Reuse, Scheduler
-from sparrow.engine.weights import WeightStore
+from sparrow.engine.weights import Items, WeightStore
 from sparrow.models import Decoder
 from sparrow.models.lora import Adapter
 from sparrow.records import Completion, OutputOptions, SamplingParams
@@ -85,6 +84,7 @@ class Engine:
         self.max_context = _context(model, max_context)
         self.policy = _policy(on_gpu, preempt, reuse, swap_bytes)
         self.version = 0
+        self.owned = False  # whether an AsyncEngine steps it
         self._kv_bytes = kv_bytes
         self._weights = WeightStore(model)
         self._adapters = Adapters(
@@ -165,7 +165,7 @@ class Engine:
         """Queue a prompt; the number under which its outputs come. Dense without a schedule."""
         request = Request(
             id=next(self._ids),
-            prompt=list(prompt),
+            prompt=prompt.tolist() if hasattr(prompt, "tolist") else list(prompt),
             params=params,
             stop_ids=stop_ids(self.model.spec, params),
             options=options or OutputOptions(),
@@ -181,6 +181,8 @@ class Engine:
     def _schedule_slot(self, schedule: Schedule | None) -> int:
         if schedule is None:
             return 0
+        if not isinstance(schedule, Schedule):
+            raise ValueError(f"schedule {schedule!r}: give a Schedule, such as preset(name)")
         if self.flow is None:
             raise ValueError(f"schedule {schedule.name!r}: this engine is dense only (flow=None)")
         self.flow.check(schedule, page=PAGE)
@@ -231,6 +233,8 @@ class Engine:
     ) -> list[Completion]:
         """n completions of every prompt, prompt by prompt; params for all or one for each."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(prompts) and isinstance(prompts[0], int):
+            raise ValueError("generate takes a list of prompts, each a list of token ids")
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(each)} sampling params")
         if self.loop.requests:
@@ -255,7 +259,7 @@ class Engine:
 
     def update(
         self,
-        items: Iterable[tuple[str, Tensor]],
+        items: Items,
         *,
         version: int,
         base_version: int | None = None,
@@ -269,6 +273,8 @@ class Engine:
         dropped: samples in flight go on with all of theirs computed anew under the new weights, and
         their tokens say which version drew them, or restart.
         """
+        if not isinstance(version, int) or not 0 <= version < 2**31:
+            raise ValueError(f"version must be a whole number below 2**31, got {version!r}")
         if version < self.version or (version == self.version and self._weights.present):
             raise ValueError(f"version {version} is not newer than the engine's {self.version}")
         _check_in_flight(in_flight)
@@ -341,15 +347,13 @@ class Engine:
         model, spec = self.model, self.model.spec
         device = model.device.type
         fast = ops.versions(device, model.dtype, spec.head_size)
-        kernels = ", ".join(sorted({name.rsplit(".", 2)[-2] for name in fast.values()}))
         rule = f"{self.flow.name} rule at hand" if self.flow is not None else "dense only"
         return (
             f"{spec.family}, {spec.parameters() / 1e6:.1f} M weights v{self.version}, "
             f"{str(model.dtype).removeprefix('torch.')} on {model.device} | page {PAGE}, {rule} | "
             f"{self.memory.describe()} | up to {self.max_running} at once, "
             f"{'CUDA graphs' if self._graphs else 'eager'} | "
-            f"ops: {', '.join(sorted(fast)) or 'none'} by {kernels or 'nothing faster'}, "
-            "others by definition"
+            f"faster than their definitions: {', '.join(sorted(fast)) or 'no ops'}"
         )
 
     def check_integrity(self) -> None:

@@ -57,8 +57,11 @@ class Loop:
     def abandon(self, numbers: Iterable[int]) -> None:
         """Leave nothing behind of requests whose caller has gone."""
         self._pending.clear()
-        for number in numbers:
-            self.abort(number)
+        for number in list(numbers):
+            if self._broken:
+                self.requests.pop(number, None)
+            else:
+                self.abort(number)
         self.outputs.clear()
         self._mend()
 
@@ -93,10 +96,10 @@ class Loop:
         self._read(launched)
 
     def _mend(self) -> None:
-        """If nobody is left of those whom a failed step concerned, forget what it computed."""
+        """If nobody is left of those whom a failed step concerned, begin with a clean slate."""
         if self._broken and not self.requests:
             self._pending.clear()
-            self.scheduler.pool.forget()
+            self.scheduler.reset()
             self._broken = False
 
     def _read(self, launched: Iterable[Delivery]) -> None:
@@ -111,7 +114,8 @@ class Loop:
                     self._end(sample, tokens)
 
     def _end(self, sample: Sample, tokens: list[int]) -> None:
-        self.scheduler.retire(sample)
+        if not self._broken:  # else nothing of what the scheduler holds can be trusted
+            self.scheduler.retire(sample)
         self._tell(sample, tokens, sample.completion(self._layers))
         if not any(other.live for other in sample.request.samples):
             self.requests.pop(sample.request.id, None)

@@ -25,8 +25,12 @@ class PagePool:
     def __init__(self, pages: int, page: int) -> None:
         self.pages = pages
         self.page = page
-        self._free = list(range(pages - 1, -1, -1))
-        self._references = [0] * pages
+        self.reset()
+
+    def reset(self) -> None:
+        """All pages are free."""
+        self._free = list(range(self.pages - 1, -1, -1))
+        self._references = [0] * self.pages
         self._key_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached pages, oldest first

@@ -138,7 +138,7 @@ class Sample:
             return False
         self.tokens.append(token)
         self.logprobs.append(min(logprob, 0.0))
-        self.entropies.append(entropy)
+        self.entropies.append(max(entropy, 0.0))
         if token in self.request.stop_ids:
             self.finish = "stop"
         elif len(self.tokens) >= self.request.params.max_tokens:

@@ -29,7 +29,7 @@ class Rows:
 
         self.spare = count
         self.device = device
-        self.free = list(range(count - 1, -1, -1))
+        self.reset()
         self.token_R = zeros()
         self.length_R = zeros()  # tokens in the cache: the position of `token`
         self.table_RM = zeros(pages, dtype=torch.int32)
@@ -40,6 +40,10 @@ class Rows:
         self.stops_RS = zeros(STOPS)
         self.schedule_R, self.adapter_R = zeros(), zeros()
         self.length_R[self.spare] = -1
+
+    def reset(self) -> None:
+        """All rows are free."""
+        self.free = list(range(self.spare - 1, -1, -1))
 
     def enter(self, sample: Sample) -> int:
         """Give a sample a row: it has `context.computed` tokens in its pages."""

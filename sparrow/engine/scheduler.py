@@ -84,6 +84,14 @@ class Scheduler:
     def attach(self, pool: PagePool, rows: Rows, cache: ops.PageCache) -> None:
         self.pool, self.rows, self.cache = pool, rows, cache
 
+    def reset(self) -> None:
+        """Forget everybody, and everything that pages hold."""
+        self.waiting.clear()
+        self.returning.clear()
+        self.running.clear()
+        self.pool.reset()
+        self.rows.reset()
+
     def vacate(self) -> None:
         """Move every sample to host memory and drop what can be computed again; then let go."""
         for sample in reversed(self.running[:]):

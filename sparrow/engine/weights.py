@@ -1,6 +1,6 @@
 """The engine's weights by Hugging Face names: taken over in place, moved out, brought back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
 import torch
@@ -10,6 +10,7 @@ from sparrow.models import Decoder, hf_views
 from sparrow.models.weights import HEAD
 
 Stay = Literal["keep", "host", "drop"]
+Items = Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]
 
 
 class WeightStore:
@@ -20,14 +21,15 @@ class WeightStore:
         self.present = True
         self._device = model.device
         self._outside: dict[nn.Parameter, Tensor] = {}
-        self._views = hf_views(model)
+        self._edition = model.edition
 
-    def write(self, items: Iterable[tuple[str, Tensor]], *, have: int, base: int | None) -> None:
+    def write(self, items: Items, *, have: int, base: int | None) -> None:
         """Copy items into the views; all is checked before the first one is written.
 
         A part of the model is laid over the version it was made from, and no other.
         """
-        given = dict(_distinct(items))
+        given = dict(_distinct(items.items() if isinstance(items, Mapping) else items))
+        self._views = hf_views(self.model)
         if base is not None and base != have:
             raise ValueError(f"the update was made from version {base}, the engine has {have}")
         if base is not None and not self.present:
@@ -36,10 +38,11 @@ class WeightStore:
         self._check(given, whole=base is None)
         if tied_copy is not None:
             self._check_tied(tied_copy, given)
+        self.model.edition += 1
         with torch.no_grad():
             for name, tensor in given.items():
                 self._views[name].copy_(tensor)
-        self.present = True
+        self.present, self._edition = True, self.model.edition
 
     def _check(self, given: dict[str, Tensor], *, whole: bool) -> None:
         unknown = sorted(given.keys() - self._views.keys())
@@ -53,6 +56,8 @@ class WeightStore:
             )
         for name, tensor in given.items():
             wanted = self._views[name].shape
+            if not isinstance(tensor, Tensor) or tensor.is_meta or tensor.layout != torch.strided:
+                raise ValueError(f"{name} is no plain tensor: {type(tensor).__name__}")
             if tensor.shape != wanted:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {tuple(wanted)}")
             if not tensor.is_floating_point():
@@ -66,6 +71,13 @@ class WeightStore:
     def require(self) -> None:
         if not self.present:
             raise ValueError("the weights were dropped by sleep(): give all of them by update()")
+        if self.model.edition != self._edition:
+            raise ValueError(
+                "the model's weights were changed, but not by this engine's update(): what it has "
+                "computed does not fit them. Give every engine a model of its own"
+            )
+        if not self.model.head.numel():
+            raise ValueError("the model's weights are out: another engine on it sleeps")
 
     @staticmethod
     def check_stay(stay: str) -> None:
@@ -76,7 +88,6 @@ class WeightStore:
         """Give the weights' memory back, or not."""
         if stay == "keep":
             return
-        self._views = {}
         for parameter in self.model.parameters():
             self._outside[parameter] = self._host_copy(parameter.data, wanted=stay == "host")
             parameter.data = parameter.data.new_empty(0)
@@ -96,7 +107,6 @@ class WeightStore:
             place = torch.empty(host.shape, dtype=host.dtype, device=self._device)
             parameter.data = place.copy_(host) if self.present else place
         self._outside.clear()
-        self._views = hf_views(self.model)
 
 
 def _distinct(items: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:

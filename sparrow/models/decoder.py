@@ -52,6 +52,7 @@ class Decoder(nn.Module):
     """Token ids to final hidden states; `head` turns those into logits."""
 
     source: Path | None = None  # the folder it was loaded from
+    edition: int = 0  # how often an engine has changed its weights
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()

@@ -7,6 +7,10 @@ from sparrow.records.base import FieldError, Record
 LEAST_TEMPERATURE = 1e-3
 """Below it a distribution is a point mass in all but rounding; greedy says what is meant."""
 
+MOST_TEMPERATURE = 1e6  # above, a distribution is uniform in all but rounding
+LEAST_P = 1e-6  # below, it is greedy
+MOST_SAMPLES = 2**16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplingParams(Record):
@@ -25,13 +29,13 @@ class SamplingParams(Record):
     def _check(self) -> None:
         most = self.max_tokens
         rules = {
-            "n": (self.n >= 1, "an integer >= 1"),
+            "n": (1 <= self.n <= MOST_SAMPLES, f"an integer >= 1 and <= {MOST_SAMPLES}"),
             "temperature": (
-                self.temperature == 0 or self.temperature >= LEAST_TEMPERATURE,
-                f"0 (greedy) or a number >= {LEAST_TEMPERATURE}",
+                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature <= MOST_TEMPERATURE,
+                f"0 (greedy) or a number >= {LEAST_TEMPERATURE} and <= {MOST_TEMPERATURE:g}",
             ),
-            "top_k": (self.top_k >= 0, "an integer >= 0 (0 is off)"),
-            "top_p": (0 < self.top_p <= 1, "a number > 0 and <= 1 (1 is off)"),
+            "top_k": (0 <= self.top_k < 2**31, "an integer >= 0 (0 is off) and < 2**31"),
+            "top_p": (LEAST_P <= self.top_p <= 1, f"a number >= {LEAST_P} and <= 1 (1 is off)"),
             "max_tokens": (most >= 1, "an integer >= 1"),
             "min_tokens": (
                 0 <= self.min_tokens <= most,

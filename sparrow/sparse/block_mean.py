@@ -27,6 +27,13 @@ class BlockMean:
     last: int = 2
     dense_layers: frozenset[int] = frozenset((0, 1))
 
+    def __post_init__(self) -> None:
+        if self.first < 0 or self.last < 1:
+            raise ValueError(
+                f"BlockMean: got first {self.first}, last {self.last}, allowed: "
+                "first >= 0, last >= 1 (an unfinished page is always kept)"
+            )
+
     @classmethod
     def of(cls, schedule: Schedule) -> "BlockMean":
         """The rule that a schedule was made for."""

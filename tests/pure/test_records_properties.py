@@ -42,9 +42,9 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
     max_tokens = draw(st.integers(1, 2**40))
     return SamplingParams(
         n=draw(st.integers(1, 100)),
-        temperature=draw(st.just(0.0) | st.floats(0.001, allow_infinity=False)),
+        temperature=draw(st.just(0.0) | st.floats(0.001, 1e6)),
         top_k=draw(st.integers(0, 100)),
-        top_p=draw(st.floats(0, 1, exclude_min=True)),
+        top_p=draw(st.floats(1e-6, 1)),
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, max_tokens)),
         stop_token_ids=draw(st.lists(token_ids, max_size=5).map(tuple)),

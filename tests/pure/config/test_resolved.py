@@ -32,9 +32,9 @@ def samplings(draw: st.DrawFn) -> GenerateSampling:
     max_tokens = draw(st.integers(1, 2**40))
     return GenerateSampling(
         n=draw(st.integers(1, 100)),
-        temperature=draw(st.floats(0.001, allow_infinity=False)),
+        temperature=draw(st.floats(0.001, 1e6)),
         top_k=draw(st.just(0) | st.integers(2, 100)),
-        top_p=draw(st.floats(0, 1, exclude_min=True)),
+        top_p=draw(st.floats(1e-6, 1)),
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, max_tokens)),
         stop_token_ids=draw(st.lists(st.integers(0, 2**31), max_size=5).map(tuple)),
