@@ -245,15 +245,18 @@ class Engine:
                 ids.append(
                     self.add(prompt, own, schedule=schedule, adapter=adapter, options=options)
                 )
-            done = {
-                (output.request, output.sample): output.completion
-                for output in self.stream()
-                if output.completion is not None and output.request in ids
-            }
+            outputs = list(self.stream())
         except BaseException:
             self.loop.abandon(ids)
             raise
-        return [completion for _, completion in sorted(done.items(), key=lambda item: item[0])]
+        mine = set(ids)
+        self.loop.outputs = [output for output in outputs if output.request not in mine]
+        done = {
+            (output.request, output.sample): output.completion
+            for output in outputs
+            if output.request in mine and output.completion is not None
+        }
+        return [done[key] for key in sorted(done)]
 
     # Weights and adapters.
 
@@ -352,9 +355,16 @@ class Engine:
             f"{spec.family}, {spec.parameters() / 1e6:.1f} M weights v{self.version}, "
             f"{str(model.dtype).removeprefix('torch.')} on {model.device} | page {PAGE}, {rule} | "
             f"{self.memory.describe()} | up to {self.max_running} at once, "
-            f"{'CUDA graphs' if self._graphs else 'eager'} | "
+            f"{self._how_steps_run()} | "
             f"faster than their definitions: {', '.join(sorted(fast)) or 'no ops'}"
         )
+
+    def _how_steps_run(self) -> str:
+        if self._graphs:
+            return "CUDA graphs"
+        lacking = ", ".join(sorted(self._without_kernel()))
+        why = self.model.device.type == "cuda" and lacking
+        return f"eager (no kernel here for {lacking})" if why else "eager"
 
     def check_integrity(self) -> None:
         """Every page is free, cached or owned exactly as often as it is held; so are the rows."""

@@ -122,9 +122,13 @@ def test_a_prompt_may_be_aborted_between_its_chunks(engine) -> None:
 
 def test_generate_returns_its_own_completions_alone(engine) -> None:
     """An abort whose output nobody has read yet is not a completion of these prompts."""
-    engine.abort(engine.add([1, 2], params()))
+    aborted = engine.add([1, 2], params())
+    engine.abort(aborted)
     (completion,) = engine.generate([[3]], params(max_tokens=2))
     assert completion.finish_reason == "length"
+    (unread,) = engine.stream()
+    assert unread.request == aborted
+    assert unread.completion.finish_reason == "abort"
 
 
 def test_a_stream_that_is_left_loses_nothing(engine) -> None:
