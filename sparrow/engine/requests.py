@@ -137,8 +137,8 @@ class Sample:
             self.finish, self.error = "error", "the model gave NaN or infinite logits"
             return False
         self.tokens.append(token)
-        self.logprobs.append(min(logprob, 0.0))
-        self.entropies.append(max(entropy, 0.0))
+        self.logprobs.append(logprob)
+        self.entropies.append(entropy + 0.0)  # -0.0 reads badly
         if token in self.request.stop_ids:
             self.finish = "stop"
         elif len(self.tokens) >= self.request.params.max_tokens:
