@@ -81,10 +81,7 @@ class Schedule(Record):
         """`kept_tokens` of a layer at each of these total lengths, which are at least 1."""
         budget = self.budgets_of(layer).astype(np.int64)
         budget = budget[np.searchsorted(self.lengths, lengths, side="right") - 1]
-        pages = -(-lengths // self.page)
-        tail = lengths - (pages - 1) * self.page
-        affordable = np.maximum((budget - tail) // self.page + 1, self.first + self.last)
-        return (np.minimum(affordable, pages) - 1) * self.page + tail
+        return _kept(lengths, budget, self.page, self.first, self.last)
 
     def describe(self) -> str:
         """What runs, in one line for headers and completions. A constant budget needs no name."""
@@ -180,10 +177,20 @@ def kept_tokens(length: int, budget: int, page: int = 16, first: int = 1, last: 
         )
     if length == 0:
         return 0
-    pages = -(-length // page)
-    tail = length - (pages - 1) * page
-    kept = min(max((budget - tail) // page + 1, first + last), pages)
-    return (kept - 1) * page + tail
+    return int(_kept(np.array(length), np.array(budget), page, first, last))
+
+
+def _kept(
+    lengths: npt.NDArray[np.int64],
+    budgets: npt.NDArray[np.int64],
+    page: int,
+    first: int,
+    last: int,
+) -> npt.NDArray[np.int64]:
+    pages = -(-lengths // page)
+    tail = lengths - (pages - 1) * page
+    affordable = np.maximum((budgets - tail) // page + 1, first + last)
+    return (np.minimum(affordable, pages) - 1) * page + tail
 
 
 def _require(holds: bool, field: str, given: object, allowed: str) -> None:
