@@ -1,11 +1,10 @@
 """Rollouts from prompts to completions, in tokens per second, beside transformers in the same run.
 
 Both sides have the same weights, dtype, device and prompts, sample at temperature 1 and ignore end
-tokens, so every sequence has the full length. Both are warmed up first: ours on a GPU by the whole
-workload, which captures every graph (on other prompts, as it would share these); transformers by a
-few tokens, and its continuous batching, which captures graphs too, by all. Where transformers is
-given fewer new tokens, for its time, ours is measured on those as well, and the ratio is between
-the two.
+tokens, so every sequence has the full length. Both are warmed up alike first: on a GPU by the whole
+workload, which captures every graph and leaves the allocator its blocks (ours on other prompts, as
+it would share these). Where transformers is given fewer new tokens, for its time, ours is measured
+on those as well, and the ratio is between the two.
 """
 
 import tempfile
@@ -286,13 +285,10 @@ def _theirs(model: Decoder, work: Workload, report: Callable[[str], None]) -> li
 def _attempt(
     who: str, generate: Callable[[int], int], tokens: int, rollouts: int, model: Decoder
 ) -> dict[str, Any]:
-    """A row for the peer; that it cannot run here is a result too, with its reason.
-
-    `generate` is warmed by a few tokens, continuous batching, which captures graphs, by them all.
-    """
+    """A row for the peer; that it cannot run here is a result too, with its reason."""
     drawn: list[int] = []
     try:
-        generate(tokens if "batch" in who else min(WARM_TOKENS, tokens))
+        generate(_warm_tokens(model, tokens))
         took = timing.seconds(lambda: drawn.append(generate(tokens)), model.device)
     except Exception as error:  # whatever another package raises
         return _row(who, tokens, failed=f"{type(error).__name__}: {error}"[:300])
