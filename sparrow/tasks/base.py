@@ -1,0 +1,134 @@
+"""What every source of tasks gives: rows with a prompt, and a verdict on any text.
+
+A completion is a chain of thought, then one answer, then nothing:
+
+    ... </think> <answer> ... </answer>
+
+Only what stands between the last two marks is judged, whatever the chain says. A text that is not
+of this form is wrong.
+"""
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+THINK, END_THINK, ANSWER, END_ANSWER = "<think>", "</think>", "<answer>", "</answer>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One task: plain data, from which a verdict needs nothing else."""
+
+    family: str
+    seed: int
+    length: int  # the dial: about how many tokens a chain of thought has
+    prompt: str
+    data: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return f"{self.family}-{self.length}-{self.seed}"
+
+
+class Verdict(NamedTuple):
+    """The reward of a text, whether it is right (0 or 1), and why."""
+
+    score: float
+    acc: float
+    reason: str
+
+
+RIGHT = Verdict(1.0, 1.0, "right")
+
+
+def wrong(reason: str) -> Verdict:
+    return Verdict(0.0, 0.0, reason)
+
+
+class Malformed(ValueError):
+    """A text that holds no answer in the form asked for; its message is the verdict's reason."""
+
+
+class Source(Protocol):
+    """Endless rows by seed and length, and a verdict on what a model wrote."""
+
+    @property
+    def name(self) -> str: ...
+
+    def row(self, seed: int, length: int) -> Row:
+        """The row of that seed: the same on every machine and in every process."""
+
+    def reward(self, row: Row, text: str) -> Verdict:
+        """Judge a completion (without the prompt). Never raises for what the text says."""
+
+
+class Puzzle(Source, Protocol):
+    """A source that also knows how to think: gold chains, another one for every seed."""
+
+    def chain(self, row: Row, seed: int) -> str:
+        """A right completion of the row: thoughts in a drawn order and phrasing, and the answer."""
+
+
+def drawn(*key: object) -> random.Random:
+    """Randomness that belongs to a key, in every process alike; tests pin what comes of it."""
+    return random.Random("/".join(map(str, key)))
+
+
+def check_dial(name: str, seed: int, length: int, lengths: tuple[int, int]) -> None:
+    """Refuse seeds and lengths that a family was not made for."""
+    for what, value in (("seed", seed), ("length", length)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{name}: {what} must be a whole number, got {value!r}")
+    if seed < 0:
+        raise ValueError(f"{name}: seed must be at least 0, got {seed}")
+    if not lengths[0] <= length <= lengths[1]:
+        raise ValueError(f"{name}: length must be {lengths[0]} to {lengths[1]}, got {length}")
+
+
+def check_spread(name: str, spread: float) -> None:
+    """Refuse a factor that no chain could meet, and one that sets no bound."""
+    if not 1 < spread < math.inf:
+        raise ValueError(f"{name}: spread is a factor above 1, got {spread}")
+
+
+def check_row(name: str, row: Row) -> None:
+    """Refuse a row of another family: its data would be misread."""
+    if row.family != name:
+        raise ValueError(f"{name}: got a row of {row.family}; ask that family")
+
+
+def finish(thoughts: list[str], answer: str) -> str:
+    """A whole completion."""
+    return " ".join([*thoughts, END_THINK, ANSWER, answer, END_ANSWER])
+
+
+def answer_text(text: str) -> str:
+    """The answer, or `Malformed`: exactly one, after the thoughts, at the very end.
+
+    Thoughts may mention the marks of an answer: it is clear where thoughts end.
+    """
+    if text.count(END_THINK) != 1:
+        raise Malformed(f"{text.count(END_THINK)} x {END_THINK}, wanted exactly 1")
+    if THINK in text:
+        raise Malformed(f"{THINK} belongs to the prompt, not to a completion")
+    final = text.partition(END_THINK)[2].strip()
+    if not final.startswith(ANSWER):
+        raise Malformed(f"{END_THINK} is not followed by {ANSWER}")
+    if final.count(ANSWER) != 1 or final.count(END_ANSWER) != 1:
+        raise Malformed(f"wanted one {ANSWER} and one {END_ANSWER}")
+    if not final.endswith(END_ANSWER):
+        raise Malformed(f"the text does not end with {END_ANSWER}")
+    answer = final.removeprefix(ANSWER).removesuffix(END_ANSWER).strip()
+    if not answer:
+        raise Malformed("the answer is empty")
+    return answer
+
+
+def answer_words(text: str) -> list[str]:
+    """The words of the answer, or `Malformed`; thoughts of puzzles hold no answer of their own."""
+    answer = answer_text(text)
+    if text.count(ANSWER) != 1 or text.count(END_ANSWER) != 1:
+        raise Malformed(f"wanted one {ANSWER} and one {END_ANSWER}, and none in the thoughts")
+    return answer.split()

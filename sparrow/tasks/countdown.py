@@ -1,0 +1,231 @@
+"""Countdown with search: reach a target from numbers, each used exactly once.
+
+    countdown 3 7 12 50 reach 59 <think>
+
+A chain is a depth-first search in a drawn order. It writes the numbers at hand, one operation on
+two of them and its result, and goes on with what is left; where the last two numbers do not make
+the target in any way it comes back to an earlier hand and tries the next operation there:
+
+    ( 3 7 12 50 ) 50 - 12 = 38 ; ( 3 7 38 ) 38 + 3 = 41 ; ( 7 41 ) 41 - 7 = 34 no ; ...
+    then ( 3 7 38 ) 3 * 7 = 21 ; ( 21 38 ) 38 - 21 = 17 no ; ( 21 38 ) 21 + 38 = 59 yes ;
+
+The answer is the operations that lead to the target: 50 - 12 = 38 ; 3 * 7 = 21 ; 21 + 38 = 59
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+from random import Random
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from sparrow.tasks.base import (
+    RIGHT,
+    THINK,
+    Malformed,
+    Row,
+    Verdict,
+    answer_words,
+    check_dial,
+    check_row,
+    check_spread,
+    drawn,
+    finish,
+    wrong,
+)
+from sparrow.tasks.words import NUMBERS, number
+
+LARGEST = NUMBERS - 1
+Hand = tuple[int, ...]  # sorted
+CHECKS: dict[str, Callable[[int, int, int], bool]] = {  # left, right, result
+    "+": lambda left, right, result: left + right == result,
+    "-": lambda left, right, result: left - right == result,
+    "*": lambda left, right, result: left * right == result,
+    "/": lambda left, right, result: right != 0 and left == right * result,
+}
+
+
+class Move(NamedTuple):
+    """left sign right = result, and the hand that it leaves."""
+
+    left: int
+    sign: str
+    right: int
+    result: int
+    rest: Hand
+
+    def words(self) -> list[str]:
+        return [str(self.left), self.sign, str(self.right), "=", str(self.result)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Countdown:
+    """largest: the numbers given are 1 to this
+    spread: how far a gold chain should be at most from the length asked for, as a factor
+    """
+
+    name: ClassVar[str] = "countdown"
+    lengths: ClassVar[tuple[int, int]] = (100, 8000)
+    largest: int = 50
+    spread: float = 1.5
+
+    def __post_init__(self) -> None:
+        if not 10 <= self.largest <= LARGEST:
+            raise ValueError(f"{self.name}: largest must be 10 to {LARGEST}, got {self.largest}")
+        check_spread(self.name, self.spread)
+
+    def row(self, seed: int, length: int) -> Row:
+        check_dial(self.name, seed, length, self.lengths)
+        rng = drawn(self.name, seed, length)
+        numbers, target = self._draw(rng, length)
+        prompt = f"{self.name} {' '.join(map(str, numbers))} reach {target} {THINK}"
+        data = {"numbers": numbers, "target": target}
+        return Row(family=self.name, seed=seed, length=length, prompt=prompt, data=data)
+
+    def chain(self, row: Row, seed: int) -> str:
+        """Searches are drawn until one is about as long as asked for: their lengths vary a lot."""
+        check_row(self.name, row)
+        rng = drawn(self.name, row.seed, row.length, "chain", seed)
+        hand, target = tuple(sorted(row.data["numbers"])), row.data["target"]
+        low, high = row.length / self.spread, row.length * self.spread
+        for _ in range(MOST_SEARCHES):
+            search = Search(rng, target, most=round(high))
+            if search.solve(hand) and len(search.thoughts) >= low:
+                break
+        else:
+            search = Search(rng, target, most=None)
+            search.solve(hand)
+        return finish(search.thoughts, " ; ".join(" ".join(m.words()) for m in search.path))
+
+    def reward(self, row: Row, text: str) -> Verdict:
+        check_row(self.name, row)
+        try:
+            words = answer_words(text)
+        except Malformed as error:
+            return wrong(str(error))
+        hand = list(row.data["numbers"])
+        for step in " ".join(words).split(" ; "):
+            reason = _apply(hand, step.split(" "))
+            if reason:
+                return wrong(reason)
+        if len(hand) > 1:
+            return wrong("a number was not used")
+        return RIGHT if hand == [row.data["target"]] else wrong("the target is not reached")
+
+    def _draw(self, rng: Random, length: int) -> tuple[list[int], int]:
+        """Numbers and a target whose random search takes about that many tokens."""
+        count = 3 if length < 300 else 4 if length < 2000 else 5
+        best = None
+        for _ in range(MOST_DRAWS):
+            numbers = [rng.randint(1, self.largest) for _ in range(count)]
+            tokens, found = tree(tuple(sorted(numbers)))
+            targets = [int(t) for t in np.flatnonzero(found) if t and t not in numbers]
+            rng.shuffle(targets)
+            for target in targets:
+                off = abs(np.log(tokens / (found[target] + 1) / length))
+                if best is None or off < best[0]:
+                    best = off, numbers, target
+            if best is not None and best[0] < 0.1:
+                break
+        assert best is not None, "no numbers make any target"
+        return best[1], best[2]
+
+
+OPENERS = ("then", "next")  # of the line after a hand that led nowhere
+MOST_SEARCHES, MOST_DRAWS = 200, 50
+
+
+class Search:
+    """One depth-first search: its words, and the moves of the way to the target."""
+
+    def __init__(self, rng: Random, target: int, most: int | None) -> None:
+        self.rng, self.target, self.most = rng, target, most
+        self.thoughts: list[str] = []
+        self.path: list[Move] = []
+
+    def solve(self, hand: Hand) -> bool:
+        """Whether the target was reached from that hand, within the tokens allowed."""
+        order = list(moves(hand))
+        self.rng.shuffle(order)
+        for move in order:
+            if self.most is not None and len(self.thoughts) > self.most:
+                return False
+            move = self._turned(move)
+            self.thoughts += ["(", *map(str, hand), ")", *move.words()]
+            self.path.append(move)
+            if len(hand) > 2:
+                self.thoughts.append(";")
+                if self.solve(move.rest):
+                    return True
+                self.thoughts.append(self.rng.choice(OPENERS))
+            else:
+                reached = move.result == self.target
+                self.thoughts += ["yes" if reached else "no", ";"]
+                if reached:
+                    return True
+            self.path.pop()
+        return False
+
+    def _turned(self, move: Move) -> Move:
+        """Sums and products are written either way round."""
+        if move.sign in "+*" and self.rng.random() < 0.5:
+            return move._replace(left=move.right, right=move.left)
+        return move
+
+
+def moves(hand: Hand) -> Iterator[Move]:
+    """Every operation on two numbers of a hand, each once; results are 1 to the largest number."""
+    seen = set()
+    for i, j in combinations(range(len(hand)), 2):
+        small, large = hand[i], hand[j]
+        if (small, large) in seen:
+            continue
+        seen.add((small, large))
+        others = hand[:i] + hand[i + 1 : j] + hand[j + 1 :]
+        for sign, result in _results(large, small):
+            if 1 <= result <= LARGEST:
+                yield Move(large, sign, small, result, tuple(sorted((*others, result))))
+
+
+def _results(large: int, small: int) -> Iterator[tuple[str, int]]:
+    yield "+", large + small
+    yield "-", large - small
+    if small > 1:
+        yield "*", large * small
+        if large % small == 0:
+            yield "/", large // small
+
+
+@lru_cache(maxsize=1 << 16)
+def tree(hand: Hand) -> tuple[int, np.ndarray]:
+    """Tokens of a search through everything, and how often each result is its end."""
+    tokens, found = 0, np.zeros(NUMBERS, dtype=np.int64)
+    line = len(hand) + 8
+    for move in moves(hand):
+        tokens += line
+        tokens += 1  # "no", or the opener of the next line
+        if len(hand) == 2:
+            found[move.result] += 1
+        else:
+            below, ends = tree(move.rest)
+            tokens += below
+            found += ends
+    return tokens, found
+
+
+def _apply(hand: list[int], step: Sequence[str]) -> str:
+    """Carry one written operation out; what is wrong with it, or nothing."""
+    values = [value for word in step[::2] if (value := number(word)) is not None]
+    if len(step) != 5 or len(values) != 3 or step[1] not in CHECKS or step[3] != "=":
+        return "a step is not of the form: number sign number = number"
+    left, right, result = values
+    for value in (left, right):
+        if value not in hand:
+            return "a step uses a number that is not at hand"
+        hand.remove(value)
+    if not CHECKS[step[1]](left, right, result):
+        return "a step is false"
+    hand.append(result)
+    return ""

@@ -1,0 +1,193 @@
+"""Graph path: edges in a drawn order; find a way from one node to another.
+
+    graph : x3 x7 ; x9 x3 ; ... ; from x3 to x45 <think>
+
+A chain explores breadth first. Every edge of the node at hand is written with the distance of its
+other end, looked up where that was met before and one more where it is new; among nodes of least
+distance the next one is drawn. Now and then it looks again at a node that it was done with:
+
+    next x3 : 0 ; x3 - x7 : 1 no ; x3 - x9 : 1 no ; end x3 ; now x9 : 1 ; x9 - x12 : 2 no ; ...
+
+When the target is met, the way back is written: path x45 : 3 by x12 : 2 by x9 : 1 by x3 : 0 ;
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+from typing import ClassVar
+
+from sparrow.tasks.base import (
+    RIGHT,
+    THINK,
+    Malformed,
+    Row,
+    Verdict,
+    answer_words,
+    check_dial,
+    check_row,
+    check_spread,
+    drawn,
+    finish,
+    wrong,
+)
+from sparrow.tasks.words import NAMES
+
+Edge = tuple[str, str]
+REACHED = 0.8  # the share of a graph that a search has seen when it meets its target
+MOST_SEARCHES = 20
+AGAIN = 0.1  # how often a search looks again at a node that it was done with
+OPENERS = ("next", "then", "now")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPath:
+    """degrees: edges of a node, on average, in the smallest and in the largest graphs
+    spread: how far a gold chain should be at most from the length asked for, as a factor
+    revisit: whether a search now and then looks again at a node it was done with
+    """
+
+    name: ClassVar[str] = "graph"
+    lengths: ClassVar[tuple[int, int]] = (100, 8000)
+    degrees: tuple[float, float] = (3.0, 5.0)
+    spread: float = 1.5
+    revisit: bool = True
+
+    def __post_init__(self) -> None:
+        least, most = self.degrees
+        if not 2 <= least <= most:
+            raise ValueError(f"{self.name}: degrees must be 2 or more, rising, got {self.degrees}")
+        check_spread(self.name, self.spread)
+
+    def row(self, seed: int, length: int) -> Row:
+        check_dial(self.name, seed, length, self.lengths)
+        rng = drawn(self.name, seed, length)
+        nodes, degree = self._size(rng, length)
+        edges = draw_edges(rng, nodes, degree)
+        start, goal = nodes[0], late_goal(rng, edges, nodes[0])
+        lines = " ; ".join(" ".join(edge) for edge in edges)
+        prompt = f"{self.name} : {lines} ; from {start} to {goal} {THINK}"
+        data = {"edges": edges, "start": start, "goal": goal}
+        return Row(family=self.name, seed=seed, length=length, prompt=prompt, data=data)
+
+    def chain(self, row: Row, seed: int) -> str:
+        """Searches are drawn until one is about as long as asked for: luck decides how long."""
+        check_row(self.name, row)
+        rng = drawn(self.name, row.seed, row.length, "chain", seed)
+        start, goal = row.data["start"], row.data["goal"]
+        around = neighbours(row.data["edges"])
+        for _ in range(MOST_SEARCHES):
+            again = AGAIN if self.revisit else 0.0
+            thoughts, distance = explore(rng, around, start, goal, again=again)
+            if row.length / self.spread <= len(thoughts) <= row.length * self.spread:
+                break
+        path = [goal]
+        while path[-1] != start:
+            nearer = distance[path[-1]] - 1
+            path.append(rng.choice([n for n in around[path[-1]] if distance.get(n) == nearer]))
+        way_back = " by ".join(f"{node} : {distance[node]}" for node in path)
+        return finish([*thoughts, "path", *way_back.split(), ";"], " ".join(reversed(path)))
+
+    def reward(self, row: Row, text: str) -> Verdict:
+        check_row(self.name, row)
+        try:
+            path = answer_words(text)
+        except Malformed as error:
+            return wrong(str(error))
+        edges = {frozenset(edge) for edge in row.data["edges"]}
+        if path[0] != row.data["start"]:
+            return wrong("the path does not begin at the start")
+        if path[-1] != row.data["goal"]:
+            return wrong("the path does not end at the target")
+        for pair in pairwise(path):
+            if frozenset(pair) not in edges:
+                return wrong("the path uses an edge that is not there")
+        if len(set(path)) < len(path):
+            return wrong("the path visits a node twice")
+        return RIGHT
+
+    def _size(self, rng: Random, length: int) -> tuple[list[str], float]:
+        """Nodes, the start first, and their degree, that make chains about that long."""
+        least, most = self.degrees
+        degree = least + (most - least) * (length / self.lengths[1]) ** 0.5
+        count = round(length / (7 * degree + 8) / REACHED * rng.uniform(0.9, 1.1))
+        return rng.sample([f"x{i}" for i in range(NAMES)], min(NAMES, max(6, count))), degree
+
+
+def draw_edges(rng: Random, nodes: Sequence[str], degree: float) -> list[Edge]:
+    """A random tree, so that every node can be reached, and random edges on top."""
+    edges = {frozenset((node, rng.choice(nodes[:i]))) for i, node in enumerate(nodes) if i}
+    most = len(nodes) * (len(nodes) - 1) // 2
+    while len(edges) < min(most, round(len(nodes) * degree / 2)):
+        edges.add(frozenset(rng.sample(nodes, 2)))
+    drawn_edges = [(pair[0], pair[1]) for pair in sorted(map(sorted, edges))]
+    rng.shuffle(drawn_edges)
+    return [edge if rng.random() < 0.5 else (edge[1], edge[0]) for edge in drawn_edges]
+
+
+def late_goal(rng: Random, edges: Sequence[Edge], start: str) -> str:
+    """A node that searches meet late: of the farthest, one with the fewest ways into it."""
+    distance, around = distances(edges, start), neighbours(edges)
+    far = max(distance.values())
+    ways = {
+        node: sum(distance[other] < far for other in around[node])
+        for node in sorted(distance)
+        if distance[node] == far
+    }
+    return rng.choice([node for node in ways if ways[node] == min(ways.values())])
+
+
+def neighbours(edges: Sequence[Edge]) -> dict[str, list[str]]:
+    around: dict[str, list[str]] = defaultdict(list)
+    for one, other in edges:
+        around[one].append(other)
+        around[other].append(one)
+    return around
+
+
+def distances(edges: Sequence[Edge], start: str) -> dict[str, int]:
+    """How far every node is from the start."""
+    around, distance, queue = neighbours(edges), {start: 0}, [start]
+    for node in queue:
+        for other in around[node]:
+            if other not in distance:
+                distance[other] = distance[node] + 1
+                queue.append(other)
+    return distance
+
+
+def explore(
+    rng: Random,
+    around: Mapping[str, Sequence[str]],
+    start: str,
+    goal: str,
+    *,
+    again: float,
+) -> tuple[list[str], dict[str, int]]:
+    """The trace of a search until the goal is met, and the distances found.
+
+    again: how often it looks at a node that it was done with instead of a new one
+    """
+    distance, level = {start: 0}, [start]
+    deeper: list[str] = []
+    done: list[str] = []
+    thoughts: list[str] = []
+    while True:
+        if done and again and rng.random() < again:
+            node = rng.choice(done)
+        else:
+            node = level.pop(rng.randrange(len(level)))
+            done.append(node)
+        thoughts += [rng.choice(OPENERS), node, ":", str(distance[node]), ";"]
+        for other in rng.sample(around[node], len(around[node])):
+            if other not in distance:
+                distance[other] = distance[node] + 1
+                deeper.append(other)
+            met = "yes" if other == goal else "no"
+            thoughts += [node, "-", other, ":", str(distance[other]), met, ";"]
+            if other == goal:
+                return thoughts, distance
+        thoughts += ["end", node, ";"]
+        if not level:
+            level, deeper = deeper, []
