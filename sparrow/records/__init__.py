@@ -18,6 +18,7 @@ from sparrow.records.base import (
     to_dict,
 )
 from sparrow.records.completion import LOGPROB_NOISE, Completion, FinishReason
+from sparrow.records.document import Document
 from sparrow.records.episode import NOT_SAMPLED, Group, GroupStats, Role, Trajectory, Turn
 from sparrow.records.sampling import LEAST_TEMPERATURE, OutputOptions, SamplingParams
 
@@ -27,6 +28,7 @@ __all__ = [
     "NOT_SAMPLED",
     "BoolArray",
     "Completion",
+    "Document",
     "FieldError",
     "FinishReason",
     "Float32Array",
