@@ -15,15 +15,29 @@ from sparrow.config.schema import (
     RunConfig,
     Section,
 )
+from sparrow.config.warmup import (
+    DataConfig,
+    OptimiserConfig,
+    ShapeConfig,
+    StageConfig,
+    WarmupConfig,
+    WarmupRunConfig,
+)
 
 __all__ = [
     "AttentionConfig",
     "ConfigError",
+    "DataConfig",
     "GenerateConfig",
     "GenerateSampling",
     "ModelConfig",
+    "OptimiserConfig",
     "RunConfig",
     "Section",
+    "ShapeConfig",
+    "StageConfig",
+    "WarmupConfig",
+    "WarmupRunConfig",
     "load_config",
     "save_resolved",
 ]

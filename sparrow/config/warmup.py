@@ -1,0 +1,100 @@
+"""The configuration of `sparrow warmup`: a small thinking model from nothing, on puzzles."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from sparrow.config.schema import Device, Directory, Name, Section
+from sparrow.records import FieldError
+
+Whole = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class ShapeConfig(Section):
+    """The model: a Qwen3 decoder with tied embeddings. The vocabulary is that of the puzzles."""
+
+    name: Name
+    layers: Whole
+    hidden: Whole
+    intermediate: Whole
+    heads: Whole
+    kv_heads: Whole
+    head_size: Annotated[int, Field(ge=2, multiple_of=2)] = 64
+    max_positions: Whole
+    rope_theta: Annotated[float, Field(gt=1)] = 1e6
+    seed: Seed = 0
+    # Weights to begin with, a folder; None: drawn from the seed. Where that model's MLPs are wider,
+    # the channels that weigh most are kept.
+    start: Name | None = None
+
+
+class StageConfig(Section):
+    """A stretch of training: how many steps of how many tokens, on chains of which lengths."""
+
+    steps: Whole
+    tokens: Annotated[int, Field(ge=1024)]
+    shortest: Annotated[int, Field(ge=100, le=8000)] = 100
+    longest: Annotated[int, Field(ge=100, le=8000)]
+
+    @model_validator(mode="after")
+    def _refuse_empty(self) -> Self:
+        if self.shortest > self.longest:
+            allowed = f"at most longest, which is {self.longest}"
+            raise FieldError("StageConfig", {"shortest": (self.shortest, allowed)})
+        return self
+
+
+class DataConfig(Section):
+    """Which puzzles, in which shares of the documents; every family is named, 0 leaves it out."""
+
+    seed: Seed = 0
+    assignments: Share = 1.0
+    countdown: Share = 1.0
+    graph: Share = 1.0
+    revisit: bool = True  # whether chains may repeat what they have done before
+
+    @model_validator(mode="after")
+    def _refuse_none(self) -> Self:
+        if not self.assignments + self.countdown + self.graph:
+            raise FieldError("DataConfig", {"assignments": (0, "one share above 0 at least")})
+        return self
+
+
+class OptimiserConfig(Section):
+    """AdamW. The rate goes up along a line, stays, and at the end goes down along a line."""
+
+    rate: Rate = 2e-3
+    warm_up: Annotated[int, Field(ge=0)] = 200  # steps
+    decay: Annotated[int, Field(ge=0)] = 1000  # steps
+    final: Share = 0.02  # of the rate, at the last step
+    beta1: Rate = 0.9
+    beta2: Rate = 0.95
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    clip: Annotated[float, Field(gt=0)] = 1.0
+
+
+class WarmupRunConfig(Section):
+    """Where it runs and what it leaves behind."""
+
+    dir: Directory | None = None  # None: runs/warmup/NAME
+    device: Device = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the products; weights are float32
+    workers: Annotated[int, Field(ge=0, le=256)] = 0  # processes that make puzzles ahead
+    save_every: Whole = 500  # steps between checkpoints
+
+
+class WarmupConfig(Section):
+    """`sparrow warmup`."""
+
+    model: ShapeConfig
+    data: DataConfig = DataConfig()
+    stages: Annotated[tuple[StageConfig, ...], Field(min_length=1)]
+    optimiser: OptimiserConfig = OptimiserConfig()
+    run: WarmupRunConfig = WarmupRunConfig()
+
+    @property
+    def steps(self) -> int:
+        return sum(stage.steps for stage in self.stages)
