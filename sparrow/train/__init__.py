@@ -1,0 +1,1 @@
+"""Train: packs of documents, an optimiser step, supervised warm-up."""

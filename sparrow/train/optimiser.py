@@ -1,0 +1,26 @@
+"""AdamW and the rate at which it goes."""
+
+import torch
+from torch import nn
+
+from sparrow.config import OptimiserConfig
+
+
+def adamw(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
+    """Decay for matrices, none for norms and biases."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    betas = (config.beta1, config.beta2)
+    fused = next(model.parameters()).is_cuda
+    return torch.optim.AdamW(groups, lr=config.rate, betas=betas, fused=fused)
+
+
+def rate_at(config: OptimiserConfig, step: int, steps: int) -> float:
+    """The rate of a step counted from 0: up along a line, level, and down along a line."""
+    up = (step + 1) / config.warm_up if step < config.warm_up else 1.0
+    left = (steps - 1 - step) / config.decay if step >= steps - config.decay else 1.0
+    return config.rate * min(up, config.final + (1 - config.final) * left)

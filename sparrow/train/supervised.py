@@ -1,0 +1,111 @@
+"""Supervised training on documents: the warm-up that RL starts from.
+
+    trainer = Supervised(model, OptimiserConfig(), steps=1000)
+    stats = trainer.step(pack)
+
+Weights are float32; with a 16-bit dtype the products run in it (autocast). The loss is the mean
+negative log-prob of the learnt tokens, by the same chunked function as everywhere.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparrow import ops
+from sparrow.config import OptimiserConfig
+from sparrow.models import Decoder
+from sparrow.train.attention import attention_of
+from sparrow.train.optimiser import adamw, rate_at
+from sparrow.train.packing import Pack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """What one step saw; tensors, so that reading them may wait until it is time to."""
+
+    step: int
+    rate: float
+    tokens: int
+    learnt: int
+    loss: Tensor
+    entropy: Tensor
+    gradient: Tensor
+
+    def plain(self) -> dict[str, Any]:
+        """As a line of a curve; waits for the device."""
+        return {
+            "step": self.step,
+            "loss": round(self.loss.item(), 6),
+            "entropy": round(self.entropy.item(), 6),
+            "gradient": round(self.gradient.item(), 6),
+            "rate": self.rate,
+            "tokens": self.tokens,
+            "learnt": self.learnt,
+        }
+
+
+class Supervised:
+    """A model, its optimiser, and the number of the next step."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        optimiser: OptimiserConfig,
+        *,
+        steps: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if model.dtype != torch.float32:
+            raise ValueError(f"training wants float32 weights, the model has {model.dtype}")
+        self.model, self.config, self.steps, self.dtype = model, optimiser, steps, dtype
+        self.optimiser = adamw(model, optimiser)
+        self.next = 0
+
+    def step(self, pack: Pack) -> StepStats:
+        """One update by one pack, which is moved to the model's device."""
+        pack = pack.to(self.model.device)
+        rate = rate_at(self.config, self.next, self.steps)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        loss, entropy = self.loss(pack)
+        loss.backward()
+        gradient = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.next += 1
+        return StepStats(
+            step=self.next - 1,
+            rate=rate,
+            tokens=len(pack.ids_T),
+            learnt=len(pack.targets_R),
+            loss=loss.detach(),
+            entropy=entropy,
+            gradient=gradient,
+        )
+
+    def loss(self, pack: Pack) -> tuple[Tensor, Tensor]:
+        """Mean negative log-prob of the learnt tokens, with gradients, and the mean entropy."""
+        device = self.model.device.type
+        with (
+            torch.autocast(device, dtype=self.dtype, enabled=self.dtype != torch.float32),
+            ops.using("reference"),
+        ):
+            attention = attention_of(pack, self.dtype)
+            hidden_TC = self.model(pack.ids_T, pack.positions_T, attention)
+        stats = ops.token_stats(hidden_TC[pack.sources_R].float(), self.model.head, pack.targets_R)
+        return -stats.logprob.mean(), stats.entropy.detach().mean()
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a resumed run needs."""
+        return {
+            "next": self.next,
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.next = state["next"]
