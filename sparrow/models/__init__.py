@@ -1,6 +1,6 @@
 """Models: Qwen3, Qwen2.5 and Llama families, by one decoder; Hugging Face weights in and out."""
 
-from sparrow.models.checkpoint import load, load_tokenizer, locate, random, save
+from sparrow.models.checkpoint import load, load_tokenizer, locate, random, save, shipped
 from sparrow.models.decoder import Attention, Decoder
 from sparrow.models.shapes import SHAPES, shape
 from sparrow.models.spec import ModelSpec
@@ -18,4 +18,5 @@ __all__ = [
     "random",
     "save",
     "shape",
+    "shipped",
 ]

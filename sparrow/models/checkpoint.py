@@ -1,4 +1,4 @@
-"""Models in and out: a folder, a hub name, a fetched model, random weights; and saving.
+"""Models in and out: shipped, a folder, a hub name, fetched, random weights; and saving.
 
 A model is whole or it is not there: everything that can be wrong with the files is found before
 memory is taken, and a folder is written beside its place and moved in when complete.
@@ -29,6 +29,7 @@ from sparrow.models.weights import (
     write_tensors,
 )
 
+SHIPPED = Path(__file__).parent / "shipped"
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 # Files that make up a tokenizer and its chat template; copied byte for byte by `save`.
@@ -52,7 +53,8 @@ def load(
     device: torch.device | str = "auto",
     report: Callable[[str], None] | None = None,
 ) -> Decoder:
-    """Load a model: a Hugging Face folder, `smollm2-135m`, or a hub name such as Qwen/Qwen3-0.6B.
+    """Load a model: `tiny` or `small`, which are part of the package, a Hugging Face folder,
+    `smollm2-135m`, or a hub name such as Qwen/Qwen3-0.6B.
 
     dtype "auto" is float32 on a CPU and the checkpoint's own on a GPU. device "auto" is the GPU
     where there is one. Weights are streamed: no second copy of the model is in memory.
@@ -85,6 +87,8 @@ def locate(
             raise ValueError(f"{folder / CONFIG}: no such file; is this a Hugging Face folder?")
         return folder.resolve()
     name = os.fspath(path_or_name)
+    if name in shipped():
+        return SHIPPED / name
     if name in known():
         folder = fetch(name, report=report)
         if not (folder / CONFIG).is_file():
@@ -94,8 +98,13 @@ def locate(
         return _download(name)
     raise ValueError(
         f"no model {name!r}: it is no folder, no hub name (owner/name), "
-        f"and not one of {', '.join(known())}"
+        f"and not one of {', '.join((*shipped(), *known()))}"
     )
+
+
+def shipped() -> tuple[str, ...]:
+    """The names of the models that are part of the package."""
+    return tuple(sorted(folder.name for folder in SHIPPED.iterdir() if folder.is_dir()))
 
 
 def random(
@@ -199,7 +208,8 @@ def _download(name: str) -> Path:
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise ValueError(
             f"the hub could not give {name!r} ({type(error).__name__}: {error}). Download the "
-            f"model where there is a network and pass its folder, or use {', '.join(known())}"
+            f"model where there is a network and pass its folder, or use "
+            f"{', '.join((*shipped(), *known()))}"
         ) from error
 
 
