@@ -1,0 +1,1 @@
+"""Dataflow: who runs where and when. The one room that sees tasks, engine and train."""

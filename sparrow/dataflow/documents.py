@@ -1,0 +1,73 @@
+"""Puzzles as documents: what the warm-up learns at each of its steps.
+
+The documents of a step are a function of the configuration and the step alone: any process can
+make them, and a resumed run goes on with the ones it would have seen. Imports no torch, so that
+processes that only make documents start at once.
+"""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+import numpy as np
+
+from sparrow.config import DataConfig, StageConfig, WarmupConfig
+from sparrow.records import Document
+from sparrow.tasks import PUZZLES, Assignments, GraphPath
+from sparrow.tasks.base import Puzzle, drawn
+from sparrow.tasks.words import EOS, encode
+
+EVALUATION = 1 << 20  # seeds below are for evaluation, seeds from here on for training
+SEEDS = 1 << 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PuzzleDocuments:
+    """Documents of a step: families by their shares, lengths evenly on a log scale."""
+
+    data: DataConfig
+    stages: tuple[StageConfig, ...]
+    context: int
+
+    @classmethod
+    def of(cls, config: WarmupConfig) -> "PuzzleDocuments":
+        context = config.model.max_positions
+        return cls(data=config.data, stages=config.stages, context=context)
+
+    def __call__(self, step: int) -> list[Document]:
+        stage = self._stage(step)
+        rng = drawn("documents", self.data.seed, step)
+        documents: list[Document] = []
+        tokens = 0
+        while True:
+            document = self._draw(rng, stage)
+            if len(document) > min(self.context, stage.tokens):
+                continue
+            tokens += len(document)
+            if tokens > stage.tokens:
+                return documents
+            documents.append(document)
+
+    def _stage(self, step: int) -> StageConfig:
+        for stage in self.stages:
+            if step < stage.steps:
+                return stage
+            step -= stage.steps
+        raise ValueError(f"step {step} lies behind the last stage")
+
+    def _draw(self, rng: Random, stage: StageConfig) -> Document:
+        shares = [getattr(self.data, name) for name in PUZZLES]
+        name = rng.choices(list(PUZZLES), shares)[0]
+        ratio = stage.longest / stage.shortest
+        length = round(stage.shortest * ratio ** rng.random())
+        puzzle = PUZZLES[name]
+        if isinstance(puzzle, Assignments | GraphPath):
+            puzzle = replace(puzzle, revisit=self.data.revisit)
+        return document(puzzle, rng.randrange(EVALUATION, SEEDS), length)
+
+
+def document(puzzle: Puzzle, seed: int, length: int) -> Document:
+    """A row of a puzzle with one of its gold chains."""
+    row = puzzle.row(seed, length)
+    prompt = encode(row.prompt)
+    chain = encode(f"{puzzle.chain(row, seed)} {EOS}")
+    return Document(ids=np.array(prompt + chain, dtype=np.int32), prompt=len(prompt))

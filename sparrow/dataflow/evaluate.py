@@ -1,0 +1,159 @@
+"""Accuracy of a model on puzzles: prompts through the engine, verdicts on what comes back."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sparrow.engine.engine import Engine
+from sparrow.engine.pool import PAGE
+from sparrow.models import Decoder, shipped
+from sparrow.records import Completion, SamplingParams
+from sparrow.sparse.block_mean import BlockMean
+from sparrow.sparse.schedule import Schedule
+from sparrow.tasks import PUZZLES
+from sparrow.tasks.base import Row, Source, Verdict
+from sparrow.tasks.words import VOCABULARY, decode, encode
+
+ROOM = 2.5  # an answer may be this many times as long as the dial says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Judged:
+    """One answer with its row and the verdict on it."""
+
+    row: Row
+    prompt: tuple[int, ...]
+    completion: Completion
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """What a set of answers comes to."""
+
+    answers: int
+    accuracy: float
+    error: float  # standard error of it, over rows
+    tokens: float  # mean length of an answer
+    entropy: float  # nats per sampled token
+    unfinished: float  # share that ran into the limit
+    reasons: dict[str, int]
+
+
+def judge(
+    engine: Engine,
+    rows: Sequence[Row],
+    params: SamplingParams,
+    *,
+    schedule: Schedule | None = None,
+    room: float = ROOM,
+    sources: Mapping[str, Source] = PUZZLES,
+) -> list[Judged]:
+    """Answers to every row, params.n each, in the order of the rows.
+
+    A row's own length decides how many tokens its answers may have: `room` times as many.
+    """
+    prompts = [tuple(encode(row.prompt)) for row in rows]
+    numbers = {}
+    for index, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        own = replace(
+            params,
+            max_tokens=min(round(row.length * room), engine.max_context - len(prompt)),
+            seed=None if params.seed is None else params.seed + index,
+        )
+        numbers[engine.add(list(prompt), own, schedule=schedule)] = index
+    found: dict[tuple[int, int], Judged] = {}
+    for output in engine.stream():
+        if (completion := output.completion) is None:
+            continue
+        index = numbers[output.request]
+        row, text = rows[index], decode(completion.token_ids.tolist())
+        found[index, output.sample] = Judged(
+            row=row,
+            prompt=prompts[index],
+            completion=completion,
+            verdict=sources[row.family].reward(row, text),
+        )
+    return [found[key] for key in sorted(found)]
+
+
+def accuracy(judged: Sequence[Judged]) -> Accuracy:
+    """Mean accuracy with its standard error over rows (answers to one row are not independent)."""
+    by_row: dict[str, list[float]] = {}
+    for one in judged:
+        by_row.setdefault(one.row.id, []).append(one.verdict.acc)
+    means = np.array([np.mean(row) for row in by_row.values()])
+    error = float(means.std(ddof=1) / len(means) ** 0.5) if len(means) > 1 else float("nan")
+    completions = [one.completion for one in judged]
+    return Accuracy(
+        answers=len(judged),
+        accuracy=float(means.mean()),
+        error=error,
+        tokens=float(np.mean([len(c.token_ids) for c in completions])),
+        entropy=float(np.concatenate([c.entropies for c in completions]).mean()),
+        unfinished=float(np.mean([c.finish_reason == "length" for c in completions])),
+        reasons=dict(Counter(one.verdict.reason for one in judged).most_common()),
+    )
+
+
+def accuracies(
+    model: Decoder,
+    families: Sequence[str],
+    lengths: Sequence[int],
+    *,
+    rows: int,
+    temperature: float = 1.0,
+    budget: int | None = None,
+    window: int | None = None,
+) -> dict[str, dict[int, Accuracy]]:
+    """Accuracy on the first rows of each family and length: dense, sparse, or through a window."""
+    engine, schedule = attending(model, budget=budget, window=window)
+    tasks = [
+        PUZZLES[family].row(seed, length)
+        for family in families
+        for length in lengths
+        for seed in range(rows)
+    ]
+    params = SamplingParams(seed=0, temperature=temperature)
+    cells: dict[tuple[str, int], list[Judged]] = {}
+    for one in judge(engine, tasks, params, schedule=schedule):
+        cells.setdefault((one.row.family, one.row.length), []).append(one)
+    return {
+        family: {length: accuracy(cells[family, length]) for length in lengths}
+        for family in families
+    }
+
+
+def attending(
+    model: Decoder, *, budget: int | None = None, window: int | None = None
+) -> tuple[Engine, Schedule | None]:
+    """An engine, and the schedule for its requests; no layer stays dense.
+
+    budget: the paper's rule keeps so many tokens. window: the last so many tokens and nothing
+    else, without a first page and without a choice. Neither: dense.
+    """
+    if budget is not None and window is not None:
+        raise ValueError("give a budget or a window, not both")
+    if window is not None:
+        if window < PAGE or window % PAGE:
+            raise ValueError(f"a window is a multiple of {PAGE} tokens, got {window}")
+        rule = {"first": 0, "last": window // PAGE}
+        flow = BlockMean(**rule, dense_layers=frozenset())
+        schedule = Schedule.fixed(window, **rule, dense_layers=(), name=f"window-{window}")
+        return Engine(model, flow=flow), schedule
+    if budget is None:
+        return Engine(model, flow=None), None
+    flow = BlockMean(dense_layers=frozenset())
+    return Engine(model, flow=flow), Schedule.fixed(budget, dense_layers=())
+
+
+def read_puzzles(model: Decoder) -> None:
+    """Refuse a model that does not speak the language of the puzzles."""
+    if model.spec.vocabulary != VOCABULARY:
+        raise ValueError(
+            f"a model with {model.spec.vocabulary} words does not speak the language of the "
+            f"puzzles, which has {VOCABULARY}: evaluate one that `sparrow warmup` made, or "
+            f"{' or '.join(shipped())}"
+        )

@@ -1,0 +1,165 @@
+"""`sparrow warmup`: a thinking model from nothing. Puzzles in, a model folder and its curve out.
+
+A run directory holds the resolved configuration, one JSON line per step (curve.jsonl), the latest
+checkpoint, and at the end the model. Started again, it goes on where it stopped.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparrow.config import ShapeConfig, WarmupConfig, save_resolved
+from sparrow.config.resolved import FILE_NAME
+from sparrow.dataflow.documents import PuzzleDocuments
+from sparrow.models import ModelSpec, load, random, save
+from sparrow.models.checkpoint import pick_device
+from sparrow.models.narrow import narrowed
+from sparrow.models.rope import Rope
+from sparrow.tasks.tokenizer import puzzle_tokenizer
+from sparrow.tasks.words import EOS, PAD, VOCABULARY, WORDS
+from sparrow.train.prefetch import packs
+from sparrow.train.supervised import StepStats, Supervised
+
+CURVE, CHECKPOINT, MODEL = "curve.jsonl", "checkpoint.pt", "model"
+READ_EVERY = 20  # steps between looks at the device: a look waits for it
+OnStep = Callable[[dict[str, Any]], None]
+
+
+def spec_of(shape: ShapeConfig) -> ModelSpec:
+    """The decoder of a configuration, with the vocabulary of the puzzles."""
+    return ModelSpec(
+        family="qwen3",
+        layers=shape.layers,
+        hidden=shape.hidden,
+        intermediate=shape.intermediate,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_size=shape.head_size,
+        vocabulary=VOCABULARY,
+        max_positions=shape.max_positions,
+        tied=True,
+        rope=Rope(theta=shape.rope_theta),
+        eos_ids=(WORDS.index(EOS),),
+        pad_id=WORDS.index(PAD),
+    )
+
+
+def new_trainer(config: WarmupConfig) -> Supervised:
+    """The trainer at step 0: weights are drawn on the CPU, so that every machine has the same."""
+    device = pick_device(config.run.device)
+    spec = spec_of(config.model)
+    if config.model.start is None:
+        model = random(spec, seed=config.model.seed)
+    else:
+        model = narrowed(load(config.model.start, dtype="float32", device="cpu"), spec)
+    dtype = _dtype(config.run.dtype, device)
+    return Supervised(model.to(device), config.optimiser, steps=config.steps, dtype=dtype)
+
+
+def warm_up(
+    config: WarmupConfig, *, until: int | None = None, on_step: OnStep | None = None
+) -> Path | None:
+    """Train to the end, or `until` a step; the model's folder, or None where that ends it.
+
+    A run that has ended is not run again; a directory of another configuration is refused.
+    """
+    folder = run_directory(config)
+    state = _checkpoint(config, folder)
+    if (folder / MODEL).exists():
+        return folder / MODEL
+    trainer = new_trainer(config)
+    _begin(trainer, config, folder, state)
+    with (folder / CURVE).open("a", encoding="utf-8") as curve:
+        for line in train(trainer, config, until=until):
+            curve.write(json.dumps(line) + "\n")
+            if on_step is not None:
+                on_step(line)
+            if line["step"] + 1 == trainer.next and trainer.next % config.run.save_every == 0:
+                curve.flush()
+                _save_checkpoint(trainer, config, folder)
+    _save_checkpoint(trainer, config, folder)
+    if trainer.next < config.steps:
+        return None
+    return save(trainer.model.to(torch.bfloat16), folder / MODEL, tokenizer=puzzle_tokenizer())
+
+
+def run_directory(config: WarmupConfig) -> Path:
+    return config.run.dir or Path("runs") / "warmup" / config.model.name
+
+
+def train(
+    trainer: Supervised, config: WarmupConfig, *, until: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Run the steps that are left; a line of the curve for each, some steps late."""
+    stop = min(config.steps, config.steps if until is None else until)
+    make = PuzzleDocuments.of(config)
+    unread: list[StepStats] = []
+    begun = time.monotonic()
+    for pack in packs(make, trainer.next, stop, workers=config.run.workers):
+        unread.append(trainer.step(pack))
+        look = trainer.next == stop or 0 in (
+            trainer.next % READ_EVERY,
+            trainer.next % config.run.save_every,
+        )
+        if look:
+            lines = [stats.plain() for stats in unread]
+            seconds = time.monotonic() - begun
+            _refuse_nan(lines)
+            yield from ({**line, "seconds": round(seconds / len(lines), 4)} for line in lines)
+            unread, begun = [], time.monotonic()
+
+
+def _refuse_nan(lines: list[dict[str, Any]]) -> None:
+    for line in lines:
+        if not line["loss"] < float("inf"):
+            raise ValueError(f"step {line['step']}: the loss is {line['loss']}; lower the rate")
+
+
+def _checkpoint(config: WarmupConfig, folder: Path) -> dict[str, Any] | None:
+    """The state in a run directory, None where there is none."""
+    file = folder / CHECKPOINT
+    if not file.exists():
+        if (folder / MODEL).exists():
+            raise ValueError(f"{folder / MODEL} is there, but not {file}: what made it?")
+        return None
+    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    if state.pop("config") != _identity(config):
+        raise ValueError(
+            f"{file} is of another configuration ({folder / FILE_NAME}); "
+            "give this run a directory of its own (run.dir), or remove that one"
+        )
+    return state
+
+
+def _begin(
+    trainer: Supervised, config: WarmupConfig, folder: Path, state: dict[str, Any] | None
+) -> None:
+    """At the start, or where a checkpoint was made; the curve is cut there."""
+    save_resolved(config, folder)
+    lines: list[str] = []
+    if state is not None:
+        trainer.restore(state)
+        lines = (folder / CURVE).read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / CURVE).write_text("".join(lines[: trainer.next]), encoding="utf-8")
+
+
+def _save_checkpoint(trainer: Supervised, config: WarmupConfig, folder: Path) -> None:
+    unfinished = folder / f".{CHECKPOINT}"
+    torch.save({**trainer.state(), "config": _identity(config)}, unfinished)
+    os.replace(unfinished, folder / CHECKPOINT)
+
+
+def _identity(config: WarmupConfig) -> str:
+    """What must be equal for a run to go on: all but where and how it runs."""
+    return config.model_dump_json(exclude={"run"})
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
