@@ -67,7 +67,7 @@ class Session:
         """Token ids of a prompt, as a user's message where the model has a chat template."""
         _check_text(prompt)
         if not chat or self.tokenizer.chat_template is None:
-            return list(self.tokenizer.encode(prompt, verbose=False))
+            return self._plain_ids(prompt)
         message = [{"role": "user", "content": prompt}]
         try:
             encoded = self.tokenizer.apply_chat_template(
@@ -76,6 +76,17 @@ class Session:
         except TemplateError as error:
             raise ValueError(f"{self.model.source}: bad chat template: {error}") from error
         return list(encoded["input_ids"])
+
+    def _plain_ids(self, prompt: str) -> list[int]:
+        try:
+            return list(self.tokenizer.encode(prompt, verbose=False))
+        except Exception as error:
+            if type(error) is not Exception:  # what tokenizers raises for a word it does not know
+                raise
+            raise ValueError(
+                f"{self.config.model.name} cannot read the prompt: {error}. The shipped models "
+                "read puzzles alone: sparrow puzzle assignments"
+            ) from error
 
     def answer(
         self, prompts: Sequence[str], *, chat: bool = True, on_text: OnText | None = None

@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*words: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sparrow.cli", *map(str, words)]
+    command = [sys.executable, "-m", "sparrow", *map(str, words)]
     environment = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}
     return subprocess.run(
         command, capture_output=True, text=True, input=stdin, env=environment, timeout=120

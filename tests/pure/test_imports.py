@@ -31,7 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "demo": ROLLOUT | {"engine"},
     "__main__": {"cli"},
     "cli": BASE
-    | {"sparse", "models", "engine", "bench", "calibrate", "dataflow", "serve", "report", "demo"},
+    | {"sparse", "models", "engine", "tasks", "bench", "calibrate", "dataflow", "serve"}
+    | {"report", "demo"},
 }
 
 

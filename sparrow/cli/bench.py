@@ -1,0 +1,83 @@
+"""`sparrow bench`: measurements of this machine."""
+
+import re
+from typing import Annotated, Any
+
+import typer
+
+from sparrow.cli.output import AsJson, measuring, show_result
+
+bench = typer.Typer(help="Measure this machine; figures to compare by ratio.", no_args_is_help=True)
+
+
+@bench.command("attention")
+def bench_attention(as_json: AsJson = False) -> None:
+    """Decode attention on this CPU, as a ratio to a plain memory read in the same run."""
+    from sparrow.bench import decode_attention
+
+    with measuring() as progress:
+        result = decode_attention.run(progress=progress)
+    show_result(result, decode_attention.table, as_json=as_json)
+
+
+@bench.command("decode")
+def bench_decode(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Published shape, such as qwen3-1.7b.")
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--case",
+            help="batch,context[,schedule]; several. A preset's name or fixed-N is sparse.",
+        ),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp32.")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps timed in a round.")] = 64,
+    as_json: AsJson = False,
+) -> None:
+    """Decode steps of the whole engine against memory bandwidth, dense beside sparse."""
+    from sparrow.bench import decode
+
+    cases = [_case(text) for text in case] if case else None
+    with measuring() as progress:
+        result = decode.run(model=model, dtype=dtype, cases=cases, steps=steps, progress=progress)
+    show_result(result, decode.table, as_json=as_json)
+
+
+@bench.command("rollout")
+def bench_rollout(
+    preset: Annotated[
+        str | None, typer.Argument(help="gpu, cpu-tiny or cpu-smollm2; default: by the machine.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp32.")] = None,
+    peer: Annotated[bool, typer.Option(help="Also run transformers' generate.")] = True,
+    peer_tokens: Annotated[
+        int | None, typer.Option(min=1, help="New tokens of transformers; default: the preset's.")
+    ] = None,
+    batching: Annotated[
+        bool, typer.Option(help="On a GPU: also transformers' continuous batching.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Whole rollouts in tokens per second, beside transformers' generate on the same weights."""
+    from sparrow.bench import rollout
+    from sparrow.models.checkpoint import pick_device
+
+    chosen = preset or ("gpu" if pick_device("auto").type == "cuda" else "cpu-tiny")
+    with measuring() as progress:
+        changes: dict[str, Any] = {} if peer_tokens is None else {"peer_tokens": peer_tokens}
+        changes |= {} if batching else {"batching_tokens": 0}
+        result = rollout.run(preset=chosen, dtype=dtype, peer=peer, progress=progress, **changes)
+    show_result(result, rollout.table, as_json=as_json)
+
+
+def _case(text: str) -> tuple[int, int, str | None]:
+    """batch,context or batch,context,schedule."""
+    match = re.fullmatch(r"(\d+),(\d+)(?:,(.+))?", text)
+    if match is None:
+        raise ValueError(f"--case {text}: give batch,context or batch,context,schedule")
+    batch, context, schedule = match.groups()
+    if not int(batch) or int(context) < 2:
+        raise ValueError(f"--case {text}: a batch of at least 1 and a context of at least 2")
+    return int(batch), int(context), schedule

@@ -1,0 +1,43 @@
+"""What verbs print with: results on standard output, notes and progress on standard error."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    Result = dict[str, Any]
+
+console = Console()
+notes = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def plain(text: str) -> str:
+    """The text with nothing in it that rich would read as markup."""
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def report(text: str) -> None:
+    notes.print(f"[dim]{plain(text)}[/]")
+
+
+@contextmanager
+def measuring() -> Iterator[Callable[[str], None]]:
+    with notes.status("measuring") as status:
+        yield lambda text: status.update(plain(text))
+
+
+def show_result(result: "Result", table: "Callable[[Result], Table]", *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        console.print(table(result))
