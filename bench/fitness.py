@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from sparrow.calibrate.tails import Tail
-from sparrow.dataflow.evaluate import Accuracy, accuracies
-from sparrow.dataflow.fitness import WINDOW, Plan, as_plain, conditions, sampled_tail
+from sparrow.dataflow.evaluate import Accuracy, accuracies, as_plain
+from sparrow.dataflow.fitness import WINDOW, Plan, conditions, sampled_tail
 from sparrow.models import load
 from sparrow.tasks import PUZZLES
 
@@ -35,9 +35,9 @@ PLANS = {
         family="assignments",
         studied=2000,
         lengths=(1000, 2000, 4000, 8000),
-        budgets=(512, 768, 1024, 1536, 2048, 3072, 4096, 6144),
+        budgets=(768, 1024, 1536, 2048, 3072, 4096, 5120),
         bin=(6000, 8000),
-        sequences=16,
+        sequences=8,
     ),
 }
 

@@ -64,12 +64,54 @@ def evaluate(
     window: Annotated[
         int | None, typer.Option(help="Only the last so many tokens are seen.")
     ] = None,
+    gym: Annotated[
+        str | None,
+        typer.Option(help="A dataset of reasoning-gym instead, for models with a real tokenizer."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Accuracy of a model on puzzles, by family and length: dense, sparse or through a window."""
+    if gym is not None:
+        if family or budget or window:
+            raise ValueError("--gym goes with --length, --rows and --temperature alone")
+        found = _evaluate_gym(model, gym, length, rows, temperature, device)
+    else:
+        found = _evaluate_puzzles(model, family, length, rows, temperature, budget, window, device)
+    if as_json:
+        from sparrow.dataflow.evaluate import as_plain
+
+        print(json.dumps(as_plain(found), indent=2))
+    else:
+        console.print(_table(found))
+
+
+def _evaluate_gym(
+    model: str, dataset: str, length: list[int] | None, rows: int, temperature: float, device: str
+) -> "Accuracies":
+    from sparrow.dataflow.evaluate import gym_accuracy
+
+    if length is not None and len(length) > 1:
+        raise ValueError("--gym takes one --length: how many tokens an answer may have")
+    tokens = length[0] if length else 512
+    with notes.status(f"{rows} tasks of {dataset}, answers of at most {tokens} tokens"):
+        cell = gym_accuracy(
+            model, dataset, rows=rows, tokens=tokens, temperature=temperature, device=device
+        )
+    return {dataset: {tokens: cell}}
+
+
+def _evaluate_puzzles(
+    model: str,
+    family: list[str] | None,
+    length: list[int] | None,
+    rows: int,
+    temperature: float,
+    budget: int | None,
+    window: int | None,
+    device: str,
+) -> "Accuracies":
     from sparrow.dataflow.evaluate import accuracies, read_puzzles
-    from sparrow.dataflow.fitness import as_plain
     from sparrow.models import load
     from sparrow.tasks import PUZZLES
 
@@ -78,7 +120,7 @@ def evaluate(
     read_puzzles(loaded)
     lengths = length or [200, 500, 1000]
     with notes.status(f"{len(names) * len(lengths) * rows} puzzles on {loaded.device}"):
-        found = accuracies(
+        return accuracies(
             loaded,
             names,
             lengths,
@@ -87,10 +129,6 @@ def evaluate(
             budget=budget,
             window=window,
         )
-    if as_json:
-        print(json.dumps(as_plain(found), indent=2))
-    else:
-        console.print(_table(found))
 
 
 def warmup(

@@ -91,9 +91,15 @@ class WarmupConfig(Section):
 
     model: ShapeConfig
     data: DataConfig = DataConfig()
-    stages: Annotated[tuple[StageConfig, ...], Field(min_length=1)]
+    stages: tuple[StageConfig, ...]
     optimiser: OptimiserConfig = OptimiserConfig()
     run: WarmupRunConfig = WarmupRunConfig()
+
+    @model_validator(mode="after")
+    def _refuse_no_stage(self) -> Self:
+        if not self.stages:  # not by min_length: that would also count a stage that was refused
+            raise FieldError("WarmupConfig", {"stages": ([], "one stage at least")})
+        return self
 
     @property
     def steps(self) -> int:

@@ -1,22 +1,47 @@
 """Accuracy of a model on puzzles: prompts through the engine, verdicts on what comes back."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparrow.engine.answer import encode_prompt
 from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE
-from sparrow.models import Decoder, shipped
+from sparrow.models import Decoder, load, load_tokenizer, shipped
 from sparrow.records import Completion, SamplingParams
 from sparrow.sparse.block_mean import BlockMean
 from sparrow.sparse.schedule import Schedule
-from sparrow.tasks import PUZZLES
+from sparrow.tasks import PUZZLES, words
 from sparrow.tasks.base import Row, Source, Verdict
-from sparrow.tasks.words import VOCABULARY, decode, encode
+from sparrow.tasks.gym import Gym
+from sparrow.tasks.words import VOCABULARY
 
 ROOM = 2.5  # an answer may be this many times as long as the dial says
+
+
+class Language(NamedTuple):
+    """How prompts become tokens, and tokens text."""
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
+
+    @classmethod
+    def of(cls, tokenizer: Any, model: str) -> "Language":
+        """That of a model with a tokenizer; prompts are a user's message where it can chat."""
+
+        def encode(prompt: str) -> list[int]:
+            return encode_prompt(tokenizer, prompt, chat=True, model=model)
+
+        def decode(ids: list[int]) -> str:
+            return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+        return cls(encode, decode)
+
+
+PUZZLE_LANGUAGE = Language(words.encode, words.decode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,12 +75,13 @@ def judge(
     schedule: Schedule | None = None,
     room: float = ROOM,
     sources: Mapping[str, Source] = PUZZLES,
+    language: Language = PUZZLE_LANGUAGE,
 ) -> list[Judged]:
     """Answers to every row, params.n each, in the order of the rows.
 
     A row's own length decides how many tokens its answers may have: `room` times as many.
     """
-    prompts = [tuple(encode(row.prompt)) for row in rows]
+    prompts = [tuple(language.encode(row.prompt)) for row in rows]
     numbers = {}
     for index, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
         own = replace(
@@ -69,7 +95,7 @@ def judge(
         if (completion := output.completion) is None:
             continue
         index = numbers[output.request]
-        row, text = rows[index], decode(completion.token_ids.tolist())
+        row, text = rows[index], language.decode(completion.token_ids.tolist())
         found[index, output.sample] = Judged(
             row=row,
             prompt=prompts[index],
@@ -126,6 +152,20 @@ def accuracies(
     }
 
 
+def gym_accuracy(
+    name: str, dataset: str, *, rows: int, tokens: int, temperature: float = 1.0, **placed: Any
+) -> Accuracy:
+    """Accuracy of a model with a real tokenizer on a dataset of reasoning-gym."""
+    gym = Gym(dataset=dataset)
+    model = load(name, **placed)
+    language = Language.of(load_tokenizer(name), name)
+    tasks = [gym.row(seed, tokens) for seed in range(rows)]
+    params = SamplingParams(seed=0, temperature=temperature)
+    engine = Engine(model, flow=None)
+    judged = judge(engine, tasks, params, room=1.0, sources={gym.name: gym}, language=language)
+    return accuracy(judged)
+
+
 def attending(
     model: Decoder, *, budget: int | None = None, window: int | None = None
 ) -> tuple[Engine, Schedule | None]:
@@ -157,3 +197,11 @@ def read_puzzles(model: Decoder) -> None:
             f"puzzles, which has {VOCABULARY}: evaluate one that `sparrow warmup` made, or "
             f"{' or '.join(shipped())}"
         )
+
+
+def as_plain(found: Mapping[Any, Any]) -> dict[str, Any]:
+    """Nested tables of records as JSON has them."""
+    return {
+        str(key): as_plain(value) if isinstance(value, Mapping) else asdict(value)
+        for key, value in found.items()
+    }

@@ -8,9 +8,9 @@
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sparrow.calibrate.replay import Replay, replay
 from sparrow.calibrate.tails import Tail, budget_for, in_bin, tail
@@ -109,11 +109,3 @@ def _graded(tails: Mapping[int, Tail]) -> Condition:
         f"{between:.3f} of the tokens at budget {near}; budgets for p05 of {shown}; "
         f"least ratio {min(ratios, default=float('nan')):.2f}",
     )
-
-
-def as_plain(found: Mapping[Any, Any]) -> dict[str, Any]:
-    """Nested tables of records as JSON has them."""
-    return {
-        str(key): as_plain(value) if isinstance(value, Mapping) else asdict(value)
-        for key, value in found.items()
-    }

@@ -65,28 +65,7 @@ class Session:
 
     def encode(self, prompt: str, *, chat: bool = True) -> list[int]:
         """Token ids of a prompt, as a user's message where the model has a chat template."""
-        _check_text(prompt)
-        if not chat or self.tokenizer.chat_template is None:
-            return self._plain_ids(prompt)
-        message = [{"role": "user", "content": prompt}]
-        try:
-            encoded = self.tokenizer.apply_chat_template(
-                message, add_generation_prompt=True, return_dict=True
-            )
-        except TemplateError as error:
-            raise ValueError(f"{self.model.source}: bad chat template: {error}") from error
-        return list(encoded["input_ids"])
-
-    def _plain_ids(self, prompt: str) -> list[int]:
-        try:
-            return list(self.tokenizer.encode(prompt, verbose=False))
-        except Exception as error:
-            if type(error) is not Exception:  # what tokenizers raises for a word it does not know
-                raise
-            raise ValueError(
-                f"{self.config.model.name} cannot read the prompt: {error}. The shipped models "
-                "read puzzles alone: sparrow puzzle assignments"
-            ) from error
+        return encode_prompt(self.tokenizer, prompt, chat=chat, model=self.config.model.name)
 
     def answer(
         self, prompts: Sequence[str], *, chat: bool = True, on_text: OnText | None = None
@@ -171,6 +150,35 @@ def schedule_of(config: GenerateConfig) -> Schedule | None:
     named = attention.schedule
     is_file = Path(named).is_file() or named.endswith(".json") or "/" in named
     return Schedule.load(named) if is_file and named not in preset_names() else preset(named)
+
+
+def encode_prompt(tokenizer: Any, prompt: str, *, chat: bool, model: str) -> list[int]:
+    """Token ids of a prompt, as a user's message where there is a chat template."""
+    _check_text(prompt)
+    if not chat or tokenizer.chat_template is None:
+        return _plain_ids(tokenizer, prompt, model)
+    message = [{"role": "user", "content": prompt}]
+    try:
+        encoded = tokenizer.apply_chat_template(
+            message, add_generation_prompt=True, return_dict=True
+        )
+    except TemplateError as error:
+        raise ValueError(f"{model}: bad chat template: {error}") from error
+    return list(encoded["input_ids"])
+
+
+def _plain_ids(tokenizer: Any, prompt: str, model: str) -> list[int]:
+    try:
+        return list(tokenizer.encode(prompt, verbose=False))
+    except Exception as error:
+        if type(error) is not Exception:  # what tokenizers raises for a word it does not know
+            raise
+        known = tokenizer.get_vocab()
+        unknown = [word for word in prompt.split() if word not in known]
+        raise ValueError(
+            f"{model} does not know {', '.join(map(repr, unknown[:5]))} ({error}); a model that is "
+            "part of the package reads puzzles alone, such as: sparrow puzzle assignments"
+        ) from error
 
 
 def _check_text(prompt: str) -> None:

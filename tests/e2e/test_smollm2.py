@@ -68,7 +68,11 @@ def test_our_logits_are_theirs_over_a_long_text(folder, model):
 
 def test_the_python_of_the_readme_runs(folder, capsys):
     readme = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
-    rollout, acceptance = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    puzzle, rollout, acceptance = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    exec(puzzle, {})
+    said = capsys.readouterr().out
+    assert "acc=1.0" in said
+    assert "acc=0.0" in said
     exec(rollout.replace("n=8, max_tokens=256", "n=2, max_tokens=8"), {})
     said = capsys.readouterr().out
     assert "block-mean rule at hand" in said
