@@ -39,6 +39,8 @@ from sparrow.tasks.words import NUMBERS, number
 
 LARGEST = NUMBERS - 1
 Hand = tuple[int, ...]  # sorted
+OPENERS = ("then", "next")  # of the line after a hand that led nowhere
+MOST_SEARCHES, MOST_DRAWS = 200, 50
 CHECKS: dict[str, Callable[[int, int, int], bool]] = {  # left, right, result
     "+": lambda left, right, result: left + right == result,
     "-": lambda left, right, result: left - right == result,
@@ -131,10 +133,6 @@ class Countdown:
                 break
         assert best is not None, "no numbers make any target"
         return best[1], best[2]
-
-
-OPENERS = ("then", "next")  # of the line after a hand that led nowhere
-MOST_SEARCHES, MOST_DRAWS = 200, 50
 
 
 class Search:

@@ -77,8 +77,8 @@ class GraphPath:
         rng = drawn(self.name, row.seed, row.length, "chain", seed)
         start, goal = row.data["start"], row.data["goal"]
         around = neighbours(row.data["edges"])
+        again = AGAIN if self.revisit else 0.0
         for _ in range(MOST_SEARCHES):
-            again = AGAIN if self.revisit else 0.0
             thoughts, distance = explore(rng, around, start, goal, again=again)
             if row.length / self.spread <= len(thoughts) <= row.length * self.spread:
                 break

@@ -47,7 +47,7 @@ def encode(text: str) -> list[int]:
 
 def decode(ids: Iterable[int]) -> str:
     """The text of token ids, end and padding left out."""
-    return " ".join(WORDS[index] for index in ids if index > 1)
+    return " ".join(WORDS[index] for index in ids if index not in (0, 1))
 
 
 def number(word: str) -> int | None:

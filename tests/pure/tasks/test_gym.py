@@ -1,0 +1,217 @@
+"""reasoning-gym as a source: rows by seed, its verifier behind a strict form, clear refusals."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparrow.tasks.base import RIGHT, Row, wrong
+from sparrow.tasks.gym import LONGEST, PLAIN, REFUSED, Gym
+
+ROOT = Path(__file__).parents[3]
+DATASETS = ["leg_counting", "basic_arithmetic", "countdown", "spiral_matrix", "coin_flip"]
+ROWS = """
+import json
+from sparrow.tasks.gym import Gym
+gyms = [Gym(dataset=name) for name in {names}]
+print(json.dumps([[gym.row(seed, 100).prompt for seed in range(5)] for gym in gyms]))
+"""
+MAKE = "from sparrow.tasks.gym import Gym; Gym(dataset='leg_counting')"
+
+
+def said(answer: str) -> str:
+    return f"Hm.\n</think>\n<answer>{answer}</answer>\n"
+
+
+@pytest.fixture
+def gym() -> None:
+    pytest.importorskip("reasoning_gym")
+
+
+@pytest.mark.parametrize("module", ["reasoning_gym", "cellpylib"])
+def test_without_the_package(module: str) -> None:
+    """In a process of its own: a package that fails to load leaves parts of itself behind."""
+    code = f"import sys; sys.modules[{module!r}] = None\n{MAKE}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "ValueError: tasks of reasoning-gym need it" in done.stderr
+    assert "pip install 'sparrow-rl[gym]'" in done.stderr
+
+
+def test_importing_tasks_loads_no_gym() -> None:
+    code = "import sys, sparrow.tasks; sys.exit('reasoning_gym' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.usefixtures("gym")
+class TestRows:
+    @pytest.mark.parametrize("dataset", DATASETS)
+    def test_gold_answers_are_right(self, dataset: str) -> None:
+        gym = Gym(dataset=dataset)
+        for seed in range(5):
+            row = gym.row(seed, 1000)
+            assert gym.reward(row, said(row.data["answer"])) == RIGHT
+            assert gym.reward(row, "<think>\n" + said(row.data["answer"])) == RIGHT
+            assert row.prompt.startswith(row.data["question"])
+
+    def test_many_right_answers(self) -> None:
+        """A colouring has no gold answer: the gym checks whatever is given."""
+        gym = Gym(dataset="graph_color", config={"min_num_vertices": 4, "max_num_vertices": 4})
+        row = gym.row(2, 500)
+        puzzle = row.data["metadata"]["puzzle"]
+        colours = {}
+        for node in puzzle["vertices"]:
+            near = {b if a == node else a for a, b in puzzle["edges"] if node in (a, b)}
+            taken = {colours.get(str(other)) for other in near}
+            colours[str(node)] = next(c for c in puzzle["color_options"] if c not in taken)
+        assert gym.reward(row, said(json.dumps(colours))) == RIGHT
+        assert gym.reward(row, said("{}")).acc == 0
+
+    def test_rows_belong_to_their_seed_in_every_process(self) -> None:
+        code = ROWS.format(names=DATASETS)
+        drawn = {
+            subprocess.run(
+                [sys.executable, "-c", code],
+                env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+                cwd=ROOT,
+                capture_output=True,
+                check=True,
+            ).stdout
+            for seed in ("1", "77")
+        }
+        assert len(drawn) == 1
+        assert all(len(set(prompts)) == 5 for prompts in json.loads(drawn.pop()))
+
+    def test_length_is_recorded_and_changes_nothing(self) -> None:
+        gym = Gym(dataset="leg_counting")
+        short, long = gym.row(4, 100), gym.row(4, 30_000)
+        assert (short.prompt, short.data) == (long.prompt, long.data)
+        assert (short.length, long.length) == (100, 30_000)
+        assert short.id == "gym-leg_counting-100-4"
+
+    def test_config_says_how_hard(self) -> None:
+        gym = Gym(dataset="leg_counting", config={"min_animals": 9, "max_animals": 9})
+        assert gym.row(0, 100).data["metadata"]["difficulty"]["num_animals"] == (9, 9)
+        assert len(gym.row(0, 100).data["metadata"]["animals"]) == 9
+
+    def test_bad_rows_and_dials(self) -> None:
+        gym = Gym(dataset="leg_counting")
+        with pytest.raises(ValueError, match="gym-leg_counting: got a row of graph"):
+            gym.reward(Row(family="graph", seed=0, length=1, prompt="", data={}), "")
+        with pytest.raises(ValueError, match="length must be 1 to 1048576, got 0"):
+            gym.row(0, 0)
+
+
+@pytest.mark.usefixtures("gym")
+class TestVerdicts:
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("", "0 x </think>"),
+            ("<answer>{a}</answer>", "0 x </think>"),
+            ("</think> {a}", "not followed by <answer>"),
+            ("</think><answer>{a}</answer> So {a}.", "does not end with </answer>"),
+            ("</think><answer>{a}</answer><answer>{a}</answer>", "wanted one <answer>"),
+            ("</think><answer> \n </answer>", "the answer is empty"),
+            ("<think><think></think><answer>{a}</answer>", "<think> belongs to the prompt"),
+            (said("9" * (LONGEST + 1)), "more than 10000 characters"),
+        ],
+    )
+    def test_the_form_is_strict(self, text: str, reason: str) -> None:
+        gym = Gym(dataset="leg_counting")
+        row = gym.row(0, 100)
+        verdict = gym.reward(row, text.replace("{a}", row.data["answer"]))
+        assert verdict == wrong(verdict.reason)
+        assert reason in verdict.reason
+
+    def test_partial_scores_are_not_right(self) -> None:
+        gym = Gym(dataset="countdown")
+        row = gym.row(0, 100)
+        assert gym.reward(row, said("1 + 1")) == (0.05, 0.0, "the verifier does not call it right")
+
+    @pytest.mark.parametrize("dataset", sorted(PLAIN))
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            "__import__('os').getpid()",
+            "exit()",
+            "9**9**9**9",
+            "1e999999999",
+            "nan",
+            "[x for x in [1]]",
+            "lambda: 0",
+        ],
+    )
+    def test_what_could_run_or_hang_is_not_judged(self, dataset: str, answer: str) -> None:
+        gym = Gym(dataset=dataset)
+        verdict = gym.reward(gym.row(0, 100), said(answer))
+        assert verdict == wrong("the answer is not of the plain form that can be judged")
+
+    @pytest.mark.parametrize("dataset", sorted(PLAIN))
+    def test_plain_forms_admit_gold_answers(self, dataset: str) -> None:
+        gym = Gym(dataset=dataset)
+        for seed in range(20):
+            row = gym.row(seed, 100)
+            assert gym.reward(row, said(row.data["answer"])) == RIGHT
+
+    @pytest.mark.parametrize("dataset", ["leg_counting", "game_of_life", "prime_factorization"])
+    @pytest.mark.parametrize(
+        "answer", ["{}", "\0", "9" * 5000, "[" * 5000, "١٢", "nan", '{"a":' * 2000, "\ud800"]
+    )
+    def test_junk_gets_a_verdict(self, dataset: str, answer: str) -> None:
+        gym = Gym(dataset=dataset)
+        verdict = gym.reward(gym.row(0, 100), said(answer))
+        assert verdict.acc == 0
+        assert 0 <= verdict.score < 1
+        assert verdict.reason
+
+    @pytest.mark.parametrize("score", [float("nan"), -1.0, 1.5])
+    def test_scores_that_are_none(self, monkeypatch: pytest.MonkeyPatch, score: float) -> None:
+        gym = Gym(dataset="leg_counting")
+        monkeypatch.setattr(type(gym._judge), "score_answer", lambda *_: score)
+        assert "which is no score" in gym.reward(gym.row(0, 100), said("4")).reason
+
+    def test_a_verifier_that_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(*_: object) -> float:
+            raise RuntimeError("broken")
+
+        gym = Gym(dataset="leg_counting")
+        monkeypatch.setattr(type(gym._judge), "score_answer", fails)
+        row = gym.row(0, 100)
+        assert gym.reward(row, said("4")) == wrong("the verifier raised RuntimeError")
+
+
+@pytest.mark.usefixtures("gym")
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("dataset", "config", "message"),
+        [
+            ("leg_count", {}, "no dataset 'leg_count'; it has leg_counting"),
+            ("?", {}, "no dataset '[?]'; it has ab, acre"),
+            ("simple_integration", {}, "is refused: its verifier runs the answer as code"),
+            ("leg_counting", {"animals": 3}, "no setting 'animals'; it has min_animals"),
+            ("leg_counting", {"seed": 3}, "seed is no setting here; rows are asked for by seed"),
+            ("leg_counting", {"min_animals": 0}, r"refuses its config \(min_animals=0\)"),
+            ("leg_counting", {"min_animals": "two"}, r"refuses its config \(min_animals='two'\)"),
+        ],
+    )
+    def test_bad_settings(self, dataset: str, config: dict, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            Gym(dataset=dataset, config=config)
+
+    def test_verifiers_that_evaluate_are_all_known(self) -> None:
+        """A new version of the gym may bring more of them."""
+        from reasoning_gym.factory import DATASETS
+
+        harmless = {"number_sorting"}  # it evaluates its own answer, not the model's
+        marks = ("eval(", "exec(", "parse_expr(", "sympify(", "Fraction(")
+        found = {
+            name
+            for name, (dataset, _) in DATASETS.items()
+            if any(mark in inspect.getsource(dataset.score_answer) for mark in marks)
+        }
+        assert found <= REFUSED.keys() | PLAIN.keys() | harmless
+        assert REFUSED.keys() | PLAIN.keys() <= DATASETS.keys()
