@@ -34,10 +34,18 @@ PLANS = {
     "small": Plan(
         family="assignments",
         studied=2000,
-        lengths=(1000, 2000, 4000, 8000),
-        budgets=(768, 1024, 1536, 2048, 3072, 4096, 5120),
-        bin=(6000, 8000),
+        lengths=(1000, 2000, 4000),
+        budgets=(512, 768, 1024, 1536, 2048, 2560),
+        bin=(3000, 4000),
         sequences=8,
+    ),
+    "small-8k": Plan(
+        family="assignments",
+        studied=2000,
+        lengths=(1000, 2000, 4000, 8000),
+        budgets=(768, 1024, 1536, 2048, 3072, 4096, 6144),
+        bin=(6000, 8000),
+        sequences=32,
     ),
 }
 
@@ -45,8 +53,9 @@ PLANS = {
 def main() -> None:
     options = _options()
     plan = PLANS[options.name]
-    model = load(options.model or options.name)
-    result = _begun(options.json, options.name, str(model.device))
+    shipped = options.name.removesuffix("-8k")
+    model = load(options.model or shipped)
+    result = _begun(options.json, shipped, str(model.device))
     if options.part in ("accuracy", "all"):
         for kind, window in (("dense", None), ("window", WINDOW)):
             if kind not in result:
@@ -84,7 +93,7 @@ def _save(file: Path, result: dict[str, Any]) -> None:
 
 
 def _tails(options: argparse.Namespace, plan: Plan, model: Any, result: dict[str, Any]) -> None:
-    policy = load(options.model or options.name, dtype="float32")
+    policy = load(options.model or result["model"], dtype="float32")
     tails = result.setdefault("tails", {})
     for budget in plan.budgets:
         if str(budget) in tails:

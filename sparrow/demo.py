@@ -1,113 +1,122 @@
-"""`sparrow demo`: a small real model answers, and a budget shows what it does to each token."""
+"""`sparrow demo`: a shipped model thinks, and budgets show what they do to its answers."""
 
-import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-import torch
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sparrow import ops
-from sparrow.config import AttentionConfig, GenerateConfig, GenerateSampling, ModelConfig
+from sparrow.calibrate.replay import replay
+from sparrow.config import GenerateConfig, GenerateSampling, ModelConfig
+from sparrow.dataflow.evaluate import Judged, accuracies, attending, judge
 from sparrow.engine.answer import Session
-from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder
-from sparrow.models.attention import Packed, PackedSparse
-from sparrow.records import Completion
+from sparrow.records import SamplingParams
+from sparrow.sparse import Schedule
+from sparrow.tasks import PUZZLES
 
-QUESTION = "What is the capital of France? Answer in one sentence."
-STORY = "Tell a story about a sparrow that crosses the sea, and what it learns on the way."
-STORY_TOKENS = 320
-TEMPERATURE = 0.7
-BUDGET = 192  # what the story is written under; the others are measured on its tokens
-BUDGETS = (64, 96, 128, 192, 256)
+MODEL = "tiny"
+SHORT, LONG = 200, 400  # lengths of the puzzles that are shown and measured
+ROWS = 8
+KEPT = 160  # tokens, of about 600
+BUDGETS = (96, 128, 160, 224, 320)
 
 
 def run(console: Console) -> None:
-    """Load, answer, generate under a budget, and measure how far the sparse actor strays."""
-    greedy = GenerateSampling(temperature=0.0, max_tokens=48)
-    console.rule("[bold]1. a real model, without a hub")
-    with console.status("loading smollm2-135m (the first time it is fetched, 93 MB)"):
-        session = Session.open(
-            GenerateConfig(model=ModelConfig(name="smollm2-135m"), sampling=greedy),
-            report=lambda text: console.print(f"[dim]{text}[/]", highlight=False),
-        )
+    """A puzzle solved before your eyes; accuracy dense, sparse and blind; acceptance by budget."""
+    console.rule("[bold]1. a thinking model, part of the package")
+    sampling = GenerateSampling(temperature=1.0, top_p=1.0, max_tokens=4 * SHORT, seed=3)
+    config = GenerateConfig(model=ModelConfig(name=MODEL, device="cpu"), sampling=sampling)
+    session = Session.open(config)
     console.print(session.header(), highlight=False)
 
-    console.rule("[bold]2. a short answer")
-    console.print(f"[bold]> {QUESTION}")
-    session.answer([QUESTION], on_text=lambda _, piece: console.out(piece, end="", highlight=False))
-    console.print()
+    console.rule("[bold]2. it searches, goes back, and finds")
+    _solve(console, session)
 
-    console.rule(f"[bold]3. {STORY_TOKENS} tokens, each step reading at most {BUDGET} of them")
-    story = _write_story(console, session)
-    console.print(story.text, markup=False, highlight=False)
-    console.print(f"[dim]{story.attention}[/]", highlight=False)
+    console.rule(f"[bold]3. what {KEPT} tokens of memory are worth")
+    console.print(_worth(console, session.model))
 
     console.rule("[bold]4. how far is the sparse actor from the dense policy?")
-    console.print(_strays(console, session.model, story))
+    written = _written(console, session.model)
+    console.print(_strays(console, session.model, written))
     console.print(
         "alpha is the sum over the vocabulary of min(dense, sparse): 1 means one distribution. "
         "The mean hides the tail; the tail, p05, is what Sparrow is about. "
-        "Next: [bold]sparrow generate --help[/]"
+        "Next: [bold]sparrow evaluate --help[/], [bold]sparrow generate --help[/]"
     )
 
 
-def _write_story(console: Console, session: Session) -> Completion:
-    sampling = GenerateSampling(
-        temperature=TEMPERATURE, top_p=1.0, max_tokens=STORY_TOKENS, min_tokens=STORY_TOKENS, seed=1
+def _solve(console: Console, session: Session) -> None:
+    puzzle = PUZZLES["countdown"]
+    row = puzzle.row(0, SHORT)
+    console.print(f"[bold]> {row.prompt}", highlight=False)
+    (said,) = session.answer(
+        [row.prompt], on_text=lambda _, piece: console.out(piece, end="", highlight=False)
     )
-    attention = AttentionConfig(budget=BUDGET)
-    config = GenerateConfig(model=session.config.model, sampling=sampling, attention=attention)
-    writer = Session(config=config, model=session.model, tokenizer=session.tokenizer)
-    start = time.perf_counter()
-    with _bar(console) as bar:
-        task = bar.add_task("decoding", total=STORY_TOKENS)
-        (story,) = writer.answer([STORY], on_text=lambda *_: bar.advance(task))
-        bar.update(task, completed=STORY_TOKENS)
-    seconds = time.perf_counter() - start
-    console.print(f"[dim]{STORY_TOKENS / seconds:.1f} tokens/s, one sequence[/]", highlight=False)
-    return story
+    console.print()
+    verdict = puzzle.reward(row, said.text or "")
+    console.print(f"[dim]the verifier says: {verdict.reason}[/]", highlight=False)
 
 
-def _strays(console: Console, model: Decoder, story: Completion) -> Table:
-    """Exact acceptance at every token of the story under each budget, on the same tokens."""
-    table = Table("budget (tokens)", "mean alpha", "p05 alpha", "tokens below 0.86")
-    ids = torch.tensor([*story.prompt_ids.tolist(), *story.token_ids.tolist()])
-    ids = ids.to(model.device)
-    with torch.inference_mode(), _bar(console) as bar:
-        task = bar.add_task("measuring", total=1 + len(BUDGETS))
-        dense = _hidden(model, ids, Packed(bounds=_bounds(ids)))
-        bar.advance(task)
-        for budget in BUDGETS:
-            attention = PackedSparse(
-                bounds=_bounds(ids),
-                dense_B=torch.tensor([len(story.prompt_ids)], device=ids.device),
-                budgets_T=torch.full_like(ids, budget),
-                page=PAGE,
+def _worth(console: Console, model: Decoder) -> Table:
+    """Accuracy on equal puzzles: all tokens, those that a rule chooses, the last ones."""
+    table = Table(f"assignments, chains of about {LONG} tokens", "accuracy", "tokens")
+    ways: dict[str, dict[str, int]] = {
+        "dense: every token": {},
+        f"sparse: {KEPT} tokens, chosen at every step": {"budget": KEPT},
+        f"window: the last {KEPT} tokens": {"window": KEPT},
+    }
+    with _steps(console, "thinking", len(ways)) as done:
+        for name, way in ways.items():
+            found = accuracies(
+                model,
+                ["assignments"],
+                [LONG],
+                rows=ROWS,
+                budget=way.get("budget"),
+                window=way.get("window"),
             )
-            sparse = _hidden(model, ids, attention)
-            alpha = ops.acceptance(dense, sparse, model.head, temperature=TEMPERATURE)
-            alpha = alpha[len(story.prompt_ids) - 1 : -1]  # position t gives token t + 1
-            bar.advance(task)
-            table.add_row(
-                str(budget),
-                f"{alpha.mean():.3f}",
-                f"{alpha.quantile(0.05):.3f}",
-                f"{(alpha < 0.86).float().mean():.1%}",
-            )
+            cell = found["assignments"][LONG]
+            table.add_row(name, f"{cell.accuracy:.2f} ± {cell.error:.2f}", f"{cell.tokens:.0f}")
+            done()
     return table
 
 
-def _hidden(model: Decoder, ids: torch.Tensor, attention: Any) -> torch.Tensor:
-    return model(ids, torch.arange(len(ids), device=ids.device), attention)
+def _written(console: Console, model: Decoder) -> list[Judged]:
+    """A few chains that the sparse actor writes."""
+    engine, schedule = attending(model, budget=KEPT)
+    rows = [PUZZLES["assignments"].row(seed, LONG) for seed in range(2)]
+    with console.status(f"writing under a budget of {KEPT} tokens"):
+        return judge(engine, rows, SamplingParams(seed=0), schedule=schedule)
 
 
-def _bounds(ids: torch.Tensor) -> torch.Tensor:
-    return torch.tensor([0, len(ids)], device=ids.device)
+def _strays(console: Console, model: Decoder, written: list[Judged]) -> Table:
+    """Exact acceptance at every token that was written, under each budget, on the same tokens."""
+    table = Table("budget (tokens)", "mean alpha", "p05 alpha", "tokens below 0.86")
+    with _steps(console, "measuring", len(BUDGETS)) as done:
+        for budget in BUDGETS:
+            schedule = Schedule.fixed(budget, dense_layers=())
+            seen = (
+                replay(model, one.prompt, one.completion.token_ids.tolist(), schedule)
+                for one in written
+            )
+            alpha = np.concatenate([one.alpha for one in seen])
+            table.add_row(
+                str(budget),
+                f"{alpha.mean():.3f}",
+                f"{np.quantile(alpha, 0.05):.3f}",
+                f"{(alpha < 0.86).mean():.1%}",
+            )
+            done()
+    return table
 
 
-def _bar(console: Console) -> Progress:
+@contextmanager
+def _steps(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar; a call of what it gives moves it on."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)

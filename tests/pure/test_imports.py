@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "dataflow": ROLLOUT | {"engine", "train", "tasks", "calibrate"},
     "report": BASE,
     "bench": ROLLOUT | {"engine"},
-    "demo": ROLLOUT | {"engine"},
+    "demo": ROLLOUT | {"engine", "tasks", "calibrate", "dataflow"},
     "__main__": {"cli"},
     "cli": BASE
     | {"sparse", "models", "engine", "tasks", "bench", "calibrate", "dataflow", "serve"}
