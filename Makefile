@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## load a small real model and watch it generate
+demo: $(STAMP)  ## watch a shipped model think, dense and sparse
 	$(BIN)/sparrow demo
 
 test: $(STAMP)  ## the tests that fit into minutes

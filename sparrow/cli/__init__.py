@@ -97,7 +97,7 @@ def schedules(
 
 @app.command()
 def demo() -> None:
-    """Load a small real model, watch it answer, and see what sparse decoding changes."""
+    """Watch a shipped model think, and see what sparse decoding changes."""
     from sparrow.demo import run
 
     run(console)

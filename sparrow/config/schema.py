@@ -39,7 +39,7 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """Which model runs, and where."""
 
-    name: Name = "smollm2-135m"  # a name that `sparrow fetch` or the hub knows, or a folder
+    name: Name = "smollm2-135m"  # shipped (tiny, small), fetched, on the hub, or a folder
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Device = "auto"
 

@@ -18,6 +18,7 @@ from sparrow.tasks.words import EOS, encode
 
 EVALUATION = 1 << 20  # seeds below are for evaluation, seeds from here on for training
 SEEDS = 1 << 48
+TRIES = 1000  # documents in a row that may be too long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +40,31 @@ class PuzzleDocuments:
         documents: list[Document] = []
         tokens = 0
         while True:
-            document = self._draw(rng, stage)
-            if len(document) > min(self.context, stage.tokens):
-                continue
+            document = self._fitting(rng, stage)
             tokens += len(document)
             if tokens > stage.tokens:
                 return documents
             documents.append(document)
 
     def _stage(self, step: int) -> StageConfig:
+        left = step
         for stage in self.stages:
-            if step < stage.steps:
+            if left < stage.steps:
                 return stage
-            step -= stage.steps
+            left -= stage.steps
         raise ValueError(f"step {step} lies behind the last stage")
+
+    def _fitting(self, rng: Random, stage: StageConfig) -> Document:
+        """The next document that fits into the context and the stage's tokens."""
+        room = min(self.context, stage.tokens)
+        for _ in range(TRIES):
+            document = self._draw(rng, stage)
+            if len(document) <= room:
+                return document
+        raise ValueError(
+            f"none of {TRIES} documents with chains of {stage.shortest} to {stage.longest} tokens "
+            f"fits into {room}; make the stage's chains shorter, or its tokens and the context more"
+        )
 
     def _draw(self, rng: Random, stage: StageConfig) -> Document:
         shares = [getattr(self.data, name) for name in PUZZLES]
