@@ -37,7 +37,7 @@ PLANS = {
         lengths=(1000, 2000, 4000),
         budgets=(512, 768, 1024, 1536, 2048, 2560),
         bin=(3000, 4000),
-        sequences=8,
+        sequences=16,
     ),
     "small-8k": Plan(
         family="assignments",

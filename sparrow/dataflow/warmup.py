@@ -116,8 +116,9 @@ def train(
 
 def _refuse_nan(lines: list[dict[str, Any]]) -> None:
     for line in lines:
-        if not line["loss"] < float("inf"):
-            raise ValueError(f"step {line['step']}: the loss is {line['loss']}; lower the rate")
+        for name in ("loss", "gradient"):  # either spoils the weights
+            if not line[name] < float("inf"):
+                raise ValueError(f"step {line['step']}: the {name} is {line[name]}; lower the rate")
 
 
 def _checkpoint(config: WarmupConfig, folder: Path) -> dict[str, Any] | None:

@@ -1,0 +1,158 @@
+"""Replays: exact acceptance by hand, and the pages that the engine itself chose."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.engines import HIDDEN, dense_hidden, engine_of, logp, prompt, recorded_hidden, tiny
+from torch import Tensor
+
+from sparrow import models, ops
+from sparrow.calibrate.replay import Replay, replay
+from sparrow.models.attention import Packed
+from sparrow.records import Completion, SamplingParams
+from sparrow.sparse.block_mean import BlockMean
+from sparrow.sparse.schedule import LayerBudgets, Schedule
+
+BY_LENGTH = Schedule(
+    name="by-length",
+    lengths=np.array([0, 150, 161, 177]),
+    budgets=np.array([48, 64, 80, 112]),
+    dense_layers=(),
+)
+SCHEDULES = {
+    "fixed": Schedule.fixed(48, dense_layers=()),
+    "wider": Schedule.fixed(80, dense_layers=()),
+    "dense-layers": Schedule.fixed(48, dense_layers=(1,)),
+    "window": Schedule.fixed(64, first=0, last=4, dense_layers=()),
+    "by-length": BY_LENGTH,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> models.Decoder:
+    return tiny()
+
+
+def sampled(
+    model: models.Decoder, schedule: Schedule, ids: list[int], **changes: Any
+) -> Completion:
+    """What an engine that runs the schedule's own rule wrote under it."""
+    own = SamplingParams(**{"max_tokens": 40, "seed": 5, "ignore_eos": True, **changes})
+    engine = engine_of(model, flow=BlockMean.of(schedule))
+    (completion,) = engine.generate([ids], own, schedule=schedule, options=HIDDEN)
+    return completion
+
+
+def replayed(model: models.Decoder, completion: Completion, schedule: Schedule) -> Replay:
+    answer = completion.token_ids.tolist()
+    return replay(model, completion.prompt_ids.tolist(), answer, schedule)
+
+
+def acceptance(p_TV: Tensor, q_TV: Tensor) -> np.ndarray:
+    """sum_v min(p(v), q(v)) of log-probs, in double precision."""
+    return torch.minimum(p_TV.double().exp(), q_TV.double().exp()).sum(1).numpy()
+
+
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
+    """The dense and the sparse hidden states of every replay from now on."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    inner = ops.acceptance
+
+    def spy(p_TC: Tensor, q_TC: Tensor, head_VC: Tensor, **settings: Any) -> Tensor:
+        seen.append((p_TC, q_TC))
+        return inner(p_TC, q_TC, head_VC, **settings)
+
+    monkeypatch.setattr(ops, "acceptance", spy)
+    return seen
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_replay_sees_what_the_engine_sampled_from(model, hidden, name: str) -> None:
+    """The important one: log-probs agree only where the same pages were chosen at every token."""
+    schedule = SCHEDULES[name]
+    completion = sampled(model, schedule, prompt(150, 2))
+    replayed(model, completion, schedule)
+    ((dense_TC, sparse_TC),) = hidden
+    answer = torch.tensor(completion.token_ids.tolist())[:, None]
+    sparse = logp(model, sparse_TC).gather(1, answer)[:, 0]
+    np.testing.assert_allclose(completion.logprobs, sparse, atol=1e-4)
+    dense = logp(model, dense_TC).gather(1, answer)[:, 0]
+    assert not np.allclose(completion.logprobs, dense, atol=1e-1)  # or it would say nothing
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_alpha_is_the_acceptance_of_what_the_engine_sampled_from(model, name: str) -> None:
+    """q by the hidden states that the engine recorded, p by a dense pass: nothing of the replay."""
+    schedule = SCHEDULES[name]
+    completion = sampled(model, schedule, prompt(150, 2))
+    p_TV = logp(model, dense_hidden(model, completion))
+    q_TV = logp(model, recorded_hidden(completion))
+    alpha = replayed(model, completion, schedule).alpha
+    np.testing.assert_allclose(alpha, acceptance(p_TV, q_TV), atol=1e-4)
+    assert alpha.min() < 0.9
+    assert alpha[0] > 1 - 1e-5  # the first token is drawn at the prompt's end, which is dense
+
+
+def test_the_engine_with_another_budget_is_seen_to_differ(model) -> None:
+    """The comparison above notices a wrong budget."""
+    completion = sampled(model, SCHEDULES["fixed"], prompt(150, 2))
+    q_TV = logp(model, recorded_hidden(completion))
+    wanted = acceptance(logp(model, dense_hidden(model, completion)), q_TV)
+    other = replayed(model, completion, SCHEDULES["wider"]).alpha
+    assert not np.allclose(other, wanted, atol=1e-2)
+
+
+def test_a_budget_of_the_whole_length_gives_alpha_1(model, hidden) -> None:
+    """Both passes see the same bits; alpha is 1 but for the rounding of a sum over words."""
+    every = replay(model, prompt(70, 4), prompt(50, 5), Schedule.fixed(120, dense_layers=()))
+    ((dense_TC, sparse_TC),) = hidden
+    assert torch.equal(dense_TC, sparse_TC)
+    np.testing.assert_allclose(every.alpha, 1, atol=1e-6, rtol=0)
+
+
+def test_entropy_is_that_of_the_dense_policy(model) -> None:
+    ids, answer = prompt(70, 4), prompt(30, 5)
+    whole = torch.tensor([*ids, *answer])
+    with torch.no_grad():
+        hidden = model(whole, torch.arange(100), Packed(bounds=torch.tensor([0, 100])))
+    logp_TV = logp(model, hidden[69:-1]).double()
+    found = replay(model, ids, answer, SCHEDULES["fixed"])
+    np.testing.assert_allclose(found.entropy, -(logp_TV.exp() * logp_TV).sum(1), atol=1e-4)
+
+
+def test_budgets_go_by_the_length_with_the_current_token(model) -> None:
+    """A bin that starts at 161 tokens: the 161st is the first that keeps more, as in the engine."""
+    ids = prompt(150, 2)
+    narrow = Schedule.fixed(48, dense_layers=())
+    completion = sampled(model, narrow, ids)
+    answer = completion.token_ids.tolist()
+    below = replay(model, ids, answer, narrow)
+    start = 161
+    steps = Schedule(name="steps", lengths=[0, start], budgets=[48, 4096], dense_layers=())
+    found = replay(model, ids, answer, steps)
+    before = found.lengths < start
+    assert np.array_equal(found.alpha[before], below.alpha[before])
+    assert found.lengths[before.sum()] == start
+    assert found.alpha[before.sum()] != below.alpha[before.sum()]
+    kept = sampled(model, steps, ids).kept
+    assert kept is not None
+    assert (kept[1:][before[1:]] < 1).all()  # the first token is drawn by the dense prefill
+    assert (kept[~before] == 1).all()
+
+
+def test_lengths_are_totals(model) -> None:
+    found = replay(model, prompt(20), prompt(5, 1), SCHEDULES["fixed"])
+    assert found.prompt == 20
+    assert found.lengths.tolist() == [20, 21, 22, 23, 24]
+    assert len(found.alpha) == len(found.entropy) == 5
+
+
+def test_refuses_budgets_by_layer(model) -> None:
+    own = LayerBudgets(layer=1, budgets=[64])
+    schedule = Schedule.fixed(48, dense_layers=(), layers=(own,), name="mixed")
+    message = "schedule 'mixed' has budgets by layer: not replayed yet"
+    with pytest.raises(ValueError, match=message):
+        replay(model, prompt(20), prompt(5, 1), schedule)

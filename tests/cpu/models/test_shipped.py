@@ -1,0 +1,170 @@
+"""The models that are part of the package: there without a network, as promised, and able."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+import sparrow
+from sparrow import models
+from sparrow.engine import Engine
+from sparrow.models.attention import Packed
+from sparrow.models.checkpoint import SHIPPED
+from sparrow.records import SamplingParams
+from sparrow.tasks import PUZZLES
+from sparrow.tasks.words import VOCABULARY, WORDS, decode, encode
+
+NAMES = ("small", "tiny")
+MOST = {"tiny": 4_000_000, "small": 5_000_000}
+TEXT = PUZZLES["countdown"].row(3, 200).prompt
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise AssertionError("a shipped model asked for the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def config_of(name: str) -> dict[str, Any]:
+    return json.loads((SHIPPED / name / "config.json").read_text(encoding="utf-8"))
+
+
+def weights_of(name: str) -> dict[str, torch.Tensor]:
+    return load_file(SHIPPED / name / "model.safetensors")
+
+
+def test_these_are_shipped() -> None:
+    assert models.shipped() == NAMES
+
+
+def test_loads_by_name(name: str) -> None:
+    model = sparrow.load(name, device="cpu")
+    assert model.dtype == torch.float32
+    assert model.source == SHIPPED / name
+    assert sparrow.load(name, dtype="bfloat16", device="cpu").dtype == torch.bfloat16
+
+
+def test_sizes(name: str) -> None:
+    """A tied head is counted once."""
+    parameters = sum(weight.numel() for weight in models.load(name, device="cpu").parameters())
+    assert 2_000_000 <= parameters <= MOST[name]
+    assert parameters == sum(weight.numel() for weight in weights_of(name).values())
+    files = list((SHIPPED / name).iterdir())
+    assert sum(file.stat().st_size for file in files) < 16 * 2**20
+    assert {file.name for file in files} == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+def test_shapes(name: str) -> None:
+    config = config_of(name)
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    assert config["model_type"] == "qwen3"
+    assert 128 <= config["vocab_size"] <= 512
+    assert config["vocab_size"] == VOCABULARY
+    assert config["num_key_value_heads"] < config["num_attention_heads"]
+    assert config["head_dim"] >= 64
+    assert config["max_position_embeddings"] >= 8192
+    assert config["dtype"] == "bfloat16"
+    assert {weight.dtype for weight in weights_of(name).values()} == {torch.bfloat16}
+
+
+def test_weights_are_finite(name: str) -> None:
+    assert all(weight.isfinite().all() for weight in weights_of(name).values())
+
+
+@torch.no_grad()
+def test_logits_are_those_of_transformers(name: str) -> None:
+    """Both in float32 from the stored bfloat16, near the context's end too."""
+    model = models.load(name, dtype="float32", device="cpu")
+    theirs = transformers.Qwen3ForCausalLM.from_pretrained(SHIPPED / name, dtype=torch.float32)
+    puzzle = PUZZLES["countdown"]
+    row = puzzle.row(1, 200)
+    ids = torch.tensor(encode(f"{row.prompt} {puzzle.chain(row, 1)}"))
+    for start in (0, 8192 - len(ids)):
+        positions = torch.arange(start, start + len(ids))
+        hidden = model(ids, positions, Packed(bounds=torch.tensor([0, len(ids)])))
+        expected = theirs(ids[None], position_ids=positions[None]).logits[0]
+        assert expected.abs().max() > 1
+        assert (model.logits(hidden) - expected).abs().max() < 1e-3
+
+
+def test_the_tokenizer_speaks_the_puzzle_language(name: str) -> None:
+    tokenizer = models.load_tokenizer(name)
+    assert len(tokenizer) == VOCABULARY
+    ids = tokenizer(TEXT)["input_ids"]
+    assert ids == encode(TEXT)
+    assert tokenizer.decode(ids) == TEXT == decode(ids)
+    assert tokenizer.convert_ids_to_tokens(list(range(VOCABULARY))) == list(WORDS)
+    config = config_of(name)
+    assert tokenizer.eos_token_id == config["eos_token_id"]
+    assert tokenizer.pad_token_id == config["pad_token_id"]
+
+
+def test_answers_end_with_the_end_of_the_language(name: str) -> None:
+    assert models.load(name, device="cpu").spec.eos_ids == (WORDS.index("<eos>"),)
+
+
+@pytest.mark.parametrize("wanted", ["tinny", "Tiny", "tiny.gguf"])
+def test_unknown_names_are_told_the_shipped_ones(wanted: str) -> None:
+    with pytest.raises(ValueError, match=f"no model '{wanted}': .* not one of small, tiny, "):
+        models.load(wanted)
+
+
+def test_a_folder_of_that_name_wins(tmp_path: Path) -> None:
+    """tmp_path is the working directory."""
+    sizes = {"layers": 1, "hidden": 16, "intermediate": 24, "heads": 2, "kv_heads": 1}
+    other = models.random("qwen3-0.6b", **sizes, head_size=8, vocabulary=32, max_positions=64)
+    models.save(other, tmp_path / "tiny")
+    model = models.load("tiny", device="cpu")
+    assert (model.spec.hidden, model.source) == (16, (tmp_path / "tiny").resolve())
+    assert models.load("small", device="cpu").spec.hidden == 256
+
+
+def test_what_is_saved_of_it_has_its_tokenizer(name: str, tmp_path: Path) -> None:
+    place = models.save(models.load(name, dtype="bfloat16", device="cpu"), tmp_path / "again")
+    stored = load_file(place / "model.safetensors")
+    for key, weight in weights_of(name).items():
+        assert torch.equal(stored[key], weight), key
+    assert models.load_tokenizer(place)(TEXT)["input_ids"] == encode(TEXT)
+
+
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(min(2, threads))
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_tiny_solves_short_puzzles_more_often_than_not() -> None:
+    """At temperature 1; seeds below those that training drew from."""
+    puzzle = PUZZLES["countdown"]
+    rows = [puzzle.row(seed, 200) for seed in range(16)]
+    engine = Engine(models.load("tiny", device="cpu"), flow=None, max_context=1024)
+    own = SamplingParams(max_tokens=400, seed=0)
+    completions = engine.generate([encode(row.prompt) for row in rows], own)
+    texts = [decode(completion.token_ids.tolist()) for completion in completions]
+    right = sum(puzzle.reward(row, text).acc for row, text in zip(rows, texts, strict=True))
+    assert right > 8
