@@ -12,8 +12,8 @@ import torch
 from sparrow import ops
 from sparrow.models import Attention, Decoder
 from sparrow.models.attention import Packed, PackedSparse
-from sparrow.ops import token_stats
 from sparrow.records import Float32Array
+from sparrow.sparse.block_mean import BlockMean
 from sparrow.sparse.schedule import Schedule
 
 
@@ -40,6 +40,12 @@ def replay(
     The whole sequence runs twice in the model's own dtype: with float32 weights, what is seen is
     the difference that sparsity makes, and not that of rounding.
     """
+    if not prompt or not answer:
+        raise ValueError(
+            f"replay: got {len(prompt)} and {len(answer)} tokens, allowed: some of each"
+        )
+    if schedule.flow != BlockMean.name:
+        raise ValueError(f"schedule {schedule.name!r} is for {schedule.flow}: not replayed yet")
     ids_T = torch.tensor([*prompt, *answer], device=model.device)
     bounds = torch.tensor([0, len(ids_T)], device=model.device)
     sparse = PackedSparse(
@@ -55,7 +61,7 @@ def replay(
     dense_TC = _hidden(model, ids_T, Packed(bounds=bounds))[sources]
     sparse_TC = _hidden(model, ids_T, sparse)[sources]
     alpha_T = ops.acceptance(dense_TC, sparse_TC, model.head)
-    entropy_T = token_stats(dense_TC, model.head, ids_T[len(prompt) :]).entropy
+    entropy_T = ops.token_stats(dense_TC, model.head, ids_T[len(prompt) :]).entropy
     return Replay(prompt=len(prompt), alpha=alpha_T.cpu().numpy(), entropy=entropy_T.cpu().numpy())
 
 

@@ -57,6 +57,8 @@ def budget_for(tails: Mapping[int, Tail], target: float) -> float | None:
 
     Budgets are interpolated on a log scale, after p05 was made to rise with the budget.
     """
+    if not tails:
+        raise ValueError("budget_for: no budget was measured")
     budgets = np.array(sorted(tails))
     p05 = np.maximum.accumulate([tails[budget].p05 for budget in budgets])
     if not p05[0] <= target <= p05[-1]:

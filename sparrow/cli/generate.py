@@ -29,7 +29,8 @@ def generate(
         typer.Option("--config", "-c", help="TOML file; several are merged left to right."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="tiny, small, smollm2-135m, a folder, or a hub name.")
+        str | None,
+        typer.Option("--model", "-m", help="tiny, small, smollm2-135m, a folder, or a hub name."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run directory for settings and completions.")

@@ -156,8 +156,9 @@ def _save_checkpoint(trainer: Supervised, config: WarmupConfig, folder: Path) ->
 
 
 def _identity(config: WarmupConfig) -> str:
-    """What must be equal for a run to go on: all but where and how it runs."""
-    return config.model_dump_json(exclude={"run"})
+    """What must be equal for a run to go on: all but where it runs, and the products' dtype."""
+    dtype = str(_dtype(config.run.dtype, pick_device(config.run.device)))
+    return f"{dtype} {config.model_dump_json(exclude={'run'})}"
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

@@ -150,21 +150,23 @@ def test_what_is_saved_of_it_has_its_tokenizer(name: str, tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def _two_threads() -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
+    """Steps are small: threads would wait for each other longer than they compute."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(min(2, threads))
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-@pytest.mark.usefixtures("_two_threads")
+@pytest.mark.usefixtures("_one_thread")
 def test_tiny_solves_short_puzzles_more_often_than_not() -> None:
-    """At temperature 1; seeds below those that training drew from."""
+    """At temperature 1, by seeds that training never draws; about 85 % are right."""
     puzzle = PUZZLES["countdown"]
-    rows = [puzzle.row(seed, 200) for seed in range(16)]
-    engine = Engine(models.load("tiny", device="cpu"), flow=None, max_context=1024)
+    rows = [puzzle.row(seed, 200) for seed in range(12)]
+    model = models.load("tiny", device="cpu")
+    engine = Engine(model, flow=None, max_context=1024, exact_batches=False)
     own = SamplingParams(max_tokens=400, seed=0)
     completions = engine.generate([encode(row.prompt) for row in rows], own)
     texts = [decode(completion.token_ids.tolist()) for completion in completions]
     right = sum(puzzle.reward(row, text).acc for row, text in zip(rows, texts, strict=True))
-    assert right > 8
+    assert right > 6
