@@ -1,5 +1,6 @@
 """The models that are part of the package: there without a network, as promised, and able."""
 
+import hashlib
 import json
 import socket
 from collections.abc import Iterator
@@ -170,3 +171,13 @@ def test_tiny_solves_short_puzzles_more_often_than_not() -> None:
     texts = [decode(completion.token_ids.tolist()) for completion in completions]
     right = sum(puzzle.reward(row, text).acc for row, text in zip(rows, texts, strict=True))
     assert right > 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_is_of_these_weights(name: str) -> None:
+    folder = SHIPPED / name
+    weights = (folder / "model.safetensors").read_bytes()
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert hashlib.sha256(weights).hexdigest() in card
+    for promised in ("**Data**", "**Recipe**", "**Loss**", "## Accuracy", "entropy"):
+        assert promised in card
