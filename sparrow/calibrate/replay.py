@@ -46,6 +46,11 @@ def replay(
         )
     if schedule.flow != BlockMean.name:
         raise ValueError(f"schedule {schedule.name!r} is for {schedule.flow}: not replayed yet")
+    beyond = [layer for layer in schedule.dense_layers if layer >= model.spec.layers]
+    if beyond:
+        raise ValueError(
+            f"schedule {schedule.name!r} names layers {beyond}, the model has {model.spec.layers}"
+        )
     ids_T = torch.tensor([*prompt, *answer], device=model.device)
     bounds = torch.tensor([0, len(ids_T)], device=model.device)
     sparse = PackedSparse(

@@ -11,6 +11,7 @@ import typer
 from sparrow.cli.output import AsJson, console, notes, report
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
     from rich.table import Table
 
     from sparrow.config import WarmupConfig
@@ -24,14 +25,17 @@ FAMILIES = "assignments, countdown or graph"
 def puzzle(
     family: Annotated[str, typer.Argument(help=f"{FAMILIES}.")],
     length: Annotated[
-        int, typer.Option("--length", "-l", help="About how many tokens a chain of thought has.")
+        int, typer.Option("--length", "-l", help="About how many tokens a chain has: 100 to 8000.")
     ] = 300,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Which row.")] = 0,
     gold: Annotated[
         int | None, typer.Option("--gold", help="Also print the gold chain of this seed.")
     ] = None,
     judge: Annotated[
-        Path | None, typer.Option("--judge", help="Judge the completion in this file instead.")
+        Path | None,
+        typer.Option(
+            "--judge", help="Judge the completion in this file instead; exits 1 if wrong."
+        ),
     ] = None,
 ) -> None:
     """Print a puzzle's prompt, one of its gold chains, or the verdict on an answer.
@@ -39,30 +43,35 @@ def puzzle(
     A model answers it with: sparrow puzzle countdown | sparrow generate -m tiny
     --sampling.temperature=1 --sampling.top_p=1 --sampling.max_tokens=2000
     """
+    if gold is not None and judge is not None:
+        raise ValueError("give --gold or --judge, not both")
     chosen = _family(family)
     row = chosen.row(seed, length)
     if judge is not None:
-        verdict = chosen.reward(row, judge.read_text(encoding="utf-8"))
+        verdict = chosen.reward(row, _text(judge))
         print(f"score {verdict.score:g}, accuracy {verdict.acc:g}: {verdict.reason}")
-        return
+        raise typer.Exit(int(verdict.acc < 1))
     print(row.prompt)
     if gold is not None:
         print(chosen.chain(row, gold))
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="tiny, small, or a folder of `sparrow warmup`.")],
+    model: Annotated[str, typer.Argument(help="tiny, small, or a run of `sparrow warmup`.")],
     family: Annotated[
         list[str] | None, typer.Option("--family", "-f", help=f"{FAMILIES}; several. Default: all.")
     ] = None,
     length: Annotated[
-        list[int] | None, typer.Option("--length", "-l", help="Chain lengths; several.")
+        list[int] | None,
+        typer.Option("--length", "-l", help="Chain lengths; several. Default: 200 500 1000."),
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=2, help="Puzzles of each kind.")] = 32,
     temperature: Annotated[float, typer.Option(help="1 samples from the model itself.")] = 1.0,
-    budget: Annotated[int | None, typer.Option(help="Sparse: tokens kept, no layer dense.")] = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Sparse: tokens kept, 48 at least; no layer is dense.")
+    ] = None,
     window: Annotated[
-        int | None, typer.Option(help="Only the last so many tokens are seen.")
+        int | None, typer.Option(help="Only the last so many tokens are seen: a multiple of 16.")
     ] = None,
     gym: Annotated[
         str | None,
@@ -73,7 +82,7 @@ def evaluate(
 ) -> None:
     """Accuracy of a model on puzzles, by family and length: dense, sparse or through a window."""
     if gym is not None:
-        if family or budget or window:
+        if family or budget is not None or window is not None:
             raise ValueError("--gym goes with --length, --rows and --temperature alone")
         found = _evaluate_gym(model, gym, length, rows, temperature, device)
     else:
@@ -116,10 +125,12 @@ def _evaluate_puzzles(
     from sparrow.tasks import PUZZLES
 
     names = [_family(name).name for name in family or PUZZLES]
-    loaded = load(model, device=device)
+    made = Path(model) / "model"  # of a run directory
+    loaded = load(made if made.is_dir() else model, device=device)
     read_puzzles(loaded)
     lengths = length or [200, 500, 1000]
-    with notes.status(f"{len(names) * len(lengths) * rows} puzzles on {loaded.device}"):
+    with _bar() as bar:
+        task = bar.add_task(f"puzzles on {loaded.device}", total=len(names) * len(lengths) * rows)
         return accuracies(
             loaded,
             names,
@@ -128,6 +139,7 @@ def _evaluate_puzzles(
             temperature=temperature,
             budget=budget,
             window=window,
+            on_answer=lambda: bar.advance(task),
         )
 
 
@@ -145,11 +157,13 @@ def warmup(
     configs/warmup/ has the recipes of the shipped models.
     """
     from sparrow.config import WarmupConfig, load_config
-    from sparrow.dataflow.warmup import run_directory, warm_up
+    from sparrow.dataflow.warmup import MODEL, run_directory, warm_up
 
     files = [Path(word) for word in config if not word.startswith("--")]
     loaded = load_config(WarmupConfig, files, [word for word in config if word.startswith("--")])
-    report(f"{run_directory(loaded)}: {loaded.steps} steps")
+    place = run_directory(loaded)
+    ended = (place / MODEL).exists()
+    report(f"{place}: {'has ended before' if ended else f'{loaded.steps} steps'}")
     with _progress(loaded) as on_step:
         folder = warm_up(loaded, on_step=on_step)
     print(folder)
@@ -181,8 +195,26 @@ def _table(found: "Accuracies") -> "Table":
     return table
 
 
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no text: {error}") from error
+
+
 @contextmanager
 def _progress(config: "WarmupConfig") -> Iterator[Callable[[dict[str, Any]], None]]:
+    with _bar() as bar:
+        task = bar.add_task("loss      ", total=config.steps)
+
+        def on_step(line: dict[str, Any]) -> None:
+            done = line["step"] + 1
+            bar.update(task, completed=done, description=f"loss {line['loss']:.3f}")
+
+        yield on_step
+
+
+def _bar() -> "Progress":
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -191,17 +223,5 @@ def _progress(config: "WarmupConfig") -> Iterator[Callable[[dict[str, Any]], Non
         TimeRemainingColumn,
     )
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=notes) as bar:
-        task = bar.add_task("loss      ", total=config.steps)
-
-        def on_step(line: dict[str, Any]) -> None:
-            done = line["step"] + 1
-            bar.update(task, completed=done, description=f"loss {line['loss']:.3f}")
-
-        yield on_step
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=notes, transient=True)

@@ -41,6 +41,7 @@ class Language(NamedTuple):
         return cls(encode, decode)
 
 
+OnAnswer = Callable[[], None]
 PUZZLE_LANGUAGE = Language(words.encode, words.decode)
 
 
@@ -76,17 +77,25 @@ def judge(
     room: float = ROOM,
     sources: Mapping[str, Source] = PUZZLES,
     language: Language = PUZZLE_LANGUAGE,
+    on_answer: OnAnswer | None = None,
 ) -> list[Judged]:
     """Answers to every row, params.n each, in the order of the rows.
 
     A row's own length decides how many tokens its answers may have: `room` times as many.
+    `on_answer` is called when one is complete.
     """
     prompts = [tuple(language.encode(row.prompt)) for row in rows]
     numbers = {}
     for index, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        left = engine.max_context - len(prompt)
+        if left < 1:
+            raise ValueError(
+                f"the prompt of {row.id} has {len(prompt)} tokens, the model's context "
+                f"{engine.max_context}: ask for shorter puzzles"
+            )
         own = replace(
             params,
-            max_tokens=min(round(row.length * room), engine.max_context - len(prompt)),
+            max_tokens=min(round(row.length * room), left),
             seed=None if params.seed is None else params.seed + index,
         )
         numbers[engine.add(list(prompt), own, schedule=schedule)] = index
@@ -94,6 +103,8 @@ def judge(
     for output in engine.stream():
         if (completion := output.completion) is None:
             continue
+        if on_answer is not None:
+            on_answer()
         index = numbers[output.request]
         row, text = rows[index], language.decode(completion.token_ids.tolist())
         found[index, output.sample] = Judged(
@@ -133,6 +144,7 @@ def accuracies(
     temperature: float = 1.0,
     budget: int | None = None,
     window: int | None = None,
+    on_answer: OnAnswer | None = None,
 ) -> dict[str, dict[int, Accuracy]]:
     """Accuracy on the first rows of each family and length: dense, sparse, or through a window."""
     engine, schedule = attending(model, budget=budget, window=window)
@@ -144,7 +156,7 @@ def accuracies(
     ]
     params = SamplingParams(seed=0, temperature=temperature)
     cells: dict[tuple[str, int], list[Judged]] = {}
-    for one in judge(engine, tasks, params, schedule=schedule):
+    for one in judge(engine, tasks, params, schedule=schedule, on_answer=on_answer):
         cells.setdefault((one.row.family, one.row.length), []).append(one)
     return {
         family: {length: accuracy(cells[family, length]) for length in lengths}

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from sparrow.train.supervised import StepStats, Supervised
 
 CURVE, CHECKPOINT, MODEL = "curve.jsonl", "checkpoint.pt", "model"
 READ_EVERY = 20  # steps between looks at the device: a look waits for it
+REMOVE = "remove the run directory to begin anew"
 OnStep = Callable[[dict[str, Any]], None]
 
 
@@ -49,11 +51,14 @@ def spec_of(shape: ShapeConfig) -> ModelSpec:
     )
 
 
-def new_trainer(config: WarmupConfig) -> Supervised:
-    """The trainer at step 0: weights are drawn on the CPU, so that every machine has the same."""
+def new_trainer(config: WarmupConfig, *, resumed: bool = False) -> Supervised:
+    """The trainer at step 0: weights are drawn on the CPU, so that every machine has the same.
+
+    A resumed one is about to get its weights from a checkpoint, and needs no start.
+    """
     device = pick_device(config.run.device)
     spec = spec_of(config.model)
-    if config.model.start is None:
+    if config.model.start is None or resumed:
         model = random(spec, seed=config.model.seed)
     else:
         model = narrowed(load(config.model.start, dtype="float32", device="cpu"), spec)
@@ -69,10 +74,13 @@ def warm_up(
     A run that has ended is not run again; a directory of another configuration is refused.
     """
     folder = run_directory(config)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; name another run.dir")
     state = _checkpoint(config, folder)
     if (folder / MODEL).exists():
         return folder / MODEL
-    trainer = new_trainer(config)
+    _check_stages(config)
+    trainer = new_trainer(config, resumed=state is not None)
     _begin(trainer, config, folder, state)
     with (folder / CURVE).open("a", encoding="utf-8") as curve:
         for line in train(trainer, config, until=until):
@@ -114,6 +122,14 @@ def train(
             unread, begun = [], time.monotonic()
 
 
+def _check_stages(config: WarmupConfig) -> None:
+    """Make the first documents of every stage: one that cannot be filled is found at the start."""
+    make, first = PuzzleDocuments.of(config), 0
+    for stage in config.stages:
+        make(first)
+        first += stage.steps
+
+
 def _refuse_nan(lines: list[dict[str, Any]]) -> None:
     for line in lines:
         for name in ("loss", "gradient"):  # either spoils the weights
@@ -128,13 +144,33 @@ def _checkpoint(config: WarmupConfig, folder: Path) -> dict[str, Any] | None:
         if (folder / MODEL).exists():
             raise ValueError(f"{folder / MODEL} is there, but not {file}: what made it?")
         return None
-    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    state = _read_state(file)
     if state.pop("config") != _identity(config):
         raise ValueError(
             f"{file} is of another configuration ({folder / FILE_NAME}); "
             "give this run a directory of its own (run.dir), or remove that one"
         )
     return state
+
+
+def _read_state(file: Path) -> dict[str, Any]:
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, IndexError, ValueError, UnpicklingError) as error:
+        raise ValueError(f"{file} is damaged ({type(error).__name__}); {REMOVE}") from error
+    if not isinstance(state, dict) or state.keys() != {"next", "model", "optimiser", "config"}:
+        raise ValueError(f"{file} is no checkpoint of a warm-up; {REMOVE}")
+    return state
+
+
+def _curve(file: Path, steps: int) -> list[str]:
+    """The lines of the steps before a checkpoint; all must be there."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+    if len(lines) < steps:
+        raise ValueError(
+            f"{file} has {len(lines)} of the {steps} steps before the checkpoint; {REMOVE}"
+        )
+    return lines[:steps]
 
 
 def _begin(
@@ -144,9 +180,9 @@ def _begin(
     save_resolved(config, folder)
     lines: list[str] = []
     if state is not None:
+        lines = _curve(folder / CURVE, state["next"])
         trainer.restore(state)
-        lines = (folder / CURVE).read_text(encoding="utf-8").splitlines(keepends=True)
-    (folder / CURVE).write_text("".join(lines[: trainer.next]), encoding="utf-8")
+    (folder / CURVE).write_text("".join(lines), encoding="utf-8")
 
 
 def _save_checkpoint(trainer: Supervised, config: WarmupConfig, folder: Path) -> None:

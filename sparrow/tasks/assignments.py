@@ -224,6 +224,8 @@ def evaluate(data: Mapping[str, Any]) -> int:
         missing = [word for word in line[::2] if word in program and word not in known]
         if missing:
             stack += missing
+            if len(stack) > 2 * len(program) + 1:
+                raise ValueError("assignments: the program of this row goes in circles")
             continue
         name = stack.pop()
         if len(line) == 1:

@@ -46,7 +46,7 @@ def assert_same_course(lines: list[dict[str, Any]], wanted: list[dict[str, Any]]
     assert means.max() < 0.2
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_the_first_steps_reproduce_the_recorded_curve() -> None:
     config = load_config(
         WarmupConfig, [ROOT / "configs" / "warmup" / "base.toml"], ["--run.device=cpu"]

@@ -219,13 +219,13 @@ def test_a_gradient_that_is_no_number_is_refused(toml: Path) -> None:
 def test_no_checkpoint_is_left_of_a_run_that_went_wrong(
     toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(config: WarmupConfig) -> Any:
-        trainer = new_trainer(config)
+    def spoilt(config: WarmupConfig, *, resumed: bool) -> Any:
+        trainer = new_trainer(config, resumed=resumed)
         with torch.no_grad():
             trainer.model.norm.weight.fill_(float("nan"))
         return trainer
 
-    monkeypatch.setattr(warmup, "new_trainer", broken)
+    monkeypatch.setattr(warmup, "new_trainer", spoilt)
     with pytest.raises(ValueError, match="step 0: the loss is nan; lower the rate"):
         warm_up(config_of(toml))
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
@@ -289,3 +289,62 @@ def test_where_a_run_is_by_default(toml: Path) -> None:
 def test_until_the_end_and_beyond(toml: Path, tmp_path: Path) -> None:
     assert warm_up(config_of(toml), until=100) == tmp_path / "run" / "model"
     assert len(curve(tmp_path / "run")) == STEPS
+
+
+def broken(kind: str, file: Path) -> None:
+    match kind:
+        case "cut off":
+            file.write_bytes(file.read_bytes()[:1000])
+        case "empty":
+            file.write_bytes(b"")
+        case "noise":
+            file.write_bytes(bytes(range(256)) * 8)
+        case "another table":
+            torch.save({"a": 1}, file)
+        case "no table":
+            torch.save([1], file)
+
+
+@pytest.mark.parametrize("kind", ["cut off", "empty", "noise", "another table", "no table"])
+def test_a_damaged_checkpoint_is_named(toml: Path, tmp_path: Path, kind: str) -> None:
+    config = config_of(toml)
+    warm_up(config, until=3)
+    broken(kind, tmp_path / "run" / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is (damaged|no checkpoint).*remove"):
+        warm_up(config)
+
+
+@pytest.mark.parametrize("lines", [None, 1])
+def test_a_curve_that_lacks_steps_is_refused(toml: Path, tmp_path: Path, lines: int | None) -> None:
+    config = config_of(toml)
+    warm_up(config, until=3)
+    curve = tmp_path / "run" / "curve.jsonl"
+    kept = curve.read_text().splitlines(keepends=True)[:lines] if lines else []
+    curve.unlink() if lines is None else curve.write_text("".join(kept))
+    with pytest.raises(ValueError, match=rf"curve.jsonl has {lines or 0} of the 3 steps"):
+        warm_up(config)
+
+
+def test_a_file_in_the_place_of_the_run_directory(toml: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(ValueError, match="taken is no folder"):
+        warm_up(config_of(toml, "taken"))
+
+
+def test_a_stage_that_cannot_be_filled_is_found_at_the_start(toml: Path, tmp_path: Path) -> None:
+    text = TOML.replace("longest = 200", "shortest = 4000\nlongest = 4000")
+    toml.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match="none of 1000 documents"):
+        warm_up(config_of(toml))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_does_not_need_its_start(toml: Path, whole: Path, tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    (whole / "model").rename(start)
+    config = config_of(toml, "run", f"--model.start={start}")
+    try:
+        warm_up(config, until=3)
+    finally:
+        start.rename(whole / "model")
+    assert warm_up(config) == tmp_path / "run" / "model"
