@@ -70,6 +70,7 @@ def test_sizes(name: str) -> None:
     files = list((SHIPPED / name).iterdir())
     assert sum(file.stat().st_size for file in files) < 16 * 2**20
     assert {file.name for file in files} == {
+        "README.md",
         "config.json",
         "model.safetensors",
         "tokenizer.json",
