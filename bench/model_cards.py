@@ -20,6 +20,8 @@ FIGURES = {
     "tiny": (f"{DATE}-fitness-tiny-arm.json", f"{DATE}-fitness-tiny-arm.json"),
     "small": (f"{DATE}-fitness-small-h200.json", f"{DATE}-fitness-small-arm.json"),
 }
+ARM = "On an ARM CPU (Neoverse-N1), in float32"
+MEASURED = {"tiny": (ARM, ARM), "small": ("On an H200, in bfloat16", ARM)}
 MADE_FOR = {
     "tiny": "for a CPU, chains of about 200 to 1000 tokens",
     "small": "for one GPU, chains of about 1000 to 8000 tokens",
@@ -49,7 +51,8 @@ license: apache-2.0
 
 ## Accuracy, by puzzle and length of the chain asked for
 
-Temperature 1, {answers} puzzles each, ± one standard error. Window: only the last 256 tokens are
+{measured[0]}. Temperature 1, {answers} puzzles each,
+± one standard error. Window: only the last 256 tokens are
 seen. An answer may be 2.5 times as long as asked for; "cut off" is the share that ran into that.
 Tokens and entropy (nats a token) are of dense answers.
 
@@ -59,7 +62,8 @@ Tokens and entropy (nats a token) are of dense answers.
 
 ## Acceptance under sparse decoding (assignments)
 
-Block-mean rule, page 16, no dense layer; sampled by the sparse actor, replayed in float32; tokens
+{measured[1]}. Block-mean rule, page 16,
+no dense layer; sampled by the sparse actor, replayed in float32; tokens
 drawn at total lengths {bin}. Intervals (95 %) are over sequences.
 
 | budget | p05 | alpha between 0.05 and 0.95 | sequences |
@@ -105,6 +109,7 @@ def _card(name: str) -> str:
         tokens=own[1],
         cut=cut if spec.intermediate < wider else "",
         date=DATE,
+        measured=MEASURED[name],
         answers=cells[0]["answers"],
         rows="\n".join(_rows(accuracy)),
         bin=BINS[name],

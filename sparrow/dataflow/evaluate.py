@@ -17,7 +17,7 @@ from sparrow.sparse.schedule import Schedule
 from sparrow.tasks import PUZZLES, words
 from sparrow.tasks.base import Row, Source, Verdict
 from sparrow.tasks.gym import Gym
-from sparrow.tasks.words import VOCABULARY
+from sparrow.tasks.words import WORDS
 
 ROOM = 2.5  # an answer may be this many times as long as the dial says
 
@@ -87,15 +87,9 @@ def judge(
     prompts = [tuple(language.encode(row.prompt)) for row in rows]
     numbers = {}
     for index, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-        left = engine.max_context - len(prompt)
-        if left < 1:
-            raise ValueError(
-                f"the prompt of {row.id} has {len(prompt)} tokens, the model's context "
-                f"{engine.max_context}: ask for shorter puzzles"
-            )
         own = replace(
             params,
-            max_tokens=min(round(row.length * room), left),
+            max_tokens=min(round(row.length * room), _left(engine, row, prompt)),
             seed=None if params.seed is None else params.seed + index,
         )
         numbers[engine.add(list(prompt), own, schedule=schedule)] = index
@@ -114,6 +108,17 @@ def judge(
             verdict=sources[row.family].reward(row, text),
         )
     return [found[key] for key in sorted(found)]
+
+
+def _left(engine: Engine, row: Row, prompt: Sequence[int]) -> int:
+    """Tokens that the context has left for an answer."""
+    left = engine.max_context - len(prompt)
+    if left < 1:
+        raise ValueError(
+            f"the prompt of {row.id} has {len(prompt)} tokens, the model's context "
+            f"{engine.max_context}: ask for shorter puzzles"
+        )
+    return left
 
 
 def accuracy(judged: Sequence[Judged]) -> Accuracy:
@@ -202,11 +207,14 @@ def attending(
 
 
 def read_puzzles(model: Decoder) -> None:
-    """Refuse a model that does not speak the language of the puzzles."""
-    if model.spec.vocabulary != VOCABULARY:
+    """Refuse a model that does not speak the language of the puzzles, word for word."""
+    spoken: dict[str, int] = {}
+    if model.source is not None and model.spec.vocabulary == len(WORDS):
+        spoken = load_tokenizer(model.source).get_vocab()
+    if spoken != {word: index for index, word in enumerate(WORDS)}:
         raise ValueError(
-            f"a model with {model.spec.vocabulary} words does not speak the language of the "
-            f"puzzles, which has {VOCABULARY}: evaluate one that `sparrow warmup` made, or "
+            f"{model.source or 'the model'} does not speak the language of the puzzles "
+            f"({len(WORDS)} words): evaluate a model that `sparrow warmup` made, or "
             f"{' or '.join(shipped())}"
         )
 

@@ -115,3 +115,13 @@ def test_tokens_are_those_of_the_original(folder):
     ids = [788, 216, 33, 41, 40, 36, 28, 216, 33, 34, 35, 36, 37, 1232, 216, 38, 39, 40]
     assert tokenizer(text).input_ids == ids
     assert tokenizer.decode(ids) == text
+
+
+def test_reasoning_gym_judges_a_model_with_a_real_tokenizer(folder):
+    pytest.importorskip("reasoning_gym")
+    from sparrow.dataflow.evaluate import gym_accuracy
+
+    found = gym_accuracy(str(folder), "leg_counting", rows=2, tokens=24, device="cpu")
+    assert found.answers == 2
+    assert found.tokens <= 24
+    assert sum(found.reasons.values()) == 2

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("pydantic")
+
 from sparrow import models
-from sparrow.dataflow.evaluate import Judged, accuracy, judge
+from sparrow.dataflow.evaluate import Judged, accuracy, judge, read_puzzles
 from sparrow.engine import Engine
 from sparrow.records import Completion, SamplingParams
 from sparrow.tasks import PUZZLES
@@ -168,3 +170,20 @@ def test_rows_of_one_seed_and_two_lengths_are_two() -> None:
     longer = Row(family="graph", seed=0, length=200, prompt="p", data={})
     other = Judged(row=longer, prompt=(1,), completion=other.completion, verdict=other.verdict)
     assert accuracy([one, other]).error == pytest.approx(0.5)
+
+
+def test_shipped_models_speak_the_language_and_others_are_refused(model, tmp_path) -> None:
+    read_puzzles(models.load("tiny", device="cpu"))
+    with pytest.raises(ValueError, match="the model does not speak the language"):
+        read_puzzles(model)  # as many words, but no tokenizer says which
+    folder = models.save(model, tmp_path / "other", tokenizer=models.locate("tiny"))
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace('"yes":', '"sure":'))
+    with pytest.raises(ValueError, match="other does not speak the language"):
+        read_puzzles(models.load(folder, device="cpu"))
+
+
+def test_a_prompt_beyond_the_context_is_named(model) -> None:
+    row = PUZZLES["graph"].row(0, 2000)
+    with pytest.raises(ValueError, match=r"the prompt of graph-2000-0 has .* context 256"):
+        judge(engine_of(model), [row], params())
