@@ -62,7 +62,7 @@ def _solve(console: Console, session: Session) -> None:
 
 def _worth(console: Console, model: Decoder) -> Table:
     """Accuracy on equal puzzles: all tokens, those that a rule chooses, the last ones."""
-    table = Table(f"assignments, chains of about {LONG} tokens", "accuracy", "tokens")
+    table = Table(f"assignments, {ROWS} puzzles of about {LONG} tokens", "accuracy", "tokens")
     ways: dict[str, dict[str, int]] = {
         "dense: every token": {},
         f"sparse: {KEPT} tokens, chosen at every step": {"budget": KEPT},
