@@ -26,10 +26,20 @@ from sparrow.ops.reference.attention import attend_decode as definition
 
 HEADS, KV_HEADS, SIZE, PAGE = 16, 8, 128, 16
 SCALE = SIZE**-0.5
-CASES = ((32, 32768), (32, 16384), (16, 128), (1, 32768), (32, 2048))
-SCHEDULES = ((64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 8, 3), (32, 4, 5), (32, 2, 4))
-SPLITS = (256, 512, 1024, 2048, 4096, 8192)
-KEPT = 256  # pages of a list
+# rows, tokens, and how many pages of a list (None: dense)
+CASES = (
+    (32, 32768, (None, 256)),
+    (16, 32768, (None, 64)),
+    (16, 16384, (None, 64)),
+    (60, 16384, (None, 128)),
+    (16, 128, (None,)),
+    (1, 32768, (None, 256)),
+    (32, 2048, (None,)),
+)
+SCHEDULES = ((64, 4, 3), (64, 4, 4), (64, 8, 3), (32, 4, 4))
+SPLITS = (1, 2, 4, 8, 16, 32)
+LEAST = (64, 128, 256)  # tokens of a split
+TURNS = 8  # lists that take turns, so that the cache does not hold what they name
 COLD = 512 << 20  # bytes that a graph reads before it comes back to a pool
 PROMPTS = (4096, 16384)
 BLOCKS = ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (128, 128, 8, 2))
@@ -43,28 +53,29 @@ class Case(NamedTuple):
     pools: list[tuple[Tensor, Tensor]]
     table_BM: Tensor
     lengths_B: Tensor
-    lists: PageLists | None
+    lists: list[PageLists | None]
     bytes: int
 
-    def attend(self, pool: int) -> Tensor:
-        k_NGPD, v_NGPD = self.pools[pool]
+    def attend(self, turn: int) -> Tensor:
+        k_NGPD, v_NGPD = self.pools[turn % len(self.pools)]
+        lists = self.lists[turn % len(self.lists)]
         return decode.attend_decode(
-            self.q_BHD, k_NGPD, v_NGPD, self.table_BM, self.lengths_B, self.lists, scale=SCALE
+            self.q_BHD, k_NGPD, v_NGPD, self.table_BM, self.lengths_B, lists, scale=SCALE
         )
 
     def exact(self) -> Tensor:
         k_NGPD, v_NGPD = self.pools[0]
         return definition(
-            self.q_BHD, k_NGPD, v_NGPD, self.table_BM, self.lengths_B, self.lists, scale=SCALE
+            self.q_BHD, k_NGPD, v_NGPD, self.table_BM, self.lengths_B, self.lists[0], scale=SCALE
         )
 
 
 def main() -> None:
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), f"torch {torch.__version__}")
-    for rows, tokens in CASES:
+    for rows, tokens, lists in CASES:
         pools = make_pools(rows, tokens)
-        for kept in (None, min(KEPT, tokens // PAGE // 2)):
+        for kept in lists:
             tune_decode(make_case(pools, rows, tokens, kept), rows, tokens, kept)
         del pools
         torch.cuda.empty_cache()
@@ -93,14 +104,15 @@ def make_case(pools: list[tuple[Tensor, Tensor]], rows: int, tokens: int, kept: 
         pools=pools,
         table_BM=torch.randperm(rows * width, device="cuda", dtype=torch.int32).view(rows, width),
         lengths_B=torch.full((rows,), tokens, device="cuda", dtype=torch.int32),
-        lists=None if kept is None else random_lists(rows, width, kept),
+        lists=[None if kept is None else random_lists(rows, width, kept) for _ in range(TURNS)],
         bytes=rows * KV_HEADS * read * 2 * PAGE * SIZE * pools[0][0].itemsize,
     )
 
 
 def random_lists(rows: int, width: int, kept: int) -> PageLists:
     order = torch.rand(rows, KV_HEADS, width, device="cuda").argsort(2)
-    pages = order[..., :kept].sort(2).values.int()
+    pages = torch.full_like(order, -1, dtype=torch.int32)  # as wide as the table, as selected
+    pages[..., :kept] = order[..., :kept].sort(2).values.int()
     return PageLists(pages, torch.full((rows, KV_HEADS), kept, device="cuda", dtype=torch.int32))
 
 
@@ -113,17 +125,18 @@ def tune_decode(case: Case, rows: int, tokens: int, kept: int | None) -> None:
     for cut in dict.fromkeys((own, *decode_plans(tokens))):
         with planned(decode, cut):
             check(cut, case.attend(0), expected)
-            seconds = cold_time(case.attend, len(case.pools))
+            seconds = cold_time(case.attend, max(len(case.pools), TURNS if kept else 1))
         found.append((seconds, cut))
     report(found, own, case.bytes / 1e12, "TB/s")
 
 
 def decode_plans(tokens: int) -> Iterator[decode.Plan]:
-    """Splits longer than the rows are all the same: one of them is enough."""
+    """Splits by schedule; how short they may be, with the first schedule only."""
     for tile, warps, stages in SCHEDULES:
-        for split in SPLITS:
-            if split < 2 * tokens or split == SPLITS[0]:
-                yield decode.Plan(tile=tile, split=split, warps=warps, stages=stages)
+        for splits in SPLITS:
+            for least in LEAST if (tile, warps, stages) == SCHEDULES[0] else (128,):
+                if splits * least <= tokens or splits == 1:
+                    yield decode.Plan(tile, splits, least, warps, stages)
 
 
 def tune_prefill(tokens: int) -> None:

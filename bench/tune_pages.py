@@ -1,9 +1,10 @@
-"""Page and sampling kernels on this GPU: checks, then microseconds over their block sizes.
+"""Selection and sampling on this GPU: checks, then microseconds over their block sizes.
 
     python3 bench/tune_pages.py
 
 Each line is the median of replays of a CUDA graph that holds many calls, so the gap between two
-launches counts and Python does not. Starred lines are what the package uses.
+launches counts and Python does not. Starred lines are what the package uses. The kernels of flows
+are tuned by bench/tune_flows.py.
 """
 
 import statistics
@@ -19,13 +20,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from sparrow import ops
-from sparrow.ops.kernels import sample, score, select, store
+from sparrow.ops.kernels import sample, select
 
-ROWS, KV_HEADS, GROUP, SIZE, PAGE = 32, 8, 4, 128, 16
+ROWS, KV_HEADS, PAGE = 32, 8, 16
 BUDGET = 4096
 VOCABULARY = 151_936
 CALLS, REPLAYS = 20, 15
-BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
 
 
 def microseconds(call: Callable[[], object]) -> float:
@@ -71,46 +71,6 @@ def expected_of(op: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return op(*arguments, **options)
 
 
-def tune_append() -> Iterator[str]:
-    pools = [torch.randn(4096, KV_HEADS, PAGE, SIZE, **BF16) for _ in range(2)]
-    pools.append(torch.zeros(4096, KV_HEADS, SIZE, **BF16))
-    fused = torch.randn(ROWS, KV_HEADS, 3 * SIZE, **BF16)
-    token = fused[..., :SIZE], fused[..., SIZE : 2 * SIZE]
-    pages = torch.randperm(4096, device="cuda")[:ROWS] * PAGE
-    cases = {
-        "2 of 32 rows finish": torch.arange(ROWS, device="cuda") % PAGE,
-        "all finish": PAGE - 1,
-    }
-    for (case, offsets), heads in product(cases.items(), (1, 2, 8)):
-        slots = (pages + offsets).int()
-        expected = [pool.clone() for pool in pools]
-        expected_of(ops.append_pages, *expected, *token, slots)
-        with settings(store, DECODE_HEADS=heads) as star:
-            store.append_pages(*pools, *token, slots)
-            torch.testing.assert_close(pools, expected)
-            time = microseconds(lambda slots=slots: store.append_pages(*pools, *token, slots))
-        yield line(f"append, {case}", f"heads a program {heads}", star, time)
-
-
-def tune_score(pages: int) -> Iterator[str]:
-    total = ROWS * pages
-    landmark = torch.randn(total, KV_HEADS, SIZE, **BF16)
-    q = torch.randn(ROWS, KV_HEADS * GROUP, SIZE, **BF16)
-    table = torch.randperm(total, device="cuda").int().view(ROWS, pages)
-    lengths = torch.full((ROWS,), pages * PAGE, device="cuda", dtype=torch.int32)
-    arguments = (q, landmark, table, lengths)
-    expected = expected_of(ops.score_pages, *arguments, page=PAGE)
-    for block, warps in product((16, 32, 64, 128), (1, 2, 4, 8)):
-        if not 4 <= block // warps <= 32:
-            continue
-        with settings(score, BLOCK=block, WARPS=warps) as star:
-            found = score.score_pages(*arguments, page=PAGE)
-            torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
-            time = microseconds(lambda: score.score_pages(*arguments, page=PAGE))
-        setting = f"block {block} warps {warps}"
-        yield line(f"score, {pages} pages", setting, star, time, 2 * landmark.numel())
-
-
 def tune_select(pages: int, budget: int, kind: str) -> Iterator[str]:
     scores = torch.randn(ROWS, KV_HEADS, pages, device="cuda")
     lengths = torch.full((ROWS,), pages * PAGE - 3, device="cuda", dtype=torch.int32)
@@ -148,9 +108,7 @@ def tune_sample(rows: int) -> Iterator[str]:
 
 def main() -> None:
     torch.manual_seed(0)
-    lines = [*tune_append()]
-    for pages in (128, 1024, 2048):
-        lines += tune_score(pages)
+    lines: list[str] = []
     for pages in (128, 256, 1024, 2048):
         # A budget that keeps all looks at no score; short rows get a smaller one as well.
         lines += tune_select(pages, BUDGET, f"budget {BUDGET}")
@@ -158,7 +116,7 @@ def main() -> None:
             lines += tune_select(pages, 1024, "budget 1024")
     for rows in (16, 32):
         lines += tune_sample(rows)
-    print(torch.cuda.get_device_name(), "rows", ROWS, "KV heads", KV_HEADS, "head size", SIZE)
+    print(torch.cuda.get_device_name(), "rows", ROWS, "KV heads", KV_HEADS)
     print(f"{'what':<32} {'setting':<34}   {'us':>9} {'TB/s':>8}")
     print("\n".join(lines))
 

@@ -17,7 +17,7 @@ from sparrow.ops.api.pages import (
 )
 from sparrow.ops.api.rows import step_inputs, step_outputs
 from sparrow.ops.api.sampling import sample
-from sparrow.ops.dispatch import settled_weights, using, versions
+from sparrow.ops.dispatch import fastest, settled_weights, using, versions
 from sparrow.ops.reference.logprob import TokenStats, TopK
 from sparrow.ops.reference.sampling import Draws
 from sparrow.ops.types import (
@@ -25,6 +25,8 @@ from sparrow.ops.types import (
     PageCache,
     PageLists,
     RowState,
+    Scorer,
+    Scores,
     StepInputs,
     kv_fields,
     page_bytes,
@@ -36,6 +38,8 @@ __all__ = [
     "PageCache",
     "PageLists",
     "RowState",
+    "Scorer",
+    "Scores",
     "StepInputs",
     "TokenStats",
     "TopK",
@@ -45,6 +49,7 @@ __all__ = [
     "attend_causal_paged",
     "attend_decode",
     "attend_sparse",
+    "fastest",
     "gate",
     "kv_fields",
     "linear_add",

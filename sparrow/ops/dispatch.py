@@ -32,9 +32,6 @@ FASTER = {
     ("attend_decode", "cuda"): ("sparrow.ops.kernels.attend_decode", "triton"),
     ("attend_causal_paged", "cuda"): ("sparrow.ops.kernels.attend_prefill", "triton"),
     ("write_pages", "cuda"): ("sparrow.ops.kernels.store", "triton"),
-    ("summarise_pages", "cuda"): ("sparrow.ops.kernels.store", "triton"),
-    ("append_pages", "cuda"): ("sparrow.ops.kernels.store", "triton"),
-    ("score_pages", "cuda"): ("sparrow.ops.kernels.score", "triton"),
     ("select_pages", "cuda"): ("sparrow.ops.kernels.select", "triton"),
     ("sample", "cuda"): ("sparrow.ops.kernels.sample", "triton"),
     ("norm_linear", "cuda"): ("sparrow.ops.kernels.linear", "triton"),
@@ -73,6 +70,11 @@ def settled_weights() -> Iterator[None]:
         yield
     finally:
         _settled.reset(token)
+
+
+def fastest() -> bool:
+    """Whether faster versions may run here, and not only definitions."""
+    return _choice.get() == "fastest"
 
 
 def weights_settled() -> bool:

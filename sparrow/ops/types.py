@@ -11,7 +11,7 @@ Dimension letters, used as suffixes in every tensor name of this room:
 Query head h belongs to KV head h // R, as in Hugging Face checkpoints.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,6 +32,15 @@ class PageLists(NamedTuple):
     counts: Tensor
 
 
+Scores = Callable[[int, int], Tensor]
+"""Scores of the queries start to stop of one sequence, [n, G, stop // page]: of the pages that are
+finished at the end of the range. Pages that a query does not have yet may score anything."""
+
+Scorer = Callable[[Tensor, Tensor, Tensor, int], Scores]
+"""What scores the pages of one sequence: given its q, k and v [S, heads, D] and how many of its
+first tokens are dense."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
     """A named block of numbers kept per KV head: the shape of one block and its dtype."""
@@ -39,6 +48,7 @@ class Field:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    start: float = 0.0  # what a state is at first
 
     @property
     def bytes(self) -> int:
@@ -124,6 +134,11 @@ class PageCache:
         """A state field of one layer, [slots, G, *shape]."""
         return _named(self._states, name, "state")[layer]
 
+    def begin(self, slot: int) -> None:
+        """A request starts in this slot: its state is what it is at first."""
+        for field in self.state_fields:
+            self._states[field.name][:, slot] = field.start
+
     def read(self, pages: Tensor, slot: int | None = None) -> dict[str, Tensor]:
         """Copies in host memory of what pages, and a request's slot, hold in all layers.
 
@@ -139,7 +154,7 @@ class PageCache:
     def write(self, copies: Mapping[str, Tensor], pages: Tensor, slot: int | None = None) -> None:
         """Put back what `read` gave, into these pages and this slot, bit for bit."""
         for name, field in self._blocks.items():
-            for layer, copy in zip(field, copies[name], strict=True):
+            for layer, copy in zip(_bits(field), _bits(copies[name]), strict=True):
                 layer.index_copy_(0, pages, copy.to(field.device, non_blocking=True))
         if slot is not None:
             for name, field in self._states.items():
@@ -147,7 +162,7 @@ class PageCache:
 
     def copy_pages(self, source: Tensor, target: Tensor) -> None:
         """Copy whole pages, all fields and layers."""
-        for field in self._blocks.values():
+        for field in map(_bits, self._blocks.values()):
             field[:, target] = field[:, source]
 
 
@@ -174,11 +189,16 @@ def _gather(field: Tensor, pages: Tensor) -> Tensor:
     """[layers, pages, ...] of one field in host memory, pinned where it comes from a GPU."""
     shape = (field.shape[0], len(pages), *field.shape[2:])
     host = torch.empty(shape, dtype=field.dtype, pin_memory=field.is_cuda)
-    for layer, copy in zip(field, host, strict=True):
+    for layer, copy in zip(_bits(field), _bits(host), strict=True):
         copy.copy_(layer.index_select(0, pages), non_blocking=True)
     if field.is_cuda:
         torch.cuda.current_stream(field.device).synchronize()
     return host
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """What can be moved: torch does not index all 8-bit floats everywhere."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 def _named(fields: Mapping[str, Tensor], name: str, kind: str) -> Tensor:

@@ -85,6 +85,10 @@ SHAPES = [
     (64, torch.float16, 3),
     (128, torch.float32, 2),
     (64, torch.float32, 3),
+    (80, torch.bfloat16, 5),
+    (96, torch.bfloat16, 4),
+    (112, torch.float16, 7),
+    (160, torch.bfloat16, 64),
 ]
 
 
@@ -107,6 +111,10 @@ def test_decode(head_size: int, dtype: torch.dtype, ratio: int, budget: int | No
         (256, 16, torch.float32),
         (128, 1, torch.bfloat16),
         (64, 64, torch.float16),
+        (64, 256, torch.bfloat16),
+        (40, 16, torch.bfloat16),
+        (240, 16, torch.bfloat16),
+        (80, 16, torch.float32),
     ],
 )
 def test_decode_of_other_shapes(head_size: int, page: int, dtype: torch.dtype) -> None:
@@ -122,6 +130,25 @@ def test_the_list_of_all_pages_is_dense(lengths: list[int], dtype: torch.dtype) 
     assert dense.isfinite().all()
     assert torch.equal(attend(batch, chosen(batch, 10**6)), dense)
     assert torch.equal(attend(batch, chosen(batch, 10**6, width=4000)), dense)
+
+
+@pytest.mark.parametrize("kept", [1, 8, 9, 64, 500])
+def test_few_pages_of_a_wide_table(kept: int) -> None:
+    """One long row: its kept pages are shared by many programs, whatever their number."""
+    batch = on_gpu(make_batch([60_000], heads=4, kv_heads=2, head_size=128, dtype=torch.bfloat16))
+    lists = chosen(batch, max(3, kept) * 16)
+    assert lists is not None
+    lists = PageLists(lists.pages, lists.counts.clamp(max=kept))
+    assert_no_less_exact(decode.attend_decode, definition.attend_decode, batch.q_BHD, batch, lists)
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    """With as many rows of as wide a table: what they hold changes nothing."""
+    batch = on_gpu(make_batch(LENGTHS, heads=4, kv_heads=2, head_size=128, dtype=torch.bfloat16))
+    together = attend(batch)
+    lengths = batch.lengths_B.clone()
+    lengths[:-2] = 0
+    assert torch.equal(attend(batch._replace(lengths_B=lengths))[-2:], together[-2:])
 
 
 def test_a_narrow_list_gives_the_bits_of_a_wide_one() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparrow.ops.api.checks import (
+    budgets_fit,
     groups,
     lists_fit,
     packed,
@@ -17,10 +18,11 @@ from sparrow.ops.api.checks import (
     rows,
     same_head_size,
     same_shape,
+    share_of_mass,
 )
 from sparrow.ops.dispatch import run
 from sparrow.ops.reference import attention as _attention
-from sparrow.ops.types import PageLists
+from sparrow.ops.types import PageLists, Scorer
 
 
 @torch.no_grad()
@@ -112,23 +114,27 @@ def attend_sparse(
     v_TGD: Tensor,
     bounds: Tensor,
     dense_B: Tensor,
-    budgets_T: Tensor,
+    budgets: Tensor,
     *,
     page: int,
     first: int = 1,
     last: int = 2,
     scale: float,
+    mass: float | None = None,
+    scorer: Scorer | None = None,
 ) -> Tensor:
     """Sparse causal attention of whole packed sequences at once, [T, H, D], with gradients.
 
     The first dense[b] tokens of sequence b (its prompt) see everything before them. Each later
     token keeps the pages that decoding would have kept when it was the newest token: scored by
-    the rule of `score_pages` and chosen by that of `select_pages` under its own budget, budgets[t].
+    `scorer` (None: the rule of `score_pages`) and chosen by the rule of `select_pages` under its
+    own budget, budgets[t] or, by KV head, budgets[t, g].
     Pages are counted from the start of each sequence. The choice itself carries no gradient. Scores
     of one token and of many are equal up to rounding, so a near tie may fall to either page.
     """
     packed(q_THD, k_TGD, v_TGD)
-    rows("budgets", budgets_T, len(q_THD))
+    budgets_fit(budgets, len(q_THD), k_TGD.shape[1])
+    share_of_mass(mass)
     rows("bounds", bounds, len(dense_B) + 1)
     reserved(first, last)
     page_size(page)
@@ -140,9 +146,11 @@ def attend_sparse(
         v_TGD,
         bounds,
         dense_B,
-        budgets_T,
+        budgets,
         page=page,
         first=first,
         last=last,
         scale=scale,
+        mass=mass,
+        scorer=scorer,
     )

@@ -25,6 +25,21 @@ def rows(name: str, tensor: Tensor, expected: int, *, ndim: int = 1) -> None:
         raise ValueError(f"{name} must have {expected} rows, got shape {dims(tensor)}")
 
 
+def budgets_fit(budgets: Tensor, row_count: int, kv_heads: int) -> None:
+    """Whole numbers, one for each row, or one for each row and KV head."""
+    rows("budgets", budgets, row_count, ndim=2 if budgets.ndim == 2 else 1)
+    if budgets.ndim == 2 and budgets.shape[1] != kv_heads:
+        raise ValueError(
+            f"budgets {dims(budgets)} must be for {row_count} rows, or for these and "
+            f"{kv_heads} KV heads"
+        )
+
+
+def share_of_mass(mass: float | None) -> None:
+    if mass is not None and not 0 < mass <= 1:
+        raise ValueError(f"mass must be above 0 and at most 1, got {mass}")
+
+
 def page_size(page: int) -> None:
     if page < 1:
         raise ValueError(f"page must be at least 1 token, got {page}")

@@ -8,12 +8,14 @@ effect.
 from torch import Tensor
 
 from sparrow.ops.api.checks import (
+    budgets_fit,
     groups,
     landmarks_fit,
     page_size,
     reserved,
     rows,
     same_shape,
+    share_of_mass,
     tokens_fit_pool,
 )
 from sparrow.ops.dispatch import run
@@ -96,14 +98,17 @@ def score_pages(
 def select_pages(
     score_BGM: Tensor,
     lengths_B: Tensor,
-    budgets_B: Tensor,
+    budgets: Tensor,
     *,
     page: int,
     first: int = 1,
     last: int = 2,
     width: int | None = None,
+    mass: float | None = None,
 ) -> PageLists:
     """Choose the pages that each row and KV head keeps under a budget of tokens.
+
+    budgets are per row, [B], or per row and KV head, [B, G].
 
     **The budget counts every kept token**: reserved pages and the unfinished page included. The
     `first` pages and the `last` pages (the unfinished one is the very last) are always kept, even
@@ -112,19 +117,28 @@ def select_pages(
     at least the length keeps everything. Equal scores go to the earlier page; NaN scores last.
     Lists are ascending and padded with -1 to `width` (default: M). A list longer than `width`
     is an error.
+
+    With `mass`, a share above 0 and up to 1, scores are masses (a negative or NaN score is none,
+    and an unfinished page has none), and the choice may end earlier: after the reserved pages, the
+    best others are added until what is kept, reserved pages included, holds at least that share of
+    the mass of all finished pages, or the budget is spent. A budget of 2**31 - 1 (DENSE) is that of
+    a dense row in a batch of sparse ones: it keeps everything, whatever the mass. Sums are in fp32,
+    so versions may differ by a page where the share is met within rounding.
     """
     reserved(first, last)
     page_size(page)
+    share_of_mass(mass)
     rows("lengths", lengths_B, len(score_BGM))
-    rows("budgets", budgets_B, len(score_BGM))
+    budgets_fit(budgets, *score_BGM.shape[:2])
     return run(
         "select_pages",
         _pages.select_pages,
         score_BGM,
         lengths_B,
-        budgets_B,
+        budgets,
         page=page,
         first=first,
         last=last,
         width=width,
+        mass=mass,
     )

@@ -39,10 +39,10 @@ def fits(dtype: torch.dtype, head_size: int) -> bool:
     return dtype in DTYPES and head_size % LANES == 0
 
 
-def supports(op: str, *tensors: Tensor, **_: Any) -> bool:
+def supports(op: str, *tensors: Tensor, mass: float | None = None, **_: Any) -> bool:
     """One dtype that fits, and pools without gaps; tokens and queries may have any strides."""
     if op == "select_pages":
-        return tensors[0].dtype == torch.float32
+        return tensors[0].dtype == torch.float32 and mass is None
     floats, pools = _FLOATS[op]
     dtypes = {x.dtype for x in tensors[floats]}
     return (
@@ -114,26 +114,28 @@ def score_pages(
 def select_pages(
     score_BGM: Tensor,
     lengths_B: Tensor,
-    budgets_B: Tensor,
+    budgets: Tensor,
     *,
     page: int,
     first: int = 1,
     last: int = 2,
     width: int | None = None,
+    mass: None = None,
 ) -> PageLists:
     score = np.ascontiguousarray(score_BGM.detach().numpy())
     rows, kv_heads, scores = score.shape
     width = scores if width is None else width
-    plan_B2 = np.empty((rows, 2), np.int64)
-    pages, kept = _plan(_integers(lengths_B), _integers(budgets_B), page, first + last, plan_B2)
+    budgets_BG = _integers(budgets if budgets.ndim == 2 else budgets[:, None].expand(-1, kv_heads))
+    plan_BG2 = np.empty((rows, kv_heads, 2), np.int64)
+    pages, kept = _plan(_integers(lengths_B), budgets_BG, page, first + last, plan_BG2)
     if pages > scores:
         raise ValueError(f"{pages} pages of a sequence, but {scores} scores")
-    if kv_heads and kept > width:
+    if kept > width:
         raise ValueError(f"a page list holds {kept} pages, its width is {width}")
     list_BGK = np.empty((rows, kv_heads, width), np.int32)
     count_BG = np.empty((rows, kv_heads), np.int32)
     share(
-        lambda begin, end: _list(score, plan_B2, first, last, list_BGK, count_BG, begin, end),
+        lambda begin, end: _list(score, plan_BG2, first, last, list_BGK, count_BG, begin, end),
         rows,
         most=1 + score.nbytes // BYTES_PER_THREAD,
     )
@@ -302,24 +304,26 @@ def _score_row(query_GD: Array, landmark_NGD: Array, table_M: Array, score_GM: A
 
 @kernel
 def _plan(
-    lengths_B: Array, budgets_B: Array, page: int, reserved: int, plan_B2: Array
+    lengths_B: Array, budgets_BG: Array, page: int, reserved: int, plan_BG2: Array
 ) -> tuple[np.int64, np.int64]:
-    """Per row, how many pages it has and how many it keeps; returns the most of each."""
+    """Per row and head, how many pages it has and how many it keeps; returns the most of each."""
     most_pages = most_kept = np.int64(0)
     for b in range(len(lengths_B)):
         pages = max((lengths_B[b] + page - 1) // page, np.int64(0))
         tail = lengths_B[b] - (pages - 1) * page
-        affordable = (budgets_B[b] - tail) // page + 1
-        kept = min(max(affordable, min(pages, np.int64(reserved))), pages)
-        plan_B2[b, 0], plan_B2[b, 1] = pages, kept
-        most_pages, most_kept = max(most_pages, pages), max(most_kept, kept)
+        most_pages = max(most_pages, pages)
+        for g in range(budgets_BG.shape[1]):
+            affordable = (budgets_BG[b, g] - tail) // page + 1
+            kept = min(max(affordable, min(pages, np.int64(reserved))), pages)
+            plan_BG2[b, g, 0], plan_BG2[b, g, 1] = pages, kept
+            most_kept = max(most_kept, kept)
     return most_pages, most_kept
 
 
 @kernel
 def _list(
     score_BGM: Array,
-    plan_B2: Array,
+    plan_BG2: Array,
     first: int,
     last: int,
     list_BGK: Array,
@@ -328,16 +332,14 @@ def _list(
     end: int,
 ) -> None:
     """The lists of the rows begin..end; a row that keeps everything needs no scores."""
-    _, heads, scores = score_BGM.shape
-    key_M = np.empty(scores, np.uint32)
+    key_M = np.empty(score_BGM.shape[2], np.uint32)
     for b in range(begin, end):
-        pages, kept = plan_B2[b, 0], plan_B2[b, 1]
-        for g in range(heads):
+        for g in range(score_BGM.shape[1]):
             list_K = list_BGK[b, g]
+            pages, kept = plan_BG2[b, g, 0], plan_BG2[b, g, 1]
             count_BG[b, g] = kept
             if kept == pages:
-                for m in range(kept):
-                    list_K[m] = m
+                list_K[:kept] = np.arange(kept)
             else:
                 _best(score_BGM[b, g], pages, kept, first, last, key_M, list_K)
             list_K[kept:] = -1
@@ -352,8 +354,7 @@ def _best(
     for m in range(len(others)):
         others[m] = _key(score_M[first + m])
     threshold, equals = _threshold(others, kept - first - last)
-    for m in range(first):
-        list_K[m] = m
+    list_K[:first] = np.arange(first)
     n = first
     for m in range(len(others)):
         tied = others[m] == threshold and equals > 0
@@ -361,8 +362,7 @@ def _best(
             list_K[n] = first + m
             n += 1
             equals -= tied
-    for m in range(last):
-        list_K[n + m] = pages - last + m
+    list_K[n : n + last] = np.arange(pages - last, pages)
 
 
 @njit

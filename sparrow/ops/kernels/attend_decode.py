@@ -1,11 +1,12 @@
 """Decode attention on a GPU: each kept page is read once, long rows are shared by many programs.
 
-The pages of a row and KV head (its list, or all of them) are cut into splits of a fixed number of
-pages. One program attends over one split; where there are several, a second kernel joins their
-partial softmaxes in order. How rows are cut follows from the shapes of queries, pool and table
-(`plan`): nothing waits for the GPU, a CUDA graph can hold the call, the list of all pages gives
-the bits of no list, and what other rows hold changes no bit of a row.
-Legend of the dimension letters: sparrow/ops/types.py; X = splits.
+The pages of a row and KV head (its list, or all of them) are cut into splits. One program attends
+over one split; where there may be several, a second kernel joins their partial softmaxes in order.
+How many splits there may be follows from the shapes of queries, pool and table (`plan`), how many
+pages each of them has from the row and head's own number of pages (`_split_pages`): few kept pages
+of a long row are shared like all pages of a short one. So nothing waits for the GPU, a CUDA graph
+can hold the call, the list of all pages gives the bits of no list, and what other rows hold changes
+no bit of a row. Legend of the dimension letters: sparrow/ops/types.py; X = splits.
 """
 
 import math
@@ -20,19 +21,26 @@ from sparrow.ops.kernels.overlap import overlaps, wait
 from sparrow.ops.types import PageLists
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SIZES = (32, 64, 128, 256)
-PROGRAMS = 264  # wanted at once: two on each of 132 multiprocessors
-LEAST_SPLIT, MOST_SPLIT = 256, 4096  # tokens of one program
-FEW = 64  # programs without splits: below, more splits are worth a second kernel that joins them
+LEAST_SIZE, MOST_SIZE = 32, 256  # numbers of a head
+PROGRAMS = 256  # wanted in a call: two on each of 132 multiprocessors
+ENOUGH = 192  # programs without splits: from here on splits only even out the work
+MOST_PROGRAMS = 8192  # so that partial results stay small
+MOST_SPLITS = 64  # of a row
+LEAST_SPLIT = 128  # tokens of one program, where there are few
+EVEN_SPLIT = 1024  # tokens of one program, where there are enough
+LONG_SPLIT = 2048  # tokens of one program: rather more splits than longer ones
 JOIN_TILE = 32  # splits that are joined per step
 MOST_GROUP = 64  # query heads of a KV head
 
 
 class Plan(NamedTuple):
-    """How a call is cut: tokens per step and per split, and how a step is scheduled."""
+    """How a call is cut: tokens per step, splits of a row (at most), tokens of a split (at least),
+    and how a step is scheduled.
+    """
 
     tile: int
-    split: int
+    splits: int
+    least: int
     warps: int
     stages: int
 
@@ -42,19 +50,22 @@ def plan(rows: int, kv_heads: int, tokens: int, head_size: int, itemsize: int) -
 
     A tile of K takes 16 KB, so that the tiles in flight of two programs fit a multiprocessor.
     """
-    tile = max(16, min(128, 16384 // (head_size * itemsize)))
-    share = triton.next_power_of_2(-(-rows * kv_heads * tokens // PROGRAMS))
-    least = LEAST_SPLIT if rows * kv_heads < FEW else 2 * LEAST_SPLIT
-    return Plan(tile, max(least, min(MOST_SPLIT, share)), warps=4, stages=3)
+    tile = max(16, min(128, 16384 // (triton.next_power_of_2(head_size) * itemsize)))
+    pairs = rows * kv_heads
+    few = triton.next_power_of_2(4 * pairs)
+    least = EVEN_SPLIT if pairs >= ENOUGH else max(tile, LEAST_SPLIT, few)
+    wanted = max(PROGRAMS // pairs, -(-tokens // LONG_SPLIT))
+    most = min(MOST_SPLITS, MOST_PROGRAMS // pairs, -(-tokens // least))
+    return Plan(tile, max(1, min(wanted, most)), least, warps=4, stages=4)
 
 
 def fits(dtype: torch.dtype, head_size: int) -> bool:
-    """bf16, fp16 or fp32, and heads of 32, 64, 128 or 256 numbers."""
-    return dtype in DTYPES and head_size in SIZES
+    """bf16, fp16 or fp32, and heads of 32 to 256 numbers in eights."""
+    return dtype in DTYPES and LEAST_SIZE <= head_size <= MOST_SIZE and head_size % 8 == 0
 
 
 def supports(_op: str, q_BHD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, **__: Any) -> bool:
-    """One dtype that fits, contiguous pools, pages of a power of two that fit the least split."""
+    """One dtype that fits, contiguous pools of pages of a power of two, groups not too large."""
     kv_heads, page = k_NGPD.shape[1:3]
     return (
         fits(q_BHD.dtype, q_BHD.shape[2])
@@ -62,7 +73,6 @@ def supports(_op: str, q_BHD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, *
         and k_NGPD.is_contiguous()
         and v_NGPD.is_contiguous()
         and page.bit_count() == 1
-        and page <= LEAST_SPLIT
         and q_BHD.shape[1] <= MOST_GROUP * kv_heads
     )
 
@@ -85,40 +95,43 @@ def attend_decode(
     q_BHD = q_BHD if q_BHD.stride(2) == 1 else q_BHD.contiguous()
     cut = plan(len(q_BHD), kv_heads, table_BM.shape[1] * page, size, q_BHD.itemsize)
     width = table_BM.shape[1] if lists is None else lists.pages.shape[2]
-    splits = max(1, -(-width * page // cut.split))
+    least = max(1, cut.least // page)
+    splits = max(1, min(cut.splits, -(-width // least)))  # a narrow list cannot fill more
     partials = _partials(out_BHD, splits)
     lengths_B = lengths_B.contiguous()
     # Without lists the kernels look at no list: any pointer will do.
     pages, counts = (lengths_B, lengths_B) if lists is None else (t.contiguous() for t in lists)
-    shape = _shape(q_BHD, k_NGPD, listed=lists is not None)
+    shape = _shape(q_BHD, k_NGPD, cut.tile, listed=lists is not None)
+    sizes = width, splits, cut.splits, least
     _attend_split[kv_heads, len(q_BHD), splits](
         *(q_BHD, k_NGPD, v_NGPD, table_BM, lengths_B, pages, counts),
-        *(out_BHD, *partials, scale * math.log2(math.e), width, splits, cut.split // page),
+        *(out_BHD, *partials, scale * math.log2(math.e), *sizes),
         *(*q_BHD.stride()[:2], *table_BM.stride()),
         **shape,
         PADDED=max(16, triton.next_power_of_2(shape["GROUP"])),
-        TILE=cut.tile,
         DIRECT=splits == 1,
         num_warps=cut.warps,
         num_stages=cut.stages,
     )
     if splits > 1:
         _join[q_BHD.shape[1], len(q_BHD)](
-            *(out_BHD, *partials, lengths_B, counts, splits, cut.split // page),
+            *(out_BHD, *partials, lengths_B, counts, *sizes),
             **shape,
-            TILE=JOIN_TILE,
+            JOINED=JOIN_TILE,
         )
     return out_BHD
 
 
-def _shape(q_BHD: Tensor, k_NGPD: Tensor, *, listed: bool) -> dict[str, int]:
+def _shape(q_BHD: Tensor, k_NGPD: Tensor, tile: int, *, listed: bool) -> dict[str, int]:
     """What both kernels are compiled for."""
     kv_heads, page, size = k_NGPD.shape[1:]
     return {
         "KV_HEADS": kv_heads,
         "GROUP": q_BHD.shape[1] // kv_heads,
         "SIZE": size,
+        "WIDE": triton.next_power_of_2(size),
         "PAGE": page,
+        "TILE": tile,
         "LISTED": listed,
         "OVERLAP": overlaps(q_BHD),
         "launch_pdl": overlaps(q_BHD),
@@ -143,17 +156,42 @@ def _page_count(
     counts: tl.tensor,
     row: tl.tensor,
     kv_head: tl.tensor,
+    width: tl.tensor,
     KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     LISTED: tl.constexpr,
 ) -> tl.tuple:
-    """Length of a row, and how many pages one of its KV heads attends to."""
+    """Length of a row, and how many pages one of its KV heads attends to, the width at most."""
     length = tl.load(lengths + row).to(tl.int32)
     count = tl.cdiv(length, PAGE)
     if LISTED:
         count = tl.load(counts + row * KV_HEADS + kv_head).to(tl.int32)
         count = tl.where(length > 0, count, 0)
-    return length, count
+    return length, tl.minimum(count, width)
+
+
+@triton.jit
+def _split_pages(
+    count: tl.tensor,
+    shares: tl.tensor,
+    least: tl.tensor,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """Pages of one split if `count` pages are cut: even shares in whole tiles, none too small."""
+    even = tl.cdiv(count, shares)
+    if TILE > PAGE:
+        even = tl.cdiv(even, TILE // PAGE) * (TILE // PAGE)
+    return tl.maximum(even, least)
+
+
+@triton.jit
+def _mask(real_r: tl.tensor, lane_d: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+    """Numbers of heads that exist; where heads fill their lanes, only rows are asked for."""
+    mask = real_r[:, None]
+    if lane_d.shape[0] != SIZE:
+        mask = mask & (lane_d < SIZE)[None, :]
+    return mask
 
 
 @triton.jit
@@ -161,25 +199,22 @@ def _look_up(
     table: tl.tensor,
     pages: tl.tensor,
     token: tl.tensor,
-    limit: tl.tensor,
+    count: tl.tensor,
     length: tl.tensor,
     table_column: tl.tensor,
     PAGE: tl.constexpr,
     LISTED: tl.constexpr,
 ) -> tl.tuple:
-    """The physical page of each token of the list, and whether there is such a token.
-
-    limit: pages of the list or, without one, of the table; so that loads need not wait for length.
-    """
+    """The physical page of each token of the list, and whether there is such a token."""
     logical = token // PAGE
-    inside = logical < limit
+    inside = logical < count
     if LISTED:
         logical = tl.load(pages + logical, inside, other=0).to(tl.int32)
     block = tl.load(table + logical * table_column, inside, other=0).to(tl.int64)
     return block, inside & (logical * PAGE + token % PAGE < length)
 
 
-@triton.jit(do_not_specialize=["width", "splits", "split_pages", "table_row"])
+@triton.jit(do_not_specialize=["width", "splits", "shares", "least", "table_row"])
 def _attend_split(
     q: tl.tensor,
     k: tl.tensor,
@@ -195,7 +230,8 @@ def _attend_split(
     scale: tl.tensor,
     width: tl.tensor,
     splits: tl.tensor,
-    split_pages: tl.tensor,
+    shares: tl.tensor,
+    least: tl.tensor,
     q_row: tl.tensor,
     q_head: tl.tensor,
     table_row: tl.tensor,
@@ -203,11 +239,12 @@ def _attend_split(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
     PAGE: tl.constexpr,
+    TILE: tl.constexpr,
     LISTED: tl.constexpr,
     OVERLAP: tl.constexpr,
     PADDED: tl.constexpr,
-    TILE: tl.constexpr,
     DIRECT: tl.constexpr,
 ) -> None:
     """Softmax attention of one group of query heads over one split of its pages.
@@ -216,34 +253,35 @@ def _attend_split(
     the place of K and V in the compiler's pipeline. Scores are in base 2 (`scale` holds log2 e).
     """
     kv_head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    first = split * split_pages
     table += row * table_row
     pages += (row * KV_HEADS + kv_head) * width
-    head_r, lane_d, lane_t = tl.arange(0, PADDED), tl.arange(0, SIZE), tl.arange(0, TILE)
+    head_r, lane_d, lane_t = tl.arange(0, PADDED), tl.arange(0, WIDE), tl.arange(0, TILE)
     real_r = head_r < GROUP
     q += row * q_row + (kv_head * GROUP + head_r)[:, None] * q_head + lane_d[None, :]
     wait(OVERLAP)
-    length, count = _page_count(lengths, counts, row, kv_head, KV_HEADS, PAGE, LISTED)
-    limit = count if LISTED else width
-    begin, end = first * PAGE, tl.minimum(first + split_pages, count) * PAGE
-    token_t = begin + lane_t
-    block_t, real_t = _look_up(table, pages, token_t, limit, length, table_column, PAGE, LISTED)
+    length, count = _page_count(lengths, counts, row, kv_head, width, KV_HEADS, PAGE, LISTED)
+    split_pages = _split_pages(count, shares, least, PAGE, TILE)
+    first = split * split_pages
     if first >= tl.maximum(count, 1 if DIRECT else 0):  # alone, it writes a row of zeros too
         return
-    q_rd = tl.load(q, real_r[:, None], other=0.0)
+    begin, end = first * PAGE, tl.minimum(first + split_pages, count) * PAGE
+    token_t = begin + lane_t
+    block_t, real_t = _look_up(table, pages, token_t, count, length, table_column, PAGE, LISTED)
+    q_rd = tl.load(q, _mask(real_r, lane_d, SIZE), other=0.0)
     top_r = tl.full([PADDED], float("-inf"), tl.float32)
     total_r = tl.zeros([PADDED], tl.float32)
-    value_rd = tl.zeros([PADDED, SIZE], tl.float32)
+    value_rd = tl.zeros([PADDED, WIDE], tl.float32)
 
     for _ in range(begin, end, TILE):
         place_t = (block_t * KV_HEADS + kv_head) * (PAGE * SIZE) + token_t % PAGE * SIZE
         place_td = place_t[:, None] + lane_d[None, :]
-        k_td = tl.load(k + place_td, real_t[:, None], other=0.0)
-        v_td = tl.load(v + place_td, real_t[:, None], other=0.0)
+        real_td = _mask(real_t, lane_d, SIZE)
+        k_td = tl.load(k + place_td, real_td, other=0.0)
+        v_td = tl.load(v + place_td, real_td, other=0.0)
         score_rt = tl.dot(q_rd, tl.trans(k_td), input_precision="ieee") * scale
         score_rt = tl.where(real_t[None, :], score_rt, float("-inf"))
         token_t += TILE
-        block_t, real_t = _look_up(table, pages, token_t, limit, length, table_column, PAGE, LISTED)
+        block_t, real_t = _look_up(table, pages, token_t, count, length, table_column, PAGE, LISTED)
         higher_r = tl.maximum(top_r, tl.max(score_rt, 1))
         weight_rt = tl.exp2(score_rt - higher_r[:, None])
         shrink_r = tl.exp2(top_r - higher_r)
@@ -256,16 +294,16 @@ def _attend_split(
     if DIRECT:
         value_rd = value_rd / tl.where(total_r == 0, 1.0, total_r)[:, None]
         place_rd = place_r[:, None] * SIZE + lane_d[None, :]
-        tl.store(out + place_rd, value_rd.to(out.dtype.element_ty), real_r[:, None])
+        tl.store(out + place_rd, value_rd.to(out.dtype.element_ty), _mask(real_r, lane_d, SIZE))
     else:
         place_r = place_r * splits + split
         tl.store(top + place_r, top_r, real_r)
         tl.store(total + place_r, total_r, real_r)
         place_rd = place_r[:, None] * SIZE + lane_d[None, :]
-        tl.store(value + place_rd, value_rd, real_r[:, None])
+        tl.store(value + place_rd, value_rd, _mask(real_r, lane_d, SIZE))
 
 
-@triton.jit(do_not_specialize=["splits", "split_pages"])
+@triton.jit(do_not_specialize=["width", "splits", "shares", "least"])
 def _join(
     out: tl.tensor,
     value: tl.tensor,
@@ -273,34 +311,38 @@ def _join(
     total: tl.tensor,
     lengths: tl.tensor,
     counts: tl.tensor,
+    width: tl.tensor,
     splits: tl.tensor,
-    split_pages: tl.tensor,
+    shares: tl.tensor,
+    least: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
     PAGE: tl.constexpr,
+    TILE: tl.constexpr,
     LISTED: tl.constexpr,
     OVERLAP: tl.constexpr,
-    TILE: tl.constexpr,
+    JOINED: tl.constexpr,
 ) -> None:
     """One query head of one row: its partial softmaxes joined, as many as its pages filled."""
     wait(OVERLAP)
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    _, count = _page_count(lengths, counts, row, head // GROUP, KV_HEADS, PAGE, LISTED)
-    used = tl.cdiv(count, split_pages)
+    _, count = _page_count(lengths, counts, row, head // GROUP, width, KV_HEADS, PAGE, LISTED)
+    used = tl.cdiv(count, _split_pages(count, shares, least, PAGE, TILE))
     place = row * KV_HEADS * GROUP + head
-    lane_d = tl.arange(0, SIZE)
+    lane_d = tl.arange(0, WIDE)
     top_so_far = tl.full([], float("-inf"), tl.float32)
     total_so_far = tl.zeros([], tl.float32)
-    value_d = tl.zeros([SIZE], tl.float32)
-    for start in range(0, used, TILE):
-        split_x = start + tl.arange(0, TILE)
+    value_d = tl.zeros([WIDE], tl.float32)
+    for start in range(0, used, JOINED):
+        split_x = start + tl.arange(0, JOINED)
         real_x = split_x < used
         place_x = place * splits + split_x
         top_x = tl.load(top + place_x, real_x, other=float("-inf"))
         total_x = tl.load(total + place_x, real_x, other=0.0)
         place_xd = place_x[:, None] * SIZE + lane_d[None, :]
-        value_xd = tl.load(value + place_xd, real_x[:, None], other=0.0)
+        value_xd = tl.load(value + place_xd, _mask(real_x, lane_d, SIZE), other=0.0)
         higher = tl.maximum(top_so_far, tl.max(top_x, 0))
         grow_x = tl.exp2(top_x - higher)
         shrink = tl.exp2(top_so_far - higher)
@@ -308,4 +350,4 @@ def _join(
         value_d = value_d * shrink + tl.sum(value_xd * grow_x[:, None], 0)
         top_so_far = higher
     value_d = value_d / tl.where(total_so_far == 0, 1.0, total_so_far)
-    tl.store(out + place * SIZE + lane_d, value_d.to(out.dtype.element_ty))
+    tl.store(out + place * SIZE + lane_d, value_d.to(out.dtype.element_ty), lane_d < SIZE)

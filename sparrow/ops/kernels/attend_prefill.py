@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SIZES = (32, 64, 128, 256)
+LEAST_SIZE, MOST_SIZE = 32, 256  # numbers of a head
 
 
 class Plan(NamedTuple):
@@ -35,8 +35,8 @@ def plan(head_size: int, itemsize: int) -> Plan:
 
 
 def fits(dtype: torch.dtype, head_size: int) -> bool:
-    """bf16, fp16 or fp32, and heads of 32, 64, 128 or 256 numbers."""
-    return dtype in DTYPES and head_size in SIZES
+    """bf16, fp16 or fp32, and heads of 32 to 256 numbers in eights."""
+    return dtype in DTYPES and LEAST_SIZE <= head_size <= MOST_SIZE and head_size % 8 == 0
 
 
 def supports(_op: str, q_THD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, **__: Any) -> bool:
@@ -75,6 +75,7 @@ def attend_causal_paged(
         HEADS=heads,
         KV_HEADS=kv_heads,
         SIZE=size,
+        WIDE=triton.next_power_of_2(size),
         PAGE=page,
         QUERIES=cut.queries,
         KEYS=cut.keys,
@@ -116,6 +117,15 @@ def _look_up(
 
 
 @triton.jit
+def _mask(real_n: tl.tensor, lane_d: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+    """Numbers of heads that exist; where heads fill their lanes, only rows are asked for."""
+    mask = real_n[:, None]
+    if lane_d.shape[0] != SIZE:
+        mask = mask & (lane_d < SIZE)[None, :]
+    return mask
+
+
+@triton.jit
 def _walk(
     q_nd: tl.tensor,
     k: tl.tensor,
@@ -131,6 +141,7 @@ def _walk(
     total_n: tl.tensor,
     value_nd: tl.tensor,
     KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
     PAGE: tl.constexpr,
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
@@ -140,16 +151,16 @@ def _walk(
     Page numbers of a tile come from the step before: looked up in the same step, they would take
     the place of K and V in the compiler's pipeline.
     """
-    SIZE: tl.constexpr = q_nd.shape[1]
-    lane_d = tl.arange(0, SIZE)
+    lane_d = tl.arange(0, q_nd.shape[1])
     key_t = begin + tl.arange(0, KEYS)
     block_t = _look_up(table, key_t, length, table_column, PAGE)
     for _ in range(begin, end, KEYS):
         place_t = block_t * (KV_HEADS * PAGE * SIZE) + key_t % PAGE * SIZE
         place_td = place_t[:, None] + lane_d[None, :]
-        if MASKED:
-            k_td = tl.load(k + place_td, (key_t < length)[:, None], other=0.0)
-            v_td = tl.load(v + place_td, (key_t < length)[:, None], other=0.0)
+        if MASKED or q_nd.shape[1] != SIZE:
+            real_td = _mask(key_t < length, lane_d, SIZE)
+            k_td = tl.load(k + place_td, real_td, other=0.0)
+            v_td = tl.load(v + place_td, real_td, other=0.0)
         else:
             k_td = tl.load(k + place_td)
             v_td = tl.load(v + place_td)
@@ -188,6 +199,7 @@ def _attend_block(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
     PAGE: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -207,9 +219,9 @@ def _attend_block(
     real_n = query_n < end - start
     position_n = length - (end - start) + query_n
     token_n = (start + query_n).to(tl.int64)
-    lane_d = tl.arange(0, SIZE)
+    lane_d = tl.arange(0, WIDE)
     q += token_n[:, None] * q_token + head * q_head + lane_d[None, :]
-    q_nd = tl.load(q, real_n[:, None], other=0.0)
+    q_nd = tl.load(q, _mask(real_n, lane_d, SIZE), other=0.0)
 
     kv_head = head // (HEADS // KV_HEADS)
     k += kv_head * (PAGE * SIZE)
@@ -220,7 +232,7 @@ def _attend_block(
     stop = tl.minimum(position + QUERIES, length)
     top_n = tl.full([QUERIES], float("-inf"), tl.float32)
     total_n = tl.zeros([QUERIES], tl.float32)
-    value_nd = tl.zeros([QUERIES, SIZE], tl.float32)
+    value_nd = tl.zeros([QUERIES, WIDE], tl.float32)
     top_n, total_n, value_nd = _walk(
         q_nd,
         k,
@@ -236,6 +248,7 @@ def _attend_block(
         total_n,
         value_nd,
         KV_HEADS,
+        SIZE,
         PAGE,
         KEYS,
         MASKED=False,
@@ -255,10 +268,11 @@ def _attend_block(
         total_n,
         value_nd,
         KV_HEADS,
+        SIZE,
         PAGE,
         KEYS,
         MASKED=True,
     )
     value_nd = value_nd / total_n[:, None]
     out += (token_n[:, None] * HEADS + head) * SIZE + lane_d[None, :]
-    tl.store(out, value_nd.to(out.dtype.element_ty), real_n[:, None])
+    tl.store(out, value_nd.to(out.dtype.element_ty), _mask(real_n, lane_d, SIZE))

@@ -5,15 +5,17 @@ equals the dense call bit for bit, and a paged sequence equals a contiguous one 
 Legend of the dimension letters: sparrow/ops/types.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from sparrow.ops.reference.pages import accumulator, block_mean, keep_pages, page_means
-from sparrow.ops.types import PageLists
+from sparrow.ops.reference.pages import DENSE, accumulator, block_mean, keep_pages, page_means
+from sparrow.ops.types import PageLists, Scorer, Scores
 
 # Queries that are attended together: a fixed number, counted from the first query of a sequence
 # in the call, so that the result of a sequence never depends on its neighbours.
@@ -103,57 +105,61 @@ def attend_sparse(
     v_TGD: Tensor,
     bounds: Tensor,
     dense_B: Tensor,
-    budgets_T: Tensor,
+    budgets: Tensor,
     *,
     page: int,
     first: int = 1,
     last: int = 2,
     scale: float,
+    mass: float | None = None,
+    scorer: Scorer | None = None,
 ) -> Tensor:
     outputs = []
+    choice = {"page": page, "first": first, "last": last, "mass": mass}
+    begin = scorer or partial(block_mean_scores, page)
     for span, dense in zip(_spans(bounds, len(q_THD)), dense_B.tolist(), strict=True):
         q_SHD, k_SGD, v_SGD = q_THD[span], k_TGD[span], v_TGD[span]
-        keep = _KeepRule(q_SHD.detach(), k_SGD.detach(), budgets_T[span], dense, page, first, last)
+        scores = begin(q_SHD.detach(), k_SGD.detach(), v_SGD.detach(), dense)
+        keep = _KeepRule(scores, budgets[span], dense, choice)
         outputs.append(_attend_sequence(q_SHD, k_SGD, v_SGD, 0, keep, scale))
     return torch.cat([q_THD[:0], *outputs])
+
+
+def block_mean_scores(
+    page: int, q_SHD: Tensor, k_SGD: Tensor, _v_SGD: Tensor, _dense: int
+) -> Scores:
+    """The scores of the block-mean rule: a `Scorer`."""
+    whole_pages = len(k_SGD) // page
+    k_MPGD = k_SGD[: whole_pages * page].unflatten(0, (whole_pages, page))
+    landmark_MGD = page_means(k_MPGD.transpose(1, 2), k_SGD.dtype)
+    return lambda start, stop: block_mean(q_SHD[start:stop], landmark_MGD[: stop // page])
 
 
 class _KeepRule:
     """What each query of one sequence may look at, block by block of queries."""
 
     def __init__(
-        self,
-        q_SHD: Tensor,
-        k_SGD: Tensor,
-        budgets_S: Tensor,
-        dense: int,
-        page: int,
-        first: int,
-        last: int,
+        self, scores: Scores, budgets: Tensor, dense: int, choice: Mapping[str, Any]
     ) -> None:
-        whole_pages = len(k_SGD) // page
-        k_MPGD = k_SGD[: whole_pages * page].unflatten(0, (whole_pages, page))
-        self.landmark_MGD = page_means(k_MPGD.transpose(1, 2), k_SGD.dtype)
-        self.q_SHD, self.budgets_S, self.dense = q_SHD, budgets_S, dense
-        self.page, self.first, self.last = page, first, last
+        self.scores, self.budgets, self.dense = scores, budgets, dense
+        self.page: int = choice["page"]
+        self.choice = choice
 
     def __call__(self, start: int, stop: int) -> Tensor | None:
         """Tokens that queries start..stop keep, bool [n, G, stop]; None where all are dense."""
         if stop <= self.dense:
             return None
-        lengths_n = torch.arange(start + 1, stop + 1, device=self.q_SHD.device)
         scores_nGM = self._scores(start, stop)
-        budgets_n = self.budgets_S[start:stop].to(lengths_n)
-        budgets_n = torch.where(lengths_n <= self.dense, lengths_n, budgets_n)
-        keep_nGM = keep_pages(
-            scores_nGM, lengths_n, budgets_n, page=self.page, first=self.first, last=self.last
-        )
+        lengths_n = torch.arange(start + 1, stop + 1, device=scores_nGM.device)
+        budgets = self.budgets[start:stop].to(lengths_n)
+        prompt = (lengths_n <= self.dense).reshape(-1, *(1,) * (budgets.ndim - 1))
+        budgets = torch.where(prompt, DENSE, budgets)
+        keep_nGM = keep_pages(scores_nGM, lengths_n, budgets, **self.choice)
         return keep_nGM.repeat_interleave(self.page, dim=2)[:, :, :stop]
 
     def _scores(self, start: int, stop: int) -> Tensor:
-        landmark_MGD = self.landmark_MGD[: stop // self.page]
-        scores_nGM = block_mean(self.q_SHD[start:stop], landmark_MGD)
         unfinished = int(stop % self.page > 0)
+        scores_nGM = self.scores(start, stop)
         return torch.nn.functional.pad(scores_nGM, (0, unfinished), value=float("-inf"))
 
 

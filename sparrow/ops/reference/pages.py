@@ -8,6 +8,8 @@ from torch import Tensor
 
 from sparrow.ops.types import PageLists
 
+DENSE = 2**31 - 1  # the budget of a row that keeps everything
+
 
 def write_pages(
     k_NGPD: Tensor, v_NGPD: Tensor, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor
@@ -72,41 +74,77 @@ def score_pages(
 
 
 def keep_pages(
-    score_BGM: Tensor, lengths_B: Tensor, budgets_B: Tensor, *, page: int, first: int, last: int
+    score_BGM: Tensor,
+    lengths_B: Tensor,
+    budgets: Tensor,
+    *,
+    page: int,
+    first: int,
+    last: int,
+    mass: float | None = None,
 ) -> Tensor:
     """Which pages each row and KV head keeps, bool [B, G, M]; the rule is `select_pages`'s."""
     index_M = torch.arange(score_BGM.shape[2], device=score_BGM.device)
-    pages_B = pages_of(lengths_B, page)
-    if len(pages_B) and int(pages_B.max()) > len(index_M):
-        raise ValueError(f"{int(pages_B.max())} pages of a sequence, but {len(index_M)} scores")
-    exists_BM = index_M < pages_B[:, None]
-    reserved_BM = exists_BM & ((index_M < first) | (index_M >= pages_B[:, None] - last))
+    pages_B1 = pages_of(lengths_B, page)[:, None]
+    if len(pages_B1) and int(pages_B1.max()) > len(index_M):
+        raise ValueError(f"{int(pages_B1.max())} pages of a sequence, but {len(index_M)} scores")
+    exists_BM = index_M < pages_B1
+    reserved_BM = exists_BM & ((index_M < first) | (index_M >= pages_B1 - last))
 
-    tail_B = lengths_B - (pages_B - 1) * page
-    affordable_B = (budgets_B - tail_B).div(page, rounding_mode="floor") + 1
-    count_B = torch.minimum(torch.maximum(affordable_B, reserved_BM.sum(1)), pages_B)
+    tail_B1 = lengths_B[:, None] - (pages_B1 - 1) * page
+    budgets_BG = budgets if budgets.ndim == 2 else budgets[:, None]  # or [B, 1]: one for all heads
+    affordable_BG = (budgets_BG - tail_B1).div(page, rounding_mode="floor") + 1
+    reserved_B1 = reserved_BM.sum(1, keepdim=True)
+    count_BG = torch.minimum(torch.maximum(affordable_BG, reserved_B1), pages_B1)
 
-    # Reserved pages rank first and missing ones last, whatever the scores; ties go to the earlier.
+    if mass is not None:
+        score_BGM = masses_of(score_BGM, finished_BM=index_M < lengths_B[:, None] // page)
+    order_BGM = rank_pages(score_BGM, reserved_BM, exists_BM)
+    if mass is not None and len(index_M):
+        enough_BG = pages_for(score_BGM.gather(2, order_BGM), mass)
+        enough_BG = torch.minimum(count_BG, torch.maximum(enough_BG, reserved_B1))
+        count_BG = torch.where(budgets_BG == DENSE, count_BG, enough_BG)
+    chosen_BGM = (index_M < count_BG[:, :, None]).expand_as(order_BGM)
+    return torch.zeros_like(chosen_BGM).scatter(2, order_BGM, chosen_BGM)
+
+
+def rank_pages(score_BGM: Tensor, reserved_BM: Tensor, exists_BM: Tensor) -> Tensor:
+    """Pages by rank, [B, G, M]: reserved ones first and missing ones last, whatever the scores.
+
+    Ties go to the earlier page.
+    """
     most = torch.finfo(score_BGM.dtype).max
     rank_key_BGM = score_BGM.nan_to_num(nan=-most, posinf=most, neginf=-most)
     rank_key_BGM = rank_key_BGM.masked_fill(reserved_BM[:, None], float("inf"))
     rank_key_BGM = rank_key_BGM.masked_fill(~exists_BM[:, None], float("-inf"))
-    order_BGM = rank_key_BGM.argsort(dim=2, descending=True, stable=True)
-    chosen_M = (index_M < count_B[:, None]).unsqueeze(1).expand_as(order_BGM)
-    return torch.zeros_like(chosen_M).scatter(2, order_BGM, chosen_M)
+    return rank_key_BGM.argsort(dim=2, descending=True, stable=True)
+
+
+def masses_of(score_BGM: Tensor, finished_BM: Tensor) -> Tensor:
+    """Scores as masses: none where a score is negative or NaN, or its page is not finished."""
+    return score_BGM.nan_to_num(nan=0.0).clamp(min=0).masked_fill(~finished_BM[:, None], 0)
+
+
+def pages_for(ranked_BGM: Tensor, mass: float) -> Tensor:
+    """How many pages, taken in order of rank, hold the share `mass` of all their mass, [B, G]."""
+    held_BGM = ranked_BGM.cumsum(2, dtype=accumulator(ranked_BGM.dtype))
+    return (held_BGM < mass * held_BGM[:, :, -1:]).sum(2) + 1
 
 
 def select_pages(
     score_BGM: Tensor,
     lengths_B: Tensor,
-    budgets_B: Tensor,
+    budgets: Tensor,
     *,
     page: int,
     first: int = 1,
     last: int = 2,
     width: int | None = None,
+    mass: float | None = None,
 ) -> PageLists:
-    keep_BGM = keep_pages(score_BGM, lengths_B, budgets_B, page=page, first=first, last=last)
+    keep_BGM = keep_pages(
+        score_BGM, lengths_B, budgets, page=page, first=first, last=last, mass=mass
+    )
     return lists_of(keep_BGM, width=width)
 
 

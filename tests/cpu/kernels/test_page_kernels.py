@@ -8,7 +8,10 @@ import torch
 from support.paging import Batch, make_batch, slots_of
 
 pytest.importorskip("triton")
-from sparrow.ops.kernels import score, select, store
+import triton
+import triton.language as tl
+
+from sparrow.ops.kernels import select, store
 from sparrow.ops.reference import pages as definition
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,11 +27,9 @@ def batch_of(lengths: list[int], **options) -> Batch:
     return on_device(make_batch(lengths, **options))
 
 
-def poisoned(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def poisoned(batch: Batch) -> list[torch.Tensor]:
     """Empty pools of the batch's shape, NaN everywhere."""
-    return tuple(
-        torch.full_like(pool, NAN) for pool in (batch.k_NGPD, batch.v_NGPD, batch.landmark_NGD)
-    )
+    return [torch.full_like(pool, NAN) for pool in (batch.k_NGPD, batch.v_NGPD)]
 
 
 def same(left: torch.Tensor, right: torch.Tensor) -> None:
@@ -44,7 +45,7 @@ def same(left: torch.Tensor, right: torch.Tensor) -> None:
         (torch.float16, torch.float16, 5, 1, 16),
     ],
 )
-def test_write_and_summarise(ints, cache, tokens, page, kv_heads, size) -> None:
+def test_write(ints, cache, tokens, page, kv_heads, size) -> None:
     shape = {"heads": kv_heads, "kv_heads": kv_heads, "head_size": size, "page": page}
     batch = batch_of([2 * page + 1], dtype=cache, **shape)
     expected, actual = poisoned(batch), poisoned(batch)
@@ -52,36 +53,10 @@ def test_write_and_summarise(ints, cache, tokens, page, kv_heads, size) -> None:
     k, v = fused[..., :size], fused[..., size : 2 * size]  # strided views
     slots = slots_of(batch.table_BM[0], torch.arange(2 * page + 1, device=DEVICE), page).to(ints)
     slots = torch.cat([slots[:3], slots.new_tensor([-1, -7]), slots[3:]])
-    for module, (k_pool, v_pool, landmark) in ((definition, expected), (store, actual)):
-        module.write_pages(k_pool, v_pool, k, v, slots)
-        module.summarise_pages(k_pool, landmark, slots)
+    for module, pools in ((definition, expected), (store, actual)):
+        module.write_pages(*pools, k, v, slots)
     same(actual[0], expected[0])
     same(actual[1], expected[1])
-    torch.testing.assert_close(actual[2], expected[2], equal_nan=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_append_is_write_and_summarise_bit_for_bit(dtype) -> None:
-    """A page gets the same landmark from decoding as from prefill."""
-    lengths = [16, 17, 31, 32, 1]
-    batch = batch_of(lengths, dtype=dtype)
-    slots = torch.stack(
-        [
-            slots_of(row, torch.tensor(length - 1), 16)
-            for row, length in zip(batch.table_BM, lengths, strict=True)
-        ]
-    ).int()
-    slots[1] = -1
-    k, v = torch.randn(2, len(lengths), 2, 8, device=DEVICE)
-    pools = [[pool.clone() for pool in (*batch.pool[:2], batch.landmark_NGD)] for _ in range(2)]
-    store.append_pages(*pools[0], k, v, slots)
-    store.write_pages(*pools[1][:2], k, v, slots)
-    store.summarise_pages(pools[1][0], pools[1][2], slots)
-    for left, right in zip(*pools, strict=True):
-        same(left, right)
-    definition.append_pages(*pools[1], k, v, slots)
-    torch.testing.assert_close(pools[0], pools[1], equal_nan=True)
-    assert not torch.equal(pools[0][2].nan_to_num(), batch.landmark_NGD.nan_to_num())
 
 
 def test_no_tokens_change_nothing() -> None:
@@ -92,41 +67,11 @@ def test_no_tokens_change_nothing() -> None:
     same(batch.k_NGPD, before)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"dtype": torch.float16, "heads": 4, "kv_heads": 4},
-        {"heads": 3, "kv_heads": 1, "head_size": 20, "page": 4},
-    ],
-)
-def test_scores(options) -> None:
-    batch = batch_of([1, 15, 16, 17, 40, 0], **options)
-    page = batch.page
-    table = torch.cat([batch.table_BM, batch.table_BM], 1)[:, : batch.table_BM.shape[1]]
-    for ints in (torch.int32, torch.int64):
-        arguments = (batch.q_BHD, batch.landmark_NGD, table.to(ints), batch.lengths_B.to(ints))
-        expected = definition.score_pages(*arguments, page=page)
-        assert score.supports("score_pages", *arguments, page=page)
-        torch.testing.assert_close(score.score_pages(*arguments, page=page), expected)
-
-
-def test_scores_of_strided_tables_and_of_many_blocks(monkeypatch) -> None:
-    monkeypatch.setattr(score, "BLOCK", 2)
-    batch = batch_of([70, 16, 3])
-    table = torch.full((3, 11), -1, device=DEVICE)
-    table[:, :5] = batch.table_BM
-    for slice_ in (table[:, :9], table.repeat_interleave(2, 1)[:, 0:14:2]):
-        arguments = (batch.q_BHD, batch.landmark_NGD, slice_, batch.lengths_B)
-        expected = definition.score_pages(*arguments, page=16)
-        torch.testing.assert_close(score.score_pages(*arguments, page=16), expected)
-
-
 def check_select(scores, lengths, budgets, **options) -> None:
     arguments = (
         scores.to(DEVICE),
         torch.tensor(lengths, device=DEVICE, dtype=torch.int32),
-        torch.tensor(budgets, device=DEVICE),
+        torch.as_tensor(budgets, device=DEVICE),
     )
     assert select.supports("select_pages", *arguments, **options)
     expected = definition.select_pages(*arguments, **options)
@@ -174,6 +119,89 @@ def test_choices_from_real_scores_with_ties() -> None:
         check_select(scores, lengths, [budget] * 5, page=16)
 
 
+def test_budgets_of_heads() -> None:
+    torch.manual_seed(0)
+    budgets = torch.randint(0, 36, (3, 8))
+    check_select(torch.randn(8, 3, 8), LENGTHS, budgets.T, page=4)  # strided
+    check_select(torch.randn(8, 3, 8), LENGTHS, budgets.T.contiguous().int(), page=4)
+
+
+@pytest.mark.parametrize(
+    ("mass", "reserved", "most"),
+    [(0.01, (1, 2), 64), (0.25, (0, 1), 8), (0.75, (2, 3), 8), (0.9, (1, 2), 64), (1.0, (0, 1), 4)],
+)
+def test_shares_of_exact_masses(mass: float, reserved: tuple[int, int], most: int) -> None:
+    """Multiples of 1/64, of which sums are exact in any order; few of them give many ties."""
+    torch.manual_seed(most)
+    scores = torch.randint(-1, most, (8, 1, 40)) / 64
+    scores[0, :, ::3], scores[1, :, 1::2], scores[2] = NAN, -INF, 0.0
+    lengths = [160, 157, 160, 98, 0, 3, 159, 100]
+    for budgets in ([WIDE_OPEN] * 8, [0, 16, 24, 40, 1, 9, 100, 32]):
+        options = {"page": 4, "first": reserved[0], "last": reserved[1], "mass": mass}
+        check_select(scores, lengths, budgets, **options)
+
+
+@pytest.mark.parametrize("pages", [50, 2100])
+@pytest.mark.parametrize("mass", [0.3, 0.95])
+def test_shares_of_any_masses(pages: int, mass: float) -> None:
+    """Enough is kept, and without the worst of what was chosen it would not be."""
+    torch.manual_seed(0)
+    scores = torch.randn(3, 1, pages).mul(2).softmax(2).to(DEVICE)
+    lengths = torch.full((3,), pages * 4, device=DEVICE)
+    lists = select.select_pages(scores, lengths, lengths, page=4, mass=mass)
+    for row in range(3):
+        kept = lists.pages[row, 0, : lists.counts[row, 0]].long()
+        free = kept[(kept >= 1) & (kept < pages - 2)]
+        goal, held = mass * scores[row, 0].double().sum(), scores[row, 0, kept].double()
+        assert held.sum() >= goal - 1e-6
+        assert held.sum() - scores[row, 0, free].double().min() < goal + 1e-6
+        assert scores[row, 0, free].min() == scores[row, 0, 1:-2].topk(len(free)).values[-1]
+
+
+@pytest.mark.parametrize("mass", [None, 0.5])
+@pytest.mark.parametrize("ties", [False, True])
+def test_rows_of_every_size_in_one_wide_table(mass: float | None, ties: bool) -> None:
+    """What lies beyond a row's finished pages is not even looked at."""
+    pages = [3, 500, 512, 513, 2048, 2049, 8192, 20_000]
+    torch.manual_seed(0)
+    scores = torch.randint(0, 4 if ties else 10**5, (8, 1, 20_000)) / 64
+    lengths = [count * 4 - row % 2 for row, count in enumerate(pages)]
+    for row, length in enumerate(lengths):
+        scores[row, :, length // 4 :] = INF
+    budgets = [count * 2 for count in pages]
+    check_select(scores, lengths, budgets, page=4, mass=mass, width=11_000)
+    check_select(scores, lengths, [WIDE_OPEN] * 8, page=4, mass=mass)
+
+
+@triton.jit
+def _score_and_select(pages, count, scores, length, budget, width, BLOCK: tl.constexpr):
+    """A kernel that makes its own scores: every third page is good."""
+    m = tl.arange(0, BLOCK)
+    tl.store(scores + m, (m % 3 == 0).to(tl.float32), m < length // 4)
+    tl.debug_barrier()
+    select.select_row(pages, count, scores, length, budget, width, 4, 1, 2, None, BLOCK)
+
+
+@pytest.mark.parametrize("budget", [48, 0, 1000])
+def test_a_row_can_be_selected_inside_another_kernel(budget: int) -> None:
+    scores = torch.full((64,), NAN, device=DEVICE)
+    pages = torch.zeros(70, dtype=torch.int32, device=DEVICE)
+    count = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    _score_and_select[(1,)](pages, count, scores, 199, budget, 70, BLOCK=64)
+    lengths, budgets = torch.tensor([[199], [budget]], device=DEVICE)
+    expected = definition.select_pages(scores.view(1, 1, 64), lengths, budgets, page=4, width=70)
+    same(pages, expected.pages[0, 0])
+    same(count, expected.counts[0])
+
+
+def test_a_length_beyond_the_scores_stays_in_its_row() -> None:
+    scores = torch.randn(2, 1, 8, device=DEVICE)
+    lengths, budgets = torch.tensor([[40, 32], [16, 16]], device=DEVICE)
+    lists = select.select_pages(scores, lengths, budgets, page=4)
+    assert lists.counts.tolist() == [[4], [4]]
+    assert lists.pages[:, :, :4].max() == 7
+
+
 @pytest.mark.parametrize("width", [4, 5, 13])
 def test_width_of_lists(width: int) -> None:
     check_select(torch.randn(2, 2, 11), [44, 15], [16, WIDE_OPEN], page=4, width=width)
@@ -201,5 +229,5 @@ def test_what_falls_back_to_the_definition() -> None:
     assert not store.supports("write_pages", *(x.double() for x in pool), k, k, slots)
     assert not store.supports("write_pages", *(x.transpose(0, 1) for x in pool), k, k, slots)
     assert not store.supports("write_pages", *pool, k.mT.contiguous().mT, k, slots)
-    assert not select.supports("select_pages", torch.zeros(1, 1, 20_000), slots, slots, page=16)
+    assert not select.supports("select_pages", torch.zeros(1, 1, 40_000), slots, slots, page=16)
     assert not select.supports("select_pages", torch.zeros(1, 1, 8).double(), slots, slots, page=16)

@@ -227,6 +227,8 @@ def test_lists_are_those_of_the_definition(integer, kind: str, first: int, last:
     options = {"page": 4, "first": first, "last": last}
     both_lists(scores, lengths.to(integer), budgets.to(integer), **options)
     both_lists(scores, lengths.to(integer), budgets.to(integer), **options, width=width + 5)
+    per_head = torch.stack([budgets, budgets.roll(1), torch.full_like(budgets, DENSE)], 1)
+    both_lists(scores, lengths.to(integer), per_head.to(integer), **options)
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 5), (3, 2, 0), (2, 1, 1)])
@@ -263,6 +265,7 @@ def test_what_is_left_to_the_definition() -> None:
     assert not pages.supports("summarise_pages", k.transpose(0, 2), landmark, slots)
     assert not pages.supports("score_pages", k[:, 0, :2, :5], landmark[..., :5], slots, slots)
     assert not pages.supports("select_pages", landmark.double(), slots, slots, page=4)
+    assert not pages.supports("select_pages", landmark, slots, slots, page=4, mass=0.9)
     with ops.using("reference"):
         ops.append_pages(k, v, landmark, *halves, slots)
     assert torch.equal(k[0, :, 1], halves[0][0].float())

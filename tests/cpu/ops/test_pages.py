@@ -7,7 +7,7 @@ from support.paging import make_batch
 from sparrow import ops
 
 
-def select(scores: list[float], length: int, budget: int, **options: int) -> list[int]:
+def select(scores: list[float], length: int, budget: int, **options: float) -> list[int]:
     """Kept pages of one row and one KV head, pages of 4 tokens."""
     lists = ops.select_pages(
         torch.tensor([[scores]]),
@@ -79,6 +79,58 @@ def test_rows_and_heads_choose_for_themselves() -> None:
     assert lists.pages[0, 0, :4].tolist() == [0, 1, 6, 7]
     assert lists.pages[0, 1, :4].tolist() == [0, 4, 6, 7]  # 0, 0, 3, 2, 4, 1, 5, 0
     assert lists.counts[1].tolist() == [0, 0]  # a padding row keeps nothing
+
+
+def test_every_head_may_have_a_budget_of_its_own() -> None:
+    scores = torch.tensor([[SCORES, SCORES], [SCORES, SCORES]])
+    lengths = torch.tensor([32, 29])
+    lists = ops.select_pages(scores, lengths, torch.tensor([[16, 20], [0, 1000]]), page=4)
+    assert lists.counts.tolist() == [[4, 5], [3, 8]]
+    assert lists.pages[0, 0, :4].tolist() == [0, 1, 6, 7]
+    assert lists.pages[0, 1, :5].tolist() == [0, 1, 3, 6, 7]
+    for wrong in (torch.zeros(2, 3).int(), torch.zeros(3).int(), torch.zeros(2, 2)):
+        with pytest.raises(ValueError, match="budgets"):
+            ops.select_pages(scores, lengths, wrong, page=4)
+
+
+MASSES = [1.0, 8.0, 2.0, 6.0, 2.0, 9.0, 3.0, 1.0]  # 32 in all, 5 of them reserved
+
+
+@pytest.mark.parametrize(
+    ("share", "budget", "kept"),
+    [
+        (5 / 32, 32, [0, 6, 7]),  # the reserved pages are enough
+        (5.5 / 32, 32, [0, 5, 6, 7]),
+        (14 / 32, 32, [0, 5, 6, 7]),  # exactly met
+        (15 / 32, 32, [0, 1, 5, 6, 7]),
+        (15 / 32, 16, [0, 5, 6, 7]),  # the budget pays no more
+        (29 / 32, 32, [0, 1, 2, 3, 5, 6, 7]),  # of equals the earlier page
+        (1.0, 32, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (1.0, 0, [0, 6, 7]),
+    ],
+)
+def test_a_share_of_the_mass_may_end_the_choice(share, budget, kept) -> None:
+    assert select(MASSES, 32, budget, mass=share) == kept
+
+
+def test_an_unfinished_page_has_no_mass() -> None:
+    for last in (1.0, float("-inf"), float("nan")):  # 31 in all, 4 of them reserved
+        assert select([*MASSES[:7], last], 29, 29, mass=4 / 31) == [0, 6, 7]
+        assert select([*MASSES[:7], last], 29, 29, mass=13 / 31) == [0, 5, 6, 7]
+
+
+def test_what_is_no_mass() -> None:
+    nan = float("nan")
+    assert select([0, nan, -5, 2, -nan, 1, nan, nan], 32, 32, mass=1.0) == [0, 3, 5, 6, 7]
+    assert select([-1.0] * 8, 32, 32, mass=1.0) == [0, 6, 7]
+    lists = ops.select_pages(torch.ones(1, 1, 8), torch.tensor([0]), torch.tensor([9]), page=4)
+    assert lists.counts.tolist() == [[0]]
+
+
+@pytest.mark.parametrize("mass", [0.0, -0.5, 1.5, float("nan")])
+def test_other_shares_are_refused(mass: float) -> None:
+    with pytest.raises(ValueError, match="mass must be above 0 and at most 1"):
+        select(MASSES, 32, 32, mass=mass)
 
 
 def test_score_is_mean_query_times_mean_key() -> None:
