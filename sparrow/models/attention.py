@@ -24,25 +24,41 @@ class Packed:
         return ops.attend_causal(q_THD, k_TGD, v_TGD, self.bounds, scale=scale)
 
 
+class SequenceRule(Protocol):
+    """What sparse attention of whole sequences asks of a rule; `sparrow.sparse` has the rules."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def last(self) -> int: ...
+
+    @property
+    def mass(self) -> float | None: ...
+
+    def scorer(self, layer: int, page: int, /) -> ops.Scorer | None:
+        """How a layer's pages are scored; None where the whole layer is dense."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSparse:
     """What sparse decoding would have seen, for whole sequences at once: calibration, distilling.
 
-    The first dense[b] tokens of sequence b are dense (its prompt); token t keeps budgets[t] tokens.
+    The first dense[b] tokens of sequence b are dense (its prompt). Budgets are [layers, T], or
+    [layers, T, G] by KV head; token t keeps so many tokens.
     """
 
     bounds: Tensor
     dense_B: Tensor
-    budgets_T: Tensor
+    budgets: Tensor
     page: int
-    first: int = 1
-    last: int = 2
-    dense_layers: frozenset[int] = frozenset((0, 1))
+    rule: SequenceRule
 
     def __call__(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
     ) -> Tensor:
-        if layer in self.dense_layers:
+        scorer = self.rule.scorer(layer, self.page)
+        if scorer is None:
             return ops.attend_causal(q_THD, k_TGD, v_TGD, self.bounds, scale=scale)
         return ops.attend_sparse(
             q_THD,
@@ -50,11 +66,13 @@ class PackedSparse:
             v_TGD,
             self.bounds,
             self.dense_B,
-            self.budgets_T,
+            self.budgets[layer],
             page=self.page,
-            first=self.first,
-            last=self.last,
+            first=self.rule.first,
+            last=self.rule.last,
             scale=scale,
+            mass=self.rule.mass,
+            scorer=scorer,
         )
 
 
@@ -76,10 +94,14 @@ class PageRule(Protocol):
         q_BHD: Tensor,
         table_BM: Tensor,
         lengths_B: Tensor,
-        budgets_B: Tensor,
+        budgets: Tensor,
+        rows_B: Tensor | None,
         /,
     ) -> ops.PageLists | None:
-        """The pages that each row keeps under its budget of tokens; None: all."""
+        """The pages that each row keeps under its budget of tokens; None: all.
+
+        Budgets are [B], or [B, G] by KV head; rows: where the rows' state lies.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +131,8 @@ class PagedPrefill:
 class PagedDecode:
     """One new token per row; dense without budgets, else over the pages that the rule keeps.
 
-    budgets are [layers, B]; a row whose budget is at least its length is dense, bit for bit.
+    budgets are [layers, B], or [layers, B, G] by KV head; a row whose budget is at least its length
+    is dense, bit for bit.
     """
 
     cache: ops.PageCache
@@ -117,7 +140,8 @@ class PagedDecode:
     lengths_B: Tensor
     slots_B: Tensor
     rule: PageRule | None = None
-    budgets_LB: Tensor | None = None
+    budgets: Tensor | None = None
+    rows_B: Tensor | None = None
 
     def __call__(
         self, layer: int, q_BHD: Tensor, k_BGD: Tensor, v_BGD: Tensor, *, scale: float
@@ -133,8 +157,9 @@ class PagedDecode:
         )
 
     def _choose(self, layer: int, q_BHD: Tensor) -> ops.PageLists | None:
-        if self.rule is None or self.budgets_LB is None:
+        if self.rule is None or self.budgets is None:
             return None
+        own = self.budgets[layer]
         return self.rule.select(
-            self.cache, layer, q_BHD, self.table_BM, self.lengths_B, self.budgets_LB[layer]
+            self.cache, layer, q_BHD, self.table_BM, self.lengths_B, own, self.rows_B
         )

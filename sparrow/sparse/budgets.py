@@ -1,6 +1,7 @@
 """Budgets on the device: several schedules side by side, looked up for every row and layer at once.
 
-Letters beside those of sparrow/ops/types.py: L layers, A schedules (slots), E bins of a schedule.
+Letters beside those of sparrow/ops/types.py: L layers, A schedules (slots), E bins of a schedule,
+G KV heads.
 """
 
 from collections.abc import Collection
@@ -25,19 +26,20 @@ class BudgetTable:
         self,
         *,
         layers: int,
+        kv_heads: int = 1,
         schedules: int = 15,
         bins: int = 64,
         device: torch.device | str = "cpu",
     ) -> None:
         """Room for `schedules` beside the dense slot, each of at most `bins` bins."""
-        if layers < 1 or schedules < 1 or bins < 1:
-            given = f"layers {layers}, schedules {schedules}, bins {bins}"
+        if min(layers, kv_heads, schedules, bins) < 1:
+            given = f"layers {layers}, kv_heads {kv_heads}, schedules {schedules}, bins {bins}"
             raise ValueError(f"BudgetTable: got {given}, allowed: integers >= 1")
         slots = schedules + 1
         self._starts_AE = torch.full((slots, bins), NO_BIN, dtype=torch.int32, device=device)
         self._starts_AE[:, 0] = 0
-        self._budgets_LAE = torch.full(
-            (layers, slots, bins), DENSE, dtype=torch.int32, device=device
+        self._budgets_LAEG = torch.full(
+            (layers, slots, bins, kv_heads), DENSE, dtype=torch.int32, device=device
         )
         self._schedules: list[Schedule] = []  # that of slot i is at i - 1
 
@@ -76,28 +78,34 @@ class BudgetTable:
         self._schedules[slot - 1] = schedule
 
     def lookup(self, slots_B: Tensor, lengths_B: Tensor) -> Tensor:
-        """Budgets of every layer and row, int32 [L, B], without waiting for the device.
+        """Budgets of every layer, row and KV head, int32 [L, B, G], without a wait for the device.
 
         Lengths include the current token and are at least 0. A dense layer has DENSE, which keeps
         every page.
         """
         begun_BE = self._starts_AE[slots_B] <= lengths_B[:, None]
         bins_B = begun_BE.sum(1) - 1
-        return self._budgets_LAE[:, slots_B, bins_B]
+        return self._budgets_LAEG[:, slots_B, bins_B]
 
     def _write(self, slot: int, schedule: Schedule) -> None:
-        layers, _, bins = self._budgets_LAE.shape
-        _check_fit(schedule, layers=layers, bins=bins)
+        layers, _, bins, kv_heads = self._budgets_LAEG.shape
+        _check_fit(schedule, layers=layers, kv_heads=kv_heads, bins=bins)
         spare = (0, bins - len(schedule.lengths))
         starts_E = np.pad(schedule.lengths, spare, constant_values=NO_BIN)
-        budgets_LE = np.stack(
-            [np.pad(schedule.budgets_of(layer), spare, mode="edge") for layer in range(layers)]
-        )
+        budgets_LEG = np.array(
+            [
+                [
+                    np.pad(schedule.budgets_of(layer, head), spare, mode="edge")
+                    for head in range(kv_heads)
+                ]
+                for layer in range(layers)
+            ]
+        ).swapaxes(1, 2)
         self._starts_AE[slot].copy_(torch.from_numpy(starts_E))
-        self._budgets_LAE[:, slot].copy_(torch.from_numpy(budgets_LE))
+        self._budgets_LAEG[:, slot].copy_(torch.from_numpy(budgets_LEG))
 
 
-def _check_fit(schedule: Schedule, *, layers: int, bins: int) -> None:
+def _check_fit(schedule: Schedule, *, layers: int, kv_heads: int, bins: int) -> None:
     if len(schedule.lengths) > bins:
         raise ValueError(
             f"schedule {schedule.name!r} has {len(schedule.lengths)} bins, the table holds {bins} "
@@ -108,6 +116,12 @@ def _check_fit(schedule: Schedule, *, layers: int, bins: int) -> None:
     if beyond:
         raise ValueError(
             f"schedule {schedule.name!r} names layers {beyond}, the model has 0 to {layers - 1}"
+        )
+    of_heads = {item.head for item in schedule.layers if item.head is not None}
+    heads = sorted(head for head in of_heads if head >= kv_heads)
+    if heads:
+        raise ValueError(
+            f"schedule {schedule.name!r} names KV heads {heads}, the model has 0 to {kv_heads - 1}"
         )
     if len(schedule.dense_layers) == layers:
         raise ValueError(

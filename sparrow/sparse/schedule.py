@@ -31,10 +31,14 @@ class Note(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerBudgets(Record):
-    """Budgets that one layer has instead of the schedule's common ones, over the same bins."""
+    """Budgets that one layer has instead of the schedule's common ones, over the same bins.
+
+    With a head, they are those of one KV head of the layer alone.
+    """
 
     layer: int
     budgets: Int32Array
+    head: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,24 +68,37 @@ class Schedule(Record):
         settings = {"name": f"fixed-{budget}"} | settings
         return cls(lengths=np.zeros(1, np.int32), budgets=np.array([budget]), **settings)
 
-    def budget(self, length: int, layer: int | None = None) -> int:
+    def budget(self, length: int, layer: int | None = None, head: int | None = None) -> int:
         """Tokens to keep at a total length: of a layer (DENSE if it stays dense), or in common."""
         if length < 0:
             raise ValueError(f"Schedule.budget: got a length of {length} tokens, allowed: >= 0")
-        return int(self.budgets_of(layer)[bisect_right(self.lengths, length) - 1])
+        return int(self.budgets_of(layer, head)[bisect_right(self.lengths, length) - 1])
 
-    def budgets_of(self, layer: int | None = None) -> Int32Array:
-        """The budgets of every bin: of a layer (DENSE if it stays dense), or in common."""
+    def budgets_of(self, layer: int | None = None, head: int | None = None) -> Int32Array:
+        """The budgets of every bin: of a layer (DENSE if it stays dense), or in common.
+
+        Of a KV head of the layer those it has of its own, else the layer's.
+        """
         if layer in self.dense_layers:
             return np.full_like(self.budgets, DENSE)
-        own = (item.budgets for item in self.layers if item.layer == layer)
-        return next(own, self.budgets)
+        own = {item.head: item.budgets for item in self.layers if item.layer == layer}
+        return own.get(head, own.get(None, self.budgets))
 
-    def kept(self, lengths: npt.NDArray[np.int64], layer: int) -> npt.NDArray[np.int64]:
+    def kept(
+        self, lengths: npt.NDArray[np.int64], layer: int, head: int | None = None
+    ) -> npt.NDArray[np.int64]:
         """`kept_tokens` of a layer at each of these total lengths, which are at least 1."""
-        budget = self.budgets_of(layer).astype(np.int64)
+        budget = self.budgets_of(layer, head).astype(np.int64)
         budget = budget[np.searchsorted(self.lengths, lengths, side="right") - 1]
         return _kept(lengths, budget, self.page, self.first, self.last)
+
+    def kept_of_heads(
+        self, lengths: npt.NDArray[np.int64], layer: int, kv_heads: int
+    ) -> npt.NDArray[np.float64]:
+        """`kept`, averaged over the KV heads of the layer."""
+        if not any(item.layer == layer and item.head is not None for item in self.layers):
+            return self.kept(lengths, layer).astype(np.float64)
+        return np.mean([self.kept(lengths, layer, head) for head in range(kv_heads)], axis=0)
 
     def describe(self) -> str:
         """What runs, in one line for headers and completions. A constant budget needs no name."""
@@ -99,7 +116,10 @@ class Schedule(Record):
         if least == most:
             return f"budget {least} tokens"
         by = [f"length ({len(self.lengths)} bins)"] if len(self.lengths) > 1 else []
-        by += [f"layer ({len(self.layers)} with budgets of their own)"] if self.layers else []
+        own = {item.layer for item in self.layers}
+        by += [f"layer ({len(own)} with budgets of their own)"] if own else []
+        heads = sum(item.head is not None for item in self.layers)
+        by += [f"KV head ({heads} with budgets of their own)"] if heads else []
         return f"budgets {least} to {most} tokens by {' and '.join(by)}"
 
     def save(self, path: str | Path) -> None:
@@ -122,8 +142,14 @@ class Schedule(Record):
         self._check_rule()
         self._check_lengths()
         self._check_budgets("budgets", self.budgets)
-        _ascending("layers", [item.layer for item in self.layers], "layer numbers")
+        places = [(item.layer, -1 if item.head is None else item.head) for item in self.layers]
+        given = [layer if head < 0 else (layer, head) for layer, head in places]
+        allowed = "layers in order, each one's own budgets before those of its heads in order"
+        _require(places == sorted(set(places)), "layers", given, allowed)
         for index, item in enumerate(self.layers):
+            _require(item.layer >= 0, f"layers[{index}].layer", item.layer, "a layer number")
+            holds = item.head is None or item.head >= 0
+            _require(holds, f"layers[{index}].head", item.head, "the number of a KV head")
             _require(
                 item.layer not in self.dense_layers,
                 f"layers[{index}].layer",

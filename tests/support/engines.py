@@ -12,7 +12,7 @@ from sparrow.engine import Engine, Output
 from sparrow.engine.runner import Chunk
 from sparrow.models.attention import Packed
 from sparrow.records import Completion, OutputOptions, SamplingParams
-from sparrow.sparse.block_mean import BlockMean
+from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
 
 VOCABULARY = 211
@@ -38,12 +38,12 @@ def tiny(*, seed: int = 3, layers: int = 3, **changes: Any) -> models.Decoder:
 
 def engine_of(model: models.Decoder, *, pages: int = 160, **settings: Any) -> Engine:
     """An engine with this many pages; a context of 512 tokens unless told otherwise."""
-    kv_bytes = pages * page_bytes(model, settings.get("flow", BlockMean()))
+    kv_bytes = pages * page_bytes(model, settings.get("rule", Rule()))
     return Engine(model, **{"max_context": 512, "kv_bytes": kv_bytes, **settings})
 
 
-def page_bytes(model: models.Decoder, flow: BlockMean | None) -> int:
-    return Engine(model, max_context=16, max_running=1, flow=flow).memory.page_bytes
+def page_bytes(model: models.Decoder, flow: Rule | None) -> int:
+    return Engine(model, max_context=16, max_running=1, rule=flow).memory.page_bytes
 
 
 def params(**changes: Any) -> SamplingParams:

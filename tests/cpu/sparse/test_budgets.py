@@ -9,7 +9,7 @@ import torch
 from sparrow.sparse import DENSE, LayerBudgets, Schedule, preset
 from sparrow.sparse.budgets import BudgetTable
 
-LAYERS = 6
+LAYERS, KV_HEADS = 6, 3
 PER_LAYER = Schedule(
     name="per-layer",
     lengths=[0, 50, 7000],
@@ -17,11 +17,29 @@ PER_LAYER = Schedule(
     layers=[LayerBudgets(layer=1, budgets=[64, 64, 65]), LayerBudgets(layer=5, budgets=[48] * 3)],
     dense_layers=(0, 3),
 )
-SCHEDULES = [preset("qwen3-1.7b-0.86"), PER_LAYER, Schedule.fixed(192), preset("qwen3-14b-0.86")]
+BY_HEAD = Schedule(
+    name="by-head",
+    lengths=[0, 50],
+    budgets=[48, 64],
+    layers=[
+        LayerBudgets(layer=2, budgets=[80, 80]),
+        LayerBudgets(layer=2, head=1, budgets=[96, 112]),
+        LayerBudgets(layer=4, head=0, budgets=[48, 4096]),
+        LayerBudgets(layer=4, head=2, budgets=[49, 50]),
+    ],
+)
+SCHEDULES = [preset("qwen3-1.7b-0.86"), PER_LAYER, Schedule.fixed(192), BY_HEAD]
 
 
-def said(schedule: Schedule | None, length: int, layer: int) -> int:
-    return DENSE if schedule is None else schedule.budget(length, layer)
+def table_of(**sizes: int) -> BudgetTable:
+    return BudgetTable(layers=LAYERS, kv_heads=KV_HEADS, **sizes)
+
+
+def said(schedule: Schedule | None, length: int, layer: int) -> list[int]:
+    """What each KV head keeps."""
+    if schedule is None:
+        return [DENSE] * KV_HEADS
+    return [schedule.budget(length, layer, head) for head in range(KV_HEADS)]
 
 
 def assert_looks_up(
@@ -29,19 +47,19 @@ def assert_looks_up(
 ) -> None:
     """`held` is what each slot should hold; the dense one is None."""
     for dtype in (torch.int32, torch.int64):
-        budgets_LB = table.lookup(
+        budgets_LBG = table.lookup(
             torch.tensor(slots, dtype=dtype), torch.tensor(lengths, dtype=dtype)
         )
-        assert budgets_LB.dtype == torch.int32
-        assert budgets_LB.is_contiguous()
-        assert budgets_LB.tolist() == [
+        assert budgets_LBG.dtype == torch.int32
+        assert budgets_LBG.is_contiguous()
+        assert budgets_LBG.tolist() == [
             [said(held[slot], length, layer) for slot, length in zip(slots, lengths, strict=True)]
             for layer in range(LAYERS)
         ]
 
 
 def test_equals_the_schedules_over_random_lengths_and_edges() -> None:
-    table = BudgetTable(layers=LAYERS, schedules=9, bins=20)
+    table = table_of(schedules=9, bins=20)
     assert [table.add(schedule) for schedule in SCHEDULES] == [1, 2, 3, 4]
     held = [None, *SCHEDULES]
     random = np.random.default_rng(0)
@@ -56,43 +74,43 @@ def test_equals_the_schedules_over_random_lengths_and_edges() -> None:
 
 
 def test_mixed_integer_types() -> None:
-    table = BudgetTable(layers=LAYERS)
+    table = table_of()
     slots_B, lengths_B = torch.tensor([table.add(PER_LAYER)], dtype=torch.int32), torch.tensor([50])
-    assert table.lookup(slots_B, lengths_B)[2].tolist() == [64]
+    assert table.lookup(slots_B, lengths_B)[2].tolist() == [[64] * KV_HEADS]
 
 
 def test_equal_schedules_share_a_slot() -> None:
-    table = BudgetTable(layers=LAYERS)
+    table = table_of()
     slot = table.add(preset("qwen3-1.7b-0.86"))
     assert table.add(preset("qwen3-1.7b-0.86")) == slot
     assert table.add(preset("qwen3-4b-0.86")) != slot
 
 
 def test_replacing_changes_one_slot_in_place() -> None:
-    table = BudgetTable(layers=LAYERS)
+    table = table_of()
     for schedule in SCHEDULES:
         table.add(schedule)
-    addresses = table._starts_AE.data_ptr(), table._budgets_LAE.data_ptr()
+    addresses = table._starts_AE.data_ptr(), table._budgets_LAEG.data_ptr()
     fewer_bins = Schedule.fixed(4096, dense_layers=(2,))
     table.replace(1, fewer_bins)
     lengths = [0, 49, 50, 1985, 40_000]
     for slot in range(5):
         assert_looks_up(table, [None, fewer_bins, *SCHEDULES[1:]], [slot] * 5, lengths)
-    assert (table._starts_AE.data_ptr(), table._budgets_LAE.data_ptr()) == addresses
+    assert (table._starts_AE.data_ptr(), table._budgets_LAEG.data_ptr()) == addresses
     assert table.add(fewer_bins) == 1
     assert table.add(SCHEDULES[0]) == 5
 
 
 @pytest.mark.parametrize("slot", [-1, 0, 2])
 def test_only_slots_that_were_added_can_be_replaced(slot: int) -> None:
-    table = BudgetTable(layers=LAYERS)
+    table = table_of()
     table.add(PER_LAYER)
     with pytest.raises(ValueError, match=rf"got slot {slot}, allowed: .* 1 to 1 \(slot 0 is dense"):
         table.replace(slot, PER_LAYER)
 
 
 def test_a_full_table_says_its_limit_and_stays_as_it_is() -> None:
-    table = BudgetTable(layers=LAYERS, schedules=1, bins=3)
+    table = table_of(schedules=1, bins=3)
     table.add(PER_LAYER)
     with pytest.raises(
         ValueError, match=r"no slot left for .*'fixed-64': .* holds 1 \(per-layer\)"
@@ -110,16 +128,20 @@ def test_a_full_table_says_its_limit_and_stays_as_it_is() -> None:
             Schedule.fixed(64, layers=[LayerBudgets(layer=9, budgets=[64])]),
             r"names layers \[9\], the model has 0 to 5",
         ),
+        (
+            Schedule.fixed(64, layers=[LayerBudgets(layer=2, head=3, budgets=[64])]),
+            r"names KV heads \[3\], the model has 0 to 2",
+        ),
         (Schedule.fixed(64, dense_layers=tuple(range(6))), "all 6 layers of the model dense"),
     ],
 )
 def test_a_schedule_that_does_not_fit_is_refused(schedule: Schedule, message: str) -> None:
-    table = BudgetTable(layers=LAYERS, bins=4)
+    table = table_of(bins=4)
     with pytest.raises(ValueError, match=message):
         table.add(schedule)
     assert table.add(PER_LAYER) == 1
 
 
 def test_a_table_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="got layers 2, schedules 0, bins 64, allowed"):
+    with pytest.raises(ValueError, match="got layers 2, kv_heads 1, schedules 0, bins 64, allowed"):
         BudgetTable(layers=2, schedules=0)

@@ -1,26 +1,32 @@
-"""The block-mean flow: its fields, that it is the ops it stands for, and what it refuses."""
+"""Rules: the paper's is the ops it stands for, and every flow decodes as it is seen in one pass."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from support.paging import Batch, make_batch, slots_of
+from torch import Tensor
 
 from sparrow import ops
+from sparrow.models.attention import PackedSparse
 from sparrow.sparse import DENSE, Schedule, kept_tokens, preset
-from sparrow.sparse.block_mean import BlockMean
-from sparrow.sparse.flow import Flow
+from sparrow.sparse.flows import library
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.formats import D, P, fp8, fp32
+from sparrow.sparse.flows.functions import weights
+from sparrow.sparse.rule import Rule
 
 LAYERS, SPARSE = 3, 2
-Fill = Callable[[Flow, ops.PageCache, Batch], None]
+Fill = Callable[[Rule, ops.PageCache, Batch], None]
 
 
-def cache_for(flow: Flow, batch: Batch) -> ops.PageCache:
+def cache_for(rule: Rule, batch: Batch) -> ops.PageCache:
     """A cache of the batch's pool with nothing but NaN in it."""
     pages, kv_heads, page, head_size = batch.k_NGPD.shape
     kept = [ops.Field(name=name, shape=(page, head_size), dtype=torch.float32) for name in "kv"]
-    fields = (*kept, *flow.fields(head_size, torch.float32))
+    fields = (*kept, *rule.fields(page=page, head_size=head_size, dtype=torch.float32))
     cache = ops.PageCache(
         layers=LAYERS, kv_heads=kv_heads, page=page, pages=pages, page_fields=fields
     )
@@ -29,28 +35,28 @@ def cache_for(flow: Flow, batch: Batch) -> ops.PageCache:
     return cache
 
 
-def fill_by_prefill(flow: Flow, cache: ops.PageCache, batch: Batch) -> None:
+def fill_by_prefill(rule: Rule, cache: ops.PageCache, batch: Batch) -> None:
     for row, length in enumerate(batch.lengths_B.tolist()):
         slots_T = slots_of(batch.table_BM[row], torch.arange(length), batch.page)
         k_NGPD, v_NGPD = cache.field("k", SPARSE), cache.field("v", SPARSE)
         ops.write_pages(k_NGPD, v_NGPD, batch.keys[row], batch.values[row], slots_T)
-        flow.summarise(cache, SPARSE, slots_T)
+        rule.summarise(cache, SPARSE, slots_T)
 
 
-def fill_by_decoding(flow: Flow, cache: ops.PageCache, batch: Batch) -> None:
+def fill_by_decoding(rule: Rule, cache: ops.PageCache, batch: Batch) -> None:
     for row, length in enumerate(batch.lengths_B.tolist()):
         for token in range(length):
             slots_B = slots_of(batch.table_BM[row], torch.tensor([token]), batch.page)
             k_BGD, v_BGD = batch.keys[row][token][None], batch.values[row][token][None]
-            flow.append(cache, SPARSE, k_BGD, v_BGD, slots_B)
+            rule.append(cache, SPARSE, k_BGD, v_BGD, slots_B)
 
 
 @pytest.mark.parametrize("fill", [fill_by_prefill, fill_by_decoding])
 def test_prefill_and_decoding_store_keys_values_and_landmarks(fill: Fill) -> None:
-    flow, batch = BlockMean(), make_batch([1, 15, 16, 17, 83])
-    cache = cache_for(flow, batch)
-    fill(flow, cache, batch)
-    stored = [cache.field(name, SPARSE) for name in ("k", "v", "landmark")]
+    rule, batch = Rule(), make_batch([1, 15, 16, 17, 83])
+    cache = cache_for(rule, batch)
+    fill(rule, cache, batch)
+    stored = [cache.field(name, SPARSE) for name in ("k", "v", "mean")]
     for got, expected in zip(stored, (batch.k_NGPD, batch.v_NGPD, batch.landmark_NGD), strict=True):
         assert torch.equal(got.isnan(), expected.isnan())
         assert torch.equal(got.nan_to_num(), expected.nan_to_num())
@@ -59,12 +65,12 @@ def test_prefill_and_decoding_store_keys_values_and_landmarks(fill: Fill) -> Non
 
 @pytest.mark.parametrize(("first", "last"), [(1, 2), (0, 1), (2, 3)])
 def test_selects_by_score_under_each_rows_budget(first: int, last: int) -> None:
-    flow = BlockMean(first=first, last=last)
+    rule = Rule(first=first, last=last)
     batch = make_batch([1, 47, 48, 161, 401])
-    cache = cache_for(flow, batch)
-    fill_by_prefill(flow, cache, batch)
+    cache = cache_for(rule, batch)
+    fill_by_prefill(rule, cache, batch)
     budgets_B = torch.tensor([80, 80, 80, 96, DENSE], dtype=torch.int32)
-    lists = flow.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_B)
+    lists = rule.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_B)
     score_BGM = ops.score_pages(
         batch.q_BHD, batch.landmark_NGD, batch.table_BM, batch.lengths_B, page=batch.page
     )
@@ -78,11 +84,11 @@ def test_selects_by_score_under_each_rows_budget(first: int, last: int) -> None:
 
 
 def test_dense_layers_select_nothing() -> None:
-    flow, batch = BlockMean(dense_layers=frozenset({SPARSE})), make_batch([100])
-    cache = cache_for(flow, batch)
+    rule, batch = Rule(dense_layers=frozenset({SPARSE})), make_batch([100])
+    cache = cache_for(rule, batch)
     budgets_B = torch.tensor([48])
     assert (
-        flow.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_B) is None
+        rule.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_B) is None
     )
 
 
@@ -98,9 +104,9 @@ def test_kept_tokens_is_what_select_pages_keeps(page: int, first: int, last: int
 
 
 def test_accepts_schedules_made_for_it() -> None:
-    BlockMean().check(preset("qwen3-4b-0.86"), page=16)
+    Rule().check(preset("qwen3-4b-0.86"), page=16)
     own = Schedule.fixed(160, page=32, first=2, last=1, dense_layers=())
-    BlockMean(first=2, last=1, dense_layers=frozenset()).check(own, page=32)
+    Rule(first=2, last=1, dense_layers=frozenset()).check(own, page=32)
 
 
 @pytest.mark.parametrize(
@@ -116,4 +122,300 @@ def test_accepts_schedules_made_for_it() -> None:
 def test_refuses_schedules_made_for_another_rule(change: dict[str, object], message: str) -> None:
     schedule = replace(preset("qwen3-4b-0.86"), **change)
     with pytest.raises(ValueError, match=rf"'qwen3-4b-0.86' was made for another rule: {message};"):
-        BlockMean().check(schedule, page=16)
+        Rule().check(schedule, page=16)
+
+
+# Any flow: token by token through a cache, and whole sequences in one pass.
+
+PAGE, SIZE, HEADS, KV_HEADS, SCALE = 8, 8, 6, 2, 0.5
+TOP_P = Flow(
+    name="top-p",
+    fields=library.block_mean.fields,
+    summarise=library.block_mean.summarise,
+    score=library.softmax_sum.score,
+    mass=0.7,
+)
+IN_FP8 = Flow(
+    name="fp8-halves",
+    fields={"halves": fp8(P // 4, D)},
+    summarise=lambda k, v: {"halves": k.reshape(k.shape[0] // 4, 4, k.shape[1]).mean(1)},
+    score=lambda query, fields, position: (query @ fields.halves.T).max(),
+)
+COUNTING = Flow(
+    name="counting",
+    state={"seen": 1.0},
+    score=lambda query, fields, position: (
+        fields.seen * query.mean(),
+        {"seen": fields.seen + position.page},
+    ),
+)
+FLOWS = {
+    flow.name: flow
+    for flow in (
+        library.block_mean,
+        library.softmax_max,
+        library.softmax_sum,
+        library.quest,
+        library.sub_quest(4),
+        library.sub_means(4),
+        library.fine_means(4),
+        library.value_gated,
+        library.running_average(0.5),
+        library.window,
+        library.oracle,
+        TOP_P,
+        IN_FP8,
+        COUNTING,
+    )
+}
+EXACT = {"block-mean", "quest", "sub-quest-4", "running-average-0.5", "window", "counting"}
+
+
+def sequence(length: int, *, whole: bool = False, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of one sequence; `whole` numbers are few, so that scores tie exactly."""
+    generator = torch.Generator().manual_seed(seed + length)
+
+    def draw(heads: int) -> Tensor:
+        shape = (length, heads, SIZE)
+        drawn = torch.randint(-1, 2, shape, generator=generator)
+        return drawn.float() if whole else torch.randn(shape, generator=generator)
+
+    return draw(HEADS), draw(KV_HEADS), draw(KV_HEADS)
+
+
+def empty_cache(rule: Rule, length: int) -> ops.PageCache:
+    pages = -(-length // PAGE) + 2
+    fields = ops.kv_fields(PAGE, SIZE, torch.float32)
+    cache = ops.PageCache(
+        layers=LAYERS,
+        kv_heads=KV_HEADS,
+        page=PAGE,
+        pages=pages,
+        page_fields=(*fields, *rule.fields(page=PAGE, head_size=SIZE, dtype=torch.float32)),
+        slots=2,
+        state_fields=rule.states(pages),
+    )
+    for field in cache.page_fields:
+        bits = cache.field(field.name, SPARSE)
+        bits.view(torch.uint8).fill_(0xFF)  # NaN wherever nothing is written
+    cache.begin(1)
+    return cache
+
+
+def decode(
+    rule: Rule, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, prompt: int, budgets: Tensor
+) -> Tensor:
+    """Prompt first, then token by token through a cache of shuffled pages: [S - prompt, H, D]."""
+    length = len(q_SHD)
+    cache = empty_cache(rule, length)
+    table_BM = torch.randperm(cache.pages, generator=torch.Generator().manual_seed(1))[None, :-2]
+    slots_S = slots_of(table_BM[0], torch.arange(length), PAGE)
+    pools = cache.field("k", SPARSE), cache.field("v", SPARSE)
+    ops.write_pages(*pools, k_SGD[:prompt], v_SGD[:prompt], slots_S[:prompt])
+    rule.summarise(cache, SPARSE, slots_S[:prompt])
+    outputs = []
+    for token in range(prompt, length):
+        one, lengths_B = slice(token, token + 1), torch.tensor([token + 1])
+        rule.append(cache, SPARSE, k_SGD[one], v_SGD[one], slots_S[one])
+        lists = rule.select(
+            *(cache, SPARSE, q_SHD[one], table_BM, lengths_B, budgets[one], torch.tensor([1]))
+        )
+        outputs.append(
+            ops.attend_decode(q_SHD[one], *pools, table_BM, lengths_B, lists, scale=SCALE)
+        )
+    return torch.cat(outputs)
+
+
+def in_one_pass(
+    rule: Rule, sequences: list[tuple[Tensor, Tensor, Tensor]], prompts: list[int], budgets: Tensor
+) -> Tensor:
+    lengths = [len(q) for q, _, _ in sequences]
+    attention = PackedSparse(
+        bounds=torch.tensor([0, *lengths]).cumsum(0),
+        dense_B=torch.tensor(prompts),
+        budgets=budgets.expand(LAYERS, *budgets.shape),
+        page=PAGE,
+        rule=rule,
+    )
+    packed = (torch.cat(parts) for parts in zip(*sequences, strict=True))
+    return attention(SPARSE, *packed, scale=SCALE)
+
+
+@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize(("first", "last"), [(1, 2), (0, 1)])
+def test_decoding_sees_what_one_pass_sees(name: str, first: int, last: int) -> None:
+    """Packed side by side: one page, one token more, odd lengths, and the budget's own length."""
+    rule = Rule(flow=FLOWS[name], first=first, last=last)
+    lengths, prompts = [5, 8, 9, 61, 40, 83, 75], [1, 7, 3, 20, 39, 0, 66]
+    sequences = [sequence(length) for length in lengths]
+    budgets_T = torch.full((sum(lengths),), 40)
+    together = in_one_pass(rule, sequences, prompts, budgets_T).split(lengths)
+    whole = in_one_pass(rule, sequences, prompts, torch.full_like(budgets_T, 1000)).split(lengths)
+    for mine, every, one, prompt in zip(together, whole, sequences, prompts, strict=True):
+        alone = decode(rule, *one, prompt, budgets_T[: len(mine)])
+        torch.testing.assert_close(mine[prompt:], alone, atol=1e-5, rtol=1e-4)
+        if rule.mass is None:  # 40 tokens are kept, which is all of the shorter ones
+            short = slice(0, 40)
+            torch.testing.assert_close(mine[short], every[short], atol=1e-6, rtol=1e-5)
+        assert len(mine) < 61 or not torch.allclose(mine[prompt:], every[prompt:], atol=1e-2)
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_budgets_by_head_in_decoding_and_in_one_pass(name: str) -> None:
+    rule = Rule(flow=FLOWS[name])
+    one = sequence(83, seed=5)
+    budgets_TG = torch.tensor([[24, 56]]).expand(83, KV_HEADS)
+    mine = in_one_pass(rule, [one], [11], budgets_TG)[11:]
+    torch.testing.assert_close(mine, decode(rule, *one, 11, budgets_TG), atol=1e-5, rtol=1e-4)
+    common = in_one_pass(rule, [one], [11], torch.full((83,), 24))[11:]
+    torch.testing.assert_close(mine[:, :3], common[:, :3], atol=1e-6, rtol=1e-5)
+    if rule.mass is None:
+        assert not torch.allclose(mine[:, 3:], common[:, 3:], atol=1e-2)
+
+
+@pytest.mark.parametrize("name", sorted(EXACT))
+@pytest.mark.parametrize("length", [24, 41, 83])
+def test_ties_fall_alike(name: str, length: int) -> None:
+    """Numbers of -1, 0 and 1, and means of two heads: scores are exact and tie often."""
+    rule = Rule(flow=FLOWS[name], first=1, last=1)
+    q_SHD, k_SGD, v_SGD = sequence(length, whole=True)
+    one = q_SHD[:, : 2 * KV_HEADS], k_SGD, v_SGD
+    budgets_T = torch.full((length,), 24)
+    mine = in_one_pass(rule, [one], [4], budgets_T)[4:]
+    torch.testing.assert_close(mine, decode(rule, *one, 4, budgets_T), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_prefill_and_decoding_store_the_same_bits(name: str) -> None:
+    rule, length = Rule(flow=FLOWS[name]), 29
+    _, k_SGD, v_SGD = sequence(length)
+    by_prefill, by_decoding = empty_cache(rule, length), empty_cache(rule, length)
+    slots_S = slots_of(torch.tensor([3, 0, 4, 1]), torch.arange(length), PAGE)
+    pools = (by_prefill.field(name, SPARSE) for name in "kv")
+    ops.write_pages(*pools, k_SGD, v_SGD, slots_S)
+    padded = torch.cat([slots_S, torch.tensor([-1, -1])])
+    rule.summarise(by_prefill, SPARSE, padded)
+    for token in range(length):
+        one = slice(token, token + 1)
+        rule.append(by_decoding, SPARSE, k_SGD[one], v_SGD[one], slots_S[one])
+    for field in by_prefill.page_fields:
+        left, right = (c.field(field.name, SPARSE) for c in (by_prefill, by_decoding))
+        assert torch.equal(left.view(torch.uint8), right.view(torch.uint8)), field.name
+        untouched = left[[1, 2, 5]].view(torch.uint8)
+        assert field.name in "kv" or (untouched == 0xFF).all(), field.name
+        assert not by_prefill.field(field.name, 0).view(torch.uint8).any()
+
+
+def test_weights_are_those_of_the_layer_and_head() -> None:
+    """In summaries and scores, in decoding and in one pass."""
+    drawn = np.random.default_rng(0).normal(size=(2, LAYERS, KV_HEADS, SIZE))
+    flow = Flow(
+        name="learned",
+        fields={"mean": fp32(D)},
+        summarise=lambda k, v: {"mean": (k * weights(drawn[0])).mean(0)},
+        score=lambda query, fields, position: (query * weights(drawn[1])).mean(0) @ fields.mean,
+        probe=(PAGE, SIZE, HEADS // KV_HEADS),
+    )
+    of_layer = Flow(
+        name="learned",
+        fields={"mean": fp32(D)},
+        summarise=lambda k, v: {"mean": (k * weights(drawn[0][[SPARSE] * 3])).mean(0)},
+        score=lambda q, f, position: (q * weights(drawn[1][[SPARSE] * 3])).mean(0) @ f.mean,
+        probe=flow.probe,
+    )
+    one, budgets_T = sequence(83), torch.full((83,), 40)
+    mine, wanted = (in_one_pass(Rule(flow=f), [one], [20], budgets_T) for f in (flow, of_layer))
+    assert torch.equal(mine, wanted)
+    assert torch.equal(*(decode(Rule(flow=f), *one, 20, budgets_T) for f in (flow, of_layer)))
+    torch.testing.assert_close(mine[20:], decode(Rule(flow=flow), *one, 20, budgets_T))
+
+
+@pytest.mark.parametrize("name", ["running-average-0.5", "fine-means-4", "top-p"])
+def test_gradients_are_those_of_masked_dense_attention(name: str) -> None:
+    """The choice carries none; through what was chosen they flow as through a mask."""
+    rule, length, prompt = Rule(flow=FLOWS[name]), 83, 13
+    inputs = [x.requires_grad_() for x in sequence(length, seed=2)]
+    budgets_T = torch.full((length,), 40)
+    out = in_one_pass(rule, [tuple(inputs)], [prompt], budgets_T)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
+    got = torch.autograd.grad((out * weight).sum(), inputs)
+    masked = _masked(*inputs, _kept(rule, *inputs, prompt, budgets_T))
+    wanted = torch.autograd.grad((masked * weight).sum(), inputs)
+    torch.testing.assert_close(out, masked, atol=1e-5, rtol=1e-4)
+    for mine, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
+
+
+def _kept(
+    rule: Rule, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, prompt: int, budgets_S: Tensor
+) -> Tensor:
+    """Which tokens each one may see, bool [S, G, S], by the rule's scores, token by token."""
+    length = len(q_SHD)
+    begin = rule.scorer(SPARSE, PAGE)
+    assert begin is not None
+    with torch.no_grad():
+        scores = begin(q_SHD, k_SGD, v_SGD, prompt)
+    keep = torch.ones(length, KV_HEADS, length, dtype=torch.bool)
+    for token in range(prompt, length):
+        score_BGM = scores(token, token + 1)
+        if (token + 1) % PAGE:
+            score_BGM = torch.nn.functional.pad(score_BGM, (0, 1))
+        lists = ops.select_pages(
+            score_BGM,
+            torch.tensor([token + 1]),
+            budgets_S[token : token + 1],
+            page=PAGE,
+            first=rule.first,
+            last=rule.last,
+            mass=rule.mass,
+        )
+        keep[token] = False
+        for head in range(KV_HEADS):
+            for page in lists.pages[0, head, : lists.counts[0, head]].tolist():
+                keep[token, head, page * PAGE : (page + 1) * PAGE] = True
+    return keep & torch.ones(length, length, dtype=torch.bool).tril()[:, None]
+
+
+def _masked(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, keep_SGS: Tensor) -> Tensor:
+    group = HEADS // KV_HEADS
+    k_SHD, v_SHD, keep = (x.repeat_interleave(group, dim=1) for x in (k_SGD, v_SGD, keep_SGS))
+    logits = torch.einsum("shd,thd->sht", q_SHD, k_SHD) * SCALE
+    weights = logits.masked_fill(~keep, float("-inf")).softmax(2)
+    return torch.einsum("sht,thd->shd", weights, v_SHD)
+
+
+def test_dense_rows_beside_those_of_a_mass_keep_everything() -> None:
+    """In a batch of both, DENSE is what a dense row has for a budget."""
+    rule, batch = Rule(flow=TOP_P), make_batch([161, 161, 33])
+    cache = cache_for(rule, batch)
+    fill_by_prefill(rule, cache, batch)
+    budgets_BG = torch.tensor([[DENSE, DENSE], [160, DENSE], [DENSE, 160]], dtype=torch.int32)
+    lists = rule.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_BG)
+    assert lists is not None
+    assert (lists.pages.dtype, lists.counts.dtype) == (torch.int32, torch.int32)
+    assert lists.pages[0].tolist() == [list(range(11))] * 2
+    assert lists.counts[0].tolist() == [11, 11]
+    assert lists.counts[1, 1] == 11
+    assert 3 <= lists.counts[1, 0] < 10
+    assert lists.pages[2, 0].tolist() == [0, 1, 2, *[-1] * 8]
+    with pytest.raises(ValueError, match=r"budgets .* must be for 3 rows, or for these and 2 KV"):
+        rule.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_BG[:, :1])
+
+
+def test_state_needs_its_rows() -> None:
+    rule, batch = Rule(flow=library.running_average()), make_batch([100])
+    cache = cache_for(rule, batch)
+    fill_by_prefill(rule, cache, batch)
+    with pytest.raises(ValueError, match=r"running-average-0\.5 has state: its rows must be named"):
+        rule.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, torch.tensor([48]))
+
+
+def test_a_rule_is_made_of_the_flow_that_a_schedule_names() -> None:
+    schedule = Schedule.fixed(64, flow="quest", first=0, last=3, dense_layers=(2,))
+    rule = Rule.of(schedule, library.quest)
+    assert (rule.name, rule.first, rule.last, rule.dense_layers) == ("quest", 0, 3, {2})
+    rule.check(schedule, page=16)
+    with pytest.raises(ValueError, match="made for the flow 'quest', not for 'block-mean'"):
+        Rule.of(schedule)
+    with pytest.raises(ValueError, match="got first -1, last 2, allowed: first >= 0, last >= 1"):
+        Rule(first=-1)

@@ -26,6 +26,24 @@ def test_layers_have_budgets_of_their_own_or_the_common_ones() -> None:
     assert [made.budget(150, layer) for layer in (None, 0, 1, 2, 5)] == [64, DENSE, DENSE, 64, 96]
 
 
+def test_heads_have_budgets_of_their_own_or_their_layers() -> None:
+    made = schedule(
+        layers=[
+            LayerBudgets(layer=4, head=2, budgets=[48, 48, 50]),
+            LayerBudgets(layer=5, budgets=[48, 96, 4096]),
+            LayerBudgets(layer=5, head=1, budgets=[48, 49, 50]),
+        ]
+    )
+    assert [made.budget(150, 5, head) for head in (None, 0, 1, 2)] == [96, 96, 49, 96]
+    assert [made.budget(150, 4, head) for head in (None, 0, 1, 2)] == [64, 64, 64, 48]
+    assert [made.budget(150, 0, head) for head in (None, 1)] == [DENSE, DENSE]
+    lengths = np.array([150, 500])
+    of_heads = [[made.kept(lengths, 5, head) for head in range(3)], [made.kept(lengths, 3)]]
+    assert made.kept_of_heads(lengths, 5, 3).tolist() == np.mean(of_heads[0], axis=0).tolist()
+    assert made.kept_of_heads(lengths, 3, 3).tolist() == of_heads[1][0].tolist()
+    assert "layer (2 with budgets of their own) and KV head (2 with" in made.describe()
+
+
 def test_fixed_is_one_budget_at_every_length() -> None:
     made = Schedule.fixed(192, dense_layers=(3,))
     assert [made.budget(length, 0) for length in (0, 17, 10**6)] == [192] * 3
@@ -73,6 +91,9 @@ def test_refuses_what_is_no_schedule(changes: dict[str, Any], message: str) -> N
     [
         ([(1, [64, 64, 64])], r"layers\[0\]\.layer: got 1, .* not dense \(dense: \[0, 1\]\)"),
         ([(3, [64] * 3), (2, [64] * 3)], r"Schedule\.layers: got \[3, 2\]"),
+        ([(3, [64] * 3, 1), (3, [64] * 3)], r"Schedule\.layers: got \[\(3, 1\), 3\], .* before"),
+        ([(3, [64] * 3, 1)] * 2, r"Schedule\.layers: got \[\(3, 1\), \(3, 1\)\]"),
+        ([(3, [64] * 3, -1)], r"layers\[0\]\.head: got -1, allowed: the number of a KV head"),
         ([(2, [64] * 3), (3, [64] * 2)], r"layers\[1\]\.budgets: got 2 budgets"),
         ([(2, [64, 63, 64])], r"layers\[0\]\.budgets: got 63 tokens in bin 1 after 64"),
         ([(2, [16, 64, 64])], r"layers\[0\]\.budgets: got 16 tokens in bin 0, allowed: >= 48"),
@@ -80,7 +101,12 @@ def test_refuses_what_is_no_schedule(changes: dict[str, Any], message: str) -> N
 )
 def test_refuses_layers_that_do_not_fit(layers: list[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        schedule(layers=[LayerBudgets(layer=layer, budgets=row) for layer, row in layers])
+        schedule(
+            layers=[
+                LayerBudgets(layer=at, budgets=row, head=next(iter(head), None))
+                for at, row, *head in layers
+            ]
+        )
 
 
 def test_refuses_a_negative_length() -> None:

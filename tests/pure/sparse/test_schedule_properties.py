@@ -33,7 +33,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
         lengths=starts,
         budgets=rising(draw, count, least),
         layers=tuple(
-            LayerBudgets(layer=layer, budgets=rising(draw, count, least)) for layer in sorted(own)
+            LayerBudgets(layer=layer, budgets=rising(draw, count, least), head=head)
+            for layer in sorted(own)
+            for head in (None, *sorted(draw(st.sets(st.integers(0, 7), max_size=2))))
         ),
         flow=draw(st.text(min_size=1)),
         page=page,

@@ -1,0 +1,226 @@
+"""Compiled flows: sources kept by content, and the calls that a rule makes of them.
+
+Legend of the dimension letters: sparrow/ops/types.py.
+"""
+
+import hashlib
+import importlib.util
+import math
+import os
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from sparrow import ops
+from sparrow.ops.kernels.overlap import overlaps
+from sparrow.ops.kernels.select import select_pages, warps_of
+from sparrow.sparse.compile import scores, source
+from sparrow.sparse.compile.emit import padded
+from sparrow.sparse.compile.pages import blocks_of, constants
+from sparrow.sparse.flows.nodes import Node, in_order
+from sparrow.sparse.flows.tracing import Program
+
+BLOCK_BYTES = 8192  # of fields that a program of `score` takes at a time
+LEAST_BLOCK, MOST_BLOCK = 16, 64
+WARP_NUMBERS = 8192  # of a block of fields, for one warp
+LOOPS, STAGES = 4, 3
+
+
+class Launch(NamedTuple):
+    """How `score` is cut: pages at a time and how often, warps that share them, steps in flight."""
+
+    block: int
+    loops: int
+    warps: int
+    stages: int
+
+
+class Compiled:
+    """The kernels of a program for keys of one dtype."""
+
+    def __init__(self, program: Program, keys: torch.dtype, launch: Launch | None = None) -> None:
+        self.program, self.keys = program, keys
+        self.launch = launch or launch_for(program, keys)
+        self.text = source.module(program, keys, block=self.launch.block)
+        self.module = _module(self.text)
+        self._constants: dict[tuple[str, torch.device], list[Tensor]] = {}
+
+    def append(
+        self,
+        cache: ops.PageCache,
+        layer: int,
+        k_TGD: Tensor,
+        v_TGD: Tensor,
+        slots_T: Tensor,
+        *,
+        write: bool,
+    ) -> None:
+        """Write tokens (or find them written), and fill the fields of the pages they finish."""
+        if not len(slots_T):
+            return
+        k_NGPD, v_NGPD = cache.field("k", layer), cache.field("v", layer)
+        kv_heads, numbers = k_NGPD.shape[1], self.program.page * padded(self.program.head_size)
+        self.module.append[(len(slots_T), kv_heads)](
+            *(k_NGPD, v_NGPD, k_TGD, v_TGD, slots_T.contiguous()),
+            *self._blocks(cache, layer),
+            *self._arrays("summary", k_NGPD.device),
+            *(k_TGD.stride(0), k_TGD.stride(1), v_TGD.stride(0), v_TGD.stride(1)),
+            KV_HEADS=kv_heads,
+            WRITE=write,
+            OVERLAP=overlaps(k_NGPD),
+            launch_pdl=overlaps(k_NGPD),
+            num_warps=max(1, min(8, numbers // 1024)),
+        )
+
+    def select(
+        self,
+        cache: ops.PageCache,
+        layer: int,
+        q_BHD: Tensor,
+        table_BM: Tensor,
+        lengths_B: Tensor,
+        budgets: Tensor,
+        rows_B: Tensor | None,
+        *,
+        first: int,
+        last: int,
+    ) -> ops.PageLists:
+        """The pages that each row and KV head keeps."""
+        rows, width = table_BM.shape
+        kv_heads = q_BHD.shape[1] // self.program.group
+        budgets_BG = budgets if budgets.ndim == 2 else budgets[:, None].expand(rows, kv_heads)
+        lengths_B = lengths_B.contiguous()
+        score_BGM = q_BHD.new_empty((rows, kv_heads, width), dtype=torch.float32)
+        staged = scores.staged(self.program)
+        cuts = [
+            q_BHD.new_empty((rows, kv_heads, cut.numbers, width), dtype=torch.float32)
+            for cut in (scores.cuts(self.program) if staged else ())
+        ]
+        if not score_BGM.numel():
+            return _empty(q_BHD, rows, kv_heads, width)
+        q_BHD = q_BHD if q_BHD.stride(2) == 1 else q_BHD.contiguous()
+        states = [cache.state(name, layer) for name, _ in self.program.state]
+        arrays = self._arrays("score", q_BHD.device)
+        shape = {
+            "KV_HEADS": kv_heads,
+            "FIRST": first,
+            "LAST": last,
+            "OVERLAP": overlaps(q_BHD),
+            "launch_pdl": overlaps(q_BHD),
+        }
+        steps = (*q_BHD.stride()[:2], *table_BM.stride(), *budgets_BG.stride())
+        self.module.score_pages[
+            (kv_heads, triton.cdiv(width, self.launch.block * self.launch.loops), rows)
+        ](
+            *(cuts if staged else [score_BGM]),
+            *(q_BHD, table_BM, lengths_B, budgets_BG, lengths_B if rows_B is None else rows_B),
+            *self._blocks(cache, layer),
+            *arrays,
+            *states,
+            *(layer, width, states[0].shape[2] if states else 0),
+            *steps,
+            **shape,
+            LOOPS=self.launch.loops,
+            STAGES=self.launch.stages,
+            num_warps=self.launch.warps,
+        )
+        if not staged:
+            return select_pages(
+                score_BGM,
+                lengths_B,
+                budgets_BG,
+                page=cache.page,
+                first=first,
+                last=last,
+                mass=self.program.mass,
+            )
+        pages = torch.empty((rows, kv_heads, width), dtype=torch.int32, device=q_BHD.device)
+        counts = torch.empty((rows, kv_heads), dtype=torch.int32, device=q_BHD.device)
+        size = triton.next_power_of_2(width)
+        self.module.choose[(rows, kv_heads)](
+            *(pages, counts, score_BGM, *cuts, q_BHD, lengths_B, budgets_BG, *arrays),
+            *(layer, width, *q_BHD.stride()[:2], *budgets_BG.stride()),
+            **shape,
+            MASS=self.program.mass,
+            SIZE=size,
+            num_warps=warps_of(size),
+        )
+        return ops.PageLists(pages=pages, counts=counts)
+
+    def _blocks(self, cache: ops.PageCache, layer: int) -> list[Tensor]:
+        return [cache.field(name, layer) for name in blocks_of(self.program, self.keys)]
+
+    def _arrays(self, part: str, device: torch.device) -> list[Tensor]:
+        """The constants of the score, or of the summary, on the device."""
+        if (part, device) not in self._constants:
+            nodes = (
+                constants(self.program.nodes)
+                if part == "score"
+                else [n for n in in_order(self.program.summary) if n.op == "constant"]
+            )
+            self._constants[part, device] = [_array(node).to(device) for node in nodes]
+        return self._constants[part, device]
+
+
+@cache
+def compiled(program: Program, keys: torch.dtype) -> Compiled:
+    """The kernels of a program, made once."""
+    return Compiled(program, keys)
+
+
+def launch_for(program: Program, keys: torch.dtype) -> Launch:
+    """About 8 KB of fields for a program, and warps that hold them as float32."""
+    pages = BLOCK_BYTES // max(1, program.bytes(keys))
+    block = max(LEAST_BLOCK, min(MOST_BLOCK, padded(max(1, pages + 1)) // 2))
+    numbers = sum(math.prod(padded(s) for s in item.shape) for item in program.fields)
+    warps = max(1, min(4, block * numbers // WARP_NUMBERS))
+    return Launch(block, LOOPS, warps, STAGES)
+
+
+def cache_dir() -> Path:
+    """Where generated sources lie: under $SPARROW_HOME, else $XDG_CACHE_HOME, else ~/.cache."""
+    if home := os.environ.get("SPARROW_HOME"):
+        return Path(home).expanduser() / "kernels"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "sparrow" / "kernels"
+
+
+def _module(text: str) -> ModuleType:
+    """The module of a source, which lies in a file named by its content: Triton reads it there."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
+    name = f"sparrow_flow_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    path = cache_dir() / f"{name}.py"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, suffix=".py", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+        Path(file.name).replace(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    return module
+
+
+def _array(node: Node) -> Tensor:
+    return torch.from_numpy(np.frombuffer(node.given[0], np.float32).copy())
+
+
+def _empty(like: Tensor, rows: int, kv_heads: int, width: int) -> ops.PageLists:
+    pages = torch.empty((rows, kv_heads, width), dtype=torch.int32, device=like.device)
+    counts = torch.zeros((rows, kv_heads), dtype=torch.int32, device=like.device)
+    return ops.PageLists(pages=pages, counts=counts)

@@ -1,0 +1,183 @@
+"""Emitting what scores read: queries, fields of pages, state, positions and constants."""
+
+import math
+
+import torch
+
+from sparrow.sparse.compile.emit import Emitter, Lines, offsets, padded
+from sparrow.sparse.flows.formats import scale_of
+from sparrow.sparse.flows.nodes import Node, fail
+from sparrow.sparse.flows.tracing import PageField, Program
+
+TRITON = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16", torch.float32: "tl.float32"}
+NIBBLE = "(({0}).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0"
+"""A whole number of 4 bits, minus 8: put into the last bits of 2**23 and taken out as a float."""
+
+
+def constants(nodes: list[Node]) -> list[Node]:
+    """Those of a program, each once."""
+    return [node for node in nodes if node.op == "constant"]
+
+
+class PageEmitter(Emitter):
+    """Emits values of BLOCK pages of one row and KV head.
+
+    The lines before must have set: b, g, q, length, finished, m, real, base (of each page in the
+    pools), and pointers named by `pointer`.
+    """
+
+    def __init__(self, lines: Lines, block: int, program: Program, keys: torch.dtype) -> None:
+        super().__init__(lines, block, keys)
+        self.program = program
+        self.fields = {item.name: item for item in program.fields}
+        self.constants = constants(program.nodes)
+
+    def _expression(self, node: Node) -> str:
+        match node.op:
+            case "query":
+                return self._query(node)
+            case "field":
+                return self._field(self.fields[node.given[0]])
+            case "state":
+                return f"tl.load({state_pointer(node.given[0])} + state_at + m, real, other=0.0)"
+            case "length":
+                return "length.to(tl.float32)"
+            case "pages":
+                return "finished.to(tl.float32)"
+            case "page":
+                return "m.to(tl.float32)"
+            case "constant":
+                return self._constant(node)
+        return super()._expression(node)
+
+    def _query(self, node: Node) -> str:
+        heads, depth = node.shape
+        at = f"(g * {heads} + tl.arange(0, {padded(heads)}))[:, None] * q_head"
+        at += f" + tl.arange(0, {padded(depth)})[None, :]"
+        inside = f"(tl.arange(0, {padded(heads)}) < {heads})[:, None]"
+        inside += f" & (tl.arange(0, {padded(depth)}) < {depth})[None, :]"
+        return f"tl.load(q + {at}, {inside}, other=0.0).to(tl.float32)"
+
+    def _constant(self, node: Node) -> str:
+        index = self.constants.index(node)
+        start = f"constant{index}"
+        if node.given[1] == "by head":
+            size = math.prod(node.shape)
+            start = f"{start} + (layer * KV_HEADS + g) * {size}"
+        if not node.shape:
+            return f"tl.load({start})"
+        place, inside = offsets(node.shape, 0)
+        return f"tl.load({start} + {place}{', ' + inside + ', other=0.0' if inside else ''})"
+
+    # Fields.
+
+    def load(self, name: str, shape: tuple[int, ...]) -> str:
+        """A block of a field for every page, as it is stored."""
+        numbers = math.prod(shape)
+        index = f"[{', '.join([':'] + ['None'] * len(shape))}]" if shape else ""
+        place, inside = offsets(shape, 1)
+        packed = name in self.fields and self.fields[name].form.kind == "int4"
+        nothing = "0" if packed else "0.0"
+        real = f"real{index}" + (f" & {inside}" if inside else "")
+        at = f"{pointer(name)} + (base * {numbers}){index} + {place}"
+        return f"tl.load({at}, {real}, other={nothing})"
+
+    def _field(self, field: PageField) -> str:
+        shape, kind = field.shape, field.form.kind
+        if not field.form.scaled:
+            return f"{self.load(field.name, shape)}.to(tl.float32)"
+        scale = self.fresh(f"{self.load(scale_of(field.name), shape[:-1])}.to(tl.float32)")
+        axes = ", ".join([":"] * len(shape) + ["None"])
+        if kind == "fp8":
+            return f"{self.load(field.name, shape)}.to(tl.float32) * {scale}[{axes}]"
+        low, high = self._halves(field)
+        joined = self.fresh(f"tl.join({low}, {high})")  # [..., D / 2, 2]
+        rank = 1 + len(shape)
+        order = (*range(rank - 1), rank, rank - 1)
+        block = (self.block, *(padded(size) for size in shape))
+        return f"tl.reshape(tl.permute({joined}, {order}), {block}) * {scale}[{axes}]"
+
+    def _halves(self, field: PageField) -> tuple[str, str]:
+        """The first and the second half of packed vectors, as floats."""
+        if field.shape[-1] != padded(field.shape[-1]):
+            raise fail(f"field {field.name!r}: int4 vectors are compiled for powers of two only")
+        shape = (*field.shape[:-1], field.shape[-1] // 2)
+        packed = self.fresh(self.load(field.name, shape))
+        return tuple(self.fresh(NIBBLE.format(x)) for x in (f"{packed} & 15", f"{packed} >> 4"))  # type: ignore[return-value]
+
+    # Products with query heads.
+
+    def field_dot(self, field: Node, rows: int, depth: int, columns: int) -> str:
+        item = self.fields[field.given[0]]
+        exact = item.form.kind in ("keys", "int4", "fp8") or (
+            item.form.kind == {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(self.keys)
+        )
+        kind = TRITON[self.keys] if exact else "tl.float32"
+        heads = self.program.group
+        if item.form.kind == "int4" and self.keys == torch.bfloat16:
+            return self._nibble_dot(item, rows, depth, columns)
+        if item.form.kind == "int4":
+            low, high = self._halves(item)
+            half = depth // 2
+            left = self._turned(low, rows, half, kind), self._turned(high, rows, half, kind)
+            query = [self._columns(half, columns, heads, at, kind) for at in (0, half)]
+            first = self.fresh(_dot(left[0], query[0], None))
+            return self.fresh(_dot(left[1], query[1], first))
+        stored = self.fresh(self.load(item.name, item.shape))
+        left_all = self._turned(stored, rows, padded(depth), kind)
+        return self.fresh(_dot(left_all, self._columns(depth, columns, heads, 0, kind), None))
+
+    def _nibble_dot(self, item: PageField, rows: int, depth: int, columns: int) -> str:
+        """Products with 4-bit numbers, put as they are into the last bits of 128 in bf16.
+
+        What is 136 too much in every number is taken away from the product at its end.
+        """
+        half, heads = depth // 2, self.program.group
+        packed = self.fresh(self.load(item.name, (*item.shape[:-1], half)))
+        packed = self.fresh(f"tl.reshape({packed}, ({rows}, {half}))")
+        parts = self.fresh(f"nibbles({packed})")
+        total, excess = None, []
+        for start, number in ((0, f"{parts}[0]"), (half, f"{parts}[1]")):
+            query = self._columns(half, columns, heads, start, "tl.bfloat16")
+            total = self.fresh(_dot(number, query, total))
+            excess.append(f"tl.sum({query}.to(tl.float32), 0)")
+        too_much = self.lines.name(f"136.0 * ({' + '.join(excess)})[None, :]", once=True)
+        return self.fresh(f"{total} - {too_much}")
+
+    def _turned(self, name: str, rows: int, depth: int, kind: str) -> str:
+        return self.fresh(f"tl.reshape({name}, ({rows}, {depth})).to({kind})")
+
+    def _columns(self, depth: int, columns: int, heads: int, start: int, kind: str) -> str:
+        """Query heads as columns [depth, columns], zeros between them."""
+        between = columns // padded(heads)
+        c, d = f"tl.arange(0, {columns})", f"tl.arange(0, {padded(depth)})"
+        at = f"(g * {heads} + {c} // {between})[None, :] * q_head + ({start} + {d})[:, None]"
+        inside = f"(({c} % {between} == 0) & ({c} // {between} < {heads}))[None, :]"
+        if padded(depth) != depth:
+            inside += f" & ({d} < {depth})[:, None]"
+        return self.lines.name(f"tl.load(q + {at}, {inside}, other=0.0).to({kind})", once=True)
+
+    def field_scale(self, field: Node) -> str | None:
+        item = self.fields[field.given[0]]
+        if not item.form.scaled:
+            return None
+        return self.fresh(f"{self.load(scale_of(item.name), item.shape[:-1])}.to(tl.float32)")
+
+
+def _dot(left: str, right: str, total: str | None) -> str:
+    third = "" if total is None else f", {total}"
+    return f'tl.dot({left}, {right}{third}, input_precision="ieee")'
+
+
+def blocks_of(program: Program, keys: torch.dtype) -> list[str]:
+    """Names of the blocks in memory, in the order of arguments."""
+    return [name for item in program.fields for name, *_ in item.storage(keys)]
+
+
+def pointer(name: str) -> str:
+    """The argument that holds a block of a field."""
+    return "field_" + name.replace(".", "_")
+
+
+def state_pointer(name: str) -> str:
+    return f"state_{name}"

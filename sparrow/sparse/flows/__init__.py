@@ -1,0 +1,66 @@
+"""Flows: programmable sparse attention. A formula in a few lines, with a meaning and kernels.
+
+    from sparrow.sparse.flows import D, Flow, bf16
+
+See `flow.Flow` for what a flow is, docs/flows.md for a tour, and `library` for those that ship.
+"""
+
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.formats import D, P, as_keys, bf16, fp8, fp16, fp32, int4
+from sparrow.sparse.flows.functions import (
+    constant,
+    convolve_over_pages,
+    full,
+    kron,
+    logsumexp,
+    mask,
+    max_over_pages,
+    maximum,
+    mean_over_pages,
+    min_over_pages,
+    minimum,
+    norm_over_pages,
+    normalise_over_pages,
+    softmax_over_pages,
+    sum_over_pages,
+    take,
+    weights,
+    where,
+)
+from sparrow.sparse.flows.nodes import FlowError
+from sparrow.sparse.flows.tensor import Tensor
+from sparrow.sparse.flows.tracing import Fields, Position
+
+__all__ = [
+    "D",
+    "Fields",
+    "Flow",
+    "FlowError",
+    "P",
+    "Position",
+    "Tensor",
+    "as_keys",
+    "bf16",
+    "constant",
+    "convolve_over_pages",
+    "fp8",
+    "fp16",
+    "fp32",
+    "full",
+    "int4",
+    "kron",
+    "logsumexp",
+    "mask",
+    "max_over_pages",
+    "maximum",
+    "mean_over_pages",
+    "min_over_pages",
+    "minimum",
+    "norm_over_pages",
+    "normalise_over_pages",
+    "softmax_over_pages",
+    "sum_over_pages",
+    "take",
+    "weights",
+    "where",
+]

@@ -1,0 +1,294 @@
+"""The meaning of a program: every operation as plain torch, for any number of queries at once.
+
+A value is [n, G, M, *shape] in float32: n queries, G KV heads, M pages, with 1 where it does not
+depend on one of them. What a query may see is its own number of finished pages.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparrow.sparse.flows.formats import decode, encode
+from sparrow.sparse.flows.nodes import Node, fail, in_order
+from sparrow.sparse.flows.tracing import Program
+
+LEAD = 3  # axes before the inner ones: queries, KV heads, pages
+
+UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "exp": torch.exp,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "silu": torch.nn.functional.silu,
+}
+BROADCASTING: dict[str, Callable[..., Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "lt": torch.lt,
+    "le": torch.le,
+    "where": torch.where,
+}
+REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}
+NOTHING = {"sum": 0.0, "max": -math.inf, "min": math.inf}  # what a page that is not there adds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What a score sees beside its query and fields.
+
+    lengths  [n], the current token included; layer: for weights that differ by layer
+    first, last: reserved pages; pages beyond `lengths // page` do not exist for a query
+    """
+
+    lengths: Tensor
+    layer: int = 0
+    first: int = 1
+    last: int = 2
+
+
+def summarise(
+    program: Program, k_MGPD: Tensor, v_MGPD: Tensor, *, layer: int = 0
+) -> dict[str, Tensor]:
+    """The blocks of every field for M pages, by name, each [M, G, ...]."""
+    pages = {"keys": k_MGPD, "values": v_MGPD}
+    given = {name: x.float().transpose(0, 1).unsqueeze(0) for name, x in pages.items()}
+
+    def read(node: Node) -> Tensor:
+        if node.op in given:
+            return given[node.op]
+        return constant(node, layer, k_MGPD.shape[1]).to(k_MGPD.device)
+
+    values = _evaluate(program.summary, read)
+    blocks: dict[str, Tensor] = {}
+    for field, node in zip(program.fields, program.summary, strict=True):
+        lead = (1, k_MGPD.shape[1], k_MGPD.shape[0])
+        value = values[id(node)].expand(*lead, *field.shape)[0].transpose(0, 1)
+        parts = encode(field.form, value, k_MGPD.dtype)
+        names = [name for name, *_ in field.storage(k_MGPD.dtype)]
+        blocks |= dict(zip(names, parts, strict=True))
+    return blocks
+
+
+def score(
+    program: Program,
+    q_nHD: Tensor,
+    blocks: Mapping[str, Tensor],
+    scene: Scene,
+    state: Mapping[str, Tensor] | None = None,
+    *,
+    pages: int | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Scores of M pages for n queries, fp32 [n, G, M], and the new state by name, alike.
+
+    pages    M (default: as many as the fields or the state have)
+    blocks   [M, G, ...] where the queries share their pages, or [n, M, G, ...] for one's own
+    state    [n, G, M] by name. A page that does not exist for a query scores -inf and keeps its
+             state
+    """
+    assert program.score is not None, f"{program.name} has no score: it keeps every page"
+    pages = _pages(program, blocks, state or {}) if pages is None else pages
+    reader = _Reader(program, q_nHD, blocks, scene, state or {}, pages)
+    roots = (program.score, *program.updates)
+    values = _evaluate(roots, reader.read, reader.exists_nM)
+    shape = (len(q_nHD), reader.kv_heads, pages)
+    missing = ~reader.exists_nM["finished"][:, None]
+    score_nGM = values[id(program.score)].expand(shape).masked_fill(missing, -math.inf)
+    fresh = {
+        name: torch.where(missing, (state or {})[name], values[id(node)].expand(shape))
+        for (name, _), node in zip(program.state, program.updates, strict=True)
+    }
+    return score_nGM, fresh
+
+
+class _Reader:
+    """The inputs of a score, laid out as values."""
+
+    def __init__(
+        self,
+        program: Program,
+        q_nHD: Tensor,
+        blocks: Mapping[str, Tensor],
+        scene: Scene,
+        state: Mapping[str, Tensor],
+        pages: int,
+    ) -> None:
+        self.program, self.scene, self.state = program, scene, state
+        self.kv_heads = q_nHD.shape[1] // program.group
+        self.query = q_nHD.float().unflatten(1, (self.kv_heads, -1)).unsqueeze(2)
+        self.fields = {field.name: field for field in program.fields}
+        self.blocks = blocks
+        lengths_n1 = scene.lengths.to(q_nHD.device)[:, None]
+        self.index_M = torch.arange(pages, device=q_nHD.device)
+        self.finished_n1 = lengths_n1 // program.page
+        self.length_n1 = lengths_n1
+        exists_nM = self.index_M < self.finished_n1
+        all_n1 = -(-lengths_n1 // program.page)
+        reserved_nM = (self.index_M < scene.first) | (self.index_M >= all_n1 - scene.last)
+        self.exists_nM = {"finished": exists_nM, "free": exists_nM & ~reserved_nM}
+
+    def read(self, node: Node) -> Tensor:
+        match node.op:
+            case "query":
+                return self.query
+            case "field":
+                return self._field(node.given[0])
+            case "state":
+                return self.state[node.given[0]]
+            case "length":
+                return self.length_n1[:, :, None].float()
+            case "pages":
+                return self.finished_n1[:, :, None].float()
+            case "page":
+                return self.index_M[None, None].float()
+            case "constant" | "full":
+                value = constant(node, self.scene.layer, self.kv_heads)
+                return value.to(self.index_M.device)
+        raise AssertionError(f"unknown input {node.op}")
+
+    def _field(self, name: str) -> Tensor:
+        field = self.fields[name]
+        names = [part for part, *_ in field.storage(torch.float32)]
+        value = decode(field.form, [self.blocks[part] for part in names])
+        own = value.ndim - len(field.shape) == LEAD
+        return value.transpose(1, 2) if own else value.transpose(0, 1).unsqueeze(0)
+
+
+def _pages(program: Program, blocks: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> int:
+    for field in program.fields:
+        block = blocks[field.name]
+        return block.shape[block.ndim - len(field.shape) - 2]
+    assert state, "without fields and state the number of pages must be given"
+    return next(iter(state.values())).shape[2]
+
+
+def constant(node: Node, layer: int, kv_heads: int) -> Tensor:
+    """The numbers of a constant as a value, those of a layer where they differ by layer."""
+    if node.op == "full":
+        return torch.full((1,) * LEAD + node.shape, node.given[0])
+    data, kind, *lead = node.given
+    array = torch.from_numpy(np.frombuffer(data, np.float32).copy())
+    if kind == "shared":
+        return array.view(1, 1, 1, *node.shape)
+    layers, heads = lead[0]
+    if layer >= layers or heads != kv_heads:
+        raise fail(
+            f"weights for {layers} layers and {heads} KV heads, but this is layer {layer} of a "
+            f"model with {kv_heads} KV heads",
+            node.place,
+        )
+    return array.view(layers, heads, *node.shape)[layer][None, :, None]
+
+
+# Operations.
+
+
+def _evaluate(
+    roots: tuple[Node, ...],
+    read: Callable[[Node], Tensor],
+    exists_nM: Mapping[str, Tensor] | None = None,
+) -> dict[int, Tensor]:
+    values: dict[int, Tensor] = {}
+    for node in in_order(roots):
+        inputs = [values[id(each)] for each in node.inputs]
+        if not inputs:
+            values[id(node)] = read(node)
+        elif node.op.startswith("pages_"):
+            assert exists_nM is not None
+            exists = exists_nM[node.given[0]]
+            values[id(node)] = _over_pages(node, inputs[0], exists)
+        elif node.op == "convolve":
+            assert exists_nM is not None
+            values[id(node)] = _convolve(node, inputs[0], exists_nM["finished"])
+        else:
+            values[id(node)] = _apply(node, inputs)
+    return values
+
+
+def _apply(node: Node, inputs: list[Tensor]) -> Tensor:
+    if node.op in UNARY:
+        return UNARY[node.op](inputs[0])
+    if node.op in BROADCASTING:
+        rank = len(node.shape)
+        wide = [_aligned(x, rank) for x in inputs]
+        return BROADCASTING[node.op](*wide)
+    if node.op in REDUCE:
+        return REDUCE[node.op](inputs[0], dim=LEAD + node.given[0])
+    match node.op:
+        case "matmul":
+            return _matmul(node, *inputs)
+        case "transpose":
+            return inputs[0].transpose(-1, -2)
+        case "reshape":
+            return inputs[0].reshape(*inputs[0].shape[:LEAD], *node.shape)
+        case "take":
+            axis, indices = node.given
+            return inputs[0].index_select(
+                LEAD + axis, torch.tensor(indices, device=inputs[0].device)
+            )
+    raise AssertionError(f"unknown operation {node.op}")
+
+
+def _aligned(x: Tensor, rank: int) -> Tensor:
+    """Inner axes aligned at their ends: missing ones come after the leading axes."""
+    missing = rank - (x.ndim - LEAD)
+    return x.reshape(*x.shape[:LEAD], *(1,) * missing, *x.shape[LEAD:])
+
+
+def _matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
+    """One contraction over all leading axes that an operand really has: no copies of the others."""
+    letters_a = "rk" if a.ndim - LEAD == 2 else "k"
+    letters_b = "ks" if b.ndim - LEAD == 2 else "k"
+    out = letters_a[:-1] + letters_b[1:]
+    lead_a, small_a = _present(a)
+    lead_b, small_b = _present(b)
+    lead = [letter for letter in "ngm" if letter in lead_a + lead_b]
+    result = torch.einsum(
+        f"{lead_a}{letters_a},{lead_b}{letters_b}->{''.join(lead)}{out}", small_a, small_b
+    )
+    shape = [result.shape[lead.index(letter)] if letter in lead else 1 for letter in "ngm"]
+    return result.reshape(*shape, *node.shape)
+
+
+def _present(x: Tensor) -> tuple[str, Tensor]:
+    """The letters of the leading axes that are not 1, and the tensor without the others."""
+    letters = "".join(letter for letter, size in zip("ngm", x.shape, strict=False) if size != 1)
+    return letters, x.reshape(*(size for size in x.shape[:LEAD] if size != 1), *x.shape[LEAD:])
+
+
+def _over_pages(node: Node, x: Tensor, exists_nM: Tensor) -> Tensor:
+    op = node.op.removeprefix("pages_")
+    exists = _beside(exists_nM, node)
+    filled = torch.where(exists, x, NOTHING[op])
+    return REDUCE[op](filled, dim=2, keepdim=True)
+
+
+def _beside(exists_nM: Tensor, node: Node) -> Tensor:
+    n, pages = exists_nM.shape
+    return exists_nM.view(n, 1, pages, *(1,) * len(node.shape))
+
+
+def _convolve(node: Node, x: Tensor, exists_nM: Tensor) -> Tensor:
+    exists = _beside(exists_nM, node)
+    filled = torch.where(exists, x, 0.0)
+    taps = node.given[0]
+    pages, middle = filled.shape[2], len(taps) // 2
+    total = torch.zeros_like(filled)
+    for j, tap in enumerate(taps):
+        shift = j - middle
+        start, stop = max(0, -shift), min(pages, pages - shift)
+        if start < stop:
+            total[:, :, start:stop] += tap * filled[:, :, start + shift : stop + shift]
+    return total

@@ -1,0 +1,152 @@
+"""Flows by what a command line can say: a file, an import path, or the name of a built-in one.
+
+    flows/mine.py             the flow of a file; flows/mine.py:name where it has several
+    package.module:name       an attribute of a module that can be imported
+    quest, fine_means(2)      a flow of `sparrow.sparse.flows.library`
+
+Nothing is registered: a file is run as a module, and its flow is the attribute that is a Flow. A
+name may be a function that makes one, with constants as arguments.
+"""
+
+import ast
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sparrow.sparse.flows import library
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.nodes import FlowError, Place
+
+FORMS = "path/to/file.py[:name], module:name, or a built-in flow such as quest or fine_means(2)"
+
+
+def load_flow(text: str) -> Flow:
+    """The flow that a text names; ValueError with what is wrong, FlowError for a broken flow."""
+    file = re.fullmatch(r"(.+\.py)(?::(.*))?", text, re.DOTALL)
+    if file is not None:
+        module = _run_file(Path(file[1]).expanduser())
+        return _only_flow(module, file[1]) if file[2] is None else _named(module, file[2], file[1])
+    if ":" in text:
+        name, _, attribute = text.partition(":")
+        return _named(_import(name), attribute, name)
+    return _named(library, text.replace("-", "_"), "sparrow.sparse.flows.library")
+
+
+def built_in() -> list[str]:
+    """The names in the library: flows, and functions that make one without arguments."""
+    own = {name: value for name, value in vars(library).items() if not name.startswith("_")}
+    return sorted(n for n, v in own.items() if isinstance(v, Flow) or _makes_flows(v))
+
+
+# Modules.
+
+
+def _run_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"no file {path}; a flow is {FORMS}")
+    name = f"sparrow_flow_file_{re.sub(r'[^0-9a-zA-Z]', '_', path.stem)}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickles look there
+    try:
+        spec.loader.exec_module(module)
+    except FlowError:
+        raise
+    except Exception as error:  # whatever an author's file can raise, told with its line
+        raise ValueError(_told(error, path.resolve())) from error
+    return module
+
+
+def _told(error: Exception, path: Path) -> str:
+    """The error with the innermost line of the author's file."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    if isinstance(error, SyntaxError):
+        lines.append(error.lineno)
+    place = Place(str(path), lines[-1] or 0) if lines else str(path)
+    return f"{place}: {type(error).__name__}: {error}"
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(f"no module {error.name!r} can be imported; a flow is {FORMS}") from None
+    except (ValueError, TypeError) as error:  # an empty or a relative name
+        raise error if isinstance(error, FlowError) else ValueError(f"{name}: {error}") from error
+
+
+# Attributes.
+
+
+def _only_flow(module: ModuleType, where: str) -> Flow:
+    """The one flow of a file; built-in ones that it imports do not count beside its own."""
+    named = {n: v for n, v in vars(module).items() if isinstance(v, Flow) and n[0] != "_"}
+    imported = {id(value) for value in vars(library).values()}
+    own = {n: v for n, v in named.items() if id(v) not in imported} or named
+    if not own:
+        raise ValueError(f"{where}: no flow in it; give an attribute a Flow(...)")
+    if len({id(flow) for flow in own.values()}) > 1:
+        raise ValueError(f"{where}: several flows ({', '.join(own)}); name one, as {where}:NAME")
+    return next(iter(own.values()))
+
+
+def _named(module: ModuleType, text: str, where: str) -> Flow:
+    name, arguments = _call(text, where)
+    value = getattr(module, name, None)
+    if value is None:
+        raise ValueError(f"{where} has no flow {name!r}{_hint(module, name)}")
+    if arguments is None and isinstance(value, Flow):
+        return value
+    made = _make(value, arguments or ([], {}), f"{where}:{text}") if callable(value) else value
+    if not isinstance(made, Flow):
+        raise ValueError(f"{where}:{text} is a {type(made).__name__}, not a Flow")
+    return made
+
+
+def _call(text: str, where: str) -> tuple[str, tuple[list[Any], dict[str, Any]] | None]:
+    """A name, and the arguments of its call if it is one: constants only."""
+    try:
+        node = ast.parse(text, mode="eval").body
+        if isinstance(node, ast.Name):
+            return node.id, None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            named = {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg is not None}
+            return node.func.id, ([ast.literal_eval(each) for each in node.args], named)
+    except (SyntaxError, ValueError):
+        pass
+    raise ValueError(f"{where}: {text!r} names no flow; a flow is {FORMS}")
+
+
+def _make(function: Any, arguments: tuple[list[Any], dict[str, Any]], what: str) -> Any:
+    """Call what makes a flow; TypeErrors are those of its arguments."""
+    try:
+        return function(*arguments[0], **arguments[1])
+    except FlowError:
+        raise
+    except Exception as error:  # an author's function
+        raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _makes_flows(value: Any) -> bool:
+    return getattr(value, "__annotations__", {}).get("return") is Flow
+
+
+def _hint(module: ModuleType, name: str) -> str:
+    known = built_in() if module is library else []
+    known = known or [n for n, v in vars(module).items() if isinstance(v, Flow) or _makes_flows(v)]
+    close = get_close_matches(name, known, n=1)
+    if close:
+        return f", did you mean {close[0]}?"
+    return f"; it has {', '.join(known) or 'none'}" + (
+        f" (a flow is {FORMS})" if module is library else ""
+    )

@@ -1,0 +1,256 @@
+"""A rule: a flow with the pages it always keeps and the layers that stay dense.
+
+The flow is the formula, the rest is configuration; a schedule names both, and says how many tokens
+to keep. Legend of the dimension letters: sparrow/ops/types.py.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sparrow import ops
+from sparrow.sparse.flows import paged
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.interpret import Scene
+from sparrow.sparse.flows.library import block_mean
+from sparrow.sparse.flows.tracing import Program, trace
+from sparrow.sparse.schedule import Schedule
+
+if TYPE_CHECKING:
+    from sparrow.sparse.compile.launch import Compiled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Which pages a token attends to, and what is stored with a finished page to tell.
+
+    A rule keeps nothing of its own between calls; all it remembers lies in the cache, in the fields
+    and the state it asks for. `append` and `select` run inside CUDA graphs: tensors stay on their
+    device, nothing waits for it, and what runs depends on shapes and the layer alone.
+    """
+
+    flow: Flow = block_mean
+    first: int = 1
+    last: int = 2
+    dense_layers: frozenset[int] = frozenset((0, 1))
+
+    def __post_init__(self) -> None:
+        if self.first < 0 or self.last < 1:
+            raise ValueError(
+                f"Rule: got first {self.first}, last {self.last}, allowed: first >= 0, "
+                "last >= 1 (an unfinished page is always kept)"
+            )
+
+    @classmethod
+    def of(cls, schedule: Schedule, flow: Flow = block_mean) -> "Rule":
+        """The rule that a schedule was made for; the schedule must name this flow."""
+        if schedule.flow != flow.name:
+            raise ValueError(
+                f"schedule {schedule.name!r} was made for the flow {schedule.flow!r}, not for "
+                f"{flow.name!r}: give the flow it names"
+            )
+        dense = frozenset(schedule.dense_layers)
+        return cls(flow=flow, first=schedule.first, last=schedule.last, dense_layers=dense)
+
+    @property
+    def name(self) -> str:
+        return self.flow.name
+
+    @property
+    def mass(self) -> float | None:
+        return self.flow.mass
+
+    # What the cache must have.
+
+    def fields(self, *, page: int, head_size: int, dtype: torch.dtype) -> tuple[ops.Field, ...]:
+        """Page fields beyond "k" and "v"; `dtype` is that of the keys."""
+        blocks = (
+            b for f in trace(self.flow, page, head_size, None).fields for b in f.storage(dtype)
+        )
+        return tuple(ops.Field(name=name, shape=shape, dtype=kind) for name, shape, kind in blocks)
+
+    def states(self, pages: int) -> tuple[ops.Field, ...]:
+        """State fields of a request, for contexts of up to so many pages."""
+        return tuple(
+            ops.Field(name=name, shape=(pages,), dtype=torch.float32, start=start)
+            for name, start in self.flow.state.items()
+        )
+
+    def prepare(
+        self, *, page: int, head_size: int, group: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Check the flow for a model, on a GPU generate its kernels, and refuse what cannot run.
+
+        Only `ops.using("reference")` runs definitions on a GPU, slowly and without graphs.
+        """
+        program = trace(self.flow, page, head_size, group)
+        if device.type == "cuda":
+            _compiled(program, dtype)
+
+    # What runs in a model.
+
+    def summarise(self, cache: ops.PageCache, layer: int, slots_T: Tensor) -> None:
+        """Fill the fields of every page that one of these slots finishes.
+
+        For prefill: keys and values of the slots are written already. A negative slot is padding.
+        """
+        k_NGPD = cache.field("k", layer)
+        program = self._program(cache, None)
+        if not program.fields:
+            return
+        if _on_gpu(k_NGPD):
+            unread = k_NGPD[:, :, 0]
+            kernels = _compiled(program, k_NGPD.dtype)
+            kernels.append(cache, layer, unread, unread, slots_T, write=False)
+        elif _by_hand(program):
+            ops.summarise_pages(k_NGPD, cache.field(_only_field(program), layer), slots_T)
+        else:
+            paged.summarise(program, cache, layer, slots_T)
+
+    def append(
+        self, cache: ops.PageCache, layer: int, k_BGD: Tensor, v_BGD: Tensor, slots_B: Tensor
+    ) -> None:
+        """Write one token per row and fill the fields of the pages they finish: decoding.
+
+        No two slots lie in one page, and a negative slot is padding.
+        """
+        k_NGPD, v_NGPD = cache.field("k", layer), cache.field("v", layer)
+        program = self._program(cache, None)
+        if not program.fields:
+            ops.write_pages(k_NGPD, v_NGPD, k_BGD, v_BGD, slots_B)
+        elif _on_gpu(k_NGPD):
+            kernels = _compiled(program, k_NGPD.dtype)
+            kernels.append(cache, layer, k_BGD, v_BGD, slots_B, write=True)
+        elif _by_hand(program):
+            mean_NGD = cache.field(_only_field(program), layer)
+            ops.append_pages(k_NGPD, v_NGPD, mean_NGD, k_BGD, v_BGD, slots_B)
+        else:
+            ops.write_pages(k_NGPD, v_NGPD, k_BGD, v_BGD, slots_B)
+            paged.summarise(program, cache, layer, slots_B)
+
+    def select(
+        self,
+        cache: ops.PageCache,
+        layer: int,
+        q_BHD: Tensor,
+        table_BM: Tensor,
+        lengths_B: Tensor,
+        budgets: Tensor,
+        rows_B: Tensor | None = None,
+    ) -> ops.PageLists | None:
+        """The pages that each row and KV head attends to; None where the whole layer is dense.
+
+        Called after `append`: lengths include the current token. A budget counts every kept token,
+        and one of at least the length keeps every page (under a mass, DENSE alone does); it may
+        differ by KV head ([B, G]). None
+        depends on the layer alone. rows: the slots that hold the rows' state, if the flow has any.
+        """
+        if layer in self.dense_layers or self.flow.score is None:
+            return None
+        kv_heads = cache.field("k", layer).shape[1]
+        program = self._program(cache, q_BHD.shape[1] // kv_heads)
+        if _on_gpu(q_BHD):
+            return _compiled(program, q_BHD.dtype).select(
+                *(cache, layer, q_BHD, table_BM, lengths_B, budgets, rows_B),
+                first=self.first,
+                last=self.last,
+            )
+        score_BGM = self._score(program, cache, layer, q_BHD, table_BM, lengths_B, rows_B)
+        return ops.select_pages(
+            score_BGM,
+            lengths_B,
+            budgets,
+            page=cache.page,
+            first=self.first,
+            last=self.last,
+            mass=program.mass,
+        )
+
+    def _score(
+        self,
+        program: Program,
+        cache: ops.PageCache,
+        layer: int,
+        q_BHD: Tensor,
+        table_BM: Tensor,
+        lengths_B: Tensor,
+        rows_B: Tensor | None,
+    ) -> Tensor:
+        if _by_hand(program):
+            mean_NGD = cache.field(_only_field(program), layer)
+            return ops.score_pages(q_BHD, mean_NGD, table_BM, lengths_B, page=cache.page)
+        scene = Scene(lengths=lengths_B, layer=layer, first=self.first, last=self.last)
+        return paged.score(program, cache, layer, q_BHD, table_BM, scene, rows_B)
+
+    def scorer(self, layer: int, page: int) -> ops.Scorer | None:
+        """How a layer's pages are scored for whole sequences at once; None: it is dense."""
+        if layer in self.dense_layers or self.flow.score is None:
+            return None
+
+        def begin(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, dense: int) -> ops.Scores:
+            program = trace(self.flow, page, q_SHD.shape[2], q_SHD.shape[1] // k_SGD.shape[1])
+            return paged.sequence_scores(
+                program,
+                *(q_SHD, k_SGD, v_SGD),
+                dense=dense,
+                layer=layer,
+                first=self.first,
+                last=self.last,
+            )
+
+        return begin
+
+    def _program(self, cache: ops.PageCache, group: int | None) -> Program:
+        head_size = cache.field("k", 0).shape[3]
+        return trace(self.flow, cache.page, head_size, group)
+
+    # Schedules.
+
+    def check(self, schedule: Schedule, *, page: int) -> None:
+        """Raise ValueError if a schedule was made for another rule than this one at this page size.
+
+        Budgets measured with one rule say nothing about another, so none is ever adapted.
+        """
+        runs = (self.name, page, self.first, self.last, tuple(sorted(self.dense_layers)))
+        made = (
+            schedule.flow,
+            schedule.page,
+            schedule.first,
+            schedule.last,
+            schedule.dense_layers,
+        )
+        labels = ("flow", "page", "first", "last", "dense_layers")
+        wrong = [
+            f"{label} {have!r} (the engine runs {want!r})"
+            for label, have, want in zip(labels, made, runs, strict=True)
+            if have != want
+        ]
+        if wrong:
+            raise ValueError(
+                f"schedule {schedule.name!r} was made for another rule: {', '.join(wrong)}; "
+                "run it with its own rule or give a schedule made for this one"
+            )
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    """Whether generated kernels run on this tensor."""
+    return tensor.is_cuda and ops.fastest()
+
+
+def _compiled(program: Program, dtype: torch.dtype) -> "Compiled":
+    from sparrow.sparse.compile.launch import compiled  # needs triton, which a CPU does not
+
+    return compiled(program, dtype)
+
+
+def _by_hand(program: Program) -> bool:
+    """Whether there are ops for this very program: the paper's formula, whatever it is called."""
+    sizes = (program.page, program.head_size, program.group)
+    return program.digest == trace(block_mean, *sizes).digest
+
+
+def _only_field(program: Program) -> str:
+    (field,) = program.fields
+    return field.name

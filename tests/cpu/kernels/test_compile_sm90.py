@@ -1,0 +1,75 @@
+"""Every kernel compiles for an H200 in bf16 and fits its shared memory, as far as a CPU can tell.
+
+Other tests of this folder interpret kernels, which says nothing about compiling them. Here a
+process of its own compiles the launches of tests/support/compile_sm90.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+from support.flows import LIBRARY, ODD, ON_GPU
+
+from sparrow.ops import kernels
+
+GENERATED = "sparrow_flow_"
+TESTS = Path(__file__).parents[2]
+MODULES = sorted(path.stem for path in Path(kernels.__path__[0]).glob("[!_]*.py"))
+SHARED_MEMORY = 227 * 1024  # bytes of a program on Hopper
+NAMES = """
+import json
+from support.compile_sm90 import kernel_modules, launched_by
+names = [f"{m.__name__.rpartition('.')[2]}.{k}" for m in kernel_modules() for k in launched_by(m)]
+print(json.dumps(names))
+"""
+
+
+def run(folder: Path, *arguments: str) -> list[Any]:
+    """The lines of JSON that Python prints where kernels are not interpreted."""
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=clean | {"TRITON_CACHE_DIR": str(folder), "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run(tmp_path_factory.mktemp("triton"), "-m", "support.compile_sm90")
+
+
+def test_every_launched_kernel_compiles(compiled: list[dict[str, Any]], tmp_path: Path) -> None:
+    (names,) = run(tmp_path, "-c", NAMES)
+    assert len(names) >= 11
+    assert {name.partition(".")[0] for name in names} <= set(MODULES)
+    assert set(names) == {k["name"] for k in compiled if not k["name"].startswith(GENERATED)}
+
+
+def test_every_flow_compiles(compiled: list[dict[str, Any]]) -> None:
+    made = {k["name"] for k in compiled if k["name"].startswith(GENERATED)}
+    flows = len(LIBRARY) + len(ODD) + len(ON_GPU)
+    for kernel in ("append", "score_pages"):
+        assert sum(name.endswith(f".{kernel}") for name in made) == flows  # -1 learned, +1 shape
+    assert sum(name.endswith(".choose") for name in made) >= 8
+
+
+def test_kernels_fit_a_multiprocessor(compiled: list[dict[str, Any]]) -> None:
+    for kernel in compiled:
+        assert kernel["shared"] <= SHARED_MEMORY, kernel
+        assert kernel["registers"] * kernel["warps"] * 32 <= 65536, kernel
+
+
+def test_no_kernel_spills(compiled: list[dict[str, Any]]) -> None:
+    """Generated ones may keep a word on the stack."""
+    assert [k for k in compiled if k["stack"] > 16 * k["name"].startswith(GENERATED)] == []

@@ -1,0 +1,157 @@
+"""Generated kernels against the meaning of flows: in Triton's interpreter, or on a GPU.
+
+The interpreter gets bf16 and fp8 wrong, so these tests use fp32 and fp16; tests/gpu has the others.
+"""
+
+import pytest
+import torch
+from support.flows import LAYER, LIBRARY, ODD, Bed, make_bed, same_choice, same_fields
+
+pytest.importorskip("triton")
+from sparrow import ops
+from sparrow.sparse.compile.launch import Compiled, Launch, cache_dir
+from sparrow.sparse.flows import D, Flow, FlowError, P, as_keys, int4, library, paged
+from sparrow.sparse.flows.tracing import trace
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LENGTHS = [1, 16, 100, 161, 48]  # one token, one page, odd ones, what the budget holds exactly
+BUDGETS = [48, 48, 80, 96, 48]
+
+
+def bed_of(flow: Flow, lengths: list[int] = LENGTHS, **options) -> Bed:
+    return make_bed(flow, lengths, device=DEVICE, **options)
+
+
+def filled(bed: Bed, kernels: Compiled) -> None:
+    """Every page's fields, by definition and by kernel."""
+    paged.summarise(bed.program, bed.defined, LAYER, bed.slots_T)
+    unread = bed.compiled.field("k", LAYER)[:, :, 0]
+    kernels.append(bed.compiled, LAYER, unread, unread, bed.slots_T, write=False)
+
+
+def chosen(bed: Bed, kernels: Compiled, budgets: torch.Tensor) -> None:
+    score_BGM = bed.scores()
+    with ops.using("reference"):
+        wanted = ops.select_pages(
+            score_BGM, bed.lengths_B, budgets, page=bed.program.page, mass=bed.program.mass
+        )
+    given = (bed.q_BHD, bed.table_BM, bed.lengths_B, budgets, bed.rows_B)
+    found = kernels.select(bed.compiled, LAYER, *given, first=1, last=2)
+    same_choice(score_BGM, wanted, found)
+    for name, _ in bed.program.state:
+        left, right = (c.state(name, LAYER) for c in (bed.defined, bed.compiled))
+        torch.testing.assert_close(right, left, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("flow", [*LIBRARY, *ODD], ids=lambda flow: flow.name)
+@pytest.mark.parametrize(
+    ("group", "size", "dtype"),
+    [(2, 32, torch.float16), (3, 64, torch.float32)],
+    ids=["fp16", "fp32, odd group"],
+)
+def test_kernels_mean_what_the_flow_means(flow, group, size, dtype) -> None:
+    bed = bed_of(flow, group=group, size=size, dtype=dtype)
+    kernels = Compiled(bed.program, dtype)
+    filled(bed, kernels)
+    same_fields(bed, 2e-3 if dtype == torch.float16 else 1e-5)
+    budgets = torch.tensor(BUDGETS, device=DEVICE)
+    chosen(bed, kernels, budgets)
+    chosen(bed, kernels, budgets)  # state has moved on
+
+
+@pytest.mark.parametrize("flow", LIBRARY, ids=lambda flow: flow.name)
+def test_ties_go_to_the_earlier_page(flow) -> None:
+    bed = bed_of(flow, [200, 131], whole=True)
+    kernels = Compiled(bed.program, bed.q_BHD.dtype)
+    filled(bed, kernels)
+    chosen(bed, kernels, torch.tensor([[64, 96], [112, 64]], device=DEVICE))  # by KV head
+
+
+@pytest.mark.parametrize("flow", [library.softmax_sum, library.quest], ids=lambda flow: flow.name)
+def test_sizes_that_are_no_powers_of_two(flow) -> None:
+    bed = bed_of(flow, size=24, group=5)
+    kernels = Compiled(bed.program, bed.q_BHD.dtype)
+    filled(bed, kernels)
+    same_fields(bed, 2e-3)
+    chosen(bed, kernels, torch.tensor(BUDGETS, device=DEVICE))
+
+
+@pytest.mark.parametrize("flow", [library.block_mean, library.fine_means(4)], ids=lambda f: f.name)
+def test_tokens_are_appended_and_pages_finished_in_one_go(flow) -> None:
+    """And a page gets the same bits as from prefill."""
+    bed = bed_of(flow, [16, 32, 7, 33])
+    kernels = Compiled(bed.program, bed.q_BHD.dtype)
+    filled(bed, kernels)
+    page = bed.program.page
+    last_B = bed.lengths_B - 1
+    slots_B = bed.table_BM[bed.rows_B, last_B // page].long() * page + last_B % page
+    slots_B[3] = -1
+    k_BGD, v_BGD = (
+        bed.compiled.field(name, LAYER)[slots_B // page, :, slots_B % page].clone()
+        for name in ("k", "v")
+    )
+    before = {f.name: bed.compiled.field(f.name, LAYER).clone() for f in bed.compiled.page_fields}
+    for name in ("k", "v"):  # what is appended must be written, not found
+        bed.compiled.field(name, LAYER)[slots_B[:3] // page, :, slots_B[:3] % page] = float("nan")
+    kernels.append(bed.compiled, LAYER, k_BGD, v_BGD, slots_B, write=True)
+    for name, block in before.items():
+        assert torch.equal(bed.compiled.field(name, LAYER), block), name
+
+
+def test_many_blocks_and_chunks(monkeypatch) -> None:
+    """Rows longer than a program's pages, and passes of several chunks."""
+    monkeypatch.setattr("sparrow.sparse.compile.choose.CHUNK", 16)
+    bed = bed_of(library.softmax_sum, [16 * 40 + 5, 16 * 17])
+    kernels = Compiled(bed.program, bed.q_BHD.dtype, Launch(16, 2, 1, 2))
+    filled(bed, kernels)
+    chosen(bed, kernels, torch.tensor([128, 160], device=DEVICE))
+
+
+def test_a_row_that_keeps_everything_is_not_scored() -> None:
+    bed = bed_of(library.softmax_sum, [100, 100])
+    kernels = Compiled(bed.program, bed.q_BHD.dtype)
+    bed.compiled.field("mean", LAYER).fill_(float("nan"))
+    budgets = torch.tensor([2**31 - 1, 100], device=DEVICE)
+    given = (bed.q_BHD, bed.table_BM, bed.lengths_B, budgets, None)
+    found = kernels.select(bed.compiled, LAYER, *given, first=1, last=2)
+    assert found.counts.tolist() == [[7, 7], [7, 7]]
+
+
+def test_sources_are_kept_by_content() -> None:
+    def score(query, fields, position):
+        return query.mean(0) @ fields.anything
+
+    other = Flow(
+        name="another name",
+        fields={"anything": as_keys(D)},
+        summarise=lambda keys, values: {"anything": keys.mean(0)},
+        score=score,
+    )
+    same = trace(other, 16, 32, 2), trace(library.block_mean, 16, 32, 2)
+    assert same[0].digest == same[1].digest
+    first, again = (Compiled(trace(library.quest, 16, 32, 2), torch.float16) for _ in range(2))
+    assert first.module is again.module
+    assert list(cache_dir().glob(f"{first.module.__name__}.py"))
+    assert Compiled(trace(library.quest, 16, 64, 2), torch.float16).module is not first.module
+
+
+def test_what_cannot_be_compiled_is_refused() -> None:
+    def thirds(keys, values):
+        return {"x": keys.reshape(8, 2 * keys.shape[1]).mean(0)}
+
+    odd = Flow(
+        name="odd",
+        fields={"x": as_keys(2 * D)},
+        summarise=thirds,
+        score=lambda query, fields, position: fields.x.sum(),
+    )
+    with pytest.raises(FlowError, match="powers of two"):
+        Compiled(trace(odd, 16, 24, 2), torch.float16)
+    packed = Flow(
+        name="packed",
+        fields={"x": int4(P // 4, D)},
+        summarise=lambda keys, values: {"x": keys.reshape(4, 4, keys.shape[1]).mean(1)},
+        score=lambda query, fields, position: fields.x.sum(),
+    )
+    with pytest.raises(FlowError, match="int4 vectors are compiled for powers of two only"):
+        Compiled(trace(packed, 16, 24, 2), torch.float16)

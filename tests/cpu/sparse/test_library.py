@@ -1,0 +1,330 @@
+"""Every flow that comes with Sparrow, against pages worked out by hand or in plain loops."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sparrow import ops
+from sparrow.sparse.flows import interpret, library
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.interpret import Scene
+from sparrow.sparse.flows.tracing import trace
+from sparrow.sparse.rule import Rule
+from sparrow.sparse.schedule import DENSE
+
+Array = np.ndarray[Any, Any]
+GROUP, SIZE = 2, 8
+
+
+def scores(flow: Flow, q_RD: Array, k_MPD: Array, v_MPD: Array) -> Array:
+    """Of one KV head's pages, all finished, by the definition."""
+    page = k_MPD.shape[1]
+    program = trace(flow, page, q_RD.shape[1], len(q_RD))
+    k, v = (torch.from_numpy(x.astype(np.float32))[:, None] for x in (k_MPD, v_MPD))
+    blocks = interpret.summarise(program, k, v)
+    q = torch.from_numpy(q_RD.astype(np.float32))[None]
+    scene = Scene(lengths=torch.tensor([len(k_MPD) * page]))
+    got, _ = interpret.score(program, q, blocks, scene, pages=len(k_MPD))
+    return got[0, 0].numpy()
+
+
+# By hand: three pages of four tokens, two query heads, head size four.
+
+K = np.array(
+    [
+        [[4, 0, 0, 0], [0, 4, 0, 0], [0, 0, 4, 0], [0, 0, 0, 4]],
+        [[1, 2, 0, 0], [3, 2, 0, 0], [1, 2, 0, 0], [3, 2, 0, -8]],
+        [[-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0]],
+    ]
+)
+V = np.array(
+    [
+        [[3, 4, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],  # norms 5, 0, 0, 0
+        [[1, 0, 0, 0], [0, 2, 0, 0], [0, 0, 3, 0], [0, 0, 0, 2]],  # 1, 2, 3, 2
+        [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 8]],  # 0, 0, 0, 8
+    ]
+)
+Q = np.array([[2, 0, 0, 0], [0, -2, 0, 2]])
+# Means: (1, 1, 1, 1), (2, 2, 0, -2), (0, 0, 0, 0); qbar = (1, -1, 0, 1).
+# q_h . c / 2: (1, 0), (2, -4), (0, 0).
+
+
+def test_block_mean_by_hand() -> None:
+    assert scores(library.block_mean, Q, K, V).tolist() == [1, -2, 0]
+
+
+def test_value_gated_by_hand() -> None:
+    assert scores(library.value_gated, Q, K, V).tolist() == [1 * 1.25, -2 * 2, 0]
+
+
+def test_softmax_by_hand() -> None:
+    e = np.exp
+    first = np.array([e(1), e(2), e(0)]) / (e(1) + e(2) + e(0))
+    second = np.array([1, e(-4), 1]) / (2 + e(-4))
+    np.testing.assert_allclose(
+        scores(library.softmax_max, Q, K, V), np.maximum(first, second), rtol=1e-6
+    )
+    np.testing.assert_allclose(scores(library.softmax_sum, Q, K, V), first + second, rtol=1e-6)
+
+
+def test_quest_by_hand() -> None:
+    """Greatest: (4,4,4,4), (3,2,0,0), (1,1,0,0); least: 0, (1,2,0,-8), (-1,-1,0,0)."""
+    by_head = [[8, 0 + 8], [6, -4 + 0], [2, 2 + 0]]
+    assert scores(library.quest, Q, K, V).tolist() == [max(row) for row in by_head]
+
+
+def test_window_by_hand() -> None:
+    assert scores(library.window, Q, K, V).tolist() == [0, 1, 2]
+
+
+def test_running_average_starts_as_the_block_mean() -> None:
+    program = trace(library.running_average(0.25), 4, 4, 2)
+    assert program.state == (("r", 0.0),)
+    k, v = (torch.from_numpy(x.astype(np.float32))[:, None] for x in (K, V))
+    blocks, q = interpret.summarise(program, k, v), torch.from_numpy(Q.astype(np.float32))[None]
+    scene, state = Scene(lengths=torch.tensor([12])), {"r": torch.zeros(1, 1, 3)}
+    for wanted in ([1, -2, 0], [1.25, -2.5, 0], [1.3125, -2.625, 0]):
+        got, state = interpret.score(program, q, blocks, scene, state)
+        assert got[0, 0].tolist() == wanted
+        assert state["r"][0, 0].tolist() == wanted
+
+
+# In loops: random pages.
+
+
+def softmax(x: Array) -> Array:
+    grown = np.exp(x - x.max(0))
+    return grown / grown.sum(0)
+
+
+def logits(q: Array, landmark: Array) -> Array:
+    """[landmarks, heads]"""
+    return np.array([[sum(h * c) / np.sqrt(len(h)) for h in q] for c in landmark])
+
+
+def means(k: Array, tokens: int) -> Array:
+    """[pages, parts, D]"""
+    parts = range(0, k.shape[1], tokens)
+    return np.array([[page[i : i + tokens].mean(0) for i in parts] for page in k])
+
+
+def four_bits(x: Array) -> Array:
+    """Numbers as int4 holds them: a seventh of each vector's greatest is a step."""
+    step = (np.abs(x).max(-1, keepdims=True) / 7).astype(np.float16).astype(np.float64)
+    return np.clip(np.round(x / step), -7, 7) * step
+
+
+def plain_quest(q: Array, k: Array, tokens: int) -> Array:
+    bounds = []
+    for page in k:
+        boxes = [page[i : i + tokens] for i in range(0, len(page), tokens)]
+        most = [max(sum(max(h[d] * box[:, d]) for d in range(len(h))) for box in boxes) for h in q]
+        bounds.append(max(most))
+    return np.array(bounds)
+
+
+def plain_sub_means(q: Array, k: Array, tokens: int) -> Array:
+    best = np.array([logits(q, parts).max(0) for parts in means(k, tokens)])
+    return softmax(best).sum(1)
+
+
+def plain_fine_means(q: Array, k: Array, tokens: int) -> Array:
+    grown = [np.log(np.exp(logits(q, four_bits(parts))).sum(0)) for parts in means(k, tokens)]
+    return softmax(np.array(grown)).sum(1)
+
+
+def plain_oracle(q: Array, k: Array) -> Array:
+    """True attention over all tokens of all pages, added up by page and over heads."""
+    every = logits(q, k.reshape(-1, k.shape[2]))
+    return softmax(every).reshape(len(k), -1, len(q)).sum((1, 2))
+
+
+PLAIN: dict[str, tuple[Flow, int, Callable[[Array, Array, Array], Array]]] = {
+    "block-mean": (library.block_mean, 16, lambda q, k, v: k.mean(1) @ q.mean(0)),
+    "softmax-max": (
+        library.softmax_max,
+        16,
+        lambda q, k, v: softmax(logits(q, k.mean(1))).max(1),
+    ),
+    "softmax-sum": (
+        library.softmax_sum,
+        4,
+        lambda q, k, v: softmax(logits(q, k.mean(1))).sum(1),
+    ),
+    "quest": (library.quest, 16, lambda q, k, v: plain_quest(q, k, 16)),
+    "sub-quest": (library.sub_quest(16), 48, lambda q, k, v: plain_quest(q, k, 16)),
+    "sub-quest-4": (library.sub_quest(4), 16, lambda q, k, v: plain_quest(q, k, 4)),
+    "sub-means": (library.sub_means(4), 16, lambda q, k, v: plain_sub_means(q, k, 4)),
+    "fine-means": (library.fine_means(4), 16, lambda q, k, v: plain_fine_means(q, k, 4)),
+    "fine-means-2": (library.fine_means(2), 4, lambda q, k, v: plain_fine_means(q, k, 2)),
+    "value-gated": (
+        library.value_gated,
+        16,
+        lambda q, k, v: (k.mean(1) @ q.mean(0)) * np.sqrt((v**2).sum(2)).mean(1),
+    ),
+    "oracle": (library.oracle, 16, lambda q, k, v: plain_oracle(q, k)),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_scores_in_plain_loops(name: str, seed: int) -> None:
+    flow, page, plain = PLAIN[name]
+    random = np.random.default_rng(seed)
+    q = 2 * random.normal(size=(GROUP, SIZE))
+    k, v = random.normal(size=(2, 7, page, SIZE)).astype(np.float32).astype(np.float64)
+    np.testing.assert_allclose(scores(flow, q, k, v), plain(q, k, v), rtol=1e-4, atol=1e-5)
+
+
+def test_the_oracle_holds_all_attention() -> None:
+    random = np.random.default_rng(4)
+    q, (k, v) = random.normal(size=(GROUP, SIZE)), random.normal(size=(2, 9, 16, SIZE))
+    mass = scores(library.oracle, q, k, v)
+    assert mass.sum() == pytest.approx(GROUP, rel=1e-5)
+    assert np.array_equal(np.argsort(mass), np.argsort(plain_oracle(q, k)))
+
+
+def test_names_and_bytes() -> None:
+    """What a page costs for one KV head at P = 16, D = 128 with 16-bit keys (k and v: 8192)."""
+    flows = {
+        library.block_mean: ("block-mean", 256),
+        library.softmax_max: ("softmax-max", 256),
+        library.softmax_sum: ("softmax-sum", 256),
+        library.quest: ("quest", 512),
+        library.sub_quest(): ("sub-quest-16", 512),
+        library.sub_means(): ("sub-means-4", 1024),
+        library.fine_means(): ("fine-means-4", 256 + 8),
+        library.value_gated: ("value-gated", 258),
+        library.running_average(): ("running-average-0.5", 256),
+        library.window: ("window", 0),
+        library.oracle: ("oracle", 4096),
+        library.dense: ("dense", 0),
+    }
+    for flow, wanted in flows.items():
+        assert (flow.name, trace(flow, 16, 128, 2).bytes()) == wanted
+
+
+# Through a rule and a cache.
+
+
+def cache_of(rule: Rule, *, pages: int, page: int = 4, slots: int = 0) -> ops.PageCache:
+    fields = ops.kv_fields(page, SIZE, torch.float32)
+    return ops.PageCache(
+        layers=3,
+        kv_heads=2,
+        page=page,
+        pages=pages,
+        page_fields=(*fields, *rule.fields(page=page, head_size=SIZE, dtype=torch.float32)),
+        slots=slots,
+        state_fields=rule.states(pages),
+    )
+
+
+def chosen(lists: ops.PageLists | None, row: int, head: int) -> list[int]:
+    assert lists is not None
+    return lists.pages[row, head, : lists.counts[row, head]].tolist()
+
+
+def test_the_window_keeps_first_and_most_recent_pages() -> None:
+    rule = Rule(flow=library.window)
+    assert rule.fields(page=4, head_size=SIZE, dtype=torch.float32) == ()
+    cache = cache_of(rule, pages=30)
+    lengths_B, q_BHD = torch.tensor([38, 40, 3]), torch.full((3, 4, SIZE), torch.nan)
+    table_BM = torch.arange(30).reshape(3, 10)
+    budgets_B = torch.tensor([18, 16, 12])
+    lists = rule.select(cache, 2, q_BHD, table_BM, lengths_B, budgets_B)
+    for head in range(2):
+        assert chosen(lists, 0, head) == [0, 6, 7, 8, 9]  # 4 x 4 + 2 tokens
+        assert chosen(lists, 1, head) == [0, 7, 8, 9]
+        assert chosen(lists, 2, head) == [0]
+
+
+def test_a_window_of_the_recent_pages_alone() -> None:
+    rule = Rule(flow=library.window, first=0, last=1)
+    lists = rule.select(
+        cache_of(rule, pages=10),
+        2,
+        torch.zeros(1, 4, SIZE),
+        torch.arange(10)[None],
+        torch.tensor([40]),
+        torch.tensor([12]),
+    )
+    assert chosen(lists, 0, 1) == [7, 8, 9]
+
+
+@pytest.mark.parametrize("budget", [48, DENSE])
+def test_dense_gives_no_lists(budget: int) -> None:
+    rule = Rule(flow=library.dense)
+    cache = cache_of(rule, pages=30)
+    lengths_B, budgets_B = torch.tensor([100]), torch.tensor([budget])
+    table_BM = torch.arange(30)[None]
+    assert rule.select(cache, 2, torch.zeros(1, 4, SIZE), table_BM, lengths_B, budgets_B) is None
+    assert rule.scorer(2, 4) is None
+
+
+def test_a_running_average_remembers_over_steps() -> None:
+    """Two rows in slots 3 and 1, queries that change their mind: choices follow the average."""
+    keep = 0.5
+    rule = Rule(flow=library.running_average(keep), first=1, last=1)
+    cache = cache_of(rule, pages=24, slots=4)
+    for slot in (3, 1):
+        cache.state("r", 2)[slot] = torch.nan
+        cache.begin(slot)
+    generator = torch.Generator().manual_seed(0)
+    k_BSGD = torch.randn((2, 48, 2, SIZE), generator=generator)
+    table_BM, rows_B = torch.arange(24).reshape(2, 12), torch.tensor([3, 1])
+    memory: dict[tuple[int, int, int], float] = {}
+    plain_differs = False
+    for step in range(48):
+        k_BGD, q_BHD = k_BSGD[:, step], torch.randn((2, 4, SIZE), generator=generator)
+        slots_B = table_BM[:, step // 4] * 4 + step % 4
+        rule.append(cache, 2, k_BGD, k_BGD, slots_B)
+        length = step + 1
+        lengths_B, budgets_B = torch.tensor([length] * 2), torch.tensor([16, 20])
+        lists = rule.select(cache, 2, q_BHD, table_BM, lengths_B, budgets_B, rows_B)
+        for row, budget in enumerate((16, 20)):
+            for head in range(2):
+                fresh = _remember(memory, keep, row, head, k_BSGD, q_BHD, length)
+                count = max(2, (budget - (length - 1) % 4 - 1) // 4 + 1)
+                wanted = _best(memory, row, head, length, count)
+                assert chosen(lists, row, head) == wanted
+                plain_differs |= wanted != _best(fresh, row, head, length, count)
+    assert plain_differs  # or memory would not show
+    assert not cache.state("r", 2)[[0, 2]].any()
+    assert not cache.state("r", 1).any()
+
+
+def _remember(
+    memory: dict[tuple[int, int, int], float],
+    keep: float,
+    row: int,
+    head: int,
+    k_BSGD: Tensor,
+    q_BHD: Tensor,
+    length: int,
+) -> dict[tuple[int, int, int], float]:
+    """Moves the memory of one row and head on; what the step alone would score."""
+    fresh = {}
+    for page in range(length // 4):
+        mean = k_BSGD[row, page * 4 : page * 4 + 4, head].double().mean(0)
+        qbar = q_BHD[row, head * 2 : head * 2 + 2].double().mean(0)
+        at = (row, head, page)
+        fresh[at] = float(qbar @ mean)
+        memory[at] = keep * memory.get(at, 0.0) + fresh[at]
+    return fresh
+
+
+def _best(
+    scored: dict[tuple[int, int, int], float], row: int, head: int, length: int, count: int
+) -> list[int]:
+    pages = -(-length // 4)
+    reserved = {0, pages - 1}
+    others = sorted(
+        (page for page in range(pages) if page not in reserved),
+        key=lambda page: -scored[row, head, page],
+    )
+    return sorted([*reserved, *others[: max(0, count - len(reserved))]])

@@ -1,0 +1,272 @@
+"""What launches would compile on an H200, compiled on any machine: no GPU is needed.
+
+`python -m support.compile_sm90 [case ...]` calls the functions of `CASES` with tensors that have no
+memory, compiles every launch they make, and prints one line of JSON for each. It must run without
+TRITON_INTERPRET, and so in a process of its own where tests interpret kernels.
+"""
+
+import ast
+import inspect
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from tempfile import NamedTemporaryFile
+from types import ModuleType
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from sparrow.ops import PageLists, kernels
+from sparrow.ops.dispatch import settled_weights
+from sparrow.ops.reference.sampling import Draws
+from sparrow.ops.types import PageCache, RowState, kv_fields
+from sparrow.sparse.compile import launch
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.tracing import trace
+from sparrow.sparse.rule import Rule
+
+HOPPER = GPUTarget("cuda", 90, 32)
+SHARED_MEMORY = 227 * 1024  # bytes that a program may have
+
+
+class Launch(NamedTuple):
+    """A kernel and what it was called with, launch options included."""
+
+    kernel: JITFunction
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def compile_launch(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict:
+    """Compile what `kernel[grid](*args, **kwargs)` would, for sm_90; its name and what it takes.
+
+    registers are those of a thread, stack the bytes that it spills, shared the bytes of a program.
+    """
+    source, options = source_of(kernel, args, kwargs)
+    compiled = triton.compile(source, target=HOPPER, options=options)
+    constants = {name: value for name, value in kwargs.items() if name.isupper()}
+    return {
+        "name": f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}",
+        "constants": constants,
+        "warps": compiled.metadata.num_warps,
+        "shared": compiled.metadata.shared,
+        **_resources(compiled.asm["cubin"]),
+    }
+
+
+def source_of(
+    kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[ASTSource, dict[str, Any]]:
+    """What Triton compiles for these arguments, types and alignments by its own rules."""
+    backend = make_backend(HOPPER)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, options = bind(*args, **kwargs)
+    packed = kernel._pack_args(backend, dict(options), bound, specialization, options)
+    chosen, signature, constants, attributes = packed
+    return ASTSource(kernel, signature, constants, attributes), chosen.__dict__
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    """Registers and stack as the binary itself declares them."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [tool, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found, text
+    return {"registers": int(found[1]), "stack": int(found[2])}
+
+
+@contextmanager
+def recording() -> Iterator[list[Launch]]:
+    """Launches of a with-block, kept instead of run; kernels overlap as they do on the GPU."""
+    launches: list[Launch] = []
+
+    def keep(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        launches.append(Launch(kernel, args, kwargs))
+
+    with patch.object(JITFunction, "run", keep), _overlapping():
+        yield launches
+
+
+@contextmanager
+def _overlapping() -> Iterator[None]:
+    modules = [module for module in (*kernel_modules(), launch) if hasattr(module, "overlaps")]
+    before = [module.overlaps for module in modules]
+    for module in modules:
+        module.overlaps = lambda _: True
+    try:
+        yield
+    finally:
+        for module, overlaps in zip(modules, before, strict=True):
+            module.overlaps = overlaps
+
+
+def kernel_modules() -> list[ModuleType]:
+    names = (module.name for module in iter_modules(kernels.__path__))
+    return [import_module(f"{kernels.__name__}.{name}") for name in names]
+
+
+def launched_by(module: ModuleType) -> set[str]:
+    """The kernels that a module launches: its jit functions f with `f[...](...)` in the source."""
+    calls = (node for node in ast.walk(ast.parse(inspect.getsource(module))))
+    names = {
+        node.func.value.id
+        for node in calls
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Subscript)
+        and isinstance(node.func.value, ast.Name)
+    }
+    return {name for name in names if isinstance(getattr(module, name, None), JITFunction)}
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def ints(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return empty(*shape, dtype=dtype)
+
+
+def select() -> None:
+    for pages, mass in ((200, None), (512, None), (2048, 0.9), (32768, None), (32768, 0.9)):
+        scores = empty(32, 8, pages, dtype=torch.float32)
+        kernels.select.select_pages(scores, ints(32), ints(32), page=16, mass=mass)
+    scores = empty(32, 8, 512, dtype=torch.float32)
+    kernels.select.select_pages(scores, ints(32), ints(32, 8), page=16)
+
+
+def attend_decode() -> None:
+    lists = PageLists(ints(32, 8, 2048), ints(32, 8))
+    for size, group, listed in ((128, 2, lists), (128, 5, None), (64, 5, lists), (256, 2, None)):
+        decode(32, 8 * group, size, 2048, listed)
+    decode(256, 16, 128, 128, None)  # a row, a program
+    decode(32, 16, 80, 2048, lists)
+    decode(32, 16, 128, 2048, lists, dtype=torch.float32)
+
+
+def decode(
+    rows: int, heads: int, size: int, width: int, lists: PageLists | None, **dtype: torch.dtype
+) -> None:
+    pool = empty(1000, 8, 16, size, **dtype)
+    kernels.attend_decode.attend_decode(
+        empty(rows, heads, size, **dtype), pool, pool, ints(rows, width), ints(rows), lists, scale=1
+    )
+
+
+def attend_prefill() -> None:
+    for size, group in ((128, 2), (64, 5), (256, 2), (80, 2)):
+        pool = empty(1000, 8, 16, size)
+        kernels.attend_prefill.attend_causal_paged(
+            empty(900, 8 * group, size), pool, pool, ints(4, 200), ints(4), ints(5), scale=1.0
+        )
+
+
+def store() -> None:
+    pool, tokens = empty(1000, 8, 16, 128), empty(32, 8, 128)
+    kernels.store.write_pages(pool, pool, tokens, tokens, ints(32))
+
+
+def heads() -> None:
+    angles = empty(32, 64, dtype=torch.float32)
+    for norm in (empty(128), None):
+        kernels.heads.split_heads(
+            empty(32, 32 * 128), angles, angles, norm, norm, kv_heads=8, eps=1e-6
+        )
+
+
+def linear() -> None:
+    """Qwen3-1.7B's products; few rows are cut along the depth too."""
+    module = kernels.linear
+    with settled_weights():
+        for rows in (1, 32):
+            x, norm = empty(rows, 2048), empty(2048)
+            module.norm_linear(x, norm, empty(4096, 2048), empty(4096), eps=1e-6)
+            module.norm_linear(x, norm, empty(4096, 2048), eps=1e-6)
+            module.norm_gated(x, norm, empty(2 * 6144, 2048), eps=1e-6)
+            module.linear_add(empty(rows, 6144), empty(2048, 6144), x)
+            module.logits(x, empty(151_936, 2048))
+
+
+def rows() -> None:
+    whole = ints(48, dtype=torch.int64)
+    state = RowState(whole, whole, whole, whole, empty(48, dtype=torch.float32), ints(48, 2048))
+    kernels.rows.step_inputs(ints(32), state, page=16, width=2048)
+    floats = empty(32, dtype=torch.float32)
+    draws = Draws(whole[:32], floats, floats, empty(32, dtype=torch.bool))
+    for advance in (False, True):
+        kernels.rows.step_outputs(ints(32), draws, state, advance=advance)
+
+
+def sample() -> None:
+    whole, floats = ints(32, dtype=torch.int64), empty(32, dtype=torch.float32)
+    kernels.sample.sample(empty(32, 151_936, dtype=torch.float32), whole, whole, floats)
+
+
+def flows() -> None:
+    """The generated kernels of every flow, in the library and not."""
+    from support.flows import LIBRARY, ODD, ON_GPU
+
+    for flow in (*LIBRARY, *ODD, *ON_GPU):
+        if flow.name != "learned":  # made for two layers of two KV heads
+            flow_kernels(flow, size=128, group=2)
+    flow_kernels(LIBRARY[6], size=64, group=5)
+
+
+def flow_kernels(flow: Flow, *, size: int, group: int) -> None:
+    rule = Rule(flow=flow)
+    cache = PageCache(
+        layers=1,
+        kv_heads=8,
+        page=16,
+        pages=1000,
+        page_fields=(
+            *kv_fields(16, size, torch.bfloat16),
+            *rule.fields(page=16, head_size=size, dtype=torch.bfloat16),
+        ),
+        slots=48,
+        state_fields=rule.states(2048),
+        device="meta",
+    )
+    made = launch.Compiled(trace(flow, 16, size, group), torch.bfloat16)
+    tokens, whole = empty(32, 8, size), ints(32, dtype=torch.int64)
+    for write in (True, False):
+        made.append(cache, 0, tokens, tokens, whole, write=write)
+    queries = empty(32, 8 * group, size)
+    given = (queries, ints(32, 2048), whole, ints(32, 8), whole)
+    made.select(cache, 0, *given, first=1, last=2)
+
+
+CASES: dict[str, Callable[[], None]] = {
+    case.__name__: case
+    for case in (
+        *(select, attend_decode, attend_prefill, store, heads, linear, rows, sample, flows),
+    )
+}
+
+
+def main(cases: list[str]) -> None:
+    kernel_modules()  # imports them
+    for case in cases or CASES:
+        with recording() as launches:
+            CASES[case]()
+        for each in launches:
+            print(json.dumps(compile_launch(*each)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

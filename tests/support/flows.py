@@ -1,0 +1,260 @@
+"""Flows and caches to compare kernels with definitions on: the library, and odd ones that use
+every operation.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparrow import ops
+from sparrow.sparse.flows import (
+    D,
+    Flow,
+    P,
+    as_keys,
+    bf16,
+    constant,
+    convolve_over_pages,
+    fp8,
+    fp16,
+    fp32,
+    full,
+    int4,
+    kron,
+    library,
+    logsumexp,
+    mask,
+    max_over_pages,
+    maximum,
+    mean_over_pages,
+    min_over_pages,
+    minimum,
+    norm_over_pages,
+    normalise_over_pages,
+    paged,
+    softmax_over_pages,
+    take,
+    weights,
+    where,
+)
+from sparrow.sparse.flows.interpret import Scene
+from sparrow.sparse.flows.tracing import Program, trace
+from sparrow.sparse.rule import Rule
+
+LAYERS, LAYER = 2, 1
+KV_HEADS = 2
+
+LIBRARY = [
+    library.block_mean,
+    library.softmax_max,
+    library.softmax_sum,
+    library.quest,
+    library.sub_quest(4),
+    library.sub_means(4),
+    library.fine_means(4),
+    library.fine_means(2),
+    library.spread_means(4),
+    library.value_gated,
+    library.running_average(0.5),
+    library.window,
+    library.oracle,
+]
+
+
+def means(keys, values):
+    return {"mean": keys.mean(0), "spread": (keys - keys.mean(0)).norm(1).mean()}
+
+
+def arithmetic(query, fields, position):
+    x = query * fields.mean - 0.25
+    y = where(x > 0, x.silu(), -x.abs() / 3) + maximum(x, 0.5) * minimum(x, 0.25)
+    return y.sigmoid().sum() + (fields.spread + 1).log() + (-fields.spread).exp().sqrt()
+
+
+def distance(query, fields, position):
+    gone = position.length - 16 * position.page
+    near = where(gone < 64, 1.0, 0.0) + mask(position.page <= position.pages).relu()
+    return (query.mean(0) @ fields.mean + near) / (1 + gone) + fields.spread
+
+
+def parts(keys, values):
+    halves = keys.reshape(2, keys.shape[0] // 2, keys.shape[1])
+    return {"low": halves.min(1), "first": keys[0], "few": take(values.mean(0), [0, 2])}
+
+
+def pieces(query, fields, position):
+    best = (fields.low @ query.T).max(1)
+    pair = kron(fields.few, full(1.0, 2)).sum()
+    return best.sum() + pair + fields.first @ query[0] + fields.low[1:2].sum()
+
+
+def over_pages(query, fields, position):
+    x = query @ fields.mean
+    y = (x - mean_over_pages(x)) / (1 + norm_over_pages(x, among="free"))
+    z = normalise_over_pages(x) + softmax_over_pages(x, among="free")
+    return (y + z * (max_over_pages(x) - min_over_pages(x))).max() + fields.spread
+
+
+def smoothed(query, fields, position):
+    return convolve_over_pages(query @ fields.mean, (0.25, 1.0, 0.5)).max() + fields.spread
+
+
+def learned(query, fields, position):
+    rng = np.random.default_rng(0)
+    bent = query @ weights(rng.normal(size=(LAYERS, KV_HEADS, query.shape[1], 8)))
+    return (bent @ constant(rng.normal(size=(8, 4)))).sum() + fields.mean @ query[0] + fields.spread
+
+
+def eighths(keys, values):
+    return {"a": keys.reshape(4, 4, keys.shape[1]).max(1), "b": values.mean(0)}
+
+
+def coarse(query, fields, position):
+    return logsumexp(query @ fields.a.T / 4, axis=1).max() + (fields.b @ query.T).sum()
+
+
+SIDE = {"mean": as_keys(D), "spread": fp32()}
+ODD = [
+    Flow(name="arithmetic", fields=SIDE, summarise=means, score=arithmetic),
+    Flow(name="distance", fields=SIDE, summarise=means, score=distance),
+    Flow(
+        name="pieces",
+        fields={"low": fp16(2, D), "first": as_keys(D), "few": fp32(2)},
+        summarise=parts,
+        score=pieces,
+    ),
+    Flow(name="over-pages", fields=SIDE, summarise=means, score=over_pages),
+    Flow(name="smoothed", fields=SIDE, summarise=means, score=smoothed),
+    Flow(name="learned", fields=SIDE, summarise=means, score=learned),
+    Flow(name="int4", fields={"a": int4(P // 4, D), "b": int4(D)}, summarise=eighths, score=coarse),
+    Flow(
+        name="half-mass",
+        fields={"mean": as_keys(D)},
+        summarise=lambda keys, values: {"mean": keys.mean(0)},
+        score=lambda query, fields, position: softmax_over_pages(query @ fields.mean).sum(),
+        mass=0.5,
+    ),
+]
+# What Triton's interpreter does not do as a GPU does: bf16 and fp8.
+ON_GPU = [
+    Flow(name="fp8", fields={"a": fp8(P // 4, D), "b": fp8(D)}, summarise=eighths, score=coarse),
+    Flow(name="bf16", fields={"a": bf16(P // 4, D), "b": bf16(D)}, summarise=eighths, score=coarse),
+]
+
+
+class Bed(NamedTuple):
+    """Two caches with the same keys and values, and rows over them."""
+
+    rule: Rule
+    program: Program
+    defined: ops.PageCache
+    compiled: ops.PageCache
+    q_BHD: Tensor
+    table_BM: Tensor
+    lengths_B: Tensor
+    rows_B: Tensor
+
+    @property
+    def slots_T(self) -> Tensor:
+        """Those of all tokens."""
+        page = self.program.page
+        parts = []
+        for table_M, length in zip(self.table_BM, self.lengths_B.tolist(), strict=True):
+            t = torch.arange(length, device=table_M.device)
+            parts.append(table_M.long()[t // page] * page + t % page)
+        return torch.cat(parts)
+
+    def scores(self) -> Tensor:
+        """By definition; the state of the cache moves on."""
+        scene = Scene(lengths=self.lengths_B, layer=LAYER)
+        given = (self.q_BHD, self.table_BM, scene, self.rows_B)
+        return paged.score(self.program, self.defined, LAYER, *given)
+
+
+def make_bed(
+    flow: Flow,
+    lengths: list[int],
+    *,
+    group: int = 2,
+    size: int = 32,
+    page: int = 16,
+    dtype: torch.dtype = torch.float16,
+    device: str = "cpu",
+    whole: bool = False,
+) -> Bed:
+    """Random keys, or whole numbers (`whole`) so that scores tie and sums are exact."""
+    rule = Rule(flow=flow)
+    width = max(-(-length // page) for length in lengths) + 1
+    count = len(lengths) * width + 3
+    fields = (
+        *ops.kv_fields(page, size, dtype),
+        *rule.fields(page=page, head_size=size, dtype=dtype),
+    )
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> Tensor:
+        if whole:
+            return torch.randint(-1, 2, shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    k, v = (numbers(count, KV_HEADS, page, size) for _ in range(2))
+    caches = []
+    for _ in range(2):
+        cache = ops.PageCache(
+            layers=LAYERS,
+            kv_heads=KV_HEADS,
+            page=page,
+            pages=count,
+            page_fields=fields,
+            slots=len(lengths),
+            state_fields=rule.states(width),
+            device=device,
+        )
+        cache.field("k", LAYER).copy_(k)
+        cache.field("v", LAYER).copy_(v)
+        for row in range(len(lengths)):
+            cache.begin(row)
+        caches.append(cache)
+    order = torch.randperm(count, generator=generator)[: len(lengths) * width]
+    return Bed(
+        rule=rule,
+        program=trace(flow, page, size, group),
+        defined=caches[0],
+        compiled=caches[1],
+        q_BHD=numbers(len(lengths), KV_HEADS * group, size).to(device),
+        table_BM=order.view(len(lengths), width).int().to(device),
+        lengths_B=torch.tensor(lengths, device=device),
+        rows_B=torch.arange(len(lengths), device=device),
+    )
+
+
+def same_fields(bed: Bed, tolerance: float) -> None:
+    """What kernels stored is what the definition stored, packed numbers but for rare roundings."""
+    for field in bed.rule.fields(
+        page=bed.program.page, head_size=bed.program.head_size, dtype=bed.q_BHD.dtype
+    ):
+        left, right = (c.field(field.name, LAYER) for c in (bed.defined, bed.compiled))
+        if field.dtype.itemsize == 1:
+            left, right = left.view(torch.uint8), right.view(torch.uint8)
+            assert (left != right).float().mean() < 0.002, field.name
+        else:
+            torch.testing.assert_close(right.float(), left.float(), rtol=tolerance, atol=tolerance)
+
+
+def same_choice(score_BGM: Tensor, wanted: ops.PageLists, found: ops.PageLists) -> None:
+    """Equal lists, or pages whose scores differ by rounding only."""
+    assert torch.equal(wanted.counts, found.counts)
+    for row, head in np.ndindex(*wanted.counts.shape):
+        count = int(wanted.counts[row, head])
+        left, right = (set(x.pages[row, head, :count].tolist()) for x in (wanted, found))
+        assert found.pages[row, head, :count].tolist() == sorted(right)
+        assert (found.pages[row, head, count:] == -1).all()
+        if left != right:
+            score_M = score_BGM[row, head]
+            spread = score_M[score_M.isfinite()].abs().max().item()
+            lost, got = (score_M[sorted(x)] for x in (left - right, right - left))
+            torch.testing.assert_close(
+                lost.sort().values, got.sort().values, rtol=1e-4, atol=1e-5 * spread
+            )
