@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sparrow import models, ops
 from sparrow.models.attention import PagedDecode
-from sparrow.sparse.block_mean import BlockMean
+from sparrow.sparse.rule import Rule
 
 SHAPE, PAGE = "qwen3-1.7b", 16
 CASES = ((16, 128), (32, 2048), (1, 128), (64, 128))  # batch, context
@@ -34,10 +34,10 @@ class Step:
 
     def __init__(self, model: models.Decoder, batch: int, context: int) -> None:
         spec, device = model.spec, model.device
-        rule, width = BlockMean(), -(-context // PAGE)
+        rule, width = Rule(), -(-context // PAGE)
         fields = (
             *ops.kv_fields(PAGE, spec.head_size, model.dtype),
-            *rule.fields(spec.head_size, model.dtype),
+            *rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype),
         )
         self.model = model
         self.cache = ops.PageCache(

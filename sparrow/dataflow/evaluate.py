@@ -12,7 +12,7 @@ from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, load, load_tokenizer, shipped
 from sparrow.records import Completion, SamplingParams
-from sparrow.sparse.block_mean import BlockMean
+from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
 from sparrow.tasks import PUZZLES, words
 from sparrow.tasks.base import Row, Source, Verdict
@@ -178,7 +178,7 @@ def gym_accuracy(
     language = Language.of(load_tokenizer(name), name)
     tasks = [gym.row(seed, tokens) for seed in range(rows)]
     params = SamplingParams(seed=0, temperature=temperature)
-    engine = Engine(model, flow=None)
+    engine = Engine(model, rule=None)
     judged = judge(engine, tasks, params, room=1.0, sources={gym.name: gym}, language=language)
     return accuracy(judged)
 
@@ -196,14 +196,13 @@ def attending(
     if window is not None:
         if window < PAGE or window % PAGE:
             raise ValueError(f"a window is a multiple of {PAGE} tokens, got {window}")
-        rule = {"first": 0, "last": window // PAGE}
-        flow = BlockMean(**rule, dense_layers=frozenset())
-        schedule = Schedule.fixed(window, **rule, dense_layers=(), name=f"window-{window}")
-        return Engine(model, flow=flow), schedule
+        rule = Rule(first=0, last=window // PAGE, dense_layers=frozenset())
+        kept = {"first": rule.first, "last": rule.last, "dense_layers": ()}
+        return Engine(model, rule=rule), Schedule.fixed(window, **kept, name=f"window-{window}")
     if budget is None:
-        return Engine(model, flow=None), None
-    flow = BlockMean(dense_layers=frozenset())
-    return Engine(model, flow=flow), Schedule.fixed(budget, dense_layers=())
+        return Engine(model, rule=None), None
+    rule = Rule(dense_layers=frozenset())
+    return Engine(model, rule=rule), Schedule.fixed(budget, dense_layers=())
 
 
 def read_puzzles(model: Decoder) -> None:

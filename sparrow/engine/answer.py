@@ -19,7 +19,7 @@ from sparrow.models import Decoder, load, load_tokenizer
 from sparrow.ops import versions
 from sparrow.records import Completion, to_dict
 from sparrow.sparse import Schedule, preset, preset_names
-from sparrow.sparse.block_mean import BlockMean
+from sparrow.sparse.rule import Rule
 
 COMPLETIONS = "completions.jsonl"
 MOST_AT_ONCE = 64
@@ -93,13 +93,13 @@ class Session:
     def _engine(self, prompts: Sequence[Sequence[int]]) -> Engine:
         """An engine just large enough; for a reader, so single answers need not be padded."""
         params, schedule = self.config.sampling, self.schedule
-        flow = BlockMean() if schedule is None else BlockMean.of(schedule)
+        rule = Rule() if schedule is None else Rule.of(schedule)
         longest = max(len(prompt) for prompt in prompts) + params.max_tokens
         return Engine(
             self.model,
             max_running=min(MOST_AT_ONCE, len(prompts) * params.n),
             max_context=min(longest, self.model.spec.max_positions),
-            flow=flow,
+            rule=rule,
             exact_batches=False,
         )
 

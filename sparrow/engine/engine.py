@@ -14,28 +14,22 @@ from typing import Literal, get_args
 import torch
 
 from sparrow import ops
+from sparrow.engine import assembly
 from sparrow.engine.adapters import CAPACITY, MAX_RANK, Adapters
 from sparrow.engine.loop import Loop, Output
-from sparrow.engine.memory import MemoryPlan, host_memory, plan_memory
-from sparrow.engine.pool import PAGE, PagePool
-from sparrow.engine.requests import Request, pages_for, stop_ids
-from sparrow.engine.rows import Rows
+from sparrow.engine.pool import PAGE
+from sparrow.engine.requests import Request, stop_ids
 from sparrow.engine.runner import Runner
-from sparrow.engine.scheduler import Policy, Preempt, Reuse, Scheduler
+from sparrow.engine.scheduler import Preempt, Reuse, Scheduler
 from sparrow.engine.weights import Items, WeightStore
 from sparrow.models import Decoder
 from sparrow.models.lora import Adapter
 from sparrow.records import Completion, OutputOptions, SamplingParams
-from sparrow.sparse.block_mean import BlockMean
 from sparrow.sparse.budgets import BudgetTable
-from sparrow.sparse.flow import Flow
+from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
 
-CPU_CHUNK, GPU_CHUNK = 128, 4096  # prompt tokens of a step
 EXACT_BATCH = 16  # see Engine: exact_batches
-
-RULE_OPS = frozenset({"append_pages", "score_pages", "select_pages"})
-GRAPH_OPS = RULE_OPS | {"attend_decode", "write_pages", "sample", "step_inputs", "step_outputs"}
 
 InFlight = Literal["continue", "restart"]
 
@@ -46,7 +40,7 @@ class Engine:
     max_running    samples that decode together (default: 64 on a CPU, 256 on a GPU)
     max_context    longest sequence, prompt and answer (default: the model's)
     kv_bytes       memory for keys and values (default: a quarter of a host's, 90 % of a GPU's free)
-    flow           the selection rule of sparse requests; None: dense only, without its memory
+    rule           the selection rule of sparse requests; None: dense only, without its memory
     preempt        what happens to the youngest sample when pages run out
     reuse          which pages later prompts may share: those of prompts, also of dense answers
                    (equal up to rounding), or none
@@ -65,7 +59,7 @@ class Engine:
         max_running: int | None = None,
         max_context: int | None = None,
         kv_bytes: int | None = None,
-        flow: Flow | None = BlockMean(),  # noqa: B008 (immutable)
+        rule: Rule | None = Rule(),  # noqa: B008 (immutable)
         preempt: Preempt = "swap",
         reuse: Reuse = "prompts",
         swap_bytes: int | None = None,
@@ -77,12 +71,13 @@ class Engine:
         on_gpu = model.device.type == "cuda"
         if on_gpu and model.device.index not in (None, torch.cuda.current_device()):
             raise ValueError(f"the model is on {model.device}: torch.cuda.set_device it first")
-        self.model, self.flow = model, flow
+        self.model, self.rule = model, rule
         self.max_running = (256 if on_gpu else 64) if max_running is None else max_running
         if self.max_running < 1:
             raise ValueError(f"max_running={max_running}, allowed are 1 and more")
-        self.max_context = _context(model, max_context)
-        self.policy = _policy(on_gpu, preempt, reuse, swap_bytes)
+        self.max_context = assembly.context_of(model, max_context)
+        self.policy = assembly.policy_of(on_gpu, preempt, reuse, swap_bytes)
+        assembly.check_preempt(preempt, rule)
         self.version = 0
         self.owned = False  # whether an AsyncEngine steps it
         self._kv_bytes = kv_bytes
@@ -94,20 +89,15 @@ class Engine:
             dtype=model.dtype,
             device=model.device,
         )
-        self._budgets = BudgetTable(layers=model.spec.layers, device=model.device)
+        self._budgets = BudgetTable(
+            layers=model.spec.layers, kv_heads=model.spec.kv_heads, device=model.device
+        )
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
-        self._graphs = graphs and on_gpu and not self._without_kernel()
+        self._graphs = graphs and on_gpu and not assembly.without_kernel(model, rule)
         self._ids = itertools.count()
         self._asleep = False
-        self.loop = Loop(self.policy, layers=model.spec.layers, late=on_gpu)
+        self.loop = Loop(self.policy, spec=model.spec, rule=rule, late=on_gpu)
         self._allocate()
-
-    def _without_kernel(self) -> set[str]:
-        """Ops of a decode step that have no kernel for this model: no graph can hold those."""
-        model = self.model
-        fast = ops.versions(model.device.type, model.dtype, model.spec.head_size)
-        needed = GRAPH_OPS if self.flow is not None else GRAPH_OPS - RULE_OPS
-        return set(needed - fast.keys())
 
     @property
     def scheduler(self) -> Scheduler:
@@ -115,36 +105,19 @@ class Engine:
 
     def _allocate(self) -> None:
         """Take the memory for keys and values, and build everything that refers to it."""
-        model, spec = self.model, self.model.spec
-        if model.device.type == "cuda":
-            torch.cuda.empty_cache()  # what torch only keeps for later counts as free
-        fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
-        if self.flow is not None:
-            fields += self.flow.fields(spec.head_size, model.dtype)
-        self.memory: MemoryPlan = plan_memory(
-            model,
-            fields,
-            page=PAGE,
-            max_context=self.max_context,
+        self.memory, cache, rows, self.pool = assembly.allocate(
+            self.model,
+            self.rule,
             max_running=self.max_running,
+            max_context=self.max_context,
             kv_bytes=self._kv_bytes,
         )
-        cache = ops.PageCache(
-            layers=spec.layers,
-            kv_heads=spec.kv_heads,
-            page=PAGE,
-            pages=self.memory.pages,
-            page_fields=fields,
-            device=model.device,
-        )
-        rows = Rows(self.max_running, pages_for(self.max_context, PAGE), model.device)
-        self.pool = PagePool(self.memory.pages, PAGE)
         self.scheduler.attach(self.pool, rows, cache)
         self.runner = Runner(
-            model,
+            self.model,
             cache,
             rows,
-            flow=self.flow,
+            rule=self.rule,
             budgets=self._budgets,
             adapters=self._adapters.bank,
             least_batch=self._least_batch,
@@ -183,9 +156,9 @@ class Engine:
             return 0
         if not isinstance(schedule, Schedule):
             raise ValueError(f"schedule {schedule!r}: give a Schedule, such as preset(name)")
-        if self.flow is None:
-            raise ValueError(f"schedule {schedule.name!r}: this engine is dense only (flow=None)")
-        self.flow.check(schedule, page=PAGE)
+        if self.rule is None:
+            raise ValueError(f"schedule {schedule.name!r}: this engine is dense only (rule=None)")
+        self.rule.check(schedule, page=PAGE)
         used = {request.schedule_slot for request in self.loop.requests.values()}
         return self._budgets.add(schedule, used)
 
@@ -274,7 +247,7 @@ class Engine:
         to be laid over exactly that version. All are looked at before any is written, so tensors
         that a generator makes are in memory together. Keys and values of the older weights are
         dropped: samples in flight go on with all of theirs computed anew under the new weights, and
-        their tokens say which version drew them, or restart.
+        their tokens say which version drew them, or restart. A flow's state starts afresh too.
         """
         if not isinstance(version, int) or not 0 <= version < 2**31:
             raise ValueError(f"version must be a whole number below 2**31, got {version!r}")
@@ -350,7 +323,7 @@ class Engine:
         model, spec = self.model, self.model.spec
         device = model.device.type
         fast = ops.versions(device, model.dtype, spec.head_size)
-        rule = f"{self.flow.name} rule at hand" if self.flow is not None else "dense only"
+        rule = f"{self.rule.name} rule at hand" if self.rule is not None else "dense only"
         return (
             f"{spec.family}, {spec.parameters() / 1e6:.1f} M weights v{self.version}, "
             f"{str(model.dtype).removeprefix('torch.')} on {model.device} | page {PAGE}, {rule} | "
@@ -362,7 +335,7 @@ class Engine:
     def _how_steps_run(self) -> str:
         if self._graphs:
             return "CUDA graphs"
-        lacking = ", ".join(sorted(self._without_kernel()))
+        lacking = ", ".join(sorted(assembly.without_kernel(self.model, self.rule)))
         why = self.model.device.type == "cuda" and lacking
         return f"eager (no kernel here for {lacking})" if why else "eager"
 
@@ -376,25 +349,6 @@ class Engine:
             assert self.pool.available == self.pool.pages, "an idle engine holds pages"
 
 
-def _policy(on_gpu: bool, preempt: Preempt, reuse: Reuse, swap_bytes: int | None) -> Policy:
-    """On a CPU prompts are cut so that every chunk has the same shape wherever it runs."""
-    return Policy(
-        chunk=GPU_CHUNK if on_gpu else CPU_CHUNK,
-        pack=on_gpu,
-        quantum=PAGE if on_gpu else CPU_CHUNK,
-        preempt=preempt,
-        reuse=reuse,
-        swap_bytes=host_memory() // 2 if swap_bytes is None else swap_bytes,
-    )
-
-
 def _check_in_flight(in_flight: str) -> None:
     if in_flight not in get_args(InFlight):
         raise ValueError(f"in_flight must be one of {get_args(InFlight)}, got {in_flight!r}")
-
-
-def _context(model: Decoder, wanted: int | None) -> int:
-    most = model.spec.max_positions
-    if wanted is not None and not 1 <= wanted <= most:
-        raise ValueError(f"max_context={wanted}, but the model's context is {most}")
-    return wanted or most

@@ -14,7 +14,7 @@ from torch import Tensor
 
 # Captured page-table widths: attention is launched for this many pages, so a short context does
 # not pay for the longest one.
-PAGES = (32, 128, 512, 1024, 2048)
+PAGES = (32, 128, 512, 1024, 1536, 2048)
 
 
 def batch_bucket(batch: int) -> int:

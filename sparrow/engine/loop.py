@@ -10,7 +10,9 @@ from typing import NamedTuple
 from sparrow.engine.requests import Request, Sample
 from sparrow.engine.runner import Delivery, Runner
 from sparrow.engine.scheduler import Policy, Scheduler, SwapFull, Work
+from sparrow.models import ModelSpec
 from sparrow.records import Completion
+from sparrow.sparse.rule import Rule
 
 
 class Output(NamedTuple):
@@ -29,12 +31,12 @@ class Output(NamedTuple):
 class Loop:
     """Requests on their way through steps."""
 
-    def __init__(self, policy: Policy, *, layers: int, late: bool) -> None:
+    def __init__(self, policy: Policy, *, spec: ModelSpec, rule: Rule | None, late: bool) -> None:
         self.scheduler = Scheduler(policy, self.drain)
         self.requests: dict[int, Request] = {}
         self.outputs: list[Output] = []
         self.late = late
-        self._layers = layers
+        self._spec, self._rule = spec, rule
         self._pending: list[Delivery] = []
         self._broken = False
 
@@ -116,7 +118,7 @@ class Loop:
     def _end(self, sample: Sample, tokens: list[int]) -> None:
         if not self._broken:  # else nothing of what the scheduler holds can be trusted
             self.scheduler.retire(sample)
-        self._tell(sample, tokens, sample.completion(self._layers))
+        self._tell(sample, tokens, sample.completion(self._spec, self._rule))
         if not any(other.live for other in sample.request.samples):
             self.requests.pop(sample.request.id, None)
 

@@ -47,16 +47,21 @@ class MemoryPlan:
 def plan_memory(
     model: Decoder,
     fields: tuple[ops.Field, ...],
+    states: tuple[ops.Field, ...] = (),
     *,
     page: int,
     max_context: int,
     max_running: int,
     kv_bytes: int | None,
 ) -> MemoryPlan:
-    """Pages for the memory that is there, or was named; ValueError if that holds no sequence."""
+    """Pages for the memory that is there, or was named; ValueError if that holds no sequence.
+
+    A rule's state of every row that may run is taken off first.
+    """
     spec = model.spec
     page_bytes = ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
     free = _available(model, max_running) if kv_bytes is None else kv_bytes
+    free -= (max_running + 1) * ops.page_bytes(states, layers=spec.layers, kv_heads=spec.kv_heads)
     most = max_running * -(-max_context // page)  # more could never be used at once
     plan = MemoryPlan(
         weights=sum(parameter.nbytes for parameter in model.parameters()),

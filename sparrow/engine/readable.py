@@ -20,11 +20,13 @@ from sparrow.engine.requests import (
     sample_seeds,
     stop_ids,
 )
-from sparrow.models import Decoder
+from sparrow.models import Decoder, ModelSpec
 from sparrow.models.attention import PagedDecode, PagedPrefill
 from sparrow.records import Completion, FinishReason, SamplingParams
-from sparrow.sparse.block_mean import BlockMean
 from sparrow.sparse.budgets import BudgetTable
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.library import block_mean
+from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
 
 
@@ -32,6 +34,7 @@ from sparrow.sparse.schedule import Schedule
 class Row:
     """One sequence on its way: what it was given, what it has drawn, which pages it owns."""
 
+    number: int
     prompt: list[int]
     params: SamplingParams
     stop_ids: frozenset[int]
@@ -80,21 +83,26 @@ def generate(
     params: SamplingParams,
     *,
     schedule: Schedule | None = None,
+    flow: Flow = block_mean,
 ) -> list[Completion]:
     """Sample params.n completions of every prompt, prompt by prompt in the result.
 
-    Dense without a schedule; with one, decoding keeps the tokens that it pays for by the block-mean
-    rule (prompts are always dense). What a sample draws depends on the seed, its number among the
-    n, and its logits: not on the other prompts. A row whose logits are not finite ends with the
-    reason; the others go on.
+    Dense without a schedule; with one, decoding keeps the tokens that it pays for by the rule of
+    a flow (prompts are always dense). What a sample draws depends on the seed, its number among
+    the n, and its logits: not on the other prompts. A row whose logits are not finite ends with
+    the reason; the others go on.
     """
-    rule = BlockMean() if schedule is None else BlockMean.of(schedule)
+    rule = Rule(flow=flow) if schedule is None else Rule.of(schedule, flow)
     if schedule is not None:
         rule.check(schedule, page=PAGE)
-    budgets = BudgetTable(layers=model.spec.layers, device=model.device)
+    budgets = BudgetTable(
+        layers=model.spec.layers, kv_heads=model.spec.kv_heads, device=model.device
+    )
     slot = 0 if schedule is None else budgets.add(schedule)
     rows = _rows(model, prompts, params)
     cache = _cache_for(model, rule, rows)
+    for row in rows:
+        cache.begin(row.number)
     with torch.inference_mode():
         for row in rows:
             row.take(_prefill(model, cache, rule, row))
@@ -102,7 +110,7 @@ def generate(
             logits_BV = _decode(model, cache, rule, live, budgets, slot)
             for row, logits_V in zip(live, logits_BV, strict=True):
                 row.take(logits_V)
-    return [_completion(row, schedule, model.spec.layers) for row in rows]
+    return [_completion(row, schedule, rule, model.spec) for row in rows]
 
 
 def _rows(model: Decoder, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Row]:
@@ -116,13 +124,18 @@ def _rows(model: Decoder, prompts: Sequence[Sequence[int]], params: SamplingPara
             table_M = torch.arange(first_page, first_page + pages, device=model.device)
             first_page += pages
             row = Row(
-                prompt=list(prompt), params=params, stop_ids=stops, seed=seed, table_M=table_M
+                number=len(rows),
+                prompt=list(prompt),
+                params=params,
+                stop_ids=stops,
+                seed=seed,
+                table_M=table_M,
             )
             rows.append(row)
     return rows
 
 
-def _cache_for(model: Decoder, rule: BlockMean, rows: Sequence[Row]) -> ops.PageCache:
+def _cache_for(model: Decoder, rule: Rule, rows: Sequence[Row]) -> ops.PageCache:
     spec = model.spec
     fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
     return ops.PageCache(
@@ -130,12 +143,14 @@ def _cache_for(model: Decoder, rule: BlockMean, rows: Sequence[Row]) -> ops.Page
         kv_heads=spec.kv_heads,
         page=PAGE,
         pages=sum(len(row.table_M) for row in rows),
-        page_fields=(*fields, *rule.fields(spec.head_size, model.dtype)),
+        page_fields=(*fields, *rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype)),
+        slots=len(rows),
+        state_fields=rule.states(max(len(row.table_M) for row in rows)),
         device=model.device,
     )
 
 
-def _prefill(model: Decoder, cache: ops.PageCache, rule: BlockMean, row: Row) -> Tensor:
+def _prefill(model: Decoder, cache: ops.PageCache, rule: Rule, row: Row) -> Tensor:
     """Logits [V] after the prompt, whose keys and values are now in the cache."""
     ids_T = torch.tensor(row.prompt, device=model.device)
     positions_T = torch.arange(len(ids_T), device=model.device)
@@ -154,7 +169,7 @@ def _prefill(model: Decoder, cache: ops.PageCache, rule: BlockMean, row: Row) ->
 def _decode(
     model: Decoder,
     cache: ops.PageCache,
-    rule: BlockMean,
+    rule: Rule,
     rows: Sequence[Row],
     budgets: BudgetTable,
     slot: int,
@@ -171,7 +186,8 @@ def _decode(
         lengths_B=lengths_B,
         slots_B=_slots(table_BM, lengths_B - 1, torch.arange(len(rows), device=model.device)),
         rule=rule,
-        budgets_LB=budgets.lookup(torch.full_like(lengths_B, slot), lengths_B) if slot else None,
+        budgets=budgets.lookup(torch.full_like(lengths_B, slot), lengths_B) if slot else None,
+        rows_B=torch.tensor([row.number for row in rows], device=model.device),
     )
     return model.logits(model(ids_B, lengths_B - 1, attention))
 
@@ -180,7 +196,7 @@ def _slots(table_BM: Tensor, positions_T: Tensor, row_T: Tensor) -> Tensor:
     return table_BM[row_T, positions_T // PAGE] * PAGE + positions_T % PAGE
 
 
-def _completion(row: Row, schedule: Schedule | None, layers: int) -> Completion:
+def _completion(row: Row, schedule: Schedule | None, rule: Rule, spec: ModelSpec) -> Completion:
     assert row.finish is not None
     return Completion(
         prompt_ids=np.array(row.prompt),
@@ -188,7 +204,7 @@ def _completion(row: Row, schedule: Schedule | None, layers: int) -> Completion:
         logprobs=np.array(row.logprobs, dtype=np.float32),
         entropies=np.array(row.entropies, dtype=np.float32),
         weight_versions=np.zeros(len(row.tokens), dtype=np.int32),
-        kept=kept_shares(schedule, len(row.prompt), len(row.tokens), layers),
+        kept=kept_shares(schedule, rule, len(row.prompt), len(row.tokens), spec),
         seed=row.seed,
         finish_reason=row.finish,
         error=row.error,

@@ -16,6 +16,7 @@ from torch import Tensor
 from sparrow.engine.adapters import AdapterSlot
 from sparrow.models import ModelSpec
 from sparrow.records import Completion, FinishReason, OutputOptions, SamplingParams
+from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
 
 STOPS = 32  # stop ids of a request that asks for a minimum number of tokens
@@ -155,8 +156,8 @@ class Sample:
         self.top.clear()
         self.hidden.clear()
 
-    def completion(self, layers: int) -> Completion:
-        """The record of it, once it has ended; `layers` are the model's."""
+    def completion(self, spec: ModelSpec, rule: Rule | None) -> Completion:
+        """The record of it, once it has ended."""
         assert self.finish is not None
         request = self.request
         return Completion(
@@ -165,7 +166,7 @@ class Sample:
             logprobs=np.array(self.logprobs, dtype=np.float32),
             entropies=np.array(self.entropies, dtype=np.float32),
             weight_versions=np.array(self.versions, dtype=np.int32),
-            kept=kept_shares(request.schedule, len(request.prompt), len(self.tokens), layers),
+            kept=kept_shares(request.schedule, rule, len(request.prompt), len(self.tokens), spec),
             top_ids=_matrix([ids for ids, _ in self.top], np.int32, request.options.top_logprobs),
             top_logprobs=_matrix(
                 [logprobs for _, logprobs in self.top], np.float32, request.options.top_logprobs
@@ -189,17 +190,22 @@ def _matrix(rows: list[Any], dtype: type, wanted: int) -> Any:
 
 
 def kept_shares(
-    schedule: Schedule | None, prompt: int, tokens: int, layers: int
-) -> npt.NDArray[np.float32]:
+    schedule: Schedule | None, rule: Rule | None, prompt: int, tokens: int, spec: ModelSpec
+) -> npt.NDArray[np.float32] | None:
     """The share of keys and values that each token's step read, over all layers.
 
+    None under a rule that keeps by mass: there the scores decide, and nobody counts them.
     The first token comes from the prompt, which is dense; token i from a step at length prompt + i.
     """
     shares = np.ones(tokens, dtype=np.float32)
-    if schedule is not None and tokens > 1:
+    if schedule is not None and rule is not None and rule.mass is not None:
+        return None
+    sparse = schedule is not None and (rule is None or rule.flow.score is not None)
+    if schedule is not None and sparse and tokens > 1:
         length = prompt + np.arange(1, tokens)
-        kept = sum(schedule.kept(length, layer) for layer in range(layers))
-        shares[1:] = kept / (layers * length)
+        heads, layers = spec.kv_heads, range(spec.layers)
+        kept = sum(schedule.kept_of_heads(length, layer, heads) for layer in layers)
+        shares[1:] = kept / (spec.layers * length)
     return shares
 
 

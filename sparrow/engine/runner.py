@@ -22,7 +22,7 @@ from sparrow.models import Decoder
 from sparrow.models.attention import PagedDecode, PagedPrefill
 from sparrow.models.lora import AdapterBank
 from sparrow.sparse.budgets import BudgetTable
-from sparrow.sparse.flow import Flow
+from sparrow.sparse.rule import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +116,14 @@ class Runner:
         cache: ops.PageCache,
         rows: Rows,
         *,
-        flow: Flow | None,
+        rule: Rule | None,
         budgets: BudgetTable,
         adapters: AdapterBank,
         least_batch: int,
         graphs: bool,
     ) -> None:
         self.model, self.cache, self.rows = model, cache, rows
-        self.flow, self.budgets, self.adapters = flow, budgets, adapters
+        self.rule, self.budgets, self.adapters = rule, budgets, adapters
         self.least_batch = least_batch
         self.graphs = Graphs(model.device, rows.spare) if graphs else None
 
@@ -138,7 +138,7 @@ class Runner:
             lengths_B=self.rows.upload([chunk.stop for chunk in chunks]),
             bounds=self.rows.upload(pack.bounds),
             slots_T=slots_T,
-            rule=self.flow,
+            rule=self.rule,
         )
         lora = self.adapters.rows(adapter_T) if pack.tokens_4T[3].any() else None
         hidden_TC = self.model(ids_T, positions_T, attention, lora)
@@ -201,8 +201,9 @@ class Runner:
             table_BM=step.table_BM,
             lengths_B=step.lengths_B,
             slots_B=step.slots_B,
-            rule=self.flow,
-            budgets_LB=self._budgets(at_B, step.lengths_B) if kind.sparse else None,
+            rule=self.rule,
+            budgets=self._budgets(at_B, step.lengths_B) if kind.sparse else None,
+            rows_B=at_B,
         )
         lora = self.adapters.rows(rows.adapter_R[at_B]) if kind.adapted else None
         hidden_BC = self.model(step.ids_B, step.positions_B, attention, lora)

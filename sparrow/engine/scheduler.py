@@ -231,6 +231,7 @@ class Scheduler:
                 tokens = self._extend(sample, work, tokens)
                 if sample.context.computed < len(sample.ids):
                     break
+                self.cache.begin(self.rows.free[-1])  # the row that `enter` gives it
             elif not self._swap_in(sample):
                 break
             self.returning.remove(sample)
@@ -330,7 +331,7 @@ class Scheduler:
             pages = self._bequeath(request) if heir else self._fork(request, work)
             sample.context = Context(pages=pages, computed=len(request.prompt))
             sample.started = True
-            self.rows.enter(sample)
+            self.cache.begin(self.rows.enter(sample))
             insort(self.running, sample, key=_age)
             work.births.append(sample)
 

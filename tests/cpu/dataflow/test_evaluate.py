@@ -36,7 +36,7 @@ def model() -> models.Decoder:
 
 
 def engine_of(model: models.Decoder) -> Engine:
-    return Engine(model, flow=None, max_running=8)
+    return Engine(model, rule=None, max_running=8)
 
 
 def params(**changes: Any) -> SamplingParams:

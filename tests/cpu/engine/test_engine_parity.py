@@ -27,6 +27,7 @@ from sparrow.engine.requests import sample_seeds
 from sparrow.models.attention import PackedSparse
 from sparrow.models.lora import Adapter
 from sparrow.records import Completion, SamplingParams
+from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
 
 PROMPTS = [[5, 9, 2], prompt(40), prompt(16, 1), prompt(150, 2)]
@@ -85,8 +86,9 @@ def test_sparse_decode_equals_one_sparse_pass(model) -> None:
     attention = PackedSparse(
         bounds=torch.tensor([0, len(ids)]),
         dense_B=torch.tensor([150]),
-        budgets_T=torch.full((len(ids),), 48),
+        budgets=torch.full((model.spec.layers, len(ids)), 48),
         page=16,
+        rule=Rule(),
     )
     with torch.no_grad():
         hidden = model(ids, torch.arange(len(ids)), attention)[149:-1]

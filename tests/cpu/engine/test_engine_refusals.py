@@ -9,7 +9,8 @@ from support.engines import SPARSE, engine_of, page_bytes, params, prompt, run, 
 from sparrow import models
 from sparrow.engine import Engine, Output
 from sparrow.records import OutputOptions, SamplingParams
-from sparrow.sparse.block_mean import BlockMean
+from sparrow.sparse.flows import library
+from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import LayerBudgets, Schedule
 
 TRAINING = OutputOptions(training=True)
@@ -97,17 +98,26 @@ def test_schedules_of_another_model(engine) -> None:
 
 
 def test_a_schedule_needs_a_rule(model) -> None:
-    engine = engine_of(model, flow=None)
-    with pytest.raises(ValueError, match=r"dense only \(flow=None\)"):
+    engine = engine_of(model, rule=None)
+    with pytest.raises(ValueError, match=r"dense only \(rule=None\)"):
         engine.add([1], params(), schedule=SPARSE)
     (dense,) = engine.generate([prompt(40)], params())
     (other,) = engine_of(model).generate([prompt(40)], params())
     assert dense.token_ids.tolist() == other.token_ids.tolist()
-    assert page_bytes(model, None) < page_bytes(model, BlockMean())
+    assert page_bytes(model, None) < page_bytes(model, Rule())
+
+
+def test_state_cannot_be_computed_anew(model) -> None:
+    rule = Rule(flow=library.running_average(0.25))
+    message = r"preempt='recompute' with .*'running-average-0.25': its state \(r\).*preempt='swap'"
+    with pytest.raises(ValueError, match=message):
+        engine_of(model, rule=rule, preempt="recompute")
+    engine_of(model, rule=rule, preempt="swap")
+    engine_of(model, preempt="recompute")
 
 
 def test_a_rule_of_its_own_takes_its_own_schedules(model) -> None:
-    engine = engine_of(model, flow=BlockMean(dense_layers=frozenset((0,))))
+    engine = engine_of(model, rule=Rule(dense_layers=frozenset((0,))))
     schedule = Schedule.fixed(48, dense_layers=(0,))
     (mine,) = engine.generate([prompt(100)], params(max_tokens=4), schedule=schedule)
     assert "dense layers: 0" in mine.attention

@@ -265,6 +265,6 @@ def _poison(engine: Engine) -> None:
     owned = set(engine.scheduler.held_pages())
     free = torch.tensor([page for page in range(engine.pool.pages) if page not in owned])
     for layer in range(engine.model.spec.layers):
-        for name in ("k", "v", "landmark"):
+        for name in ("k", "v", "mean"):
             engine.runner.cache.field(name, layer)[free] = float("nan")
     engine.pool.forget()

@@ -11,6 +11,7 @@ from sparrow.engine import generate
 from sparrow.models.attention import Packed, PackedSparse
 from sparrow.records import Completion, SamplingParams
 from sparrow.sparse import Schedule
+from sparrow.sparse.rule import Rule
 
 PROMPTS = [[5, 9, 2], list(range(40)), list(range(16)), [7] * 33]
 
@@ -76,9 +77,9 @@ def test_sparse_decode_equals_one_sparse_pass(model: models.Decoder, budget: int
             return PackedSparse(
                 bounds=torch.tensor([0, length]),
                 dense_B=torch.tensor([prompt]),
-                budgets_T=torch.full((length,), budget),
+                budgets=torch.full((model.spec.layers, length), budget),
                 page=16,
-                dense_layers=frozenset((0,)),
+                rule=Rule(dense_layers=frozenset((0,))),
             )
 
         stats = replay(model, completion, sparse)

@@ -1,0 +1,44 @@
+"""The benchmark of a layer's attention on a GPU: graphs are captured and replayed."""
+
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+pytest.importorskip("triton")
+
+from sparrow.bench import layer_attention, timing
+from sparrow.bench.layer_attention import Shape
+
+
+def test_a_short_run() -> None:
+    result = layer_attention.run(
+        device="cuda",
+        batch=2,
+        context=512,
+        kept=4,
+        layers=2,
+        others=[Shape(batch=1, context=256, kept=3)],
+        sweep=[Shape(batch=2, context=length, kept=4) for length in (256, 1024)],
+        replays=2,
+        rounds=1,
+    )
+    assert json.loads(json.dumps(result)) == result
+    parts = ["dense", "select", "attend", "both", "append", "finish"]
+    assert [row["part"] for row in result["rows"]] == parts * 2
+    assert [row["context"] for row in result["selection"]] == [256, 1024]
+    assert all(row["us"] > 0 for row in (*result["rows"], *result["selection"]))
+    assert [bar["met"] for bar in result["bars"]] == [None, None]  # another shape
+    Console(quiet=True).print(layer_attention.table(result))
+
+
+def test_a_captured_graph_does_the_work_again() -> None:
+    count = torch.zeros((), device="cuda")
+    replay = timing.captured(lambda: count.add_(1), count.device)
+    assert count.item() == 1  # capturing runs nothing
+    replay()
+    replay()
+    assert count.item() == 3
+    assert timing.device_seconds(replay, 4, count.device) > 0
+    assert count.item() == 7
