@@ -25,6 +25,7 @@ from rich.table import Table
 
 from sparrow import models, ops
 from sparrow.bench import timing
+from sparrow.calibrate.cost import ByteModel, Traffic
 from sparrow.engine.engine import Engine
 from sparrow.engine.graphs import PAGES
 from sparrow.engine.memory import device_memory
@@ -33,7 +34,9 @@ from sparrow.engine.requests import Context, Sample, pages_for
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
 from sparrow.records import SamplingParams
-from sparrow.sparse.block_mean import BlockMean
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.library import block_mean
+from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
 
 Case = tuple[int, int, str | None]  # batch, context, schedule
@@ -49,20 +52,8 @@ CPU_CASES: tuple[Case, ...] = ((16, 1024, None), (16, 1024, "fixed-256"))
 NARROWEST = PAGES[0]
 WARM = 3  # steps before the clock starts: compiling, capturing
 SPLIT_STEPS = 4
+FILL_TOKENS = 1 << 20  # whose pages are summarised in one go
 SPARE_BYTES = 3 << 30  # of a GPU, for logits, scratch and graphs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Bytes that a step reads: each weight once, and what attention needs of each row."""
-
-    weights: int
-    kv: int
-    landmarks: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv + self.landmarks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +67,7 @@ class Times:
 def run(
     *,
     model: str | ModelSpec | None = None,
+    flow: Flow = block_mean,
     dtype: str | None = None,
     device: str | None = None,
     cases: Sequence[Case] | None = None,
@@ -86,9 +78,11 @@ def run(
 ) -> dict[str, Any]:
     """Measure every case. The result is ready for JSON.
 
+    flow     what chooses pages
     model    a published shape (default: qwen3-1.7b on a GPU, smollm2-135m on a CPU)
     dtype    bf16, fp32 (default: bf16 on a GPU, fp32 on a CPU)
-    cases    (batch, context, schedule): None is dense, else a preset's name or "fixed-N"
+    cases    (batch, context, schedule): None is dense, else a preset's name or "fixed-N", or
+             "fixed-N-all" for one without dense layers
     steps    timed in a round, at most a quarter of the context
     split    also time the parts of a step
     """
@@ -97,16 +91,19 @@ def run(
     name = model or ("qwen3-1.7b" if on_gpu else "smollm2-135m")
     decoder = models.random(name, dtype=timing.torch_dtype(dtype), device=target)
     rows: list[dict[str, Any]] = []
-    for (batch, context), names in _groups(cases or (GPU_CASES if on_gpu else CPU_CASES)).items():
+    groups = _groups(cases or (GPU_CASES if on_gpu else CPU_CASES))
+    for (batch, context, dense_layers), names in groups.items():
         if progress is not None:
             progress(f"batch {batch}, context {context}")
-        rows += _measure(decoder, batch, context, names, steps, rounds, split)
+        rule = Rule(flow=flow, dense_layers=dense_layers)
+        rows += _measure(decoder, rule, batch, context, names, steps, rounds, split)
         timing.free_memory(target)
     return {
         "machine": timing.machine(target),
         "model": name if isinstance(name, str) else name.family,
         "parameters": decoder.spec.parameters(),
         "dtype": str(decoder.dtype).removeprefix("torch."),
+        "flow": flow.name,
         "peak_bytes_per_s": timing.peak_of(target),
         "rounds": rounds,
         "rows": rows,
@@ -149,19 +146,24 @@ def _shares(split: dict[str, float] | None) -> str:
 # Engines and rows.
 
 
-def _groups(cases: Sequence[Case]) -> dict[tuple[int, int], list[str | None]]:
-    """Schedules by batch and context, in the order given."""
-    groups: dict[tuple[int, int], list[str | None]] = defaultdict(list)
+Group = tuple[int, int, frozenset[int]]  # batch, context, dense layers of the rule
+
+
+def _groups(cases: Sequence[Case]) -> dict[Group, list[str | None]]:
+    """Schedules by what they can share an engine for, in the order given."""
+    groups: dict[Group, list[str | None]] = defaultdict(list)
     for batch, context, name in cases:
-        groups[batch, context].append(name)
+        schedule = timing.schedule_named(name)
+        dense = Rule().dense_layers if schedule is None else frozenset(schedule.dense_layers)
+        groups[batch, context, dense].append(name)
     return groups
 
 
-def _build(model: Decoder, batch: int, context: int) -> Engine:
+def _build(model: Decoder, rule: Rule, batch: int, context: int) -> Engine:
     """An engine with room for these rows, or for as many as fit, and random contents."""
     spec = model.spec
     fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
-    fields += BlockMean().fields(spec.head_size, model.dtype)
+    fields += rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype)
     page_bytes = ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
     row_bytes = pages_for(context, PAGE) * page_bytes
     spare = SPARE_BYTES if model.device.type == "cuda" else 0
@@ -169,38 +171,55 @@ def _build(model: Decoder, batch: int, context: int) -> Engine:
     # Tables at least as wide as the narrowest that an engine of a long context captures.
     most = min(spec.max_positions, max(context, NARROWEST * PAGE) + PAGE)
     kv_bytes = max(batch * row_bytes, pages_for(most, PAGE) * page_bytes)
-    engine = Engine(model, max_running=batch, max_context=most, kv_bytes=kv_bytes, adapters=1)
-    _fill(engine)
+    # What a rule's state takes comes off the memory for keys and values.
+    states = ops.page_bytes(
+        rule.states(pages_for(most, PAGE)), layers=spec.layers, kv_heads=spec.kv_heads
+    )
+    kv_bytes += (batch + 1) * states
+    engine = Engine(
+        model, max_running=batch, max_context=most, kv_bytes=kv_bytes, adapters=1, rule=rule
+    )
+    fill(engine)
     return engine
 
 
-def _fill(engine: Engine) -> None:
-    """Random keys, values and landmarks (whose spread is that of means of a page)."""
-    cache = engine.runner.cache
+def fill(engine: Engine) -> None:
+    """Random keys and values, and what the rule keeps of them."""
+    cache, rule = engine.runner.cache, engine.rule
+    slots_T = torch.arange(cache.pages * cache.page, device=engine.model.device)
     with torch.inference_mode():
         for layer in range(engine.model.spec.layers):
-            for field in cache.page_fields:
-                std = 1.0 if field.name in ("k", "v") else PAGE**-0.5
-                cache.field(field.name, layer).normal_(std=std)
+            for name in ("k", "v"):
+                cache.field(name, layer).normal_()
+            if rule is not None:
+                for part_T in slots_T.split(FILL_TOKENS):
+                    rule.summarise(cache, layer, part_T)
 
 
 def place(
     engine: Engine, batch: int, context: int, schedule: Schedule | None, *, room: int
 ) -> list[Sample]:
     """Samples that run as if prompts of `context` tokens had been computed and one token drawn."""
+    return place_rows(engine, [context] * batch, schedule, room=room)
+
+
+def place_rows(
+    engine: Engine, contexts: Sequence[int], schedule: Schedule | None, *, room: int
+) -> list[Sample]:
+    """The same for rows with contexts of their own."""
     vocabulary = engine.model.spec.vocabulary
     draw = np.random.default_rng(0)
-    for seed in range(batch):
+    for seed, context in enumerate(contexts):
         prompt = draw.integers(vocabulary, size=context).tolist()
         params = SamplingParams(max_tokens=room, ignore_eos=True, seed=seed)
         engine.add(prompt, params, schedule=schedule)
-    scheduler, width = engine.scheduler, pages_for(context, PAGE)
-    pages = engine.pool.take(batch * width)
+    scheduler, widths = engine.scheduler, [pages_for(context, PAGE) for context in contexts]
+    pages = engine.pool.take(sum(widths))
     random.Random(0).shuffle(pages)
     samples = [sample for request in scheduler.waiting for sample in request.samples]
     scheduler.waiting.clear()
-    for index, sample in enumerate(samples):
-        own = pages[index * width : (index + 1) * width]
+    for index, (sample, context, width) in enumerate(zip(samples, contexts, widths, strict=True)):
+        own, pages = pages[:width], pages[width:]
         sample.context = Context(pages=own, computed=context)
         sample.started, sample.drawn = True, 1
         sample.take(index % vocabulary, 0.0, 0.0, True)
@@ -210,7 +229,7 @@ def place(
     return samples
 
 
-def _remove(engine: Engine, samples: Sequence[Sample]) -> None:
+def remove(engine: Engine, samples: Sequence[Sample]) -> None:
     timing.synchronize(engine.model.device)
     engine.loop.abandon([sample.request.id for sample in samples])
     engine.check_integrity()
@@ -221,6 +240,7 @@ def _remove(engine: Engine, samples: Sequence[Sample]) -> None:
 
 def _measure(
     model: Decoder,
+    rule: Rule,
     batch: int,
     context: int,
     names: Sequence[str | None],
@@ -229,11 +249,11 @@ def _measure(
     split: bool,
 ) -> list[dict[str, Any]]:
     """Rows of the result for the schedules of one batch and context."""
-    engine = _build(model, batch, context)
+    engine = _build(model, rule, batch, context)
     steps = max(1, min(steps, context // 4))
     if context <= steps + WARM + SPLIT_STEPS:
         raise ValueError(f"a context of {context} tokens is too short to measure {steps} steps")
-    schedules = [timing.schedule_named(name) for name in names]
+    schedules = [timing.schedule_named(name, rule.flow) for name in names]
     taken: list[list[Times]] = [[] for _ in names]
     for _ in range(rounds):
         for times, schedule in zip(taken, schedules, strict=True):
@@ -259,7 +279,7 @@ def _round(engine: Engine, context: int, schedule: Schedule | None, steps: int) 
     step = timing.seconds(partial(_repeat, engine.step, steps), device) / steps
     rows.length_R.copy_(length_R)  # the tables reach to the end by now
     alone = _device_seconds(lambda: engine.runner.decode(samples), steps, device)
-    _remove(engine, samples)
+    remove(engine, samples)
     return Times(step=step, device=alone)
 
 
@@ -287,7 +307,7 @@ def _split(engine: Engine, context: int, schedule: Schedule | None) -> dict[str,
     samples = place(engine, engine.max_running, start, schedule, room=context - start + 2)
     _repeat(engine.step, WARM)
     taken = timing.split_of(partial(_repeat, engine.step, SPLIT_STEPS), engine.model.device)
-    _remove(engine, samples)
+    remove(engine, samples)
     return {part: took * 1e3 / SPLIT_STEPS for part, took in taken.items()}
 
 
@@ -332,17 +352,10 @@ def traffic(
 ) -> Traffic:
     """Mean bytes of a step over these lengths, the token of the step included.
 
-    Of an embedding that is not also the LM head, a step reads a few rows: they do not count.
+    Landmarks count wherever the engine reads them, also where no budget bites.
     """
-    looked_up = 0 if spec.tied else spec.vocabulary * spec.hidden
-    vector = spec.kv_heads * spec.head_size * itemsize  # one token's keys in one layer
-    kept, scored = float(lengths.mean() * spec.layers), 0.0
-    if schedule is not None:
-        kept = sum(float(schedule.kept(lengths, layer).mean()) for layer in range(spec.layers))
-        sparse = spec.layers - len(schedule.dense_layers)
-        scored = sparse * float((lengths // PAGE).mean())
-    return Traffic(
-        weights=(spec.parameters() - looked_up) * itemsize,
-        kv=round(batch * kept * 2 * vector),
-        landmarks=round(batch * scored * vector),
+    model = ByteModel(
+        spec=spec, schedule=schedule, itemsize=itemsize, page=PAGE, idle_landmarks=True
     )
+    dense, kept, landmarks = (round(batch * part.mean()) for part in model.rows(lengths))
+    return Traffic(weights=model.weights, dense=dense, kept=kept, landmarks=landmarks)

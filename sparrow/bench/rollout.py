@@ -28,7 +28,7 @@ from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.fetch import fetched, known
 from sparrow.models.rope import Rope
 from sparrow.records import Completion, SamplingParams
-from sparrow.sparse.block_mean import BlockMean
+from sparrow.sparse.rule import Rule
 
 DENSE = "dense"
 WARM_TOKENS = 4  # on a CPU, where only compiling has to be out of the way
@@ -244,16 +244,16 @@ def _warm_tokens(model: Decoder, new_tokens: int) -> int:
 
 def _engine(model: Decoder, work: Workload) -> Engine:
     """Room for every rollout at once, and no more."""
-    spec, rule = model.spec, BlockMean()
+    spec, rule = model.spec, Rule()
     fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
-    fields += rule.fields(spec.head_size, model.dtype)
+    fields += rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype)
     page_bytes = ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
     return Engine(
         model,
         max_running=work.rollouts,
         max_context=work.context,
         kv_bytes=work.rollouts * (pages_for(work.context, PAGE) + 1) * page_bytes,
-        flow=rule,
+        rule=rule,
     )
 
 

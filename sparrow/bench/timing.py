@@ -7,16 +7,20 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
+from statistics import median
 from typing import Any
 
 import torch
 from torch.autograd import DeviceType
 
 from sparrow import ops
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.presets import preset
 from sparrow.sparse.schedule import Schedule
 
@@ -30,11 +34,12 @@ OPS = {
     "sampling": ("sample",),
     "rows": ("step_inputs", "step_outputs"),
 }
-# The same parts -> the names of kernels on a GPU, ours and those of the BLAS.
+# The same parts -> the names of kernels on a GPU: ours, those of flows (`score_pages`, `choose`,
+# `append`; see sparse/compile) and those of the BLAS.
 KERNELS = {
     "attention": r"^_attend|^_join",
-    "select": r"^_score|^_select",
-    "store": r"^_store",
+    "select": r"^score_pages|^choose|^_select",
+    "store": r"^append|^_store",
     "linear": r"^_norm_linear|^_norm_gated|^_linear_add|gemm|gemv|nvjet|cutlass|splitk",
     "heads": r"^_split_heads",
     "sampling": r"^_sum_chunks|^_draw",
@@ -44,6 +49,19 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
 PEAKS = {"H200": 4.8e12}  # published bytes per second of memory
 
 Split = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Calls to time together: what names them, and the bytes that one of them moves."""
+
+    names: dict[str, Any]
+    bytes: int
+    calls: Sequence[Callable[[], object]]
+
+    def work(self) -> None:
+        for call in self.calls:
+            call()
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -88,12 +106,19 @@ def peak_of(device: torch.device) -> float | None:
     return next((peak for key, peak in PEAKS.items() if key in name), None)
 
 
-def schedule_named(name: str | None) -> Schedule | None:
-    """None is dense, "fixed-4096" one budget at every length, others are presets."""
+def schedule_named(name: str | None, flow: Flow = block_mean) -> Schedule | None:
+    """None is dense, "fixed-4096" one budget at every length, others are presets.
+
+    "fixed-4096-all" has no dense layers. A flow other than the presets' has their budgets, which
+    say nothing about its quality: for measurements of time.
+    """
     if name is None:
         return None
-    fixed = re.fullmatch(r"fixed-(\d+)", name)
-    return preset(name) if fixed is None else Schedule.fixed(int(fixed[1]))
+    fixed = re.fullmatch(r"fixed-(\d+)(-all)?", name)
+    if fixed is None:
+        return replace(preset(name), flow=flow.name)
+    dense: dict[str, Any] = {"dense_layers": ()} if fixed[2] else {}
+    return Schedule.fixed(int(fixed[1]), name=name, flow=flow.name, **dense)
 
 
 def synchronize(device: torch.device) -> None:
@@ -108,6 +133,82 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
     work()
     synchronize(device)
     return time.perf_counter() - start
+
+
+def captured(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """The work as a CUDA graph to replay, after it has run once; on a CPU the work itself.
+
+    What the work reads lives as long as what comes back; what it makes is overwritten by replays.
+    """
+    if device.type != "cuda":
+        work()
+        return work
+    side, here = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        work()  # compiles kernels, which a capture must not
+    here.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+
+    def replay() -> object:
+        graph.replay()
+        return work  # a reference: it holds the tensors that the graph reads
+
+    return replay
+
+
+def device_seconds(work: Callable[[], object], times: int, device: torch.device) -> float:
+    """Seconds of one call, of many back to back, by the device's own clock where it has one."""
+
+    def repeat() -> None:
+        for _ in range(times):
+            work()
+
+    if device.type != "cuda":
+        return seconds(repeat, device) / times
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    synchronize(device)
+    start.record()
+    repeat()
+    end.record()
+    synchronize(device)
+    return start.elapsed_time(end) / 1e3 / times
+
+
+def measure(
+    cases: Sequence[Case], device: torch.device, *, replays: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Microseconds and speed of one call of every case.
+
+    Cases take turns in every round, each `replays` times back to back, on a GPU as one graph. The
+    first round does not count.
+    """
+    works = [captured(case.work, device) for case in cases]
+    taken: list[list[float]] = [[] for _ in cases]
+    for _ in range(rounds + 1):
+        for case, work, times in zip(cases, works, taken, strict=True):
+            took = device_seconds(work, replays, device) / len(case.calls)
+            times.append(took * 1e6)
+    peak = peak_of(device)
+    return [
+        case.names | {"calls": len(case.calls)} | _speed(case.bytes, times[1:], peak)
+        for case, times in zip(cases, taken, strict=True)
+    ]
+
+
+def _speed(size: int, us: list[float], peak: float | None) -> dict[str, Any]:
+    per_s = size / median(us) * 1e6
+    return {
+        "us": median(us),
+        "us_min": min(us),
+        "us_max": max(us),
+        "us_rounds": us,
+        "bytes": size,
+        "tb_per_s": per_s / 1e12,
+        "of_peak": per_s / peak if peak else None,
+    }
 
 
 def split_of(work: Callable[[], object], device: torch.device) -> Split:

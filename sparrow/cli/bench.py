@@ -5,14 +5,44 @@ from typing import Annotated, Any
 
 import typer
 
+from sparrow.cli.bench_trace import bench_trace
 from sparrow.cli.output import AsJson, measuring, show_result
 
 bench = typer.Typer(help="Measure this machine; figures to compare by ratio.", no_args_is_help=True)
 
 
 @bench.command("attention")
-def bench_attention(as_json: AsJson = False) -> None:
-    """Decode attention on this CPU, as a ratio to a plain memory read in the same run."""
+def bench_attention(
+    device: Annotated[
+        str, typer.Option("--device", help="auto (a GPU where there is one), cuda or cpu.")
+    ] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Decode attention against memory bandwidth, dense beside sparse.
+
+    On a GPU one layer's: score and select, attend, append, in CUDA graphs. On a CPU as a ratio to
+    a plain memory read in the same run.
+    """
+    from sparrow.models.checkpoint import pick_device
+
+    kind = pick_device(device).type
+    if kind == "cuda":
+        _on_gpu(device, as_json)
+    elif kind == "cpu":
+        _on_cpu(as_json)
+    else:
+        raise ValueError(f"--device {device}: give auto, cuda or cpu")
+
+
+def _on_gpu(device: str, as_json: bool) -> None:
+    from sparrow.bench import layer_attention
+
+    with measuring() as progress:
+        result = layer_attention.run(device=device, progress=progress)
+    show_result(result, layer_attention.table, as_json=as_json)
+
+
+def _on_cpu(as_json: bool) -> None:
     from sparrow.bench import decode_attention
 
     with measuring() as progress:
@@ -32,16 +62,21 @@ def bench_decode(
             help="batch,context[,schedule]; several. A preset's name or fixed-N is sparse.",
         ),
     ] = None,
+    flow: Annotated[
+        str, typer.Option("--flow", help="What chooses pages: FILE[:name] or a built-in name.")
+    ] = "block_mean",
     dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp32.")] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps timed in a round.")] = 64,
     as_json: AsJson = False,
 ) -> None:
     """Decode steps of the whole engine against memory bandwidth, dense beside sparse."""
     from sparrow.bench import decode
+    from sparrow.sparse.flows.loading import load_flow
 
+    chosen: dict[str, Any] = {"flow": load_flow(flow), "dtype": dtype, "steps": steps}
     cases = [_case(text) for text in case] if case else None
     with measuring() as progress:
-        result = decode.run(model=model, dtype=dtype, cases=cases, steps=steps, progress=progress)
+        result = decode.run(model=model, cases=cases, progress=progress, **chosen)
     show_result(result, decode.table, as_json=as_json)
 
 
@@ -81,3 +116,6 @@ def _case(text: str) -> tuple[int, int, str | None]:
     if not int(batch) or int(context) < 2:
         raise ValueError(f"--case {text}: a batch of at least 1 and a context of at least 2")
     return int(batch), int(context), schedule
+
+
+bench.command("trace")(bench_trace)

@@ -12,6 +12,7 @@ from sparrow import models, ops
 from sparrow.bench import decode, timing
 from sparrow.models.rope import Rope
 from sparrow.models.spec import ModelSpec
+from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
 
 SPEC = ModelSpec(
@@ -91,7 +92,7 @@ def test_published_weights() -> None:
 
 
 def test_placed_samples_go_on_like_any_other() -> None:
-    engine = decode._build(models.random(SPEC), 3, 64)
+    engine = decode._build(models.random(SPEC), Rule(), 3, 64)
     samples = decode.place(engine, 3, 40, None, room=9)
     engine.check_integrity()
     assert [sample.length for sample in samples] == [41] * 3
@@ -121,7 +122,10 @@ def test_ops_are_left_as_they_were() -> None:
     ("kernel", "part"),
     [
         ("_attend_split", "attention"),
-        ("_score", "select"),
+        ("_select", "select"),
+        ("score_pages", "select"),
+        ("choose", "select"),
+        ("append", "store"),
         ("_store", "store"),
         ("_norm_gated_kernel", "linear"),
         ("nvjet_tst_64x16_64x16_4x2_h_bz_TNT", "linear"),

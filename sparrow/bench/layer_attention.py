@@ -1,0 +1,399 @@
+"""One layer's decode attention by its parts, dense beside sparse, against memory bandwidth.
+
+    dense     attention over every page
+    select    a flow scores the pages and lists those to keep
+    attend    attention over those lists
+    both      select, then attend: what sparse decoding costs a layer
+    append    a flow writes one token a row; one row in `page` finishes its page
+    finish    the same where every row finishes its page
+
+On a GPU every case is a CUDA graph of many calls, and its time is a replay's by the number of them:
+the gap between two calls counts, Python does not. No call should find in the L2 cache what an
+earlier one has read, so calls take turns over layers, each with memory of its own, and where one
+reads little, over tables or pages too. Keys and values are random, their pages shuffled; a flow
+fills its fields itself. The cases of one shape take turns in every round; figures are medians over
+rounds. On a CPU the same runs without graphs, for tests: its times mean little.
+
+Bytes are what a case has to move: keys and values of the pages it attends to; all fields that the
+flow has of every page of a row; of an append the token, and for each row that finishes its page the
+page's other keys and its fields. Queries, tables, scores, lists and results do not count.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from sparrow import ops
+from sparrow.bench import timing
+from sparrow.bench.timing import Case
+from sparrow.engine.memory import device_memory
+from sparrow.models.checkpoint import pick_device, pick_dtype
+from sparrow.sparse.flows.library import block_mean
+from sparrow.sparse.rule import Rule
+
+COLD_BYTES = 256_000_000  # between two reads of one address: several times an L2 cache
+LEAST_LAYERS, MOST_LAYERS = 4, 32
+MOST_CALLS = 256  # in a graph
+FILL_PAGES = 4096  # summarised at once
+SPARE_BYTES = 8 << 30  # of a GPU, for lists, scratch and graphs
+DENSE_BAR, SPARSE_BAR = 4.2, 215.0  # TB/s; microseconds of block-mean's `both`
+
+Row = dict[str, Any]
+Flows = dict[str, Rule]
+Calls = Sequence[Callable[[], object]]
+Measure = Callable[[list[Case]], list[Row]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Rows of equal length, and how many pages each keeps."""
+
+    batch: int
+    context: int
+    kept: int
+
+
+MAIN = Shape(batch=32, context=32_768, kept=256)
+OTHERS = tuple(Shape(batch=16, context=k * 1024, kept=64) for k in (16, 24, 32))
+SWEEP = tuple(Shape(batch=8, context=k * 1024, kept=64) for k in (4, 32, 128, 256))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """The attention of a layer, and where it runs."""
+
+    kv_heads: int = 8
+    group: int = 2
+    size: int = 128
+    page: int = 16
+    dtype: torch.dtype = torch.bfloat16
+    device: torch.device
+
+    def fields(self, flow: Rule | None = None) -> tuple[ops.Field, ...]:
+        """Page fields of a flow; without one, keys and values."""
+        if flow is None:
+            return ops.kv_fields(self.page, self.size, self.dtype)
+        return flow.fields(page=self.page, head_size=self.size, dtype=self.dtype)
+
+    def page_bytes(self, flow: Rule | None = None) -> int:
+        """Of those fields, all KV heads."""
+        return ops.page_bytes(self.fields(flow), layers=1, kv_heads=self.kv_heads)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device).to(self.dtype)
+
+
+def run(
+    *,
+    flows: Sequence[Rule] | None = None,
+    device: str | None = None,
+    batch: int = MAIN.batch,
+    context: int = MAIN.context,
+    kept: int = MAIN.kept,
+    kv_heads: int = 8,
+    group: int = 2,
+    head_size: int = 128,
+    page: int = 16,
+    dtype: str = "bf16",
+    layers: int | None = None,
+    others: Sequence[Shape] | None = None,
+    sweep: Sequence[Shape] | None = None,
+    replays: int = 20,
+    rounds: int = 7,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Measure dense attention and every flow. The result is ready for JSON.
+
+    flows    rules to measure, none with dense layers (default: block-mean)
+    kept     pages that a row keeps of its `context` tokens
+    group    query heads of a KV head
+    layers   memory to take turns over (default: as many as leave caches cold; on a CPU one)
+    others   more shapes to measure in all parts (default: OTHERS on a GPU, none on a CPU)
+    sweep    shapes of one batch whose selection alone is measured, with tables as wide as the
+             longest needs (default: SWEEP on a GPU, none on a CPU)
+    """
+    target = pick_device(device or "auto")
+    usual: tuple[Sequence[Shape], ...] = (OTHERS, SWEEP) if target.type == "cuda" else ((), ())
+    others, sweep = (b if a is None else a for a, b in zip((others, sweep), usual, strict=True))
+    shapes = [Shape(batch=batch, context=context, kept=kept), *others]
+    _check(shapes, sweep, page)
+    kind = pick_dtype(timing.torch_dtype(dtype), target, {})
+    sizes = {"kv_heads": kv_heads, "group": group, "size": head_size, "page": page}
+    heads = Heads(**sizes, dtype=kind, device=target)
+    named = _named(flows or [Rule(dense_layers=frozenset())])
+    tell = progress or (lambda _: None)
+    measure = partial(timing.measure, device=target, replays=replays, rounds=rounds)
+    rows: list[Row] = []
+    with torch.inference_mode():
+        for shape in shapes:
+            tell(f"{shape.batch} rows of {shape.context} tokens")
+            rows += _parts(heads, shape, named, layers, measure)
+            timing.free_memory(target)
+        tell("selection by length")
+        selection = _selection(heads, sweep, named, layers, measure) if sweep else []
+    return {
+        "machine": timing.machine(target),
+        "heads": sizes,
+        "dtype": str(kind).removeprefix("torch."),
+        "peak_bytes_per_s": timing.peak_of(target),
+        "replays": replays,
+        "rounds": rounds,
+        "flows": [_stored(heads, name, flow) for name, flow in named.items()],
+        "rows": rows,
+        "selection": selection,
+        "bars": _bars(heads, rows),
+    }
+
+
+def table(result: dict[str, Any]) -> Table:
+    """The result for a terminal; selection by length, over tables of one width, comes last."""
+    place = timing.describe(result["machine"])
+    out = Table("flow", "part", title=f"Attention of one layer, {result['dtype']}, {place}")
+    times = ("us", "least", "most")
+    for heading in ("batch", "context", "kept", "table", *times, "MB", "TB/s", "of peak"):
+        out.add_column(heading, justify="right")
+    group = None
+    for row in [*result["rows"], *result["selection"]]:
+        before, group = group, (row["batch"], row["table_pages"], row["kept"])
+        if before not in (None, group):
+            out.add_section()
+        out.add_row(row["flow"] or "-", row["part"], *_figures(row))
+    notes = [f"{flow['flow']} stores {flow['of_kv']:.2%} of K and V" for flow in result["flows"]]
+    out.caption = "; ".join([*notes, *map(_verdict, result["bars"])])
+    return out
+
+
+def _figures(row: Row) -> tuple[str, ...]:
+    shape = (row[name] for name in ("batch", "context", "kept", "table_pages"))
+    times = (row[name] for name in ("us", "us_min", "us_max"))
+    of_peak = "-" if row["of_peak"] is None else f"{row['of_peak']:.1%}"
+    speed = (f"{row['bytes'] / 1e6:.2f}", f"{row['tb_per_s']:.3f}", of_peak)
+    return (*map(str, shape), *(f"{time:.2f}" for time in times), *speed)
+
+
+def _verdict(bar: dict[str, Any]) -> str:
+    edge = f"at least {bar['at_least']}" if "at_least" in bar else f"at most {bar['at_most']}"
+    word = {None: "not measured here", True: "met", False: "missed"}[bar["met"]]
+    return f"{bar['what']} {edge} {bar['unit']}: {word}"
+
+
+def _check(shapes: Sequence[Shape], sweep: Sequence[Shape], page: int) -> None:
+    for shape in (*shapes, *sweep):
+        if shape.batch < 1 or shape.kept < 1 or shape.context < page or shape.context % page:
+            allowed = f"batch >= 1, kept >= 1, and whole pages of {page} tokens as context"
+            raise ValueError(f"got {shape}, allowed: {allowed}")
+    if len({shape.batch for shape in sweep}) > 1:
+        raise ValueError(f"a sweep has one batch, got {[shape.batch for shape in sweep]}")
+
+
+def _named(flows: Sequence[Rule]) -> Flows:
+    """Flows by name; of several of one name, the later ones get a number."""
+    named: Flows = {}
+    for flow in flows:
+        count = sum(other.name == flow.name for other in named.values())
+        named[f"{flow.name} ({count + 1})" if count else flow.name] = flow
+    return named
+
+
+def _stored(heads: Heads, name: str, flow: Rule) -> dict[str, Any]:
+    """What a flow stores with a page, beside keys and values, all KV heads."""
+    own, kv = heads.page_bytes(flow), heads.page_bytes()
+    sizes = {"page_bytes": own, "kv_page_bytes": kv, "of_kv": own / kv}
+    return {"flow": name, "rule": repr(flow), **sizes}
+
+
+def _bars(heads: Heads, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What was promised for MAIN on a GPU; `met` is None where that was not measured."""
+    held = heads.device.type == "cuda" and heads == Heads(device=heads.device)
+    main = asdict(MAIN)
+    here = [row for row in rows if held and all(row[key] == main[key] for key in main)]
+    speed = next((row["tb_per_s"] for row in here if row["part"] == "dense"), None)
+    sparse = (block_mean.name, "both")
+    took = next((row["us"] for row in here if (row["flow"], row["part"]) == sparse), None)
+    fast, short = speed and speed >= DENSE_BAR, took and took <= SPARSE_BAR
+    least = {"what": "dense", "unit": "TB/s", "at_least": DENSE_BAR, "measured": speed, "met": fast}
+    most = {"unit": "us", "at_most": SPARSE_BAR, "measured": took, "met": short}
+    return [least, {"what": ", ".join(sparse), **most}]
+
+
+# Memory.
+
+
+class FlowCache(ops.PageCache):
+    """The fields of one flow, over keys and values that all flows share."""
+
+    def __init__(self, kv: ops.PageCache, fields: Sequence[ops.Field], **sizes: Any) -> None:
+        super().__init__(page_fields=fields, **sizes)
+        self._kv = kv
+
+    def field(self, name: str, layer: int) -> Tensor:
+        return self._kv.field(name, layer) if name in ("k", "v") else super().field(name, layer)
+
+
+class Bed:
+    """Layers of random keys and values for rows of `width` pages, and the fields of every flow."""
+
+    def __init__(self, heads: Heads, batch: int, width: int, flows: Flows, layers: int) -> None:
+        torch.manual_seed(0)
+        self.heads, self.width, self.layers, self.flows = heads, width, layers, flows
+        sizes: Any = {"layers": layers, "kv_heads": heads.kv_heads, "device": heads.device}
+        sizes |= {"page": heads.page, "pages": batch * width}
+        self.kv = ops.PageCache(page_fields=heads.fields(), **sizes)
+        for layer in range(layers):
+            self.kv.field("k", layer).normal_()
+            self.kv.field("v", layer).normal_()
+        self.caches = {
+            name: FlowCache(self.kv, heads.fields(flow), **sizes) for name, flow in flows.items()
+        }
+        self._summarise()
+        self.q_BHD = heads.normal(batch, heads.kv_heads * heads.group, heads.size)
+        self.k_BGD, self.v_BGD = (heads.normal(batch, heads.kv_heads, heads.size) for _ in range(2))
+
+    def _summarise(self) -> None:
+        slots = torch.arange(self.kv.pages * self.kv.page, device=self.heads.device)
+        for name, flow in self.flows.items():
+            for layer in range(self.layers):
+                for chunk in slots.split(FILL_PAGES * self.kv.page):
+                    flow.summarise(self.caches[name], layer, chunk)
+
+    def table(self) -> Tensor:
+        """Every page of the pool once, in an order of its own."""
+        order = torch.randperm(self.kv.pages, device=self.heads.device)
+        return order.int().view(-1, self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Rows of a shape in one layer of a bed: what a call works on."""
+
+    bed: Bed
+    layer: int
+    table_BM: Tensor
+    length_B: Tensor
+    budget_B: Tensor
+
+    def attend(self, lists: ops.PageLists | None = None) -> Tensor:
+        bed, k, v = self.bed, *(self.bed.kv.field(name, self.layer) for name in ("k", "v"))
+        scale = bed.heads.size**-0.5
+        return ops.attend_decode(bed.q_BHD, k, v, self.table_BM, self.length_B, lists, scale=scale)
+
+    def select(self, flow: str) -> ops.PageLists:
+        bed = self.bed
+        lists = bed.flows[flow].select(
+            bed.caches[flow], self.layer, bed.q_BHD, self.table_BM, self.length_B, self.budget_B
+        )
+        if lists is None:
+            raise ValueError(f"flow {flow}: layer {self.layer} is dense; measure one without such")
+        return lists
+
+    def both(self, flow: str) -> Tensor:
+        return self.attend(self.select(flow))
+
+    def append(self, flow: str, slots_B: Tensor) -> None:
+        bed = self.bed
+        bed.flows[flow].append(bed.caches[flow], self.layer, bed.k_BGD, bed.v_BGD, slots_B)
+
+
+def _layers(heads: Heads, pages: int, flows: Flows, least: int) -> int:
+    """So many that the fields of every flow exceed the caches by far, if memory allows."""
+    if heads.device.type != "cuda":
+        return 1
+    stored = [heads.page_bytes(flow) for flow in flows.values()]
+    wanted = -(-COLD_BYTES // (pages * max(1, min(stored))))
+    layer_bytes = pages * (heads.page_bytes() + sum(stored))
+    room = (device_memory(heads.device) - SPARE_BYTES) // layer_bytes
+    return max(1, min(max(least, wanted), MOST_LAYERS, room))
+
+
+def _turns(bed: Bed, call_bytes: int) -> int:
+    """How often to go through the layers until calls have moved enough."""
+    wanted = min(MOST_CALLS, -(-COLD_BYTES // max(1, call_bytes)))
+    return -(-wanted // bed.layers) if bed.heads.device.type == "cuda" else 1
+
+
+# Cases.
+
+
+def _case(bed: Bed, shape: Shape, flow: str | None, part: str, size: int, calls: Calls) -> Case:
+    names = {"flow": flow, "part": part, **asdict(shape)}
+    names |= {"table_pages": bed.width, "layers": bed.layers}
+    return Case(names=names, bytes=size, calls=calls)
+
+
+def _rows(bed: Bed, shape: Shape, tables: Sequence[Tensor]) -> list[Layer]:
+    """Every layer with the first table, then with the next."""
+    column_B = tables[0][:, 0]
+    length_B = torch.full_like(column_B, shape.context, dtype=torch.int64)
+    budget_B = torch.full_like(column_B, shape.kept * bed.heads.page)
+    return [
+        Layer(bed, layer, table_BM, length_B, budget_B)
+        for table_BM in tables
+        for layer in range(bed.layers)
+    ]
+
+
+def _parts(
+    heads: Heads, shape: Shape, flows: Flows, layers: int | None, measure: Measure
+) -> list[Row]:
+    """Rows of the result for one shape, in all parts."""
+    width = shape.context // heads.page
+    layers = layers or _layers(heads, shape.batch * width, flows, LEAST_LAYERS)
+    bed = Bed(heads, shape.batch, width, flows, layers)
+    rows = _rows(bed, shape, [bed.table()])
+    size = shape.batch * width * heads.page_bytes()
+    cases = [_case(bed, shape, None, "dense", size, [row.attend for row in rows])]
+    for flow in flows:
+        cases += [*_reads(bed, shape, flow, rows), *_writes(bed, shape, flow, rows)]
+    return measure(cases)
+
+
+def _reads(bed: Bed, shape: Shape, flow: str, rows: Sequence[Layer]) -> list[Case]:
+    lists = [row.select(flow) for row in rows]
+    kept = sum(int(chosen.counts.sum()) for chosen in lists)  # over layers, rows and KV heads
+    kv = kept * bed.heads.page_bytes() // (bed.heads.kv_heads * len(rows))
+    fields = shape.batch * bed.width * bed.heads.page_bytes(bed.flows[flow])
+    attend = [partial(row.attend, chosen) for row, chosen in zip(rows, lists, strict=True)]
+    select = [partial(row.select, flow) for row in rows]
+    both = [partial(row.both, flow) for row in rows]
+    return [
+        _case(bed, shape, flow, "select", fields, select),
+        _case(bed, shape, flow, "attend", kv, attend),
+        _case(bed, shape, flow, "both", fields + kv, both),
+    ]
+
+
+def _writes(bed: Bed, shape: Shape, flow: str, rows: Sequence[Layer]) -> list[Case]:
+    """Appends to other pages at every turn; what they overwrite does not matter here."""
+    page = bed.heads.page
+    key = bed.heads.page_bytes() // (2 * page)  # one token's, all KV heads
+    finishing = (page - 1) * key + bed.heads.page_bytes(bed.flows[flow])
+    turns = min(bed.width, _turns(bed, finishing * shape.batch))
+    spread_B = torch.arange(shape.batch, device=bed.heads.device) % page
+    cases = []
+    for part, offset_B in (("append", spread_B), ("finish", torch.full_like(spread_B, page - 1))):
+        slots = [rows[0].table_BM[:, turn].long() * page + offset_B for turn in range(turns)]
+        calls = [partial(row.append, flow, slots_B) for slots_B in slots for row in rows]
+        size = shape.batch * 2 * key + int((offset_B == page - 1).sum()) * finishing
+        cases.append(_case(bed, shape, flow, part, size, calls))
+    return cases
+
+
+def _selection(
+    heads: Heads, sweep: Sequence[Shape], flows: Flows, layers: int | None, measure: Measure
+) -> list[Row]:
+    """Rows of the result for selection alone, by length under tables of one width."""
+    batch, width = sweep[0].batch, max(shape.context for shape in sweep) // heads.page
+    bed = Bed(heads, batch, width, flows, layers or _layers(heads, batch * width, flows, 1))
+    cases = []
+    for flow in flows:
+        for shape in sweep:
+            size = batch * (shape.context // heads.page) * heads.page_bytes(flows[flow])
+            rows = _rows(bed, shape, [bed.table() for _ in range(_turns(bed, size))])
+            calls = [partial(row.select, flow) for row in rows]
+            cases.append(_case(bed, shape, flow, "select", size, calls))
+    return measure(cases)

@@ -1,0 +1,352 @@
+"""What a rollout must read from memory: the bytes-only limit of its speed.
+
+A decode step reads each weight once for all of its rows; of each row it reads the keys and values
+that each layer keeps, and the landmarks by which they are chosen. Nothing else is counted: writes
+(one token a row), activations, logits and prompts are small beside them, and time lost between
+reads is what a measurement shows and a limit does not.
+
+Choices that the limit makes:
+
+- An embedding that is not also the LM head is looked up, a few rows a step: it does not count as
+  read, but it takes memory.
+- Landmarks are read of every finished page of a row, in the layers whose budget bites at its
+  length. Where a row has no more pages than its budget it is dense exactly, and a perfect engine
+  reads none. (Ours reads them there too: `idle_landmarks`.)
+- Requests start in order. One enters when the FINAL lengths of everybody who runs fit into memory
+  together with its own, in whole pages, so nobody ever has to leave. (The engine itself admits by
+  present lengths and swaps the youngest out, which no count of bytes read from memory can price.)
+- Dense and sparse run the same trace, also where dense alone would need no memory for landmarks.
+
+numpy and no torch: plans read this too.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sparrow.sparse.schedule import DENSE, Schedule
+
+if TYPE_CHECKING:  # that room loads torch
+    from sparrow.models.spec import ModelSpec
+
+H200_BYTES_PER_S = 4.8e12  # published
+H200_MEMORY = 141 * 10**9  # published; the driver shows somewhat more
+RESERVE = 3 << 30  # bytes for logits, scratch and graphs
+CHUNK = 4096  # steps looked at together
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+StepSeconds = Callable[[IntArray], FloatArray]
+"""Seconds of steps, given the total lengths of their rows [steps, rows], this token included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes read, by what they are."""
+
+    weights: int
+    dense: int  # keys and values of layers that stay dense
+    kept: int  # keys and values that budgets keep in the other layers
+    landmarks: int
+
+    @property
+    def kv(self) -> int:
+        return self.dense + self.kept
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.landmarks
+
+
+class RowBytes(NamedTuple):
+    """Bytes that a step reads of rows alone: the parts of `Traffic`, one entry a row."""
+
+    dense: IntArray
+    kept: IntArray
+    landmarks: IntArray
+
+    @property
+    def total(self) -> IntArray:
+        return self.dense + self.kept + self.landmarks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteModel:
+    """How the bytes of a model's decode steps are counted; dense without a schedule.
+
+    itemsize        bytes of a weight, a key's number and a value's
+    page            tokens of a page
+    field_bytes     of the landmark of one page and KV head (default: one mean key)
+    idle_landmarks  also count landmarks where no budget bites, which the engine reads today
+    """
+
+    spec: "ModelSpec"
+    schedule: Schedule | None = None
+    itemsize: int = 2
+    page: int = 16
+    field_bytes: int | None = None
+    idle_landmarks: bool = False
+
+    def __post_init__(self) -> None:
+        if self.schedule is not None and self.schedule.page != self.page:
+            made = f"schedule {self.schedule.name!r} has pages of {self.schedule.page} tokens"
+            raise ValueError(f"{made}, the byte model pages of {self.page}")
+
+    @property
+    def resident(self) -> int:
+        """Bytes of all weights in memory."""
+        return self.spec.parameters() * self.itemsize
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights that a step reads."""
+        looked_up = 0 if self.spec.tied else self.spec.vocabulary * self.spec.hidden
+        return self.resident - looked_up * self.itemsize
+
+    @property
+    def vector(self) -> int:
+        """Bytes of one token's keys and values in one layer."""
+        return 2 * self.spec.kv_heads * self.spec.head_size * self.itemsize
+
+    @property
+    def landmark(self) -> int:
+        """Bytes of one page's landmarks in one layer."""
+        own = self.field_bytes
+        each = self.spec.head_size * self.itemsize if own is None else own
+        return self.spec.kv_heads * each
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page in all layers: keys, values, landmarks."""
+        return self.spec.layers * (self.page * self.vector + self.landmark)
+
+    def rows(self, lengths: IntArray) -> RowBytes:
+        """What a step reads of rows at these total lengths, which are at least 1."""
+        dense, kept, scored = (np.zeros_like(lengths) for _ in range(3))
+        for layer in range(self.spec.layers):
+            if self._stays_dense(layer):
+                dense += lengths
+            else:
+                assert self.schedule is not None
+                own = self.schedule.kept(lengths, layer)
+                kept += own
+                scored += np.where(own < lengths, lengths // self.page, 0)
+        if self.idle_landmarks:
+            scored = self._scored_layers() * (lengths // self.page)
+        return RowBytes(dense * self.vector, kept * self.vector, scored * self.landmark)
+
+    def _stays_dense(self, layer: int) -> bool:
+        return self.schedule is None or bool((self.schedule.budgets_of(layer) == DENSE).all())
+
+    def _scored_layers(self) -> int:
+        """Layers in which the engine scores pages, whatever their budgets."""
+        if self.schedule is None:
+            return 0
+        return sum(layer not in self.schedule.dense_layers for layer in range(self.spec.layers))
+
+    def step(self, lengths: Sequence[int] | IntArray) -> Traffic:
+        """One step of rows at these total lengths, the tokens of the step included."""
+        parts = self.rows(np.asarray(lengths, dtype=np.int64))
+        dense, kept, landmarks = (int(part.sum()) for part in parts)
+        return Traffic(weights=self.weights, dense=dense, kept=kept, landmarks=landmarks)
+
+    def steps(self, longest: int) -> Callable[[IntArray], IntArray]:
+        """A fast `step(...).total` of many steps at once, as `StepSeconds` gets them."""
+        by_length = np.concatenate([[0], self.rows(np.arange(1, longest + 1)).total])
+        return lambda lengths: self.weights + by_length[lengths].sum(axis=1)
+
+    def capacity(self, *, memory: float = H200_MEMORY, reserve: float = RESERVE) -> int:
+        """Tokens whose keys, values and landmarks fit beside the weights, in whole pages."""
+        left = memory - reserve - self.resident
+        if left < self.page_bytes:
+            raise ValueError(
+                f"weights of {self.resident / 1e9:.3g} GB and a reserve of {reserve / 1e9:.3g} GB "
+                f"leave no page of {memory / 1e9:.3g} GB"
+            )
+        return int(left // self.page_bytes) * self.page
+
+
+# The trace: who runs when.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """Requests under continuous batching: each makes one token a step from its start to its end.
+
+    Request i takes part in lengths[i] - prompts[i] steps, the first of them number starts[i], at
+    total lengths from prompts[i] + 1 to lengths[i].
+    """
+
+    lengths: IntArray
+    prompts: IntArray
+    starts: IntArray
+
+    @property
+    def ends(self) -> IntArray:
+        """The first step of which each request is no longer part."""
+        return self.starts + self.lengths - self.prompts
+
+    @property
+    def steps(self) -> int:
+        return int(self.ends.max())
+
+    @property
+    def tokens(self) -> int:
+        return int((self.lengths - self.prompts).sum())
+
+    @property
+    def mean_batch(self) -> float:
+        return self.tokens / self.steps
+
+    def at(self, step: int) -> IntArray:
+        """Total lengths of the rows of a step, in the order of the requests."""
+        runs = (self.starts <= step) & (step < self.ends)
+        return (self.prompts + 1 + step - self.starts)[runs]
+
+    def segments(self) -> list[tuple[int, int]]:
+        """First step and end of every stretch in which nobody enters or leaves."""
+        edges = np.unique(np.concatenate([self.starts, self.ends])).tolist()
+        return list(pairwise(edges))
+
+    def chunks(self, most: int = CHUNK) -> Iterator[IntArray]:
+        """Lengths [steps, rows] of all steps, in order; the rows of a chunk are the same."""
+        for first, end in self.segments():
+            for start in range(first, end, most):
+                ahead = np.arange(min(end, start + most) - start)
+                yield self.at(start)[None, :] + ahead[:, None]
+
+
+def trace(
+    lengths: Sequence[int] | IntArray,
+    *,
+    prompt: int = 0,
+    capacity: int | None = None,
+    page: int = 16,
+    most: int | None = None,
+) -> Trace:
+    """Requests of these final lengths (prompt included), admitted in order by the limit's rule.
+
+    prompt    tokens of each that are there when it enters; computing them takes no time here
+    capacity  tokens that fit (default: all); final lengths of those who run never exceed it
+    most      requests that run at once (default: any number)
+    """
+    final = np.asarray(lengths, dtype=np.int64)
+    room = int(final.sum()) + page * len(final) if capacity is None else capacity
+    needs = -(-final // page) * page
+    _check_trace(final, needs, prompt, room)
+    starts: list[int] = []
+    running: list[tuple[int, int]] = []  # (end, tokens of memory), the earliest end first
+    now = 0
+    for length, need in zip(final.tolist(), needs.tolist(), strict=True):
+        while need > room or (most is not None and len(running) >= most):
+            now, freed = heapq.heappop(running)
+            room += freed
+        starts.append(now)
+        heapq.heappush(running, (now + length - prompt, need))
+        room -= need
+    return Trace(lengths=final, prompts=np.full_like(final, prompt), starts=np.array(starts))
+
+
+def _check_trace(final: IntArray, needs: IntArray, prompt: int, room: int) -> None:
+    if not len(final):
+        raise ValueError("trace: no lengths were given, allowed: one or more")
+    if prompt < 0 or final.min() <= prompt:
+        raise ValueError(
+            f"trace: got a prompt of {prompt} tokens and a final length of {final.min()}, "
+            "allowed: prompts of 0 and more, every length above that"
+        )
+    if needs.max() > room:
+        raise ValueError(
+            f"trace: a request of {final.max()} tokens does not fit into {room}, allowed: "
+            "requests that fit alone"
+        )
+
+
+def published_lengths(requests: int = 60, *, cutoff: int = 32_768) -> IntArray:
+    """Final lengths of the workload that rollouts are judged by; a cut-off may shorten it."""
+    drawn = np.random.default_rng(0).lognormal(np.log(14_000), 0.65, requests)
+    return np.minimum(np.clip(drawn, 800, 32_768).astype(np.int64), cutoff)
+
+
+# Sums over a trace.
+
+
+def rollout_bytes(model: ByteModel, over: Trace) -> Traffic:
+    """Everything that the steps of a trace read, exactly."""
+    parts = []
+    for part in model.rows(np.arange(1, int(over.lengths.max()) + 1)):
+        upto = np.concatenate([[0], part.cumsum()])
+        parts.append(int((upto[over.lengths] - upto[over.prompts]).sum()))
+    dense, kept, landmarks = parts
+    weights = over.steps * model.weights
+    return Traffic(weights=weights, dense=dense, kept=kept, landmarks=landmarks)
+
+
+def rollout_seconds(over: Trace, step_seconds: StepSeconds) -> float:
+    """Any model of a step's time, added up over the steps of a trace."""
+    return float(sum(step_seconds(lengths).sum() for lengths in over.chunks()))
+
+
+def by_bandwidth(model: ByteModel, bytes_per_s: float, longest: int) -> StepSeconds:
+    """Steps that take as long as their bytes; for total lengths up to `longest`."""
+    total = model.steps(longest)
+    return lambda lengths: total(lengths) / bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What bytes alone allow of one trace, dense and under a schedule."""
+
+    dense: Traffic
+    sparse: Traffic
+    steps: int
+    tokens: int
+    mean_batch: float
+    capacity: int  # tokens that fit
+    bytes_per_s: float
+
+    @property
+    def speed_up(self) -> float:
+        return self.dense.total / self.sparse.total
+
+    @property
+    def tokens_per_s(self) -> tuple[float, float]:
+        """Dense and sparse."""
+        dense, sparse = self.dense.total, self.sparse.total
+        return self.tokens * self.bytes_per_s / dense, self.tokens * self.bytes_per_s / sparse
+
+
+def limit(
+    spec: "ModelSpec",
+    schedule: Schedule,
+    lengths: Sequence[int] | IntArray,
+    *,
+    prompt: int = 0,
+    memory: float = H200_MEMORY,
+    reserve: float = RESERVE,
+    bytes_per_s: float = H200_BYTES_PER_S,
+    itemsize: int = 2,
+    field_bytes: int | None = None,
+) -> Limit:
+    """The most that a schedule can gain over dense on these requests, on such a device."""
+    page = schedule.page
+    sparse = ByteModel(
+        spec=spec, schedule=schedule, itemsize=itemsize, page=page, field_bytes=field_bytes
+    )
+    dense = ByteModel(spec=spec, itemsize=itemsize, page=page)
+    fits = sparse.capacity(memory=memory, reserve=reserve)
+    over = trace(lengths, prompt=prompt, capacity=fits, page=page)
+    return Limit(
+        dense=rollout_bytes(dense, over),
+        sparse=rollout_bytes(sparse, over),
+        steps=over.steps,
+        tokens=over.tokens,
+        mean_batch=over.mean_batch,
+        capacity=fits,
+        bytes_per_s=bytes_per_s,
+    )

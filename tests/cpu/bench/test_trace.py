@@ -1,0 +1,128 @@
+"""The trace benchmark runs, its steps are the engine's, and its sums are those of the points."""
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from sparrow import models
+from sparrow.bench import timing, trace, trace_steps
+from sparrow.calibrate import cost
+from sparrow.engine.graphs import batch_bucket, pages_bucket
+from sparrow.models.rope import Rope
+from sparrow.models.spec import ModelSpec
+
+SPEC = ModelSpec(
+    family="qwen3",
+    layers=3,
+    hidden=32,
+    intermediate=48,
+    heads=4,
+    kv_heads=2,
+    head_size=16,
+    vocabulary=64,
+    max_positions=1024,
+    tied=True,
+    rope=Rope(theta=1e4),
+)
+LENGTHS = [190, 90, 140]
+
+
+def short_run(**settings: Any) -> dict[str, Any]:
+    chosen: dict[str, Any] = {"lengths": LENGTHS, "cutoff": 60, "schedule": "fixed-64"}
+    return trace.run(model=SPEC, dtype="fp32", device="cpu", **chosen | settings)
+
+
+def test_a_short_run() -> None:
+    seen: list[str] = []
+    result = short_run(progress=seen.append)
+    assert json.loads(json.dumps(result)) == result
+    assert [row["who"] for row in result["rows"]] == ["dense", "fixed-64"]
+    dense, sparse = result["rows"]
+    assert dense["tokens"] == sum(LENGTHS) - 3 * 16
+    assert dense["tokens_per_s"] == pytest.approx(dense["tokens"] / dense["seconds"])
+    assert dense["of_limit"] is None  # no published figure for a CPU
+    assert result["speed_up"] == pytest.approx(dense["seconds"] / sparse["seconds"])
+    assert result["share"] == pytest.approx(result["speed_up"] / result["limit"]["speed_up"])
+    assert (result["bar"], result["met"]) == (None, None)
+    short = result["confirmation"]
+    assert short["steps"] == 60 - 16
+    for row in short["rows"]:
+        assert row["ratio"] == pytest.approx(row["seconds"] / row["expected"])
+    assert any("a complete run up to 60" in text for text in seen)
+    Console(quiet=True).print(trace.table(result))
+
+
+def test_the_limit_is_that_of_the_cost_model() -> None:
+    result = short_run()
+    schedule = timing.schedule_named("fixed-64")
+    assert schedule is not None
+    settings: dict[str, Any] = {"prompt": 16, "reserve": 0, "itemsize": 4}
+    found = cost.limit(SPEC, schedule, LENGTHS, memory=result["memory"], **settings)
+    assert result["limit"]["speed_up"] == found.speed_up
+    assert result["limit"]["sparse"]["kept"] == found.sparse.kept
+
+
+def test_states_are_of_the_trace_and_of_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_steps, "MANY", 2000)
+    over = cost.trace([3000, 700, 1500, 9000], capacity=9600, prompt=16)
+    reads = cost.ByteModel(spec=SPEC, schedule=timing.schedule_named("fixed-64"))
+    states = trace_steps.find_states(over, 600, reads.steps(9000))
+    sizes: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for rows in map(over.at, range(over.steps)):
+        width = pages_bucket(-(-int(rows.max()) // 16), 600)
+        sizes[batch_bucket(len(rows)), width].append(reads.step(rows).total)
+    assert states.keys() == sizes.keys()
+    assert {len(several) for several in states.values()} == {2, 3}
+    for kind, several in states.items():
+        read = [reads.step(rows).total for rows in several]
+        assert (read[0], read[-1]) == (min(sizes[kind]), max(sizes[kind]))
+        assert read == sorted(read)
+
+
+def test_times_between_points() -> None:
+    kind = trace_steps.Kind(batch=2, pages=20)
+    clock = trace_steps.StepTimes(
+        measured={kind: ([100, 300], [1.0, 2.0])}, sizes=lambda lengths: lengths.sum(1), width=20
+    )
+    assert clock(np.array([[50, 50], [100, 100], [150, 150]])).tolist() == [1.0, 1.5, 2.0]
+
+
+def test_requests_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = timing.schedule_named("fixed-64")
+    assert schedule is not None
+    model, lengths = models.random(SPEC), np.array([60, 40, 50])
+    work = trace._work(model, schedule, lengths, cutoff=60, memory=1e9)
+    over = cost.trace(lengths, prompt=16, capacity=128, page=16)
+    assert over.starts.tolist() == [0, 0, 24]
+    case, _ = trace._cases(model, schedule, "fixed-64", work)
+    drawn: list[int] = []
+    plain = case.engine.step
+
+    def step() -> Any:
+        outputs = plain()
+        drawn.append(len(outputs))
+        return outputs
+
+    monkeypatch.setattr(case.engine, "step", step)
+    assert trace.complete(case, over.lengths, 128, seed=0) > 0
+    assert sum(drawn) == over.tokens + 3  # each prompt gives a token without a step of the trace
+    assert max(drawn) == 2
+
+
+def test_bars_are_for_the_published_workload() -> None:
+    published = cost.published_lengths()
+    assert trace._bar("qwen3-8b", "qwen3-8b-0.86", published) == 0.86
+    assert trace._bar("qwen3-8b", "qwen3-8b-0.80", published) is None
+    assert trace._bar("qwen3-8b", "qwen3-8b-0.86", published[:5]) is None
+    assert trace._bar("smollm2-135m", "smollm2-135m-0.86", published) is None
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="allowed are more than 16"):
+        short_run(cutoff=16)
+    with pytest.raises(ValueError, match="unknown preset"):
+        trace.run(model="smollm2-135m", device="cpu")
