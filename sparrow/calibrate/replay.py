@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparrow import ops
 from sparrow.models import Attention, Decoder
 from sparrow.models.attention import Packed, PackedSparse
 from sparrow.records import Float32Array
-from sparrow.sparse.block_mean import BlockMean
+from sparrow.sparse.budgets import BudgetTable
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.library import block_mean
+from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
 
 
@@ -31,53 +35,87 @@ class Replay:
         return self.prompt + np.arange(len(self.alpha))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dense:
+    """A sequence that the dense policy has read: done once, compared with any number of rules."""
+
+    ids_T: Tensor
+    hidden_TC: Tensor
+
+
+@torch.no_grad()
+def read(model: Decoder, ids: Sequence[int], attention: Attention | None = None) -> Dense:
+    """One dense pass over a sequence; `attention` may look on, but must be dense."""
+    ids_T = torch.tensor(ids, device=model.device)
+    hidden_TC = _hidden(model, ids_T, attention or Packed(bounds=_bounds(ids_T)))
+    return Dense(ids_T=ids_T, hidden_TC=hidden_TC)
+
+
+@torch.no_grad()
+def acceptances(
+    model: Decoder, dense: Dense, prompt: int, schedule: Schedule, flow: Flow = block_mean
+) -> Tensor:
+    """Exact acceptance of every token after the prompt; keys and values by the sparse stream."""
+    sparse = PackedSparse(
+        bounds=_bounds(dense.ids_T),
+        dense_B=torch.tensor([prompt]),
+        budgets=_budgets(model, schedule, len(dense.ids_T)),
+        page=schedule.page,
+        rule=Rule.of(schedule, flow),
+    )
+    sources = slice(prompt - 1, -1)
+    sparse_TC = _hidden(model, dense.ids_T, sparse)[sources]
+    return ops.acceptance(dense.hidden_TC[sources], sparse_TC, model.head)
+
+
 @torch.no_grad()
 def replay(
-    model: Decoder, prompt: Sequence[int], answer: Sequence[int], schedule: Schedule
+    model: Decoder,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    schedule: Schedule,
+    flow: Flow = block_mean,
+    *,
+    dense: Dense | None = None,
 ) -> Replay:
-    """Acceptance of every answer token under a schedule; pages are chosen again by its rule.
+    """Acceptance of every answer token under a schedule; pages are chosen again by its flow.
 
     The whole sequence runs twice in the model's own dtype: with float32 weights, what is seen is
-    the difference that sparsity makes, and not that of rounding.
+    the difference that sparsity makes, and not that of rounding. `dense` is what `read` gave for
+    it, where several schedules or flows are compared.
     """
     if not prompt or not answer:
         raise ValueError(
             f"replay: got {len(prompt)} and {len(answer)} tokens, allowed: some of each"
         )
-    if schedule.flow != BlockMean.name:
-        raise ValueError(f"schedule {schedule.name!r} is for {schedule.flow}: not replayed yet")
-    beyond = [layer for layer in schedule.dense_layers if layer >= model.spec.layers]
-    if beyond:
-        raise ValueError(
-            f"schedule {schedule.name!r} names layers {beyond}, the model has {model.spec.layers}"
-        )
-    ids_T = torch.tensor([*prompt, *answer], device=model.device)
-    bounds = torch.tensor([0, len(ids_T)], device=model.device)
-    sparse = PackedSparse(
-        bounds=bounds,
-        dense_B=torch.tensor([len(prompt)]),
-        budgets_T=torch.from_numpy(_budgets(schedule, len(ids_T))).to(model.device),
-        page=schedule.page,
-        first=schedule.first,
-        last=schedule.last,
-        dense_layers=frozenset(schedule.dense_layers),
-    )
-    sources = slice(len(prompt) - 1, len(ids_T) - 1)
-    dense_TC = _hidden(model, ids_T, Packed(bounds=bounds))[sources]
-    sparse_TC = _hidden(model, ids_T, sparse)[sources]
-    alpha_T = ops.acceptance(dense_TC, sparse_TC, model.head)
-    entropy_T = ops.token_stats(dense_TC, model.head, ids_T[len(prompt) :]).entropy
-    return Replay(prompt=len(prompt), alpha=alpha_T.cpu().numpy(), entropy=entropy_T.cpu().numpy())
+    dense = dense or read(model, [*prompt, *answer])
+    if dense.ids_T.tolist() != [*prompt, *answer]:
+        raise ValueError("replay: `dense` was read from another sequence")
+    alpha_T = acceptances(model, dense, len(prompt), schedule, flow)
+    sources = slice(len(prompt) - 1, -1)
+    stats = ops.token_stats(dense.hidden_TC[sources], model.head, dense.ids_T[len(prompt) :])
+    entropy = stats.entropy.cpu().numpy()
+    return Replay(prompt=len(prompt), alpha=alpha_T.cpu().numpy(), entropy=entropy)
 
 
-def _hidden(model: Decoder, ids_T: torch.Tensor, attention: Attention) -> torch.Tensor:
+def _hidden(model: Decoder, ids_T: Tensor, attention: Attention) -> Tensor:
     return model(ids_T, torch.arange(len(ids_T), device=ids_T.device), attention)
 
 
-def _budgets(schedule: Schedule, tokens: int) -> np.ndarray:
-    """The budget of each token, by the length that includes it."""
-    if schedule.layers:
-        raise ValueError(f"schedule {schedule.name!r} has budgets by layer: not replayed yet")
-    lengths = np.arange(1, tokens + 1)
-    bins = np.searchsorted(schedule.lengths, lengths, side="right") - 1
-    return np.asarray(schedule.budgets, dtype=np.int64)[bins]
+def _bounds(ids_T: Tensor) -> Tensor:
+    return torch.tensor([0, len(ids_T)], device=ids_T.device)
+
+
+def _budgets(model: Decoder, schedule: Schedule, tokens: int) -> Tensor:
+    """The budget of each token in every layer and KV head, by the length that includes it."""
+    spec = model.spec
+    table = BudgetTable(
+        layers=spec.layers,
+        kv_heads=spec.kv_heads,
+        schedules=1,
+        bins=len(schedule.lengths),
+        device=model.device,
+    )
+    slot = table.add(schedule)
+    lengths_T = torch.arange(1, tokens + 1, device=model.device)
+    return table.lookup(torch.full_like(lengths_T, slot), lengths_T)

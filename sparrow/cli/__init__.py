@@ -9,6 +9,7 @@ import typer
 
 from sparrow import __version__
 from sparrow.cli.bench import bench
+from sparrow.cli.flow import flow
 from sparrow.cli.generate import generate
 from sparrow.cli.output import console, notes, plain, report
 from sparrow.cli.puzzles import evaluate, puzzle, warmup
@@ -26,6 +27,7 @@ app.command()(puzzle)
 app.command()(evaluate)
 app.command(context_settings=SETTINGS)(warmup)
 app.add_typer(bench, name="bench")
+app.add_typer(flow, name="flow")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
     from rich.table import Table
 
     Result = dict[str, Any]
@@ -31,8 +32,8 @@ def report(text: str) -> None:
 
 
 @contextmanager
-def measuring() -> Iterator[Callable[[str], None]]:
-    with notes.status("measuring") as status:
+def measuring(what: str = "measuring") -> Iterator[Callable[[str], None]]:
+    with notes.status(plain(what)) as status:
         yield lambda text: status.update(plain(text))
 
 
@@ -41,3 +42,17 @@ def show_result(result: "Result", table: "Callable[[Result], Table]", *, as_json
         print(json.dumps(result, indent=2))
     else:
         console.print(table(result))
+
+
+def progress_bar() -> "Progress":
+    """A progress bar on standard error that leaves nothing behind."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=notes, transient=True)

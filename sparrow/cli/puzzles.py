@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparrow.cli.output import AsJson, console, notes, report
+from sparrow.cli.output import AsJson, console, notes, progress_bar, report
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
     from rich.table import Table
 
     from sparrow.config import WarmupConfig
@@ -129,7 +128,7 @@ def _evaluate_puzzles(
     loaded = load(made if made.is_dir() else model, device=device)
     read_puzzles(loaded)
     lengths = length or [200, 500, 1000]
-    with _bar() as bar:
+    with progress_bar() as bar:
         task = bar.add_task(f"puzzles on {loaded.device}", total=len(names) * len(lengths) * rows)
         return accuracies(
             loaded,
@@ -204,7 +203,7 @@ def _text(file: Path) -> str:
 
 @contextmanager
 def _progress(config: "WarmupConfig") -> Iterator[Callable[[dict[str, Any]], None]]:
-    with _bar() as bar:
+    with progress_bar() as bar:
         task = bar.add_task("loss      ", total=config.steps)
 
         def on_step(line: dict[str, Any]) -> None:
@@ -212,16 +211,3 @@ def _progress(config: "WarmupConfig") -> Iterator[Callable[[dict[str, Any]], Non
             bar.update(task, completed=done, description=f"loss {line['loss']:.3f}")
 
         yield on_step
-
-
-def _bar() -> "Progress":
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeRemainingColumn(), console=notes, transient=True)

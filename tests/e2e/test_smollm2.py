@@ -68,7 +68,9 @@ def test_our_logits_are_theirs_over_a_long_text(folder, model):
 
 def test_the_python_of_the_readme_runs(folder, capsys):
     readme = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
-    puzzle, rollout, acceptance = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    flow, puzzle, rollout, acceptance = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    exec(flow, {})
+    assert "mine" in capsys.readouterr().out
     exec(puzzle, {})
     said = capsys.readouterr().out
     assert "acc=1.0" in said

@@ -12,7 +12,9 @@ from sparrow import models, ops
 from sparrow.calibrate.replay import Replay, replay
 from sparrow.models.attention import Packed
 from sparrow.records import Completion, SamplingParams
-from sparrow.sparse.block_mean import BlockMean
+from sparrow.sparse.flows import library
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import LayerBudgets, Schedule
 
 BY_LENGTH = Schedule(
@@ -27,6 +29,19 @@ SCHEDULES = {
     "dense-layers": Schedule.fixed(48, dense_layers=(1,)),
     "window": Schedule.fixed(64, first=0, last=4, dense_layers=()),
     "by-length": BY_LENGTH,
+    "by-layer": Schedule.fixed(
+        48, dense_layers=(), layers=(LayerBudgets(layer=1, budgets=[96]),), name="by-layer"
+    ),
+    "by-head": Schedule.fixed(
+        48,
+        dense_layers=(0,),
+        layers=(
+            LayerBudgets(layer=1, budgets=[64]),
+            LayerBudgets(layer=1, head=0, budgets=[112]),
+            LayerBudgets(layer=2, head=1, budgets=[96]),
+        ),
+        name="by-head",
+    ),
 }
 
 
@@ -36,18 +51,27 @@ def model() -> models.Decoder:
 
 
 def sampled(
-    model: models.Decoder, schedule: Schedule, ids: list[int], **changes: Any
+    model: models.Decoder,
+    schedule: Schedule,
+    ids: list[int],
+    flow: Flow = library.block_mean,
+    **changes: Any,
 ) -> Completion:
     """What an engine that runs the schedule's own rule wrote under it."""
     own = SamplingParams(**{"max_tokens": 40, "seed": 5, "ignore_eos": True, **changes})
-    engine = engine_of(model, flow=BlockMean.of(schedule))
+    engine = engine_of(model, rule=Rule.of(schedule, flow))
     (completion,) = engine.generate([ids], own, schedule=schedule, options=HIDDEN)
     return completion
 
 
-def replayed(model: models.Decoder, completion: Completion, schedule: Schedule) -> Replay:
+def replayed(
+    model: models.Decoder,
+    completion: Completion,
+    schedule: Schedule,
+    flow: Flow = library.block_mean,
+) -> Replay:
     answer = completion.token_ids.tolist()
-    return replay(model, completion.prompt_ids.tolist(), answer, schedule)
+    return replay(model, completion.prompt_ids.tolist(), answer, schedule, flow)
 
 
 def acceptance(p_TV: Tensor, q_TV: Tensor) -> np.ndarray:
@@ -150,9 +174,28 @@ def test_lengths_are_totals(model) -> None:
     assert len(found.alpha) == len(found.entropy) == 5
 
 
-def test_refuses_budgets_by_layer(model) -> None:
-    own = LayerBudgets(layer=1, budgets=[64])
-    schedule = Schedule.fixed(48, dense_layers=(), layers=(own,), name="mixed")
-    message = "schedule 'mixed' has budgets by layer: not replayed yet"
-    with pytest.raises(ValueError, match=message):
+def test_budgets_by_layer_and_head_are_seen_to_count(model) -> None:
+    """A replay under the common budgets alone is another one."""
+    for name in ("by-layer", "by-head"):
+        completion = sampled(model, SCHEDULES[name], prompt(150, 2))
+        own = replayed(model, completion, SCHEDULES[name]).alpha
+        common = replayed(model, completion, SCHEDULES["fixed"]).alpha
+        assert not np.allclose(own, common, atol=1e-2), name
+
+
+def test_replays_with_the_flow_that_the_schedule_names(model) -> None:
+    schedule = Schedule.fixed(48, dense_layers=(), flow="quest")
+    with pytest.raises(ValueError, match=r"made for the flow 'quest', not for 'block-mean': give"):
         replay(model, prompt(20), prompt(5, 1), schedule)
+
+
+@pytest.mark.parametrize("flow", [library.quest, library.fine_means(4), library.running_average()])
+def test_any_flow_is_replayed_as_the_engine_decodes_it(model, flow: Flow) -> None:
+    layers = (LayerBudgets(layer=1, head=1, budgets=[96]),)
+    schedule = Schedule.fixed(64, dense_layers=(0,), layers=layers, flow=flow.name)
+    completion = sampled(model, schedule, prompt(150, 2), flow)
+    p_TV = logp(model, dense_hidden(model, completion))
+    q_TV = logp(model, recorded_hidden(completion))
+    found = replayed(model, completion, schedule, flow).alpha
+    np.testing.assert_allclose(found, acceptance(p_TV, q_TV), atol=1e-4)
+    assert found.min() < 0.9

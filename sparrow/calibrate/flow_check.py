@@ -1,0 +1,336 @@
+"""Is a flow right, and what does it cost: its program, its bytes, and a differential test.
+
+The test decodes random sequences token by token through a page cache, as an engine does, and scores
+the same sequences in one pass, as calibration and training do. Both must keep the same pages. Where
+scores are equal up to rounding either page is right, so there the kept scores are compared.
+Legend of the dimension letters: sparrow/ops/types.py.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparrow import ops
+from sparrow.calibrate.attention_error import mask_of
+from sparrow.sparse.compile import source
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.nodes import FlowError, in_order
+from sparrow.sparse.flows.tracing import Program, trace
+from sparrow.sparse.rule import Rule
+
+KV_HEADS = 2
+# What two orders of summing may make of a score, as a share of the greatest one: in float32, and
+# where a number of a field then rounds to its neighbour.
+ROUNDING = {"fp32": 1e-4, "fp16": 5e-4, "bf16": 2e-3, "fp8": 1e-2, "int4": 2e-2}
+MOST_NEAR = 0.02  # of all choices may differ by near ties, unless a trial is made of ties
+
+
+def kernels(program: Program) -> dict[str, Any]:
+    """The kernels that a GPU would run, generated here and now; or why there are none.
+
+    Generating needs neither a GPU nor Triton. A flow without kernels runs on CPUs only.
+    """
+    if program.score is None:
+        return {"none": "every page is kept, nothing is stored"}
+    try:
+        text = source.module(program, torch.bfloat16, block=16)
+    except FlowError as error:
+        return {"refused": str(error)}
+    lines = re.findall(r"^def (\w+)\(", text, re.MULTILINE)
+    return {
+        "append": "writes tokens, finishes pages" if program.fields else "nothing to finish",
+        "score": "reads fields, by blocks of pages",
+        "choose": (
+            "finishes scores over all pages and selects"
+            if "choose" in lines
+            else "the common selection kernel"
+        ),
+    }
+
+
+def describe(program: Program) -> dict[str, Any]:
+    """A program for a reader, ready for JSON. Bytes are of one page and KV head, bf16 keys."""
+    mean = 2 * program.head_size
+    kv = 2 * program.page * mean
+    stored = program.bytes(torch.bfloat16)
+    fields = [
+        {
+            "name": field.name,
+            "kind": field.form.kind,
+            "shape": list(field.shape),
+            "bytes": sum(
+                torch.Size(shape).numel() * dtype.itemsize
+                for _, shape, dtype in field.storage(torch.bfloat16)
+            ),
+        }
+        for field in program.fields
+    ]
+    counts = Counter(node.op for node in program.nodes if node.inputs)
+    over_pages = {op: n for op, n in counts.items() if op.startswith("pages_") or op == "convolve"}
+    return {
+        "flow": program.name,
+        "digest": program.digest,
+        "page": program.page,
+        "head_size": program.head_size,
+        "group": program.group,
+        "fields": fields,
+        "bytes": stored,
+        "of_mean": stored / mean,
+        "of_kv": stored / kv,
+        "state": dict(program.state),
+        "mass": program.mass,
+        "operations": sum(counts.values()),
+        "over_pages": over_pages,
+        "kernels": kernels(program),
+    }
+
+
+# The differential test.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A random sequence under a budget: what is tried."""
+
+    what: str
+    length: int
+    budget: int
+    coarse: bool = False  # keys and values of few whole numbers, pages repeated: scores tie
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How two ways to choose pages compared on one sequence: choices are of a token and KV head."""
+
+    sequence: str
+    compared: str
+    choices: int
+    near_ties: int  # differ, but by pages of equal score up to rounding
+    different: int
+    ties: bool  # whether any number of near ties is right
+    first: str  # where the first difference is
+
+    @property
+    def passed(self) -> bool:
+        few = self.ties or self.near_ties <= max(1, MOST_NEAR * self.choices)
+        return few and not self.different
+
+
+def sequences(page: int, reserved: int) -> list[Trial]:
+    """Odd lengths, ties, one page, and budgets that are met exactly."""
+    least, odd = reserved * page, page // 2 + 1
+    lengths = {"odd": 9 * page + odd, "ties": 8 * page + 1, "exact": (reserved + 2) * page}
+    return [
+        Trial(what="odd length", length=lengths["odd"], budget=least + 2 * page + odd),
+        Trial(what="least budget", length=lengths["odd"] - 1, budget=least),
+        Trial(what="ties", length=lengths["ties"], budget=least + 2 * page, coarse=True),
+        Trial(what="one token", length=1, budget=least),
+        Trial(what="part of a page", length=max(1, page - 1), budget=least),
+        Trial(what="one page", length=page, budget=least),
+        Trial(what="one page and a token", length=page + 1, budget=least),
+        Trial(what="budget of the length", length=lengths["exact"], budget=lengths["exact"]),
+        Trial(what="one below it", length=lengths["exact"], budget=lengths["exact"] - 1),
+    ]
+
+
+@torch.no_grad()
+def check(
+    flow: Flow,
+    *,
+    page: int = 16,
+    head_size: int = 128,
+    group: int = 2,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Trace a flow for these sizes and test it; FlowError names the author's line if it is broken.
+
+    The result is ready for JSON; `passed` is the verdict. A flow without a score keeps every page:
+    there is nothing to compare.
+    """
+    program = trace(flow, page, head_size, group)
+    result = {**describe(program), "device": str(device), "tests": [], "passed": True}
+    if program.score is None:
+        return result
+    bed = _Bed(flow, program, torch.device(device), seed)
+    outcomes = bed.compare()
+    tests = [asdict(outcome) | {"passed": outcome.passed} for outcome in outcomes]
+    passed = all(outcome.passed for outcome in outcomes)
+    return result | {"tests": tests, "passed": passed, "unordered": bed.unordered}
+
+
+class _Bed:
+    """Random sequences side by side, and the pages that each way keeps of them."""
+
+    def __init__(self, flow: Flow, program: Program, device: torch.device, seed: int) -> None:
+        self.rule = Rule(flow=flow, dense_layers=frozenset())
+        self.program, self.device = program, device
+        self.kv_heads = _heads_of(program)
+        self.cases = sequences(program.page, self.rule.first + self.rule.last)
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        draw = torch.Generator().manual_seed(seed)
+        self.q, self.k, self.v = zip(*(self._tokens(c, draw) for c in self.cases), strict=True)
+        self.width = max(-(-case.length // program.page) for case in self.cases)
+        pages = len(self.cases) * self.width
+        self.table_BM = torch.randperm(pages, generator=draw).view(-1, self.width).int().to(device)
+        self.unordered = 0  # scores that are no numbers: such pages are kept last
+
+    def _tokens(self, case: Trial, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        heads = (self.kv_heads * self.program.group, self.kv_heads, self.kv_heads)
+        shapes = [(case.length, count, self.program.head_size) for count in heads]
+        tokens = [torch.randn(shape, generator=draw) for shape in shapes]
+        if case.coarse:
+            every = 2 * self.program.page  # two pages by turns: all others tie with one of them
+            tokens = [x.round()[torch.arange(case.length) % every] for x in tokens]
+        q, k, v = (x.to(self.device, self.dtype) for x in tokens)
+        return q, k, v
+
+    def compare(self) -> list[Outcome]:
+        scores = [self._scores(row) for row in range(len(self.cases))]
+        whole = [self._select(row, score) for row, score in enumerate(scores)]
+        steps = self._decode()
+        with ops.using("reference"):
+            defined = self._decode()
+        pairs = (("decode and one pass", whole), ("decode and its definition", defined))
+        return [
+            self._outcome(row, name, steps[row], others[row], scores[row])
+            for name, others in pairs
+            for row in range(len(self.cases))
+        ]
+
+    # One pass.
+
+    def _scores(self, row: int) -> Tensor:
+        """Of all tokens of a sequence, [S, G, M], padded for the page that is not finished."""
+        length, page = self.cases[row].length, self.program.page
+        scorer = self.rule.scorer(0, page)
+        assert scorer is not None
+        score_SGM = scorer(self.q[row], self.k[row], self.v[row], 0)(0, length)
+        shown = torch.arange(score_SGM.shape[2], device=self.device) < (
+            torch.arange(1, length + 1, device=self.device)[:, None] // page
+        )
+        self.unordered += int((score_SGM.isnan() & shown[:, None]).sum())
+        score_SGM = score_SGM.masked_fill(~shown[:, None], float("-inf"))
+        pad = -(-length // page) - score_SGM.shape[2]
+        return torch.nn.functional.pad(score_SGM, (0, pad), value=float("-inf"))
+
+    def _select(self, row: int, score_SGM: Tensor) -> Tensor:
+        lengths_S = torch.arange(1, len(score_SGM) + 1, device=self.device)
+        lists = ops.select_pages(
+            score_SGM.contiguous(),
+            lengths_S,
+            torch.full_like(lengths_S, self.cases[row].budget),
+            page=self.program.page,
+            first=self.rule.first,
+            last=self.rule.last,
+            mass=self.rule.mass,
+        )
+        return mask_of(lists, score_SGM.shape[2])
+
+    # Token by token.
+
+    def _decode(self) -> list[Tensor]:
+        """The pages that every token kept, bool [S, G, M] by sequence."""
+        cache, count = self._cache(), len(self.cases)
+        lengths = torch.tensor([case.length for case in self.cases], device=self.device)
+        budgets_B = torch.tensor([case.budget for case in self.cases], device=self.device)
+        rows_B = torch.arange(count, device=self.device)
+        kept = []
+        for at in range(int(lengths.max())):
+            length_B = torch.where(lengths > at, at + 1, 0)
+            block_B = self.table_BM[:, at // self.program.page].long()
+            slots_B = block_B * self.program.page + at % self.program.page
+            slots_B = torch.where(length_B > 0, slots_B, -1)
+            q, k, v = (self._at(x, at) for x in (self.q, self.k, self.v))
+            self.rule.append(cache, 0, k, v, slots_B)
+            given = (q, self.table_BM, length_B, budgets_B, rows_B)
+            lists = self.rule.select(cache, 0, *given)
+            assert lists is not None
+            kept.append(mask_of(lists, self.width))
+        every_SBGM = torch.stack(kept)
+        return [
+            every_SBGM[: case.length, row, :, : -(-case.length // self.program.page)]
+            for row, case in enumerate(self.cases)
+        ]
+
+    def _at(self, tokens: Sequence[Tensor], at: int) -> Tensor:
+        """One token of every sequence; of those that have ended, zeros."""
+        rows = [x[at] if at < len(x) else torch.zeros_like(x[0]) for x in tokens]
+        return torch.stack(rows)
+
+    def _cache(self) -> ops.PageCache:
+        page, head_size = self.program.page, self.program.head_size
+        kv = ops.kv_fields(page, head_size, self.dtype)
+        own = self.rule.fields(page=page, head_size=head_size, dtype=self.dtype)
+        cache = ops.PageCache(
+            layers=1,
+            kv_heads=self.kv_heads,
+            page=page,
+            pages=self.table_BM.numel(),
+            page_fields=(*kv, *own),
+            slots=len(self.cases),
+            state_fields=self.rule.states(self.width),
+            device=self.device,
+        )
+        for slot in range(len(self.cases)):
+            cache.begin(slot)
+        return cache
+
+    # The verdict.
+
+    def _outcome(
+        self, row: int, name: str, a_SGM: Tensor, b_SGM: Tensor, score_SGM: Tensor
+    ) -> Outcome:
+        differ = (a_SGM != b_SGM).any(2).nonzero().tolist()
+        wrong = [
+            (token, head)
+            for token, head in differ
+            if not self._near(a_SGM[token, head], b_SGM[token, head], score_SGM[token, head])
+        ]
+        first = ""
+        if wrong:
+            token, head = wrong[0]
+            kept = (x[token, head].nonzero()[:, 0].tolist() for x in (a_SGM, b_SGM))
+            first = "length {}, KV head {}: pages {} against {}".format(token + 1, head, *kept)
+        return Outcome(
+            sequence=self.cases[row].what,
+            compared=name,
+            choices=a_SGM.shape[0] * a_SGM.shape[1],
+            near_ties=len(differ) - len(wrong),
+            different=len(wrong),
+            ties=self.cases[row].coarse,
+            first=first,
+        )
+
+    def _near(self, a_M: Tensor, b_M: Tensor, score_M: Tensor) -> bool:
+        """Whether two choices differ only by pages of equal score, up to rounding."""
+        finite = score_M[score_M.isfinite()].abs()
+        room = self._rounding() * float(finite.max()) if len(finite) else 0.0
+        if self.rule.mass is not None and int(a_M.sum()) != int(b_M.sum()):
+            return self._near_mass(a_M if int(a_M.sum()) < int(b_M.sum()) else b_M, score_M)
+        own, other = (score_M[x & ~y].sort().values for x, y in ((a_M, b_M), (b_M, a_M)))
+        return len(own) == len(other) and bool(((own - other).abs() <= room).all())
+
+    def _near_mass(self, fewer_M: Tensor, score_M: Tensor) -> bool:
+        """Whether the shorter list holds the asked share of mass, up to rounding."""
+        mass_M = score_M.nan_to_num(nan=0.0, neginf=0.0).clamp(min=0)
+        held = float(mass_M[fewer_M].sum()) / max(float(mass_M.sum()), 1e-30)
+        return abs(held - (self.rule.mass or 0.0)) <= self._rounding()
+
+    def _rounding(self) -> float:
+        kinds = [field.form.kind for field in self.program.fields]
+        own = "bf16" if self.dtype == torch.bfloat16 else "fp32"
+        return max(ROUNDING[own if kind == "keys" else kind] for kind in ["fp32", *kinds])
+
+
+def _heads_of(program: Program) -> int:
+    """KV heads to test with: as many as learned weights have, where a program has some."""
+    for node in in_order([*program.summary, *program.nodes]):
+        if node.op == "constant" and node.given[1] == "by head":
+            return int(node.given[2][1])
+    return KV_HEADS

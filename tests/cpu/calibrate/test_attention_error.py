@@ -1,0 +1,122 @@
+"""Recall, mass and output error on the dense stream, by hand and at their limits."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from support.engines import prompt, tiny
+from torch import Tensor
+
+from sparrow import models
+from sparrow.calibrate.attention_error import BLOCKS, QUERIES, Case, Probe, blocks
+from sparrow.calibrate.replay import read
+from sparrow.models.attention import Packed
+from sparrow.sparse.flows.library import block_mean, dense, oracle, running_average, window
+from sparrow.sparse.rule import Rule
+
+NONE_DENSE: frozenset[int] = frozenset()
+
+
+@pytest.fixture(scope="module")
+def model() -> models.Decoder:
+    return tiny()
+
+
+def case(flow, budget: int = 64, **settings) -> Case:
+    return Case(rule=Rule(flow=flow, dense_layers=NONE_DENSE, **settings), page=16, budget=budget)
+
+
+def layer_of(length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(length, heads, 8, generator=rng) for heads in (4, 2, 2))
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 300, 512, 8192])
+def test_blocks_are_spread_and_end_with_the_sequence(length: int) -> None:
+    found = list(blocks(length))
+    assert found[-1][1] == length
+    assert all(0 <= start < stop <= start + QUERIES for start, stop in found)
+    assert all(a[1] <= b[0] for a, b in pairwise(found))
+    assert len(found) <= max(BLOCKS + 1, length // QUERIES + 1)
+
+
+def test_the_pass_is_dense_bit_for_bit(model) -> None:
+    ids = prompt(150)
+    probe = Probe([case(block_mean), case(oracle)])
+    looked = read(model, ids, probe)
+    plain = read(model, ids, Packed(bounds=torch.tensor([0, 150])))
+    assert torch.equal(looked.hidden_TC, plain.hidden_TC)
+
+
+def test_a_budget_of_the_length_drops_nothing(model) -> None:
+    probe = Probe([case(block_mean, 200), case(dense)])
+    read(model, prompt(200), probe)
+    assert [found.queries for found in probe.results()] == [0, 0]
+    assert probe.results()[0].recall is None
+
+
+def test_by_hand() -> None:
+    """One query, one page of three free ones kept: everything from the definition of softmax."""
+    q, k, v = layer_of(96)
+    probe = Probe([case(block_mean, 64)])  # of six pages the first, the last two and one more
+    probe(0, q, k, v, scale=8**-0.5)
+    (sums,) = (probe._sums[0, 0],)
+    found = torch.zeros(5, dtype=torch.float64)
+    for start, stop in blocks(96):
+        for at in range(start, stop):
+            found += by_hand(q, k, v, at, budget=64)
+    torch.testing.assert_close(sums, found, atol=1e-5, rtol=1e-5)
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, at: int, *, budget: int) -> Tensor:
+    length, page = at + 1, 16
+    pages, tail = -(-length // page), (length - 1) % page + 1
+    count = (budget - tail) // page + 1
+    if count >= pages:
+        return torch.zeros(5, dtype=torch.float64)
+    hits = wanted = 0
+    mass, outs, kept_outs = 0.0, [], []
+    for head in range(2):
+        queries, keys, values = q[at, 2 * head : 2 * head + 2], k[:length, head], v[:length, head]
+        weights = (queries @ keys.T * 8**-0.5).softmax(1)
+        free = range(1, pages - 2)
+        truth = {j: float(weights[:, j * page : (j + 1) * page].mean(0).sum()) for j in free}
+        score = {j: float(queries.mean(0) @ keys[j * page : (j + 1) * page].mean(0)) for j in free}
+        most = count - 3
+        best = set(sorted(truth, key=truth.get)[-most:]) if most else set()
+        chosen = set(sorted(score, key=score.get)[-most:]) if most else set()
+        hits, wanted = hits + len(best & chosen), wanted + len(best)
+        kept = {0, pages - 2, pages - 1} | chosen
+        mask = torch.tensor([token // page in kept for token in range(length)])
+        mass += float((weights * mask).sum(1).mean()) / 2
+        outs.append(weights @ values)
+        kept_weights = weights * mask
+        kept_outs.append(kept_weights / kept_weights.sum(1, keepdim=True) @ values)
+    out, kept_out = torch.cat(outs), torch.cat(kept_outs)
+    error = float((kept_out - out).norm() / out.norm())
+    return torch.tensor([hits, wanted, mass, error, 1.0], dtype=torch.float64)
+
+
+def test_the_oracle_finds_nearly_every_page_and_beats_a_window(model) -> None:
+    """Nearly: it leaves the weight of tokens in unfinished pages out of its sums."""
+    probe = Probe([case(oracle), case(window), case(block_mean)])
+    read(model, prompt(300), probe)
+    best, recent, mean = probe.results()
+    assert best.recall > 0.99
+    assert best.recall > mean.recall > recent.recall
+    assert best.mass > mean.mass > recent.mass
+    assert best.error < recent.error
+
+
+def test_layers_that_a_rule_keeps_dense_are_left_out(model) -> None:
+    rule = Rule(flow=block_mean, dense_layers=frozenset((0, 1)))
+    probe = Probe([Case(rule=rule, page=16, budget=64), case(running_average())])
+    read(model, prompt(150), probe)
+    assert [sorted(layers) for layers in probe.by_layer()] == [[2], [0, 1, 2]]
+
+
+def test_more_budget_keeps_more(model) -> None:
+    probe = Probe([case(block_mean, budget) for budget in (48, 96, 160)])
+    read(model, prompt(300), probe)
+    masses = [found.mass for found in probe.results()]
+    assert masses == sorted(masses)

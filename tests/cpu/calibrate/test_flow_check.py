@@ -1,0 +1,112 @@
+"""`flow check`: what it says of a program, and that its comparison notices what is wrong."""
+
+import json
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparrow import ops
+from sparrow.calibrate.flow_check import check
+from sparrow.sparse.flows import interpret, paged
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.formats import D, as_keys
+from sparrow.sparse.flows.functions import softmax_over_pages, weights
+from sparrow.sparse.flows.library import dense, fine_means, oracle, quest, softmax_sum
+from sparrow.sparse.flows.loading import built_in, load_flow
+
+SMALL = {"page": 8, "head_size": 16, "group": 3}
+
+
+def failed(result: dict) -> set[tuple[str, str]]:
+    return {(t["compared"], t["sequence"]) for t in result["tests"] if not t["passed"]}
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_every_built_in_flow_passes(name: str) -> None:
+    page = {"sub_quest": 16}.get(name, 8)
+    result = check(load_flow(name), **{**SMALL, "page": page})
+    assert result["passed"], failed(result)
+    json.dumps(result)
+
+
+def test_what_is_said_of_a_program() -> None:
+    result = check(fine_means(4), page=16, head_size=128, group=2)
+    (field,) = result["fields"]
+    assert field == {"name": "means", "kind": "int4", "shape": [4, 128], "bytes": 4 * 64 + 4 * 2}
+    assert result["of_mean"] == 264 / 256
+    assert result["of_kv"] == 264 / (2 * 16 * 256)
+    assert result["over_pages"] == {"pages_max": 1, "pages_sum": 1}
+    assert result["kernels"] == {} or isinstance(result["kernels"], dict)
+    assert check(dense)["tests"] == []
+
+
+def test_the_trials_are_odd_tied_short_and_exact() -> None:
+    names = {test["sequence"] for test in check(quest, **SMALL)["tests"]}
+    assert {"odd length", "ties", "one page", "budget of the length", "one below it"} <= names
+
+
+def test_wrong_scores_while_decoding_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = paged.score
+
+    def reversed_(*given, **named) -> Tensor:
+        score = inner(*given, **named)
+        return torch.where(score.isfinite(), -score, score)
+
+    monkeypatch.setattr(paged, "score", reversed_)
+    result = check(quest, **SMALL)
+    assert not result["passed"]
+    assert ("decode and one pass", "odd length") in failed(result)
+    assert "length" in next(t["first"] for t in result["tests"] if t["first"])
+
+
+def test_fields_of_the_wrong_page_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = interpret.summarise
+
+    def rolled(*given, **named) -> dict[str, Tensor]:
+        return {name: block.roll(1, 0) for name, block in inner(*given, **named).items()}
+
+    monkeypatch.setattr(interpret, "summarise", rolled)
+    assert not check(quest, **SMALL)["passed"]
+
+
+def test_a_version_that_breaks_ties_otherwise_is_not_held_against_it(monkeypatch) -> None:
+    """Either page of equal score is right; only the scores must be."""
+    inner = ops.select_pages
+
+    def last_first(score_BGM: Tensor, lengths_B: Tensor, *given, **named) -> ops.PageLists:
+        tilt = torch.arange(score_BGM.shape[2]) * 1e-6
+        return inner(
+            score_BGM + tilt if len(lengths_B) == 9 else score_BGM, lengths_B, *given, **named
+        )
+
+    monkeypatch.setattr(ops, "select_pages", last_first)
+    result = check(softmax_sum, **SMALL)
+    assert result["passed"], failed(result)
+    ties = [t for t in result["tests"] if t["sequence"] == "ties"]
+    assert ties[0]["near_ties"] > 0
+
+
+def test_weights_by_head_and_mass() -> None:
+    by_head = torch.randn(1, 5, 128).numpy()
+    flow = Flow(
+        name="learned",
+        fields={"mean": as_keys(D)},
+        summarise=lambda keys, values: {"mean": keys.mean(0)},
+        score=lambda q, f, p: softmax_over_pages((q.mean(0) * weights(by_head)) @ f.mean),
+        mass=0.6,
+    )
+    result = check(flow, page=8)
+    assert result["passed"], failed(result)
+    assert result["mass"] == 0.6
+
+
+def test_scores_that_are_no_numbers_are_counted() -> None:
+    flow = Flow(
+        name="logs",
+        fields={"mean": as_keys(D)},
+        summarise=lambda keys, values: {"mean": keys.mean(0)},
+        score=lambda q, f, p: (q.mean(0) @ f.mean).log(),
+    )
+    assert check(flow, **SMALL)["unordered"] > 0
+    assert check(oracle, **SMALL)["unordered"] == 0

@@ -1,0 +1,221 @@
+"""Scores of flows: acceptance, comparisons paired by text, resuming, and the leaderboard."""
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from support.engines import prompt, tiny
+
+from sparrow import models
+from sparrow.calibrate import flow_score, flow_tables
+from sparrow.calibrate.flow_score import (
+    REFERENCE,
+    Configuration,
+    Sample,
+    fingerprint,
+    interval,
+    samples,
+    score,
+)
+from sparrow.calibrate.flow_store import Store, append_leaderboard, leaderboard_lines
+from sparrow.calibrate.replay import read, replay
+from sparrow.calibrate.texts import Text
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.library import block_mean, dense, fine_means, oracle, quest
+from sparrow.sparse.schedule import Schedule
+
+ALL_SPARSE = Configuration(dense_layers=())
+TEXTS = [Sample(name=f"t{n}", kind="noise", ids=tuple(prompt(200, n))) for n in range(3)]
+
+
+@pytest.fixture(scope="module")
+def model() -> models.Decoder:
+    return tiny()
+
+
+def run(model, folder: Path, flows=(quest,), budgets=(64,), texts=TEXTS, **settings) -> dict:
+    given = {"configuration": ALL_SPARSE, "store": Store(folder), **settings}
+    return score(model, texts, list(flows), list(budgets), **given)
+
+
+def row_of(result: dict, flow: Flow, budget: int = 64, **changes) -> dict:
+    wanted = {"flow": flow.name, "budget": budget, **changes}
+    (row,) = [r for r in result["rows"] if all(r[key] == wanted[key] for key in wanted)]
+    return row
+
+
+def test_p05_is_that_of_a_replay_over_all_positions(model, tmp_path: Path) -> None:
+    row = row_of(run(model, tmp_path), quest)
+    schedule = Schedule.fixed(64, flow=quest.name, dense_layers=())
+    wanted = [
+        np.quantile(replay(model, t.ids[:1], t.ids[1:], schedule, quest).alpha, 0.05) for t in TEXTS
+    ]
+    np.testing.assert_allclose(row["p05_by_text"], wanted, rtol=1e-6)
+    assert row["p05"] == pytest.approx(np.mean(wanted))
+    assert row["submitted"]
+
+
+def test_the_dense_pass_is_the_same_for_every_flow(model, tmp_path: Path, monkeypatch) -> None:
+    """One for each text, and a replay takes it over."""
+    reads = []
+    monkeypatch.setattr(flow_score, "read", lambda *given: reads.append(1) or read(*given))
+    run(model, tmp_path, [quest, fine_means(4)], (64, 96), against=[oracle])
+    assert len(reads) == len(TEXTS)
+    ids = TEXTS[0].ids
+    schedule = Schedule.fixed(64, dense_layers=())
+    once = read(model, ids)
+    again = replay(model, ids[:1], ids[1:], schedule, dense=once)
+    assert np.array_equal(again.alpha, replay(model, ids[:1], ids[1:], schedule).alpha)
+    with pytest.raises(ValueError, match="another sequence"):
+        replay(model, ids[1:2], ids[2:], schedule, dense=once)
+
+
+def test_gains_are_paired_differences_to_the_block_mean(model, tmp_path: Path) -> None:
+    result = run(model, tmp_path, [quest, block_mean], against=[oracle, dense])
+    base, own = row_of(result, block_mean), row_of(result, quest)
+    assert base["submitted"]
+    assert (base["gain"], base["gain_low"], base["gain_high"]) == (0, 0, 0)
+    apart = np.array(own["p05_by_text"]) - np.array(base["p05_by_text"])
+    assert own["gain"] == pytest.approx(apart.mean())
+    assert own["gain_low"] <= own["gain"] <= own["gain_high"]
+    assert row_of(result, dense)["p05"] > 1 - 1e-5
+    assert row_of(result, dense)["recall"] is None
+    best = row_of(result, oracle)
+    assert best["p05"] > base["p05"]
+    assert best["recall"] > base["recall"]
+    assert set(best["layers"]) == {"0", "1", "2"}
+    assert not best["submitted"]
+
+
+def test_an_interrupted_run_goes_on(model, tmp_path: Path, monkeypatch) -> None:
+    whole = run(model, tmp_path / "whole", [quest], (64, 96))
+    inner, count = flow_score.acceptances, [0]
+
+    def dies(*given):
+        count[0] += 1
+        if count[0] == 6:
+            raise KeyboardInterrupt
+        return inner(*given)
+
+    monkeypatch.setattr(flow_score, "acceptances", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(model, tmp_path / "cut", [quest], (64, 96))
+    file = tmp_path / "cut" / "cells.jsonl"
+    assert len(file.read_text().splitlines()) == 5
+    with file.open("a") as out:
+        out.write('{"key": {"half a li')
+    result = run(model, tmp_path / "cut", [quest], (64, 96))
+    assert count[0] == 6 + 12 - 5
+    assert plain(result) == plain(whole)
+    run(model, tmp_path / "cut", [quest], (64, 96))
+    assert count[0] == 6 + 12 - 5
+
+
+def plain(result: dict) -> str:
+    """Without how long it took."""
+    rows = [
+        {key: value for key, value in row.items() if key != "seconds"} for row in result["rows"]
+    ]
+    return json.dumps({**result, "rows": rows})
+
+
+def test_other_contents_are_measured_anew(model, tmp_path: Path, monkeypatch) -> None:
+    made = []
+    inner = flow_score.acceptances
+    monkeypatch.setattr(flow_score, "acceptances", lambda *g: made.append(1) or inner(*g))
+    one = TEXTS[:1]
+
+    def fresh(**settings) -> int:
+        made.clear()
+        run(settings.pop("model", model), tmp_path, texts=settings.pop("texts", one), **settings)
+        return len(made)
+
+    assert fresh() == 2
+    assert fresh() == 0
+    assert fresh(texts=TEXTS[1:2]) == 2
+    assert fresh(configuration=REFERENCE) == 2
+    assert fresh(budgets=(64, 80)) == 2
+    assert fresh(flows=[fine_means(4)]) == 1
+    renamed = Flow(name="other", fields=quest.fields, summarise=quest.summarise, score=quest.score)
+    assert fresh(flows=[renamed]) == 0  # what it is called does not matter
+    assert fresh(model=tiny(seed=4)) == 2
+    assert fingerprint(model) != fingerprint(tiny(seed=4))
+    assert fingerprint(model) == fingerprint(tiny())
+
+
+def test_the_leaderboard_tells_formula_from_configuration(model, tmp_path: Path) -> None:
+    result = run(model, tmp_path, [quest], (64, 96), reference=True)
+    file = tmp_path / "boards" / "board.jsonl"
+    assert append_leaderboard(file, result) == append_leaderboard(file, result) == 2
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(lines) == 4
+    line = next(line for line in lines if line["configuration"]["budget"] == 64)
+    here = row_of(result, block_mean, dense_layers=())
+    reference = row_of(result, block_mean, dense_layers=(0, 1))
+    assert line["formula"]["flow"] == "quest"
+    assert line["formula"]["of_mean"] == 2
+    own = line["p05"]["mean"]
+    assert line["gained_by_formula"]["mean"] == pytest.approx(own - here["p05"])
+    assert line["gained_by_configuration"]["mean"] == pytest.approx(here["p05"] - reference["p05"])
+    gains = line["gained_by_formula"]["mean"] + line["gained_by_configuration"]["mean"]
+    assert gains == pytest.approx(own - reference["p05"])
+    assert line["gained_by_configuration"]["low"] <= line["gained_by_configuration"]["high"]
+    assert line["texts"] == {text.name: text.sha256 for text in TEXTS}
+
+
+def test_in_the_reference_configuration_it_gains_nothing(model, tmp_path: Path) -> None:
+    result = run(model, tmp_path, configuration=REFERENCE, reference=True)
+    assert len(result["rows"]) == 2
+    assert [line["gained_by_configuration"]["mean"] for line in leaderboard_lines(result)] == [0]
+
+
+def test_intervals() -> None:
+    found = interval("x", np.array([1.0, 2.0, 3.0, 6.0]))
+    assert found["x"] == 3
+    assert 1 <= found["x_low"] < 3 < found["x_high"] <= 6
+    assert interval("x", np.array([2.0])) == {"x": 2.0, "x_low": None, "x_high": None}
+
+
+def test_the_table_shows_flows_by_budget(model, tmp_path: Path) -> None:
+    console = Console(width=200, file=StringIO())
+    console.print(flow_tables.scored(run(model, tmp_path, budgets=(64, 96), reference=True)))
+    text = console.file.getvalue()
+    assert text.count("quest") == 2
+    assert "2.00x" in text
+    assert "dense layers: none" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"texts": []}, "0 texts"),
+        ({"budgets": ()}, "0 budgets"),
+        ({"budgets": (200,)}, "keeps all of 200 tokens"),
+        ({"budgets": (32,)}, "allowed: >= 48"),
+        ({"configuration": Configuration(dense_layers=(7,))}, "the model has layers 0 to 2"),
+        ({"texts": [Sample(name="t", kind="", ids=(1,) * 5000)]}, "allowed: 2 to 4096"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(model, tmp_path: Path, settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(model, tmp_path, **settings)
+
+
+def test_texts_are_cut_to_equal_tokens() -> None:
+    texts = [Text(name="a", kind="x", text="abcdef"), Text(name="b", kind="x", text="ghij")]
+
+    def tokenizer(text: str, **_) -> dict:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    assert [len(sample.ids) for sample in samples(tokenizer, texts, 4)] == [4, 4]
+    with pytest.raises(ValueError, match="text 'b' has 4 tokens, 5 are asked for"):
+        samples(tokenizer, texts, 5)
+
+
+def test_a_damaged_store_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cells.jsonl").write_text('{"key": {}, "figures": {}}\nnothing\n')
+    with pytest.raises(ValueError, match="line 2: not a measured cell"):
+        Store(tmp_path)
