@@ -12,7 +12,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.ops.kernels.overlap import overlaps
-from sparrow.ops.kernels.select import select_pages, warps_of
+from sparrow.ops.kernels.select import MOST_PAGES, select_pages, warps_of
 from sparrow.sparse.compile import scores, source
 from sparrow.sparse.compile.emit import padded
 from sparrow.sparse.compile.pages import blocks_of, constants
@@ -41,6 +41,23 @@ class Launch(NamedTuple):
     loops: int
     warps: int
     stages: int
+
+
+class _Call(NamedTuple):
+    """What both kernels of a choice are given."""
+
+    q_BHD: Tensor
+    lengths_B: Tensor
+    budgets_BG: Tensor
+    layer: int
+    width: int
+    arrays: list[Tensor]
+    shape: dict[str, Any]
+
+    def room(self, numbers: int) -> Tensor:
+        """Memory for so many numbers of every page, [B, G, numbers, M]."""
+        shape = (len(self.q_BHD), self.shape["KV_HEADS"], numbers, self.width)
+        return self.q_BHD.new_empty(shape, dtype=torch.float32)
 
 
 class Compiled:
@@ -95,65 +112,74 @@ class Compiled:
     ) -> ops.PageLists:
         """The pages that each row and KV head keeps."""
         rows, width = table_BM.shape
+        if width > MOST_PAGES:
+            raise ValueError(f"{width} pages of a sequence: kernels choose among {MOST_PAGES}")
         kv_heads = q_BHD.shape[1] // self.program.group
-        budgets_BG = budgets if budgets.ndim == 2 else budgets[:, None].expand(rows, kv_heads)
-        lengths_B = lengths_B.contiguous()
-        score_BGM = q_BHD.new_empty((rows, kv_heads, width), dtype=torch.float32)
-        staged = scores.staged(self.program)
-        cuts = [
-            q_BHD.new_empty((rows, kv_heads, cut.numbers, width), dtype=torch.float32)
-            for cut in (scores.cuts(self.program) if staged else ())
-        ]
-        if not score_BGM.numel():
-            return _empty(q_BHD, rows, kv_heads, width)
-        q_BHD = q_BHD if q_BHD.stride(2) == 1 else q_BHD.contiguous()
-        states = [cache.state(name, layer) for name, _ in self.program.state]
-        arrays = self._arrays("score", q_BHD.device)
-        shape = {
-            "KV_HEADS": kv_heads,
-            "FIRST": first,
-            "LAST": last,
-            "OVERLAP": overlaps(q_BHD),
-            "launch_pdl": overlaps(q_BHD),
-        }
-        steps = (*q_BHD.stride()[:2], *table_BM.stride(), *budgets_BG.stride())
-        self.module.score_pages[
-            (kv_heads, triton.cdiv(width, self.launch.block * self.launch.loops), rows)
-        ](
-            *(cuts if staged else [score_BGM]),
-            *(q_BHD, table_BM, lengths_B, budgets_BG, lengths_B if rows_B is None else rows_B),
-            *self._blocks(cache, layer),
-            *arrays,
-            *states,
-            *(layer, width, states[0].shape[2] if states else 0),
-            *steps,
-            **shape,
-            LOOPS=self.launch.loops,
-            STAGES=self.launch.stages,
-            num_warps=self.launch.warps,
+        if not rows * width:
+            return _lists(q_BHD, rows, kv_heads, width)
+        call = _Call(
+            q_BHD=q_BHD if q_BHD.stride(2) == 1 else q_BHD.contiguous(),
+            lengths_B=lengths_B.contiguous(),
+            budgets_BG=budgets if budgets.ndim == 2 else budgets[:, None].expand(rows, kv_heads),
+            layer=layer,
+            width=width,
+            arrays=self._arrays("score", q_BHD.device),
+            shape={
+                "KV_HEADS": kv_heads,
+                "FIRST": first,
+                "LAST": last,
+                "OVERLAP": overlaps(q_BHD),
+                "launch_pdl": overlaps(q_BHD),
+            },
         )
-        if not staged:
-            return select_pages(
-                score_BGM,
-                lengths_B,
-                budgets_BG,
-                page=cache.page,
-                first=first,
-                last=last,
-                mass=self.program.mass,
-            )
-        pages = torch.empty((rows, kv_heads, width), dtype=torch.int32, device=q_BHD.device)
-        counts = torch.empty((rows, kv_heads), dtype=torch.int32, device=q_BHD.device)
-        size = triton.next_power_of_2(width)
+        score_BGM = call.room(1)[:, :, 0]
+        if not scores.staged(self.program):
+            self._score(call, [score_BGM], cache, table_BM, rows_B)
+            given = (score_BGM, call.lengths_B, call.budgets_BG)
+            mass = self.program.mass
+            return select_pages(*given, page=cache.page, first=first, last=last, mass=mass)
+        cuts = [call.room(cut.numbers) for cut in scores.cuts(self.program)]
+        self._score(call, cuts, cache, table_BM, rows_B)
+        return self._choose(call, score_BGM, cuts)
+
+    def _score(
+        self,
+        call: "_Call",
+        out: list[Tensor],
+        cache: ops.PageCache,
+        table_BM: Tensor,
+        rows_B: Tensor | None,
+    ) -> None:
+        """Scores of all pages, or what `_choose` needs of them, into `out`."""
+        launch, states = self.launch, [cache.state(n, call.layer) for n, _ in self.program.state]
+        blocks = triton.cdiv(call.width, launch.block * launch.loops)
+        unread = call.lengths_B  # rows are read for their state only
+        self.module.score_pages[(call.shape["KV_HEADS"], blocks, len(table_BM))](
+            *(*out, call.q_BHD, table_BM, call.lengths_B, call.budgets_BG),
+            *(unread if rows_B is None else rows_B, *self._blocks(cache, call.layer)),
+            *(*call.arrays, *states, call.layer, call.width),
+            *(states[0].shape[2] if states else 0, *call.q_BHD.stride()[:2]),
+            *(*table_BM.stride(), *call.budgets_BG.stride()),
+            **call.shape,
+            LOOPS=launch.loops,
+            STAGES=launch.stages,
+            num_warps=launch.warps,
+        )
+
+    def _choose(self, call: "_Call", score_BGM: Tensor, cuts: list[Tensor]) -> ops.PageLists:
+        """Finish the scores over all pages, and choose."""
+        rows, kv_heads, width = score_BGM.shape
+        lists, size = _lists(score_BGM, rows, kv_heads, width), triton.next_power_of_2(width)
         self.module.choose[(rows, kv_heads)](
-            *(pages, counts, score_BGM, *cuts, q_BHD, lengths_B, budgets_BG, *arrays),
-            *(layer, width, *q_BHD.stride()[:2], *budgets_BG.stride()),
-            **shape,
+            *(*lists, score_BGM, *cuts, call.q_BHD, call.lengths_B, call.budgets_BG),
+            *(*call.arrays, call.layer, width),
+            *(*call.q_BHD.stride()[:2], *call.budgets_BG.stride()),
+            **call.shape,
             MASS=self.program.mass,
             SIZE=size,
             num_warps=warps_of(size),
         )
-        return ops.PageLists(pages=pages, counts=counts)
+        return lists
 
     def _blocks(self, cache: ops.PageCache, layer: int) -> list[Tensor]:
         return [cache.field(name, layer) for name in blocks_of(self.program, self.keys)]
@@ -220,7 +246,8 @@ def _array(node: Node) -> Tensor:
     return torch.from_numpy(np.frombuffer(node.given[0], np.float32).copy())
 
 
-def _empty(like: Tensor, rows: int, kv_heads: int, width: int) -> ops.PageLists:
+def _lists(like: Tensor, rows: int, kv_heads: int, width: int) -> ops.PageLists:
+    """Room for lists; without pages all are empty."""
     pages = torch.empty((rows, kv_heads, width), dtype=torch.int32, device=like.device)
-    counts = torch.zeros((rows, kv_heads), dtype=torch.int32, device=like.device)
-    return ops.PageLists(pages=pages, counts=counts)
+    counts = torch.empty((rows, kv_heads), dtype=torch.int32, device=like.device)
+    return ops.PageLists(pages=pages, counts=counts if width else counts.zero_())

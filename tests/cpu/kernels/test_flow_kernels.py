@@ -135,6 +135,16 @@ def test_sources_are_kept_by_content() -> None:
     assert Compiled(trace(library.quest, 16, 64, 2), torch.float16).module is not first.module
 
 
+def test_a_context_beyond_what_a_program_holds_is_refused() -> None:
+    bed = bed_of(library.softmax_sum, [100])
+    kernels = Compiled(bed.program, bed.q_BHD.dtype)
+    wide_BM = torch.zeros(1, 32769, dtype=torch.int32, device=DEVICE)
+    budgets = torch.tensor([64], device=DEVICE)
+    with pytest.raises(ValueError, match="32769 pages of a sequence"):
+        given = (bed.q_BHD, wide_BM, bed.lengths_B, budgets, None)
+        kernels.select(bed.compiled, LAYER, *given, first=1, last=2)
+
+
 def test_what_cannot_be_compiled_is_refused() -> None:
     def thirds(keys, values):
         return {"x": keys.reshape(8, 2 * keys.shape[1]).mean(0)}
