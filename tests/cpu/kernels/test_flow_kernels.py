@@ -140,8 +140,8 @@ def test_a_context_beyond_what_a_program_holds_is_refused() -> None:
     kernels = Compiled(bed.program, bed.q_BHD.dtype)
     wide_BM = torch.zeros(1, 32769, dtype=torch.int32, device=DEVICE)
     budgets = torch.tensor([64], device=DEVICE)
+    given = (bed.q_BHD, wide_BM, bed.lengths_B, budgets, None)
     with pytest.raises(ValueError, match="32769 pages of a sequence"):
-        given = (bed.q_BHD, wide_BM, bed.lengths_B, budgets, None)
         kernels.select(bed.compiled, LAYER, *given, first=1, last=2)
 
 
