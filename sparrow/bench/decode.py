@@ -278,7 +278,7 @@ def _round(engine: Engine, context: int, schedule: Schedule | None, steps: int) 
     length_R = rows.length_R.clone()
     step = timing.seconds(partial(_repeat, engine.step, steps), device) / steps
     rows.length_R.copy_(length_R)  # the tables reach to the end by now
-    alone = _device_seconds(lambda: engine.runner.decode(samples), steps, device)
+    alone = timing.device_seconds(lambda: engine.runner.decode(samples), steps, device)
     remove(engine, samples)
     return Times(step=step, device=alone)
 
@@ -286,19 +286,6 @@ def _round(engine: Engine, context: int, schedule: Schedule | None, steps: int) 
 def _repeat(work: Callable[[], object], times: int) -> None:
     for _ in range(times):
         work()
-
-
-def _device_seconds(work: Callable[[], object], times: int, device: torch.device) -> float:
-    """Seconds of one call, of many back to back, by the device's own clock where it has one."""
-    if device.type != "cuda":
-        return timing.seconds(partial(_repeat, work, times), device) / times
-    torch.cuda.synchronize(device)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    _repeat(work, times)
-    end.record()
-    torch.cuda.synchronize(device)
-    return start.elapsed_time(end) / 1e3 / times
 
 
 def _split(engine: Engine, context: int, schedule: Schedule | None) -> dict[str, float]:
