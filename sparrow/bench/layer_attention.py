@@ -153,10 +153,11 @@ def run(
 def table(result: dict[str, Any]) -> Table:
     """The result for a terminal; selection by length, over tables of one width, comes last."""
     place = timing.describe(result["machine"])
-    out = Table("flow", "part", title=f"Attention of one layer, {result['dtype']}, {place}")
-    times = ("us", "least", "most")
-    for heading in ("batch", "context", "kept", "table", *times, "MB", "TB/s", "of peak"):
-        out.add_column(heading, justify="right")
+    out = Table(title=f"Attention of one layer, {result['dtype']}, {place}")
+    for heading in ("flow", "part", "us", "least", "most", "TB/s", "batch", "context", "kept"):
+        out.add_column(heading, justify="left" if heading in ("flow", "part") else "right")
+    for column in out.columns[:3]:
+        column.no_wrap, column.min_width = True, 6
     group = None
     for row in [*result["rows"], *result["selection"]]:
         before, group = group, (row["batch"], row["table_pages"], row["kept"])
@@ -169,11 +170,9 @@ def table(result: dict[str, Any]) -> Table:
 
 
 def _figures(row: Row) -> tuple[str, ...]:
-    shape = (row[name] for name in ("batch", "context", "kept", "table_pages"))
+    shape = (row[name] for name in ("batch", "context", "kept"))
     times = (row[name] for name in ("us", "us_min", "us_max"))
-    of_peak = "-" if row["of_peak"] is None else f"{row['of_peak']:.1%}"
-    speed = (f"{row['bytes'] / 1e6:.2f}", f"{row['tb_per_s']:.3f}", of_peak)
-    return (*map(str, shape), *(f"{time:.2f}" for time in times), *speed)
+    return (*(f"{time:.1f}" for time in times), f"{row['tb_per_s']:.2f}", *map(str, shape))
 
 
 def _verdict(bar: dict[str, Any]) -> str:
@@ -187,6 +186,8 @@ def _check(shapes: Sequence[Shape], sweep: Sequence[Shape], page: int) -> None:
         if shape.batch < 1 or shape.kept < 1 or shape.context < page or shape.context % page:
             allowed = f"batch >= 1, kept >= 1, and whole pages of {page} tokens as context"
             raise ValueError(f"got {shape}, allowed: {allowed}")
+        if shape.kept > shape.context // page:
+            raise ValueError(f"got {shape}, allowed: up to {shape.context // page} pages kept")
     if len({shape.batch for shape in sweep}) > 1:
         raise ValueError(f"a sweep has one batch, got {[shape.batch for shape in sweep]}")
 

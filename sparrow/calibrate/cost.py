@@ -96,6 +96,15 @@ class ByteModel:
         if self.schedule is not None and self.schedule.page != self.page:
             made = f"schedule {self.schedule.name!r} has pages of {self.schedule.page} tokens"
             raise ValueError(f"{made}, the byte model pages of {self.page}")
+        if (
+            self.schedule is not None
+            and self.schedule.flow != "block-mean"
+            and self.field_bytes is None
+        ):
+            raise ValueError(
+                f"schedule {self.schedule.name!r} is for the flow {self.schedule.flow!r}: give the "
+                "bytes that it keeps with a page and KV head (field_bytes)"
+            )
 
     @property
     def resident(self) -> int:
@@ -127,21 +136,26 @@ class ByteModel:
 
     def rows(self, lengths: IntArray) -> RowBytes:
         """What a step reads of rows at these total lengths, which are at least 1."""
-        dense, kept, scored = (np.zeros_like(lengths) for _ in range(3))
+        dense, scored = np.zeros_like(lengths), np.zeros_like(lengths)
+        kept = np.zeros(lengths.shape)
         for layer in range(self.spec.layers):
             if self._stays_dense(layer):
                 dense += lengths
             else:
                 assert self.schedule is not None
-                own = self.schedule.kept(lengths, layer)
+                own = self.schedule.kept_of_heads(lengths, layer, self.spec.kv_heads)
                 kept += own
                 scored += np.where(own < lengths, lengths // self.page, 0)
         if self.idle_landmarks:
             scored = self._scored_layers() * (lengths // self.page)
-        return RowBytes(dense * self.vector, kept * self.vector, scored * self.landmark)
+        kept_bytes = np.rint(kept * self.vector).astype(np.int64)
+        return RowBytes(dense * self.vector, kept_bytes, scored * self.landmark)
 
     def _stays_dense(self, layer: int) -> bool:
-        return self.schedule is None or bool((self.schedule.budgets_of(layer) == DENSE).all())
+        if self.schedule is None:
+            return True
+        heads = (self.schedule.budgets_of(layer, head) for head in range(self.spec.kv_heads))
+        return all(bool((budgets == DENSE).all()) for budgets in heads)
 
     def _scored_layers(self) -> int:
         """Layers in which the engine scores pages, whatever their budgets."""

@@ -94,7 +94,13 @@ def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[Sample]:
     """The first `tokens` tokens of every text; all must have so many."""
     made = []
     for text in texts:
-        ids = tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
+        try:
+            ids = tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
+        except Exception as error:  # what tokenizers raise is no class of its own
+            raise ValueError(
+                f"this model's tokenizer cannot read the text {text.name!r} ({error}); give texts "
+                "in its language (--texts), or another model"
+            ) from error
         if len(ids) < tokens:
             raise ValueError(f"text {text.name!r} has {len(ids)} tokens, {tokens} are asked for")
         made.append(Sample(name=text.name, kind=text.kind, ids=tuple(ids[:tokens]), note=text.note))

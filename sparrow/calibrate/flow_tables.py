@@ -45,7 +45,7 @@ def _lines(result: Mapping[str, Any]) -> str:
     if result["mass"] is not None:
         lines.append(f"keeps the best pages up to a mass of {result['mass']:g}")
     compiled = "; ".join(f"{key}: {value}" for key, value in result["kernels"].items())
-    lines.append(f"kernels for a GPU - {compiled}")
+    lines.append(f"kernels generated for a GPU (compiled when they run) - {compiled}")
     if not result["tests"]:
         lines.append("it has no score and keeps every page: nothing to compare")
     if result.get("unordered"):

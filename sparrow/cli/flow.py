@@ -102,6 +102,8 @@ def flow_score(
     from sparrow.models import load, load_tokenizer
     from sparrow.sparse.flows.loading import load_flow
 
+    if leaderboard is not None and leaderboard.is_dir():
+        raise ValueError(f"--leaderboard {leaderboard} is a folder: give a file")
     flows = [load_flow(file) for file in files]
     others = [load_flow(name) for name in against or ["block_mean", "oracle"]]
     layers = _layers(dense_layers)
@@ -134,7 +136,9 @@ def flow_bench(
     context: Annotated[
         int | None, typer.Option("--context", min=1, help="Tokens of every row.")
     ] = None,
-    kept: Annotated[int | None, typer.Option("--kept", min=1, help="Pages a row keeps.")] = None,
+    kept: Annotated[
+        int | None, typer.Option("--kept", min=3, help="Pages a row keeps, 3 reserved.")
+    ] = None,
     brief: Annotated[
         bool, typer.Option("--brief", help="This one shape; no other contexts and lengths.")
     ] = False,

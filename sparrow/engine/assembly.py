@@ -72,6 +72,8 @@ def _rule_fields(model: Decoder, rule: Rule | None) -> tuple[ops.Field, ...]:
         group=spec.heads // spec.kv_heads,
         dtype=model.dtype,
         device=model.device,
+        layers=spec.layers,
+        kv_heads=spec.kv_heads,
     )
     return rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype)
 

@@ -24,7 +24,8 @@ class Completion(Record):
     most likely tokens after temperature and before truncation. `hidden` holds the final hidden
     state that each token was drawn from, so LM head and temperature give its whole distribution.
     `kept` is the share of the sequence's keys and values that the token's step read, over all
-    layers. `recomputed` lists the lengths at which keys and values were computed anew, densely.
+    layers; None under a rule that keeps by mass, where nobody counts. `recomputed` lists the
+    lengths at which keys and values were computed anew, densely.
     """
 
     prompt_ids: Int32Array

@@ -15,7 +15,7 @@ from sparrow.sparse.flows import paged
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.interpret import Scene
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.flows.tracing import Program, trace
+from sparrow.sparse.flows.tracing import Program, check_weights, trace
 from sparrow.sparse.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -37,6 +37,12 @@ class Rule:
     dense_layers: frozenset[int] = frozenset((0, 1))
 
     def __post_init__(self) -> None:
+        if not isinstance(self.flow, Flow):
+            raise ValueError(f"Rule.flow: got {self.flow!r}, allowed: a Flow")
+        object.__setattr__(self, "dense_layers", frozenset(self.dense_layers))
+        numbers = (self.first, self.last, *self.dense_layers)
+        if not all(isinstance(number, int) for number in numbers):
+            raise ValueError(f"Rule: got {numbers}, allowed: whole numbers of pages and layers")
         if self.first < 0 or self.last < 1:
             raise ValueError(
                 f"Rule: got first {self.first}, last {self.last}, allowed: first >= 0, "
@@ -79,13 +85,23 @@ class Rule:
         )
 
     def prepare(
-        self, *, page: int, head_size: int, group: int, dtype: torch.dtype, device: torch.device
+        self,
+        *,
+        page: int,
+        head_size: int,
+        group: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        layers: int | None = None,
+        kv_heads: int | None = None,
     ) -> None:
         """Check the flow for a model, on a GPU generate its kernels, and refuse what cannot run.
 
         Only `ops.using("reference")` runs definitions on a GPU, slowly and without graphs.
         """
         program = trace(self.flow, page, head_size, group)
+        if layers is not None and kv_heads is not None:
+            check_weights(program, layers=layers, kv_heads=kv_heads)
         if device.type == "cuda":
             _compiled(program, dtype)
 

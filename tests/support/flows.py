@@ -115,6 +115,18 @@ def coarse(query, fields, position):
     return logsumexp(query @ fields.a.T / 4, axis=1).max() + (fields.b @ query.T).sum()
 
 
+def far_below(query, fields, position):
+    """Numbers that have no digits, divisors without a reciprocal, names that kernels might want."""
+    x = where(position.page < 1, float("-inf"), fields.m_scale)
+    sign = maximum(minimum(fields.m.sum() / 1e-39, 1.0), -1.0)
+    y = minimum(sign, float("inf")) + fields.m @ query[0]
+    return x + y + fields.pages + fields.at, {"pages": fields.pages + 1, "at": fields.at * 0.5}
+
+
+def named(keys, values):
+    return {"m": keys.mean(0), "m_scale": keys.norm(1).mean()}
+
+
 SIDE = {"mean": as_keys(D), "spread": fp32()}
 ODD = [
     Flow(name="arithmetic", fields=SIDE, summarise=means, score=arithmetic),
@@ -129,6 +141,13 @@ ODD = [
     Flow(name="smoothed", fields=SIDE, summarise=means, score=smoothed),
     Flow(name="learned", fields=SIDE, summarise=means, score=learned),
     Flow(name="int4", fields={"a": int4(P // 4, D), "b": int4(D)}, summarise=eighths, score=coarse),
+    Flow(
+        name="far-below",
+        fields={"m": int4(D), "m_scale": fp32()},
+        state={"pages": 1.0, "at": 0.0},
+        summarise=named,
+        score=far_below,
+    ),
     Flow(
         name="half-mass",
         fields={"mean": as_keys(D)},

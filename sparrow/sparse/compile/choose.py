@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sparrow.sparse.compile.emit import NOTHING, Lines, signature, wide
+from sparrow.sparse.compile.emit import NOTHING, Lines, literal, signature, wide
 from sparrow.sparse.compile.pages import PageEmitter, constants
 from sparrow.sparse.compile.scores import PAGE_OPS, cut_place, cuts, levels
 from sparrow.sparse.flows.nodes import Node, fail
@@ -44,7 +44,7 @@ class RowEmitter(PageEmitter):
             near = f"(m + {j - len(taps) // 2})"
             place, mask = cut_place(cut, near, f"({near} >= 0) & ({near} < finished)")
             part = self.fresh(f"tl.load(cut{found[0]} + {place}, {mask}, other=0.0)")
-            total = self.fresh(f"{total} + {tap!r} * {part}")
+            total = self.fresh(f"{total} + {literal(tap)} * {part}")
         return total
 
 

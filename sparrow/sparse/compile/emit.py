@@ -35,6 +35,7 @@ BINARY = {
     "where": "tl.where({0}, {1}, {2})",
 }
 NOTHING = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}
+LEAST_DIVISOR = 1e-30  # whose reciprocal is a float32 for sure
 DOT_COLUMNS = 16  # the fewest that the matrix units take
 MOST_NUMBERS = 1 << 16  # of one value of a page: more do not fit a program's registers
 
@@ -51,6 +52,11 @@ def wide(shape: Sequence[int]) -> tuple[int, ...]:
 def whole(shape: Sequence[int]) -> bool:
     """Whether no axis needs padding."""
     return all(size == padded(size) for size in shape)
+
+
+def literal(number: float) -> str:
+    """A number as source."""
+    return repr(number) if math.isfinite(number) else f'float("{number}")'
 
 
 def signature(name: str, arguments: Sequence[str], fixed: Sequence[str], loose: str) -> list[str]:
@@ -200,25 +206,27 @@ class Emitter:
         """Division by what all pages share: once divided, then multiplied."""
         top, bottom = node.inputs
         if bottom.op == "full":
-            share = repr(1.0 / bottom.given[0]) if bottom.given[0] else 'float("inf")'
-            return f"({self.aligned(top, node)} * {share})"
+            number = bottom.given[0]
+            if (
+                not LEAST_DIVISOR <= abs(number) <= 1 / LEAST_DIVISOR
+            ):  # its reciprocal is no float32
+                return BINARY["div"].format(self.aligned(top, node), self.aligned(bottom, node))
+            return f"({self.aligned(top, node)} * {literal(1.0 / number)})"
         share = self.lines.name(f"1.0 / {self.value(bottom)}", once=True)
         return f"({self.aligned(top, node)} * {self.laid(share, bottom, node)})"
 
     def _full(self, node: Node) -> str:
-        number = repr(node.given[0])
-        shape = self.shape(node)
+        number, shape = literal(node.given[0]), self.shape(node)
         return f"tl.full({shape}, {number}, tl.float32)" if shape else number
 
     def _reduction(self, node: Node) -> str:
         (source,) = node.inputs
-        axis, size = node.given[0], source.shape[node.given[0]]
+        size = source.shape[node.given[0]]
         name, at = self.value(source), self.lead(source) + node.given[0]
         if padded(size) != size:
             rank = self.lead(source) + len(source.shape)
             inside = self.along(f"(tl.arange(0, {padded(size)}) < {size})", at, rank)
             name = f"tl.where({inside}, {name}, {NOTHING[node.op]})"
-        del axis
         return f"tl.{node.op}({name}, {at})"
 
     def _reshape(self, node: Node) -> str:

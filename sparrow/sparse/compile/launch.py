@@ -26,10 +26,10 @@ from sparrow.sparse.compile import scores, source
 from sparrow.sparse.compile.emit import padded
 from sparrow.sparse.compile.pages import blocks_of, constants
 from sparrow.sparse.flows.nodes import Node, in_order
-from sparrow.sparse.flows.tracing import Program
+from sparrow.sparse.flows.tracing import Program, check_weights
 
 BLOCK_BYTES = 8192  # of fields that a program of `score` takes at a time
-LEAST_BLOCK, MOST_BLOCK = 16, 64
+LEAST_BLOCK, MOST_BLOCK = 16, 32
 WARP_NUMBERS = 8192  # of a block of fields, for one warp
 LOOPS, STAGES = 4, 3
 
@@ -115,6 +115,7 @@ class Compiled:
         if width > MOST_PAGES:
             raise ValueError(f"{width} pages of a sequence: kernels choose among {MOST_PAGES}")
         kv_heads = q_BHD.shape[1] // self.program.group
+        check_weights(self.program, layers=layer + 1, kv_heads=kv_heads)
         if not rows * width:
             return _lists(q_BHD, rows, kv_heads, width)
         call = _Call(

@@ -175,9 +175,10 @@ def blocks_of(program: Program, keys: torch.dtype) -> list[str]:
 
 
 def pointer(name: str) -> str:
-    """The argument that holds a block of a field."""
-    return "field_" + name.replace(".", "_")
+    """The argument that holds a block of a field, or its scales."""
+    base, _, part = name.partition(".")
+    return f"{part or 'field'}_{base}"
 
 
 def state_pointer(name: str) -> str:
-    return f"state_{name}"
+    return f"memory_{name}"

@@ -65,8 +65,8 @@ def score(program: Program, keys: torch.dtype, block: int) -> str:
     arguments += ["table_row", "table_column", "budget_row", "budget_head"]
     loose = '"layer", "width", "state_pages", "table_row", "budget_row"'
     fixed = ("KV_HEADS", "FIRST", "LAST", "LOOPS", "STAGES", "OVERLAP")
-    for line in signature("score", arguments, fixed, loose):
-        lines.add(line.replace("def score(", "def score_pages("))
+    for line in signature("score_pages", arguments, fixed, loose):
+        lines.add(line)
     lines.indent = 1
     lines.add("wait(OVERLAP)")
     lines.add(f"g, begin = tl.program_id(0), tl.program_id(1) * (LOOPS * {block})")

@@ -23,11 +23,15 @@ from sparrow.sparse.compile.device import exponential, logarithm, nibbles
 def module(program: Program, keys: torch.dtype, *, block: int) -> str:
     """The whole source; `block` is how many pages a program of `score` takes."""
     _check(program)
-    parts = [HEAD.format(digest=program.digest), append(program, keys)]
-    if program.score is not None:
-        parts.append(score(program, keys, block))
-        if staged(program):
-            parts.append(choose(program, keys))
+    parts = [HEAD.format(digest=program.digest)]
+    try:
+        parts.append(append(program, keys))
+        if program.score is not None:
+            parts.append(score(program, keys, block))
+            if staged(program):
+                parts.append(choose(program, keys))
+    except RecursionError:
+        raise FlowError(f"flow {program.name!r}: a formula of this depth is not compiled") from None
     return "\n\n".join(parts) + "\n"
 
 

@@ -11,9 +11,9 @@
 A flow is checked when it is made: it is traced once, and every mistake names its line.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from sparrow.sparse.flows.formats import Format
 from sparrow.sparse.flows.nodes import Place, fail, here
@@ -50,12 +50,25 @@ class Flow:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "place", here())
-        object.__setattr__(self, "fields", MappingProxyType(dict(self.fields)))
-        object.__setattr__(self, "state", MappingProxyType(dict(self.state)))
+        for name in ("fields", "state"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise fail(f"Flow.{name}: got {getattr(self, name)!r}, allowed: a mapping by name")
+            object.__setattr__(self, name, dict(getattr(self, name)))
         if not self.name or not isinstance(self.name, str):
             raise fail(f"Flow.name: got {self.name!r}, allowed: a text")
-        if self.mass is not None and not (
-            isinstance(self.mass, int | float) and 0 < self.mass <= 1
+        if self.mass is not None and (
+            isinstance(self.mass, bool)
+            or not isinstance(self.mass, int | float)
+            or not 0 < self.mass <= 1
         ):
             raise fail(f"flow {self.name!r}: mass {self.mass!r}, allowed: above 0, at most 1")
+        for name, start in self.state.items():
+            if not isinstance(start, int | float) or not math.isfinite(start):
+                raise fail(f"flow {self.name!r}: state {name!r} starts at {start!r}: a number")
+        if not (
+            isinstance(self.probe, tuple)
+            and len(self.probe) == 3
+            and all(isinstance(size, int) and size > 0 for size in self.probe)
+        ):
+            raise fail(f"Flow.probe: got {self.probe!r}, allowed: page, head size, query heads")
         trace(self, *self.probe)

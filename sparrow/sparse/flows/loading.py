@@ -11,6 +11,7 @@ name may be a function that makes one, with constants as arguments.
 import ast
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
@@ -35,7 +36,9 @@ def load_flow(text: str) -> Flow:
     if ":" in text:
         name, _, attribute = text.partition(":")
         return _named(_import(name), attribute, name)
-    return _named(library, text.replace("-", "_"), "sparrow.sparse.flows.library")
+    name, bracket, arguments = text.partition("(")
+    text = name.replace("-", "_") + bracket + arguments
+    return _named(library, text, "sparrow.sparse.flows.library")
 
 
 def built_in() -> list[str]:
@@ -60,12 +63,12 @@ def _run_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except FlowError:
         raise
-    except Exception as error:  # whatever an author's file can raise, told with its line
+    except (Exception, SystemExit) as error:  # whatever an author's file can do, told with its line
         raise ValueError(_told(error, path.resolve())) from error
     return module
 
 
-def _told(error: Exception, path: Path) -> str:
+def _told(error: BaseException, path: Path) -> str:
     """The error with the innermost line of the author's file."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     if isinstance(error, SyntaxError):
@@ -81,8 +84,12 @@ def _import(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ValueError(f"no module {error.name!r} can be imported; a flow is {FORMS}") from None
-    except (ValueError, TypeError) as error:  # an empty or a relative name
-        raise error if isinstance(error, FlowError) else ValueError(f"{name}: {error}") from error
+    except FlowError:
+        raise
+    except (Exception, SystemExit) as error:  # an empty name, or whatever an author's module does
+        lines = traceback.extract_tb(error.__traceback__)
+        told = _told(error, Path(lines[-1].filename)) if lines else f"{type(error).__name__}"
+        raise ValueError(f"{name}: {told}") from error
 
 
 # Attributes.
@@ -107,6 +114,10 @@ def _named(module: ModuleType, text: str, where: str) -> Flow:
         raise ValueError(f"{where} has no flow {name!r}{_hint(module, name)}")
     if arguments is None and isinstance(value, Flow):
         return value
+    if arguments is None and callable(value) and _needs_arguments(value):
+        raise ValueError(
+            f"{where}:{text} is a function, not a Flow; give the attribute that is one"
+        )
     made = _make(value, arguments or ([], {}), f"{where}:{text}") if callable(value) else value
     if not isinstance(made, Flow):
         raise ValueError(f"{where}:{text} is a {type(made).__name__}, not a Flow")
@@ -135,6 +146,15 @@ def _make(function: Any, arguments: tuple[list[Any], dict[str, Any]], what: str)
         raise
     except Exception as error:  # an author's function
         raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _needs_arguments(function: Any) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(p.default is p.empty and p.kind not in kinds for p in parameters)
 
 
 def _makes_flows(value: Any) -> bool:

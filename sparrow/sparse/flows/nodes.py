@@ -62,8 +62,12 @@ def here() -> Place:
 
 
 def is_authors(frame: FrameType) -> bool:
-    """Whether a frame is outside the machinery; by module, as generated code has no file."""
-    return frame.f_globals.get("__name__") not in _MACHINERY
+    """Whether a frame is outside the machinery; by module, as generated code has no file.
+
+    What an author calls of torch or numpy is not the author's either.
+    """
+    module = frame.f_globals.get("__name__", "")
+    return module not in _MACHINERY and module.split(".")[0] not in ("torch", "numpy")
 
 
 def fail(message: str, place: Place | None = None) -> FlowError:

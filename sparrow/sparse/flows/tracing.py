@@ -1,7 +1,6 @@
 """From functions to a program: run them on traced tensors once, and check what comes out."""
 
 import hashlib
-import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ import torch
 from sparrow.sparse.flows.formats import Format, page_bytes, storage
 from sparrow.sparse.flows.nodes import FlowError, Node, Place, fail, in_order, is_authors
 from sparrow.sparse.flows.tensor import Tensor
+
+MOST_STORED = 8  # times the bytes of a page's keys and values
 
 Function = Callable[..., Any]
 
@@ -92,6 +93,7 @@ def trace(flow: Source, page: int, head_size: int, group: int | None) -> Program
     """The program of a flow for these sizes; FlowError with the author's line otherwise."""
     sizes = {"P": page, "D": head_size}
     fields = tuple(_field(flow, name, form, sizes) for name, form in flow.fields.items())
+    _check_size(flow, fields, page, head_size)
     summary = _trace_summary(flow, fields, page, head_size)
     score, updates = _trace_score(flow, fields, group, head_size) if group else (None, ())
     state = tuple((name, float(value)) for name, value in flow.state.items()) if group else ()
@@ -132,6 +134,18 @@ def _check_name(flow: Source, kind: str, name: object) -> None:
     else:
         return
     raise fail(f"flow {flow.name!r}: a {kind} called {name!r}, allowed: {allowed}", flow.place)
+
+
+def _check_size(flow: Source, fields: tuple[PageField, ...], page: int, head_size: int) -> None:
+    """What is kept of a page should be small beside its keys and values."""
+    stored = sum(page_bytes(item.form, item.shape, torch.bfloat16) for item in fields)
+    whole = 2 * page * head_size * torch.bfloat16.itemsize
+    if stored > MOST_STORED * whole:
+        raise fail(
+            f"the fields take {stored} bytes a page, more than {MOST_STORED} times its keys and "
+            f"values ({whole}): keep less",
+            flow.place,
+        )
 
 
 # Summaries.
@@ -340,6 +354,19 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
+def check_weights(program: Program, *, layers: int, kv_heads: int) -> None:
+    """Refuse weights that were made for another number of layers or KV heads."""
+    for node in in_order([*program.summary, *program.nodes]):
+        if node.op == "constant" and node.given[1] == "by head":
+            have = node.given[2]
+            if have[0] < layers or have[1] != kv_heads:
+                raise fail(
+                    f"weights for {have[0]} layers and {have[1]} KV heads, but the model has "
+                    f"{layers} and {kv_heads}",
+                    node.place,
+                )
+
+
 # Content.
 
 
@@ -352,7 +379,7 @@ def _digest(program: dict[str, Any]) -> str:
     roots = [*program["summary"], *filter(None, [program["score"]]), *program["updates"]]
     for node in in_order(roots):
         number[id(node)] = len(number)
-        given = [names.get(item, item) if isinstance(item, str) else item for item in node.given]
+        given = [names[node.given[0]]] if node.op in ("field", "state") else list(node.given)
         inputs = [number[id(each)] for each in node.inputs]
         text.update(repr((node.op, inputs, node.shape, node.paged, given)).encode())
     text.update(repr([number[id(root)] for root in roots]).encode())
@@ -360,8 +387,3 @@ def _digest(program: dict[str, Any]) -> str:
     text.update(repr([program[key] for key in ("page", "head_size", "group", "mass")]).encode())
     text.update(repr([value for _, value in program["state"]]).encode())
     return text.hexdigest()[:16]
-
-
-def numbers(node: Node) -> int:
-    """How many numbers a value has."""
-    return math.prod(node.shape)

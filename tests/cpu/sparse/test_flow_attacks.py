@@ -1,0 +1,156 @@
+"""What a newcomer with bad luck ran into: each was wrong once."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from sparrow import models
+from sparrow.calibrate.cost import ByteModel
+from sparrow.engine import Engine
+from sparrow.models.shapes import shape
+from sparrow.sparse import LayerBudgets, Schedule
+from sparrow.sparse.compile import source
+from sparrow.sparse.flows import (
+    D,
+    Flow,
+    FlowError,
+    as_keys,
+    bf16,
+    library,
+    softmax_over_pages,
+    weights,
+)
+from sparrow.sparse.flows.loading import load_flow
+from sparrow.sparse.flows.tracing import check_weights, trace
+from sparrow.sparse.rule import Rule
+
+
+def named(field: str, among: str) -> Flow:
+    return Flow(
+        name=field,
+        fields={field: as_keys(D)},
+        summarise=lambda keys, values: {field: keys.mean(0)},
+        score=lambda q, f, p: softmax_over_pages(q @ f[field], among=among).sum(),
+    )
+
+
+def test_names_of_fields_do_not_hide_how_they_are_used() -> None:
+    free, finished, other = (
+        trace(named(*each), 16, 64, 2).digest
+        for each in (("free", "free"), ("finished", "finished"), ("mean", "finished"))
+    )
+    assert free != finished
+    assert finished == other
+
+
+def test_weights_of_another_model_are_refused_when_an_engine_is_built() -> None:
+    learned = Flow(
+        name="learned",
+        fields={"mean": as_keys(D)},
+        summarise=lambda keys, values: {"mean": keys.mean(0)},
+        score=lambda q, f, p: q.mean(0) @ f.mean + (q @ weights(np.ones((2, 4, 64, 2)))).sum(),
+        probe=(16, 64, 1),
+    )
+    program = trace(learned, 16, 64, 1)
+    check_weights(program, layers=2, kv_heads=4)
+    with pytest.raises(FlowError, match=r"weights for 2 layers and 4 KV heads, .* has 3 and 4"):
+        check_weights(program, layers=3, kv_heads=4)
+    sizes = {"layers": 2, "hidden": 64, "intermediate": 64, "heads": 2, "kv_heads": 2}
+    model = models.random("qwen3-0.6b", **sizes, head_size=64, vocabulary=99, max_positions=64)
+    with pytest.raises(FlowError, match="4 KV heads, but the model has 2 and 2"):
+        Engine(model, rule=Rule(flow=learned))
+
+
+def test_a_flow_is_no_rule() -> None:
+    sizes = {"layers": 2, "hidden": 64, "intermediate": 64, "heads": 2, "kv_heads": 2}
+    model = models.random("qwen3-0.6b", **sizes, head_size=64, vocabulary=99, max_positions=64)
+    with pytest.raises(ValueError, match=r"give a Rule, such as Rule\(flow="):
+        Engine(model, rule=library.quest)
+    with pytest.raises(ValueError, match="allowed: a Flow"):
+        Rule(flow="quest")
+    assert Rule(dense_layers=[0, 2]).dense_layers == {0, 2}
+
+
+def test_flows_can_be_copied_and_sent() -> None:
+    for again in (copy.deepcopy(library.quest), pickle.loads(pickle.dumps(library.quest))):
+        assert trace(again, 16, 64, 2).digest == trace(library.quest, 16, 64, 2).digest
+
+
+def test_formulas_too_deep_are_refused_by_the_compiler_only() -> None:
+    def deep(query, fields, position):
+        x = query.mean(0) @ fields.mean
+        for _ in range(1500):
+            x = x + 1.0
+        return x
+
+    flow = Flow(
+        name="deep",
+        fields={"mean": as_keys(D)},
+        summarise=lambda keys, values: {"mean": keys.mean(0)},
+        score=deep,
+    )
+    with pytest.raises(FlowError, match="depth is not compiled"):
+        source.module(trace(flow, 16, 64, 2), torch.bfloat16, block=16)
+
+
+def test_fields_larger_than_the_page_are_refused() -> None:
+    with pytest.raises(FlowError, match=r"test_flow_attacks.*times its keys and values"):
+        Flow(
+            name="huge",
+            fields={"all": bf16(10**7, D)},
+            summarise=lambda keys, values: {"all": keys},
+            score=lambda q, f, p: f.all.sum(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import sys\nsys.exit(0)\n", "SystemExit"),
+        ("def score(query, fields, position):\n    return position.page\n", "no flow in it"),
+    ],
+)
+def test_files_that_end_or_have_no_flow(tmp_path, text, message) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_flow(str(file))
+
+
+def test_a_module_that_fails_is_told_with_its_line(tmp_path, monkeypatch) -> None:
+    (tmp_path / "broken_flow_module.py").write_text("x = 1\ny = 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"broken_flow_module\.py:2.*ZeroDivisionError"):
+        load_flow("broken_flow_module:x")
+
+
+def test_arguments_keep_their_signs(tmp_path) -> None:
+    assert load_flow("running-average(-0.5)").name == "running-average--0.5"
+    file = tmp_path / "mine.py"
+    file.write_text("def score(query, fields, position):\n    return position.page\n")
+    with pytest.raises(ValueError, match="is a function, not a Flow"):
+        load_flow(f"{file}:score")
+
+
+def test_a_model_that_cannot_read_is_an_error_of_one_line() -> None:
+    command = [sys.executable, "-m", "sparrow", "flow", "score", "quest", "-m", "tiny"]
+    done = subprocess.run([*command, "--tokens", "64", "-b", "48"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "cannot read the text" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_bytes_count_budgets_by_head_and_ask_for_those_of_other_flows() -> None:
+    spec = shape("qwen3-0.6b")
+    own = [LayerBudgets(layer=2, budgets=[64], head=head) for head in range(spec.kv_heads)]
+    plain = ByteModel(spec=spec, schedule=Schedule.fixed(1024)).step([8192]).kept
+    fewer = ByteModel(spec=spec, schedule=Schedule.fixed(1024, layers=own)).step([8192]).kept
+    vector = 2 * spec.kv_heads * spec.head_size * 2
+    assert plain - fewer == (1024 - 64) * vector
+    with pytest.raises(ValueError, match="field_bytes"):
+        ByteModel(spec=spec, schedule=Schedule.fixed(1024, flow="fine-means-2"))
