@@ -166,7 +166,7 @@ def test_tiny_solves_short_puzzles_more_often_than_not() -> None:
     puzzle = PUZZLES["countdown"]
     rows = [puzzle.row(seed, 200) for seed in range(12)]
     model = models.load("tiny", device="cpu")
-    engine = Engine(model, flow=None, max_context=1024, exact_batches=False)
+    engine = Engine(model, rule=None, max_context=1024, exact_batches=False)
     own = SamplingParams(max_tokens=400, seed=0)
     completions = engine.generate([encode(row.prompt) for row in rows], own)
     texts = [decode(completion.token_ids.tolist()) for completion in completions]
