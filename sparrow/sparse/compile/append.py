@@ -18,6 +18,7 @@ class PageOfKeys(Emitter):
 
     def __init__(self, lines: Lines, program: Program, keys: torch.dtype) -> None:
         super().__init__(lines, None, keys)
+        self.program = program
         self.constants = [n for n in in_order(program.summary) if n.op == "constant"]
 
     def _expression(self, node: Node) -> str:
@@ -39,7 +40,7 @@ def append(program: Program, keys: torch.dtype) -> str:
     used = {node.op for node in in_order(program.summary)}
     lines = Lines(0)
     arguments = ["k_pool", "v_pool", "k_new", "v_new", "slots"]
-    arguments += [pointer(name) for name in blocks_of(program, keys)]
+    arguments += [pointer(program, name) for name in blocks_of(program, keys)]
     summary_constants = [n for n in in_order(program.summary) if n.op == "constant"]
     arguments += [f"summary_constant{i}" for i in range(len(summary_constants))]
     arguments += ["k_token", "k_head", "v_token", "v_head"]
@@ -72,7 +73,7 @@ def append(program: Program, keys: torch.dtype) -> str:
         emitter = PageOfKeys(lines, program, keys)
         for item, node in zip(program.fields, program.summary, strict=True):
             value = _shaped(emitter, node, item)
-            _store_field(lines, emitter, item, value, keys)
+            _store_field(emitter, item, value)
     return str(lines)
 
 
@@ -100,18 +101,17 @@ def _shaped(emitter: Emitter, node: Node, item: PageField) -> str:
     return emitter.fresh(f"tl.full({wide(item.shape)}, 0.0, tl.float32) + {value}")
 
 
-def _store_field(
-    lines: Lines, emitter: Emitter, item: PageField, value: str, keys: torch.dtype
-) -> None:
+def _store_field(emitter: PageOfKeys, item: PageField, value: str) -> None:
     if item.form.scaled:
         value, scale = _scaled(emitter, item, value)
-        _store(lines, scale_of(item.name), item.shape[:-1], scale, "tl.float16")
+        _store(emitter, scale_of(item.name), item.shape[:-1], scale, "tl.float16")
     stored = {"int4": "tl.uint8", "fp8": "tl.float8e4nv"}.get(item.form.kind)
     shape = item.shape
     if item.form.kind == "int4":
         value, shape = _packed(emitter, item, value), (*item.shape[:-1], item.shape[-1] // 2)
     kinds = {"fp32": "tl.float32", "fp16": "tl.float16", "bf16": "tl.bfloat16"}
-    _store(lines, item.name, shape, value, stored or kinds.get(item.form.kind, TRITON[keys]))
+    kind = stored or kinds.get(item.form.kind, TRITON[emitter.keys])
+    _store(emitter, item.name, shape, value, kind)
 
 
 def _scaled(emitter: Emitter, item: PageField, value: str) -> tuple[str, str]:
@@ -144,8 +144,8 @@ def _packed(emitter: Emitter, item: PageField, value: str) -> str:
     return emitter.fresh("low | (high << 4)")
 
 
-def _store(lines: Lines, name: str, shape: tuple[int, ...], value: str, kind: str) -> None:
+def _store(emitter: PageOfKeys, name: str, shape: tuple[int, ...], value: str, kind: str) -> None:
     place, inside = offsets(shape, 0)
-    start = f"{pointer(name)} + head * {math.prod(shape)}"
+    start = f"{pointer(emitter.program, name)} + head * {math.prod(shape)}"
     masked = f", {inside}" if inside else ""
-    lines.add(f"tl.store({start} + {place}, {value}.to({kind}){masked})")
+    emitter.lines.add(f"tl.store({start} + {place}, {value}.to({kind}){masked})")

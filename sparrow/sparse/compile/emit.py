@@ -36,7 +36,6 @@ BINARY = {
 }
 NOTHING = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}
 LEAST_DIVISOR = 1e-30  # whose reciprocal is a float32 for sure
-DOT_COLUMNS = 16  # the fewest that the matrix units take
 MOST_NUMBERS = 1 << 16  # of one value of a page: more do not fit a program's registers
 
 
@@ -271,9 +270,6 @@ class Emitter:
 
     def _matmul(self, node: Node) -> str:
         a, b = node.inputs
-        pair = self._query_and_field(a, b)
-        if pair is not None and self.block is not None:
-            return self._dot(node, *pair)
         left, right = self.value(a), self.value(b)
         rows, columns = len(a.shape) == 2, len(b.shape) == 2
         left += self._axes(a, node, ([":"] if rows else []) + [":"] + (["None"] if columns else []))
@@ -293,54 +289,6 @@ class Emitter:
         page = [":" if self.lead(node) else "None"] * self.lead(result)
         axes = [*page, *inner]
         return "" if all(axis == ":" for axis in axes) else f"[{', '.join(axes)}]"
-
-    def _query_and_field(self, a: Node, b: Node) -> tuple[Node, Node, bool] | None:
-        """(query, field, query comes first) of a product for the matrix units, if it is one.
-
-        The query heads themselves times vectors of a field: numbers that 16 bits hold exactly.
-        """
-        for first, left, right in ((True, a, b), (False, b, a)):
-            # q @ field.T and q @ vector; field @ q.T and vector @ q.T
-            query = left if first else (left.inputs[0] if left.op == "transpose" else left)
-            field = right.inputs[0] if first and right.op == "transpose" else right
-            turned = right.op == "transpose" if first else left.op == "transpose"
-            vector = len(field.shape) == 1
-            ready = (turned or vector) if first else turned
-            if query.op == "query" and field.op == "field" and ready:
-                return query, field, first
-        return None
-
-    def _dot(self, node: Node, query: Node, field: Node, query_first: bool) -> str:
-        """[pages x vectors, D] times [D, heads]; scales come after.
-
-        Heads stand apart in 16 columns with zeros between, so that sums of columns give them back.
-        """
-        heads, depth = query.shape
-        vectors = 1 if len(field.shape) == 1 else field.shape[0]
-        columns = max(DOT_COLUMNS, padded(heads))
-        rows = (self.block or 1) * padded(vectors)
-        total = self.field_dot(field, rows, depth, columns)
-        between = columns // padded(heads)
-        if between > 1:
-            parts = (rows, padded(heads), between)
-            total = self.fresh(f"tl.sum(tl.reshape({total}, {parts}), 2)")
-        scale = self.field_scale(field)
-        if vectors == 1 and len(field.shape) == 1:
-            return total if scale is None else f"{total} * {scale}[:, None]"
-        total = self.fresh(
-            f"tl.reshape({total}, ({self.block}, {padded(vectors)}, {padded(heads)}))"
-        )
-        if scale is not None:
-            total = self.fresh(f"{total} * {scale}[:, :, None]")
-        return f"tl.permute({total}, (0, 2, 1))" if query_first else total
-
-    # What kernels add: where inputs come from.
-
-    def field_dot(self, field: Node, rows: int, depth: int, columns: int) -> str:
-        raise NotImplementedError
-
-    def field_scale(self, field: Node) -> str | None:
-        raise NotImplementedError
 
 
 def strides(shape: Sequence[int]) -> list[int]:

@@ -9,6 +9,7 @@ from sparrow.sparse.flows.formats import scale_of
 from sparrow.sparse.flows.nodes import Node, fail
 from sparrow.sparse.flows.tracing import PageField, Program
 
+DOT_COLUMNS = 16  # the fewest that the matrix units take
 TRITON = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16", torch.float32: "tl.float32"}
 NIBBLE = "(({0}).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0"
 """A whole number of 4 bits, minus 8: put into the last bits of 2**23 and taken out as a float."""
@@ -28,7 +29,7 @@ class PageEmitter(Emitter):
 
     def __init__(self, lines: Lines, block: int, program: Program, keys: torch.dtype) -> None:
         super().__init__(lines, block, keys)
-        self.program = program
+        self.program, self.pages = program, block
         self.fields = {item.name: item for item in program.fields}
         self.constants = constants(program.nodes)
 
@@ -39,7 +40,8 @@ class PageEmitter(Emitter):
             case "field":
                 return self._field(self.fields[node.given[0]])
             case "state":
-                return f"tl.load({state_pointer(node.given[0])} + state_at + m, real, other=0.0)"
+                state = state_pointer(self.program, node.given[0])
+                return f"tl.load({state} + state_at + m, real, other=0.0)"
             case "length":
                 return "length.to(tl.float32)"
             case "pages":
@@ -79,7 +81,7 @@ class PageEmitter(Emitter):
         packed = name in self.fields and self.fields[name].form.kind == "int4"
         nothing = "0" if packed else "0.0"
         real = f"real{index}" + (f" & {inside}" if inside else "")
-        at = f"{pointer(name)} + (base * {numbers}){index} + {place}"
+        at = f"{pointer(self.program, name)} + (base * {numbers}){index} + {place}"
         return f"tl.load({at}, {real}, other={nothing})"
 
     def _field(self, field: PageField) -> str:
@@ -105,9 +107,53 @@ class PageEmitter(Emitter):
         packed = self.fresh(self.load(field.name, shape))
         return tuple(self.fresh(NIBBLE.format(x)) for x in (f"{packed} & 15", f"{packed} >> 4"))  # type: ignore[return-value]
 
-    # Products with query heads.
+    # Products with query heads, by the matrix units.
 
-    def field_dot(self, field: Node, rows: int, depth: int, columns: int) -> str:
+    def _matmul(self, node: Node) -> str:
+        pair = self._query_and_field(*node.inputs)
+        return super()._matmul(node) if pair is None else self._dot(*pair)
+
+    def _query_and_field(self, a: Node, b: Node) -> tuple[Node, Node, bool] | None:
+        """(query, field, query comes first) of a product for the matrix units, if it is one.
+
+        The query heads themselves times vectors of a field: numbers that 16 bits hold exactly.
+        """
+        for first, left, right in ((True, a, b), (False, b, a)):
+            # q @ field.T and q @ vector; field @ q.T and vector @ q.T
+            query = left if first else (left.inputs[0] if left.op == "transpose" else left)
+            field = right.inputs[0] if first and right.op == "transpose" else right
+            turned = right.op == "transpose" if first else left.op == "transpose"
+            vector = len(field.shape) == 1
+            ready = (turned or vector) if first else turned
+            if query.op == "query" and field.op == "field" and ready:
+                return query, field, first
+        return None
+
+    def _dot(self, query: Node, field: Node, query_first: bool) -> str:
+        """[pages x vectors, D] times [D, heads]; scales come after.
+
+        Heads stand apart in 16 columns with zeros between, so that sums of columns give them back.
+        """
+        heads, depth = query.shape
+        vectors = 1 if len(field.shape) == 1 else field.shape[0]
+        columns = max(DOT_COLUMNS, padded(heads))
+        rows = self.pages * padded(vectors)
+        total = self._field_dot(field, rows, depth, columns)
+        between = columns // padded(heads)
+        if between > 1:
+            parts = (rows, padded(heads), between)
+            total = self.fresh(f"tl.sum(tl.reshape({total}, {parts}), 2)")
+        scale = self._field_scale(field)
+        if vectors == 1 and len(field.shape) == 1:
+            return total if scale is None else f"{total} * {scale}[:, None]"
+        total = self.fresh(
+            f"tl.reshape({total}, ({self.pages}, {padded(vectors)}, {padded(heads)}))"
+        )
+        if scale is not None:
+            total = self.fresh(f"{total} * {scale}[:, :, None]")
+        return f"tl.permute({total}, (0, 2, 1))" if query_first else total
+
+    def _field_dot(self, field: Node, rows: int, depth: int, columns: int) -> str:
         item = self.fields[field.given[0]]
         exact = item.form.kind in ("keys", "int4", "fp8") or (
             item.form.kind == {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(self.keys)
@@ -157,7 +203,7 @@ class PageEmitter(Emitter):
             inside += f" & ({d} < {depth})[:, None]"
         return self.lines.name(f"tl.load(q + {at}, {inside}, other=0.0).to({kind})", once=True)
 
-    def field_scale(self, field: Node) -> str | None:
+    def _field_scale(self, field: Node) -> str | None:
         item = self.fields[field.given[0]]
         if not item.form.scaled:
             return None
@@ -174,11 +220,11 @@ def blocks_of(program: Program, keys: torch.dtype) -> list[str]:
     return [name for item in program.fields for name, *_ in item.storage(keys)]
 
 
-def pointer(name: str) -> str:
-    """The argument that holds a block of a field, or its scales."""
+def pointer(program: Program, name: str) -> str:
+    """The argument that holds a block of a field, or its scales. Sources know numbers, no names."""
     base, _, part = name.partition(".")
-    return f"{part or 'field'}_{base}"
+    return f"{part or 'field'}{[item.name for item in program.fields].index(base)}"
 
 
-def state_pointer(name: str) -> str:
-    return f"memory_{name}"
+def state_pointer(program: Program, name: str) -> str:
+    return f"state{[own for own, _ in program.state].index(name)}"

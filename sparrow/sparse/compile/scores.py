@@ -60,7 +60,7 @@ def score(program: Program, keys: torch.dtype, block: int) -> str:
     out = ["score"] if not staged(program) else [f"cut{i}" for i in range(len(cuts(program)))]
     arguments = [*out, "q", "table", "lengths", "budgets", "rows"]
     arguments += _inputs(program, keys)
-    arguments += [state_pointer(name) for name, _ in program.state]
+    arguments += [state_pointer(program, name) for name, _ in program.state]
     arguments += ["layer", "width", "state_pages", "q_row", "q_head"]
     arguments += ["table_row", "table_column", "budget_row", "budget_head"]
     loose = '"layer", "width", "state_pages", "table_row", "budget_row"'
@@ -114,11 +114,12 @@ def _store_scores(lines: Lines, emitter: PageEmitter) -> None:
         at, mask = cut_place(cut, "m", "real")
         lines.add(f"tl.store(cut{index} + {at}, {value}, {mask})")
     for (name, _), node in zip(program.state, program.updates, strict=True):
-        lines.add(f"tl.store({state_pointer(name)} + state_at + m, {emitter.value(node)}, real)")
+        place = f"{state_pointer(program, name)} + state_at + m"
+        lines.add(f"tl.store({place}, {emitter.value(node)}, real)")
 
 
 def _inputs(program: Program, keys: torch.dtype) -> list[str]:
-    names = [pointer(name) for name in blocks_of(program, keys)]
+    names = [pointer(program, name) for name in blocks_of(program, keys)]
     return names + [f"constant{i}" for i in range(len(constants(program.nodes)))]
 
 

@@ -7,27 +7,12 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from support.specs import TINY as SPEC
 
 from sparrow import models, ops
 from sparrow.bench import decode, timing
-from sparrow.models.rope import Rope
-from sparrow.models.spec import ModelSpec
 from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
-
-SPEC = ModelSpec(
-    family="qwen3",
-    layers=3,
-    hidden=32,
-    intermediate=48,
-    heads=4,
-    kv_heads=2,
-    head_size=16,
-    vocabulary=64,
-    max_positions=1024,
-    tied=True,
-    rope=Rope(theta=1e4),
-)
 
 
 def short_run(split: bool) -> dict[str, Any]:

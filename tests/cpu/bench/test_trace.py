@@ -7,27 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from support.specs import TINY as SPEC
 
 from sparrow import models
 from sparrow.bench import timing, trace, trace_steps
 from sparrow.calibrate import cost
 from sparrow.engine.graphs import batch_bucket, pages_bucket
-from sparrow.models.rope import Rope
-from sparrow.models.spec import ModelSpec
 
-SPEC = ModelSpec(
-    family="qwen3",
-    layers=3,
-    hidden=32,
-    intermediate=48,
-    heads=4,
-    kv_heads=2,
-    head_size=16,
-    vocabulary=64,
-    max_positions=1024,
-    tied=True,
-    rope=Rope(theta=1e4),
-)
 LENGTHS = [190, 90, 140]
 
 

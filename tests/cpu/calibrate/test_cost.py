@@ -6,27 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.specs import TINY as SPEC
 
 from sparrow.calibrate import cost
 from sparrow.calibrate.cost import ByteModel, Trace
-from sparrow.models.rope import Rope
 from sparrow.models.shapes import shape
-from sparrow.models.spec import ModelSpec
 from sparrow.sparse import DENSE, LayerBudgets, Schedule, preset
 
-SPEC = ModelSpec(
-    family="qwen3",
-    layers=3,
-    hidden=32,
-    intermediate=48,
-    heads=4,
-    kv_heads=2,
-    head_size=16,
-    vocabulary=64,
-    max_positions=1024,
-    tied=True,
-    rope=Rope(theta=1e4),
-)
 VECTOR = 2 * 2 * 16 * 2  # k and v, heads, head size, bf16
 LANDMARK = 2 * 16 * 2
 WEIGHTS = SPEC.parameters() * 2

@@ -129,6 +129,8 @@ def test_sources_are_kept_by_content() -> None:
     )
     same = trace(other, 16, 32, 2), trace(library.block_mean, 16, 32, 2)
     assert same[0].digest == same[1].digest
+    one, two = (Compiled(program, torch.float16) for program in same)
+    assert one.module is two.module
     first, again = (Compiled(trace(library.quest, 16, 32, 2), torch.float16) for _ in range(2))
     assert first.module is again.module
     assert list(cache_dir().glob(f"{first.module.__name__}.py"))

@@ -1,0 +1,18 @@
+"""Shapes of models that tests share."""
+
+from sparrow.models.rope import Rope
+from sparrow.models.spec import ModelSpec
+
+TINY = ModelSpec(
+    family="qwen3",
+    layers=3,
+    hidden=32,
+    intermediate=48,
+    heads=4,
+    kv_heads=2,
+    head_size=16,
+    vocabulary=64,
+    max_positions=1024,
+    tied=True,
+    rope=Rope(theta=1e4),
+)
