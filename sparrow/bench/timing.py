@@ -109,14 +109,14 @@ def peak_of(device: torch.device) -> float | None:
 def schedule_named(name: str | None, flow: Flow = block_mean) -> Schedule | None:
     """None is dense, "fixed-4096" one budget at every length, others are presets.
 
-    "fixed-4096-all" has no dense layers. A flow other than the presets' has their budgets, which
-    say nothing about its quality: for measurements of time.
+    "fixed-4096-all" has no dense layers. For measurements of time: presets are forced onto the
+    flow and run on any family of models, where their budgets say nothing about quality.
     """
     if name is None:
         return None
     fixed = re.fullmatch(r"fixed-(\d+)(-all)?", name)
     if fixed is None:
-        return replace(preset(name), flow=flow.name)
+        return replace(preset(name).forced_onto(flow=flow.name), family=None)
     dense: dict[str, Any] = {"dense_layers": ()} if fixed[2] else {}
     return Schedule.fixed(int(fixed[1]), name=name, flow=flow.name, **dense)
 

@@ -75,7 +75,7 @@ def fetch(
 
 
 @app.command()
-def schedules(
+def presets(
     name: Annotated[
         str | None, typer.Argument(help="Show this one, as a schedule file to start from.")
     ] = None,
@@ -89,11 +89,11 @@ def schedules(
     if name is not None:
         print(json.dumps(to_dict(preset(name)), indent=2))
         return
-    table = Table("name", "made for", "tokens kept at 2K", "8K", "16K", "32K")
+    table = Table("name", "made for", "family", "keeps at 2K", "8K", "16K", "32K")
     for known in preset_names():
         schedule = preset(known)
         kept = [str(schedule.budget(length)) for length in (2048, 8192, 16384, 32768)]
-        table.add_row(known, str(schedule.model), *kept)
+        table.add_row(known, str(schedule.model), str(schedule.family), *kept)
     console.print(table)
 
 

@@ -58,8 +58,16 @@ class AttentionConfig(Section):
 
     # Tokens kept in all; None: dense. At least the three pages of 16 that are always kept.
     budget: Annotated[int, Field(ge=48)] | None = None
-    # Budgets by length: the name of a published schedule (sparrow schedules), or a file.
+    # Budgets by length: the name of a published schedule (sparrow presets), or a file.
     schedule: Name | None = None
+    # Run the schedule on a model family, flow or page size that it was not made for.
+    force: bool = False
+
+    @model_validator(mode="after")
+    def _refuse_force_alone(self) -> Self:
+        if self.force and self.schedule is None:
+            raise FieldError("AttentionConfig", {"force": (True, "true only with a schedule")})
+        return self
 
     @model_validator(mode="after")
     def _refuse_both(self) -> Self:

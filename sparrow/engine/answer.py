@@ -15,10 +15,12 @@ from jinja2 import TemplateError
 
 from sparrow.config import GenerateConfig, save_resolved
 from sparrow.engine.engine import Engine
+from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, load, load_tokenizer
 from sparrow.ops import versions
 from sparrow.records import Completion, to_dict
 from sparrow.sparse import Schedule, preset, preset_names
+from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
 
 COMPLETIONS = "completions.jsonl"
@@ -36,7 +38,10 @@ class Session:
     schedule: Schedule | None = field(init=False)  # read once: what is shown is what runs
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schedule", schedule_of(self.config))
+        schedule = schedule_of(self.config)
+        if schedule is not None:
+            schedule = _placed(schedule, self.model.spec.family, self.config.attention.force)
+        object.__setattr__(self, "schedule", schedule)
 
     @classmethod
     def open(cls, config: GenerateConfig, report: Callable[[str], None] | None = None) -> "Session":
@@ -48,9 +53,10 @@ class Session:
         name, chosen = config.model.name, config.model
         model = load(name, dtype=chosen.dtype, device=chosen.device, report=report)
         tokenizer = load_tokenizer(model.source or name)
+        session = cls(config=config, model=model, tokenizer=tokenizer)
         if config.run.dir is not None:
             save_resolved(config, config.run.dir)
-        return cls(config=config, model=model, tokenizer=tokenizer)
+        return session
 
     def header(self) -> str:
         """One line that says what runs."""
@@ -150,6 +156,14 @@ def schedule_of(config: GenerateConfig) -> Schedule | None:
     named = attention.schedule
     is_file = Path(named).is_file() or named.endswith(".json") or "/" in named
     return Schedule.load(named) if is_file and named not in preset_names() else preset(named)
+
+
+def _placed(schedule: Schedule, family: str, force: bool) -> Schedule:
+    """A schedule that holds for this family of models and the rule that runs here, or is forced."""
+    if force:
+        schedule = schedule.forced_onto(family=family, flow=block_mean.name, page=PAGE)
+    Rule.like(schedule).check(schedule, page=PAGE, family=family)
+    return schedule
 
 
 def encode_prompt(tokenizer: Any, prompt: str, *, chat: bool, model: str) -> list[int]:

@@ -85,7 +85,7 @@ class AsyncEngine:
             yield output
 
     async def run(self, work: Callable[[Engine], T]) -> T:
-        """Do something with the engine between steps: update weights, load an adapter, sleep."""
+        """Do something with the engine between steps: update weights, reschedule, sleep."""
         return await self._order(lambda: work(self._engine))
 
     async def _outputs(

@@ -9,6 +9,7 @@ scheduler planned; on a GPU its results are read one step late, while the next o
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -18,7 +19,7 @@ from sparrow.engine import assembly
 from sparrow.engine.adapters import CAPACITY, MAX_RANK, Adapters
 from sparrow.engine.loop import Loop, Output
 from sparrow.engine.pool import PAGE
-from sparrow.engine.requests import Request, stop_ids
+from sparrow.engine.requests import Request, kept_shares, stop_ids
 from sparrow.engine.runner import Runner
 from sparrow.engine.scheduler import Preempt, Reuse, Scheduler
 from sparrow.engine.weights import Items, WeightStore
@@ -27,7 +28,7 @@ from sparrow.models.lora import Adapter
 from sparrow.records import Completion, OutputOptions, SamplingParams
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
+from sparrow.sparse.schedule import Course, Schedule
 
 EXACT_BATCH = 16  # see Engine: exact_batches
 
@@ -97,6 +98,7 @@ class Engine:
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
         self._graphs = graphs and on_gpu and not assembly.without_kernel(model, rule)
         self._ids = itertools.count()
+        self._courses: dict[tuple[int, int], Course] = {}  # of samples whose schedule was changed
         self._asleep = False
         self.loop = Loop(self.policy, spec=model.spec, rule=rule, late=on_gpu)
         self._allocate()
@@ -149,20 +151,60 @@ class Engine:
             adapter_slot=self._adapters.find(adapter),
         )
         request.check(self.model.spec, self.max_context)
-        request.schedule_slot = self._schedule_slot(schedule)
+        request.schedule_slot = self._schedule_slot(schedule, self.loop.requests.values())
         self.loop.add(request)
         return request.id
 
-    def _schedule_slot(self, schedule: Schedule | None) -> int:
+    def _schedule_slot(self, schedule: Schedule | None, others: Iterable[Request]) -> int:
+        """Where a schedule's budgets are, beside those of the other requests."""
         if schedule is None:
             return 0
         if not isinstance(schedule, Schedule):
             raise ValueError(f"schedule {schedule!r}: give a Schedule, such as preset(name)")
         if self.rule is None:
             raise ValueError(f"schedule {schedule.name!r}: this engine is dense only (rule=None)")
-        self.rule.check(schedule, page=PAGE)
-        used = {request.schedule_slot for request in self.loop.requests.values()}
-        return self._budgets.add(schedule, used)
+        self.rule.check(schedule, page=PAGE, family=self.model.spec.family)
+        return self._budgets.add(schedule, {request.schedule_slot for request in others})
+
+    def reschedule(self, which: int | Schedule, schedule: Schedule | None) -> list[int]:
+        """Change the schedule of a request, or of all that are under one, from the next step on.
+
+        None is dense. The numbers of the requests that it concerns come back; gone ones are fine.
+        Keys and values stay, memory and captured steps too; completions say what ran, and when.
+        """
+        if not isinstance(which, int | Schedule):
+            raise ValueError(f"reschedule: got {which!r}, allowed: a request's number, a Schedule")
+        requests = self.loop.requests.values()
+        chosen = [request for request in requests if which in (request.id, request.schedule)]
+        slot = self._schedule_slot(schedule, [each for each in requests if each not in chosen])
+        for request in chosen:
+            self._reschedule(request, schedule, slot)
+        return [request.id for request in chosen]
+
+    def _reschedule(self, request: Request, schedule: Schedule | None, slot: int) -> None:
+        begun = [each for each in request.samples if each.live and each.drawn > 1]
+        if schedule is None and request.schedule is not None and begun and self.rule is not None:
+            schedule = self.rule.whole(PAGE)  # and not None: what was written is no dense answer
+        for sample in begun:  # of the others every decode step is still to come
+            key = request.id, sample.number
+            course = self._courses.get(key)
+            if course is None or course.restarts != sample.restarts:
+                course = self._courses[key] = Course(request.schedule, sample.restarts)
+            course.change(sample.drawn, schedule)
+        for row in (each.row for each in request.samples if each.row is not None):
+            self.scheduler.rows.schedule_R[row] = slot
+        request.schedule, request.schedule_slot = schedule, slot
+
+    def _retold(self, output: Output) -> Output:
+        """A completion whose schedule was changed says which ran for which tokens."""
+        done, spec = output.completion, self.model.spec
+        course = self._courses.pop((output.request, output.sample), None) if done else None
+        if done is None or course is None or course.restarts != output.restarts:
+            return output
+        sizes = len(done.prompt_ids), len(done.token_ids)
+        kept = course.join(lambda schedule: kept_shares(schedule, self.rule, *sizes, spec))
+        done = replace(done, attention=course.describe(*sizes), kept=kept)
+        return output._replace(completion=done)
 
     def abort(self, request: int) -> None:
         """End a request now; its samples come back with what they have. Gone ones are fine."""
@@ -172,8 +214,9 @@ class Engine:
         """Run what is due next; the tokens and completions that have come to light by then."""
         self._require_awake()
         self._weights.require()
-        outputs = self.loop.step(self.runner, self.version)
+        outputs = [self._retold(each) for each in self.loop.step(self.runner, self.version)]
         if self.idle:
+            self._courses.clear()
             self.check_integrity()
         return outputs
 

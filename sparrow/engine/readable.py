@@ -92,9 +92,9 @@ def generate(
     the n, and its logits: not on the other prompts. A row whose logits are not finite ends with
     the reason; the others go on.
     """
-    rule = Rule(flow=flow) if schedule is None else Rule.of(schedule, flow)
+    rule = Rule(flow=flow) if schedule is None else Rule.like(schedule, flow)
     if schedule is not None:
-        rule.check(schedule, page=PAGE)
+        rule.check(schedule, page=PAGE, family=model.spec.family)
     budgets = BudgetTable(
         layers=model.spec.layers, kv_heads=model.spec.kv_heads, device=model.device
     )

@@ -27,6 +27,7 @@ def preset(name: str) -> Schedule:
         budgets=own["budgets"],
         **data["rule"],
         model=own["model"],
+        family=data["family"],
         provenance=tuple(Note(key=key, text=text) for key, text in notes.items()),
     )
 

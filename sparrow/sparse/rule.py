@@ -5,7 +5,7 @@ to keep. Legend of the dimension letters: sparrow/ops/types.py.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.interpret import Scene
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.flows.tracing import Program, check_weights, trace
-from sparrow.sparse.schedule import Schedule
+from sparrow.sparse.schedule import DENSE, Schedule
 
 if TYPE_CHECKING:
     from sparrow.sparse.compile.launch import Compiled
@@ -57,6 +57,11 @@ class Rule:
                 f"schedule {schedule.name!r} was made for the flow {schedule.flow!r}, not for "
                 f"{flow.name!r}: give the flow it names"
             )
+        return cls.like(schedule, flow)
+
+    @classmethod
+    def like(cls, schedule: Schedule, flow: Flow = block_mean) -> "Rule":
+        """A rule of this flow with the reserved pages and dense layers of a schedule."""
         dense = frozenset(schedule.dense_layers)
         return cls(flow=flow, first=schedule.first, last=schedule.last, dense_layers=dense)
 
@@ -224,30 +229,35 @@ class Rule:
 
     # Schedules.
 
-    def check(self, schedule: Schedule, *, page: int) -> None:
-        """Raise ValueError if a schedule was made for another rule than this one at this page size.
+    def check(self, schedule: Schedule, *, page: int, family: str | None = None) -> None:
+        """Raise ValueError if a schedule was made for anything else than what runs here.
 
-        Budgets measured with one rule say nothing about another, so none is ever adapted.
+        That is this rule at a page size, on models of a family (None: any). Budgets measured with
+        one say nothing about another, so none is adapted unless `Schedule.forced_onto` was asked.
         """
-        runs = (self.name, page, self.first, self.last, tuple(sorted(self.dense_layers)))
-        made = (
-            schedule.flow,
-            schedule.page,
-            schedule.first,
-            schedule.last,
-            schedule.dense_layers,
-        )
-        labels = ("flow", "page", "first", "last", "dense_layers")
-        wrong = [
-            f"{label} {have!r} (the engine runs {want!r})"
-            for label, have, want in zip(labels, made, runs, strict=True)
-            if have != want
-        ]
+        wrong = schedule.misfits(self._place(page) | {"family": family})
         if wrong:
+            pairs = wrong.items()
+            made = [f"{k} {getattr(schedule, k)!r} (the engine runs {v!r})" for k, v in pairs]
+            force = ", ".join(f"{field}={value!r}" for field, value in pairs)
             raise ValueError(
-                f"schedule {schedule.name!r} was made for another rule: {', '.join(wrong)}; "
-                "run it with its own rule or give a schedule made for this one"
+                f"schedule {schedule.name!r} was not made for this: {', '.join(made)}; give one "
+                f"that was, or force this one: schedule.forced_onto({force}), for `sparrow "
+                "generate` --attention.force=true"
             )
+
+    def whole(self, page: int) -> Schedule:
+        """The schedule of this rule that keeps everything."""
+        return Schedule.fixed(DENSE, name="dense", **self._place(page))
+
+    def _place(self, page: int) -> dict[str, Any]:
+        return {
+            "flow": self.name,
+            "page": page,
+            "first": self.first,
+            "last": self.last,
+            "dense_layers": tuple(sorted(self.dense_layers)),
+        }
 
 
 def _on_gpu(tensor: Tensor) -> bool:

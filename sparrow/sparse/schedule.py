@@ -1,13 +1,14 @@
 """Budget schedules: how many tokens decoding keeps at each length, as data with provenance.
 
 A schedule counts in tokens, all kept ones included (reserved pages and the unfinished page too),
-and says which selection rule it was measured with. No torch: plans and reports read them as well.
+and says which selection rule and model family it was measured with. It may be forced elsewhere, and
+then says that too. No torch: plans and reports read them as well.
 """
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from sparrow.records import Int32Array, Record, from_dict, to_dict
 
 DENSE = 2**31 - 1
 """The budget of a layer or request that keeps everything: the largest int32."""
+
+PLACE = ("family", "flow", "page", "first", "last", "dense_layers")
+"""The fields that say where a schedule's budgets hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +51,8 @@ class Schedule(Record):
 
     Bin i starts at lengths[i] tokens (the current one included) and keeps budgets[i]; the last bin
     is open. The rule is the flow's name, its page size, the pages it always keeps and the layers
-    that stay dense: another rule keeps other tokens, so budgets do not carry over to it.
+    that stay dense: another rule keeps other tokens, so budgets do not carry over to it; nor do
+    they to another family of models.
     """
 
     name: str
@@ -60,7 +65,9 @@ class Schedule(Record):
     last: int = 2
     dense_layers: tuple[int, ...] = (0, 1)
     model: str | None = None  # the model it was measured on
+    family: str | None = None  # that model's, as "qwen3"; None: made by hand, for any
     provenance: tuple[Note, ...] = ()
+    forced: tuple[Note, ...] = ()  # by field: what it was made for, where that is not what it says
 
     @classmethod
     def fixed(cls, budget: int, **settings: Any) -> "Schedule":
@@ -100,19 +107,63 @@ class Schedule(Record):
             return self.kept(lengths, layer).astype(np.float64)
         return np.mean([self.kept(lengths, layer, head) for head in range(kv_heads)], axis=0)
 
-    def describe(self) -> str:
-        """What runs, in one line for headers and completions. A constant budget needs no name."""
-        dense = ", ".join(map(str, self.dense_layers)) or "none"
-        budgets = self._describe_budgets()
-        name = f"{self.name}: " if budgets.startswith("budgets") else ""
-        return (
-            f"{name}{self.flow}, page {self.page}, {budgets}, first {self.first} and "
-            f"last {self.last} pages kept, dense layers: {dense}"
+    def misfits(self, place: Mapping[str, Any]) -> dict[str, Any]:
+        """Those fields of a place (see PLACE) that are not what the schedule was made for.
+
+        A schedule without a family is for any, and so is a place.
+        """
+        either = {"family"} if None in (self.family, place.get("family")) else set()
+        return {
+            field: value
+            for field, value in place.items()
+            if field not in either and getattr(self, field) != value
+        }
+
+    def forced_onto(self, **place: Any) -> "Schedule":
+        """The same budgets at a place they were not made for; `describe` says so from then on.
+
+        place: any fields of PLACE. How far decoding strays there is unmeasured. Layers that are
+        dense there lose the budgets of their own.
+        """
+        unknown = sorted(place.keys() - set(PLACE))
+        _require(not unknown, "forced_onto", unknown, ", ".join(PLACE))
+        if "dense_layers" in place:
+            place["dense_layers"] = tuple(sorted(place["dense_layers"]))
+        changes = self.misfits(place)
+        made_for = {field: _said(getattr(self, field)) for field in changes}
+        made_for |= {note.key: note.text for note in self.forced}
+        now = {field: _said(changes.get(field, getattr(self, field))) for field in PLACE}
+        dense = changes.get("dense_layers", self.dense_layers)
+        return replace(
+            self,
+            **changes,
+            layers=tuple(item for item in self.layers if item.layer not in dense),
+            forced=tuple(
+                Note(key=field, text=made_for[field])
+                for field in PLACE
+                if made_for.get(field, now[field]) != now[field]
+            ),
         )
 
-    def _describe_budgets(self) -> str:
+    def describe(self) -> str:
+        """What runs, in one line for headers and completions. A constant budget needs no name."""
+        least, most = self._range()
+        if least == DENSE:
+            return "dense"
+        name = f"{self.name}: " if least < most else ""
+        made_for = ", ".join(f"{n.key.replace('_', ' ')} {n.text}" for n in self.forced)
+        return (
+            f"{name}{self.flow}, page {self.page}, {self._describe_budgets(least, most)}, "
+            f"first {self.first} and last {self.last} pages kept, "
+            f"dense layers: {_said(self.dense_layers)}"
+            + (f"; FORCED, made for {made_for}" if made_for else "")
+        )
+
+    def _range(self) -> tuple[int, int]:
         rows = [self.budgets, *(item.budgets for item in self.layers)]
-        least, most = min(int(row.min()) for row in rows), max(int(row.max()) for row in rows)
+        return min(int(row.min()) for row in rows), max(int(row.max()) for row in rows)
+
+    def _describe_budgets(self, least: int, most: int) -> str:
         if least == most:
             return f"budget {least} tokens"
         by = [f"length ({len(self.lengths)} bins)"] if len(self.lengths) > 1 else []
@@ -159,10 +210,13 @@ class Schedule(Record):
             self._check_budgets(f"layers[{index}].budgets", item.budgets)
         keys = [note.key for note in self.provenance]
         _require(len(set(keys)) == len(keys), "provenance", keys, "keys that differ")
+        fields = [note.key for note in self.forced]
+        known = [field for field in PLACE if field in fields]
+        _require(fields == known, "forced", fields, f"fields of {PLACE}, in order")
 
     def _check_rule(self) -> None:
-        for field in ("name", "flow"):
-            _require(bool(getattr(self, field)), field, "an empty text", "a name")
+        for field in ("name", "flow", "family"):
+            _require(getattr(self, field) != "", field, "an empty text", "a name")
         _require(self.page >= 1, "page", self.page, "an integer >= 1")
         _require(self.first >= 0, "first", self.first, "an integer >= 0")
         allowed = "an integer >= 1 (an unfinished page has no landmark and is always kept)"
@@ -188,6 +242,44 @@ class Schedule(Record):
         for index, (before, after) in enumerate(pairwise(values)):
             given = f"{after} tokens in bin {index + 1} after {before}"
             _require(after >= before, field, given, "budgets that do not fall with the length")
+
+
+class Course:
+    """The schedules that decoded one sample, each from so many drawn tokens on; None: dense."""
+
+    def __init__(self, schedule: Schedule | None, restarts: int) -> None:
+        """restarts: how often the sample had begun anew, which makes what ran before void."""
+        self.restarts = restarts
+        self._starts: list[tuple[int, Schedule | None]] = [(0, schedule)]
+
+    def change(self, drawn: int, schedule: Schedule | None) -> None:
+        """Another schedule from the next token on, after this many."""
+        if self._starts[-1][0] == drawn:
+            self._starts.pop()
+        if not self._starts or self._starts[-1][1] != schedule:
+            self._starts.append((drawn, schedule))
+
+    def describe(self, prompt: int, tokens: int) -> str:
+        """All that ran for a prompt and an answer of these lengths, and the length it began at."""
+        ran = [
+            ("" if not start else f"; from length {prompt + start}: ")
+            + ("dense" if schedule is None else schedule.describe())
+            for start, schedule in self._starts
+            if start < tokens or not start
+        ]
+        return "".join(ran)
+
+    def join(
+        self, of: Callable[[Schedule | None], npt.NDArray[np.float32] | None]
+    ) -> npt.NDArray[np.float32] | None:
+        """Values by token, each from those of the schedule that drew it; None where one is None."""
+        parts = [of(schedule) for _, schedule in self._starts]
+        (_, *later), (joined, *others) = self._starts, parts
+        for (start, _), part in zip(later, others, strict=True):
+            if joined is None or part is None:
+                return None
+            joined[start:] = part[start:]
+        return joined
 
 
 def kept_tokens(length: int, budget: int, page: int = 16, first: int = 1, last: int = 2) -> int:
@@ -222,6 +314,11 @@ def _kept(
 def _require(holds: bool, field: str, given: object, allowed: str) -> None:
     if not holds:
         raise ValueError(f"Schedule.{field}: got {given}, allowed: {allowed}")
+
+
+def _said(value: object) -> str:
+    """A field of a place, for people."""
+    return (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
 
 
 def _ascending(field: str, values: Sequence[int], what: str) -> None:

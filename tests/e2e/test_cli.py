@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 import sparrow
 from sparrow.models import ModelSpec
+from sparrow.sparse import Schedule, preset
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,38 @@ def test_a_budget_is_said_aloud(folder: Path) -> None:
     assert "budget 48 tokens" in json.loads(done.stdout)["attention"]
 
 
+def test_a_schedule_of_another_family_must_be_forced(folder: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "made.json", tmp_path / "run"
+    Schedule.fixed(96, page=32, family="llama").save(file)
+    words = ("generate", "-m", folder, "x" * 100, *SHORT, f"--attention.schedule={file}")
+    refused = run(*words, "--out", out)
+    assert refused.returncode == 2
+    assert "family 'llama' (the engine runs 'qwen3')" in refused.stderr
+    assert "page 32 (the engine runs 16)" in refused.stderr
+    assert "--attention.force=true" in refused.stderr
+    assert not out.exists()
+    forced = run(*words, "--attention.force=true", "--json")
+    assert forced.returncode == 0, forced.stderr
+    for said in (forced.stderr, json.loads(forced.stdout)["attention"]):
+        assert "FORCED, made for family llama, page 32" in " ".join(said.split())  # header wraps
+
+
+def test_a_preset_runs_on_its_family_unforced(folder: Path) -> None:
+    done = run("generate", "-m", folder, "hi", *SHORT, "--attention.schedule=qwen3-1.7b-0.86")
+    assert done.returncode == 0, done.stderr
+    assert "qwen3-1.7b-0.86: block-mean" in done.stderr
+    assert "FORCED" not in done.stderr
+
+
+def test_presets_are_listed_and_shown(tmp_path: Path) -> None:
+    listed = run("presets").stdout
+    assert listed.count("qwen3-") == 20
+    assert "family" in listed
+    shown = tmp_path / "shown.json"
+    shown.write_text(run("presets", "qwen3-4b-0.86").stdout)
+    assert Schedule.load(shown) == preset("qwen3-4b-0.86")
+
+
 def test_prompts_come_from_standard_input_and_settings_from_files(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -110,6 +143,7 @@ def test_prompts_come_from_standard_input_and_settings_from_files(
         (("generate", "hi", "--temperature", "1"), "no option --temperature"),
         (("generate", "hi", "-c", "missing.toml"), "missing.toml"),
         (("generate", "hi", "--attention.budget=-1"), "attention.budget: got -1"),
+        (("generate", "hi", "--attention.force=true"), "true only with a schedule"),
         (("generate", "hi", "-t", "0.5"), "no option -t"),
         (("generate", ""), "no prompt"),
         (("generate",), "no prompt"),

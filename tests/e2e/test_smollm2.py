@@ -79,6 +79,7 @@ def test_the_python_of_the_readme_runs(folder, capsys):
     said = capsys.readouterr().out
     assert "block-mean rule at hand" in said
     assert "qwen3-1.7b-0.86: block-mean" in said
+    assert "FORCED, made for family qwen3" in said
     exec(acceptance, {})
     mean, tail = map(float, re.findall(r"tensor\(([\d.]+)\)", capsys.readouterr().out))
     assert 0 < tail < mean <= 1

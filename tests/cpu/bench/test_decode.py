@@ -11,6 +11,7 @@ from support.specs import TINY as SPEC
 
 from sparrow import models, ops
 from sparrow.bench import decode, timing
+from sparrow.sparse.flows import library
 from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
 
@@ -123,3 +124,13 @@ def test_ops_are_left_as_they_were() -> None:
 )
 def test_kernels_by_name(kernel: str, part: str) -> None:
     assert timing.part_of(kernel) == part
+
+
+def test_presets_are_timed_on_any_flow_and_family() -> None:
+    own = timing.schedule_named("qwen3-1.7b-0.86")
+    assert own is not None
+    assert (own.forced, own.family) == ((), None)
+    other = timing.schedule_named("qwen3-1.7b-0.86", library.quest)
+    assert other is not None
+    Rule(flow=library.quest).check(other, page=16, family="llama")
+    assert other.describe().endswith("; FORCED, made for flow block-mean")

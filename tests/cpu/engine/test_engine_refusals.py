@@ -91,6 +91,16 @@ def test_schedules_of_another_rule(engine, schedule, message) -> None:
     assert engine.idle
 
 
+def test_schedules_of_another_family(engine) -> None:
+    made = Schedule.fixed(48, family="llama")
+    message = r"'fixed-48' was not made for this: family 'llama' \(the engine runs 'qwen3'\)"
+    with pytest.raises(ValueError, match=message):
+        engine.add([1], params(), schedule=made)
+    forced = made.forced_onto(family="qwen3")
+    (done,) = engine.generate([[1]], params(max_tokens=2), schedule=forced)
+    assert done.attention.endswith("; FORCED, made for family llama")
+
+
 def test_schedules_of_another_model(engine) -> None:
     beyond = LayerBudgets(layer=7, budgets=np.array([64]))
     with pytest.raises(ValueError, match=r"names layers \[7\], the model has 0 to 2"):
@@ -121,7 +131,7 @@ def test_a_rule_of_its_own_takes_its_own_schedules(model) -> None:
     schedule = Schedule.fixed(48, dense_layers=(0,))
     (mine,) = engine.generate([prompt(100)], params(max_tokens=4), schedule=schedule)
     assert "dense layers: 0" in mine.attention
-    with pytest.raises(ValueError, match="made for another rule"):
+    with pytest.raises(ValueError, match="was not made for this"):
         engine.add([1], params(), schedule=SPARSE)
 
 

@@ -1,5 +1,6 @@
 """Rules: the paper's is the ops it stands for, and every flow decodes as it is seen in one pass."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -121,8 +122,34 @@ def test_accepts_schedules_made_for_it() -> None:
 )
 def test_refuses_schedules_made_for_another_rule(change: dict[str, object], message: str) -> None:
     schedule = replace(preset("qwen3-4b-0.86"), **change)
-    with pytest.raises(ValueError, match=rf"'qwen3-4b-0.86' was made for another rule: {message};"):
+    with pytest.raises(ValueError, match=rf"'qwen3-4b-0.86' was not made for this: {message};"):
         Rule().check(schedule, page=16)
+
+
+def test_refuses_schedules_made_for_another_family() -> None:
+    Rule().check(preset("qwen3-4b-0.86"), page=16, family="qwen3")
+    Rule().check(Schedule.fixed(64), page=16, family="llama")  # made by hand: for any
+    with pytest.raises(ValueError, match=r"family 'qwen3' \(the engine runs 'llama'\); give"):
+        Rule().check(preset("qwen3-4b-0.86"), page=16, family="llama")
+
+
+def test_the_refusal_names_everything_and_how_to_force() -> None:
+    rule = Rule(flow=library.quest, first=0, dense_layers=frozenset((2,)))
+    schedule = preset("qwen3-4b-0.86")
+    wrong = "flow 'block-mean' .*, page 16 .*, first 1 .*, dense_layers .*, family 'qwen3' .*"
+    force = "flow='quest', page=8, first=0, dense_layers=(2,), family='llama'"
+    with pytest.raises(ValueError, match=rf"{wrong}forced_onto\({re.escape(force)}\)"):
+        rule.check(schedule, page=8, family="llama")
+    place = {"flow": "quest", "page": 8, "first": 0, "dense_layers": (2,), "family": "llama"}
+    rule.check(schedule.forced_onto(**place), page=8, family="llama")
+
+
+def test_a_rule_has_a_schedule_that_keeps_everything() -> None:
+    rule = Rule(flow=library.quest, first=0, last=3, dense_layers=frozenset((4, 2)))
+    whole = rule.whole(8)
+    rule.check(whole, page=8)
+    assert whole.describe() == "dense"
+    assert whole.kept(np.array([1, 7, 10**6]), 3).tolist() == [1, 7, 10**6]
 
 
 # Any flow: token by token through a cache, and whole sequences in one pass.

@@ -51,6 +51,7 @@ def test_every_preset_is_a_schedule_of_the_papers_rule(name: str) -> None:
     assert (made.flow, made.page, made.first, made.last) == ("block-mean", 16, 1, 2)
     assert (made.name, made.dense_layers) == (name, (0, 1))
     assert made.model == "Qwen3-" + name.split("-")[1].upper()
+    assert (made.family, made.forced) == ("qwen3", ())
     assert made.lengths.tolist() == [0, *(2000 * i - 15 for i in range(1, 20))]
     assert from_dict(Schedule, to_dict(made)) == made
     notes = {note.key: note.text for note in made.provenance}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sparrow.sparse import DENSE, LayerBudgets, Note, Schedule, kept_tokens
+from sparrow.sparse.schedule import Course
 
 
 def schedule(**changes: Any) -> Schedule:
@@ -61,10 +62,104 @@ def test_describe_says_what_runs() -> None:
     assert Schedule.fixed(48, dense_layers=()).describe().endswith("dense layers: none")
 
 
+def test_what_keeps_everything_is_dense() -> None:
+    assert Schedule.fixed(DENSE).describe() == "dense"
+    own = (LayerBudgets(layer=2, budgets=[64]),)
+    assert "budgets 64 to 2147483647" in Schedule.fixed(DENSE, layers=own).describe()
+
+
+# Elsewhere.
+
+
+def test_a_place_is_compared_field_by_field() -> None:
+    made = schedule(family="qwen3")
+    assert made.misfits({"family": "qwen3", "page": 16, "dense_layers": (0, 1)}) == {}
+    assert made.misfits({"family": "llama", "page": 8}) == {"family": "llama", "page": 8}
+    assert made.misfits({"family": None, "flow": "quest"}) == {"flow": "quest"}
+    assert schedule().misfits({"family": "llama"}) == {}  # made by hand: for any
+
+
+def test_forced_it_says_what_it_was_made_for() -> None:
+    made = schedule(family="qwen3")
+    forced = made.forced_onto(family="llama", flow="quest", page=8, dense_layers={3})
+    assert (forced.family, forced.flow, forced.page) == ("llama", "quest", 8)
+    assert forced.dense_layers == (3,)
+    assert forced.budgets.tolist() == made.budgets.tolist()
+    text = "; FORCED, made for family qwen3, flow block-mean, page 16, dense layers 0, 1"
+    assert forced.describe().endswith("dense layers: 3" + text)
+
+
+def test_forced_where_it_holds_it_is_the_same() -> None:
+    made = schedule(family="qwen3")
+    assert made.forced_onto(family="qwen3", page=16) == made
+    assert schedule().forced_onto(family="llama") == schedule()
+
+
+def test_forced_twice_it_says_where_it_came_from() -> None:
+    once = schedule(family="qwen3").forced_onto(family="llama")
+    twice = once.forced_onto(family="qwen2", last=1)
+    assert twice.describe().endswith("; FORCED, made for family qwen3, last 2")
+    assert twice.forced_onto(family="qwen3", last=2) == schedule(family="qwen3")
+
+
+def test_forced_layers_that_are_dense_there_lose_their_budgets() -> None:
+    own = [LayerBudgets(layer=at, budgets=[64, 64, 96]) for at in (2, 4)]
+    forced = schedule(layers=own).forced_onto(dense_layers=(2,))
+    assert [item.layer for item in forced.layers] == [4]
+    assert [forced.budget(250, layer) for layer in range(5)] == [128, 128, DENSE, 128, 96]
+
+
+def test_forcing_refuses_what_cannot_be() -> None:
+    with pytest.raises(ValueError, match=r"64 tokens in bin 0, allowed: >= 96, the first 1 and"):
+        schedule().forced_onto(page=32)
+    with pytest.raises(ValueError, match=r"forced_onto: got \['model'\], allowed: family, flow"):
+        schedule().forced_onto(model="x")
+
+
+# Changes on the way.
+
+WIDE = Schedule.fixed(96)
+
+
+def shares(made: Schedule | None) -> np.ndarray:
+    return np.full(6, 1.0 if made is None else made.budget(0) / 100, np.float32)
+
+
+def test_a_course_joins_what_ran() -> None:
+    course = Course(Schedule.fixed(48), restarts=0)
+    course.change(2, WIDE)
+    course.change(4, None)
+    np.testing.assert_allclose(course.join(shares), [0.48, 0.48, 0.96, 0.96, 1, 1])
+    narrow, wide = Schedule.fixed(48).describe(), WIDE.describe()
+    assert course.describe(10, 6) == f"{narrow}; from length 12: {wide}; from length 14: dense"
+    assert course.describe(10, 4) == f"{narrow}; from length 12: {wide}"  # ended before the last
+    assert course.describe(10, 0) == narrow
+
+
+def test_a_course_has_no_stretch_without_a_token() -> None:
+    course = Course(None, restarts=0)
+    course.change(3, WIDE)
+    course.change(3, Schedule.fixed(48))
+    assert course.describe(0, 6) == f"dense; from length 3: {Schedule.fixed(48).describe()}"
+    course.change(3, None)
+    assert course.describe(0, 6) == "dense"
+    course.change(4, None)
+    assert course.describe(0, 6) == "dense"
+
+
+def test_a_course_counts_nothing_where_a_part_is_not_counted() -> None:
+    course = Course(None, restarts=0)
+    course.change(3, WIDE)
+    assert course.join(lambda made: None if made is WIDE else np.ones(6, np.float32)) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"name": ""}, r"Schedule\.name: got an empty text"),
+        ({"family": ""}, r"Schedule\.family: got an empty text"),
+        ({"forced": [Note(key="model", text="b")]}, r"forced: got \['model'\], allowed: fields"),
+        ({"forced": [Note(key="page", text="8")] * 2}, r"forced: got \['page', 'page'\]"),
         ({"lengths": []}, r"Schedule\.lengths: got \[\], allowed: bins of which the first .* 0"),
         ({"lengths": [1, 100, 200]}, r"Schedule\.lengths: got \[1, 100, 200\]"),
         ({"lengths": [0, 100, 100]}, r"Schedule\.lengths: got \[0, 100, 100\], .* each above"),
@@ -119,11 +214,13 @@ def test_file_has_one_field_a_line_and_gives_the_schedule_back(tmp_path: Path) -
     made = schedule(
         layers=[LayerBudgets(layer=5, budgets=[48, 96, 4096])],
         model="Qwen3-1.7B",
+        family="qwen3",
         provenance=[Note(key="prompts", text='AIME "24"')],
-    )
+    ).forced_onto(family="llama")
     made.save(path)
     assert Schedule.load(path) == made
     assert '  "lengths": [0, 100, 200],\n' in path.read_text()
+    assert Schedule.load(path).describe().endswith("; FORCED, made for family qwen3")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         last=last,
         dense_layers=tuple(number for number in numbers if number not in own),
         model=draw(st.none() | st.text()),
+        family=draw(st.none() | st.text(min_size=1)),
         provenance=tuple(Note(key=key, text=text) for key, text in notes.items()),
     )
 
