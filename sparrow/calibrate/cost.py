@@ -147,7 +147,7 @@ class ByteModel:
                 kept += own
                 scored += np.where(own < lengths, lengths // self.page, 0)
         if self.idle_landmarks:
-            scored = self._scored_layers() * (lengths // self.page)
+            scored = self.scored_layers * (lengths // self.page)
         kept_bytes = np.rint(kept * self.vector).astype(np.int64)
         return RowBytes(dense * self.vector, kept_bytes, scored * self.landmark)
 
@@ -157,7 +157,8 @@ class ByteModel:
         heads = (self.schedule.budgets_of(layer, head) for head in range(self.spec.kv_heads))
         return all(bool((budgets == DENSE).all()) for budgets in heads)
 
-    def _scored_layers(self) -> int:
+    @property
+    def scored_layers(self) -> int:
         """Layers in which the engine scores pages, whatever their budgets."""
         if self.schedule is None:
             return 0
@@ -346,6 +347,7 @@ def limit(
     bytes_per_s: float = H200_BYTES_PER_S,
     itemsize: int = 2,
     field_bytes: int | None = None,
+    most: int | None = None,
 ) -> Limit:
     """The most that a schedule can gain over dense on these requests, on such a device."""
     page = schedule.page
@@ -354,7 +356,7 @@ def limit(
     )
     dense = ByteModel(spec=spec, itemsize=itemsize, page=page)
     fits = sparse.capacity(memory=memory, reserve=reserve)
-    over = trace(lengths, prompt=prompt, capacity=fits, page=page)
+    over = trace(lengths, prompt=prompt, capacity=fits, page=page, most=most)
     return Limit(
         dense=rollout_bytes(dense, over),
         sparse=rollout_bytes(sparse, over),

@@ -1,0 +1,235 @@
+"""Machines: what is published of them, and how long decode steps of our engine took there.
+
+A step's time is a sum, so that a planner can take it apart: what the step costs whoever is in it,
+and of each row the bytes that are read of it, each kind at the rate that was measured for it.
+
+    seconds = fixed(rows, longest) + sum over rows of per_row[length]
+
+Constants are those of one engine on one machine (`EngineTimes`, fitted by `hardware_fit`). A
+machine that nobody measured has none: its steps take as long as their bytes at the published
+rate, and its note says so. numpy and no torch: plans read this too.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from sparrow.calibrate.cost import RESERVE, ByteModel, FloatArray, IntArray
+from sparrow.records import Record, from_dict, to_dict
+
+UNMEASURED = "not measured: bytes alone, all at the published rate, which no engine reaches"
+PRODUCT_ROWS = 16  # rows of the narrowest tile of our products
+NARROW_PAGES = 128  # of a table, up to which choosing pages is short work
+BOOK = 16_384  # lengths that are looked up at first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EngineTimes(Record):
+    """What a decode step of our engine costs on a machine. A rate of None: it takes no time.
+
+    layer_us              kernels of a layer, beyond what they read
+    weight_bytes_per_s    weights, read once a step
+    product_flops_per_s   products with rows beyond the first `product_rows`, which come for free;
+                          they run in tiles, so rows are rounded up to powers of two
+    score_us              a layer that chooses pages: scoring and choosing, beyond what they read
+    choice_us             added to that where a row has more than `narrow_pages` pages
+    dense_bytes_per_s     keys and values of layers that keep everything
+    kept_bytes_per_s      keys and values of chosen pages
+    landmark_bytes_per_s  what pages are chosen by
+    most_rows             rows of the largest step measured: more are extrapolated
+    """
+
+    layer_us: float
+    weight_bytes_per_s: float | None
+    product_flops_per_s: float | None
+    score_us: float
+    choice_us: float
+    dense_bytes_per_s: float | None
+    kept_bytes_per_s: float | None
+    landmark_bytes_per_s: float | None
+    product_rows: int = PRODUCT_ROWS
+    narrow_pages: int = NARROW_PAGES
+    most_rows: int
+    points: int  # that the constants were fitted to
+    median_error: float  # over those, as a share of the measured time
+    worst_error: float
+
+    def fixed_costs(self) -> FloatArray:
+        """Seconds of a unit of each of `fixed_work`."""
+        rates = _per_unit(self.weight_bytes_per_s, self.product_flops_per_s)
+        return np.array([self.layer_us * 1e-6, *rates, self.score_us * 1e-6, self.choice_us * 1e-6])
+
+    def row_costs(self) -> FloatArray:
+        """Seconds of a byte of each of `RowBytes`."""
+        rates = self.dense_bytes_per_s, self.kept_bytes_per_s, self.landmark_bytes_per_s
+        return np.array(_per_unit(*rates))
+
+    def _check(self) -> None:
+        for name in ("layer_us", "score_us", "choice_us"):
+            _require(getattr(self, name) >= 0, f"EngineTimes.{name}", getattr(self, name), ">= 0")
+        for name in self._hints():
+            value = getattr(self, name)
+            if name.endswith("_per_s"):
+                _require(value is None or value > 0, f"EngineTimes.{name}", value, "> 0, or null")
+        _require(self.product_rows > 0, "EngineTimes.product_rows", self.product_rows, "> 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Hardware(Record):
+    """A machine: published figures, and the times of our engine where they were measured."""
+
+    name: str
+    bytes_per_s: float  # of its memory, published
+    flops_per_s: float  # in 16 bits, published
+    memory: int  # bytes
+    reserve: int  # bytes that hold neither weights nor keys and values
+    engine: EngineTimes | None
+    note: str
+    sources: tuple[str, ...] = ()  # files that the times were fitted to
+    command: str = ""  # that fitted them
+
+    @classmethod
+    def plain(
+        cls,
+        name: str,
+        *,
+        bytes_per_s: float,
+        memory: int,
+        flops_per_s: float,
+        reserve: int = RESERVE,
+    ) -> "Hardware":
+        """A machine of which only published figures are known."""
+        return cls(
+            name=name,
+            bytes_per_s=bytes_per_s,
+            flops_per_s=flops_per_s,
+            memory=memory,
+            reserve=reserve,
+            engine=None,
+            note=UNMEASURED,
+        )
+
+    @classmethod
+    def load(cls, source: str | Path) -> "Hardware":
+        """A machine of the package by name, or any that `save` wrote by path."""
+        place = files(__package__).joinpath("machines", f"{source}.json")
+        if str(source) in known():
+            text = place.read_text(encoding="utf-8")
+        elif Path(source).suffix == ".json":
+            text = _read(Path(source))
+        else:
+            names = ", ".join(known())
+            raise ValueError(f"no machine {str(source)!r}; known: {names}, or a .json file of one")
+        try:
+            return from_dict(cls, json.loads(text))
+        except ValueError as error:
+            raise ValueError(f"machine {source}: {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON, one constant a line."""
+        Path(path).write_text(json.dumps(to_dict(self), indent=2) + "\n", encoding="utf-8")
+
+    @property
+    def intensity(self) -> float:
+        """Operations that take as long as reading one byte, by the published figures."""
+        return self.flops_per_s / self.bytes_per_s
+
+    def capacity(self, reads: ByteModel) -> int:
+        """Tokens whose keys, values and landmarks fit beside the weights."""
+        return reads.capacity(memory=self.memory, reserve=self.reserve)
+
+    def _check(self) -> None:
+        _require(bool(self.name), "Hardware.name", "an empty text", "a name")
+        for name in ("bytes_per_s", "flops_per_s", "memory"):
+            _require(getattr(self, name) > 0, f"Hardware.{name}", getattr(self, name), "> 0")
+        _require(self.reserve >= 0, "Hardware.reserve", self.reserve, ">= 0")
+
+
+def known() -> tuple[str, ...]:
+    """Names of the machines that the package knows."""
+    found = files(__package__).joinpath("machines").iterdir()
+    return tuple(sorted(Path(item.name).stem for item in found if item.name.endswith(".json")))
+
+
+class StepModel:
+    """Seconds of a model's decode steps on a machine. A `cost.StepSeconds`, and its parts.
+
+    Where the engine was measured, landmarks count wherever it reads them, also where no budget
+    bites: that is what was measured.
+    """
+
+    def __init__(self, hardware: Hardware, reads: ByteModel) -> None:
+        self.hardware = hardware
+        self.reads = as_read(reads) if hardware.engine else reads
+        self._seconds = np.zeros(1)  # of a row, by length
+
+    def fixed(self, rows: int, longest: int) -> float:
+        """Seconds of a step that do not depend on lengths, but for the longest: table widths do."""
+        engine = self.hardware.engine
+        if rows < 1 or longest < 1:
+            given = f"{rows} rows, the longest of {longest} tokens"
+            raise ValueError(f"a step: got {given}, allowed: 1 and more of both")
+        if engine is None:
+            return self.reads.weights / self.hardware.bytes_per_s
+        work = fixed_work(self.reads, rows, longest, engine.product_rows, engine.narrow_pages)
+        return float(work @ engine.fixed_costs())
+
+    def per_row(self, rows: int, longest_length: int) -> FloatArray:
+        """Seconds that a row adds to a step, by its total length from 0 to `longest_length`.
+
+        On the machines measured so far they are the same beside any number of rows.
+        """
+        if longest_length >= len(self._seconds):
+            upto = max(longest_length, 2 * len(self._seconds), BOOK)
+            self._seconds = np.concatenate([[0.0], self._of(np.arange(1, upto + 1))])
+        return self._seconds[: longest_length + 1]
+
+    def __call__(self, lengths: IntArray) -> FloatArray:
+        """Seconds of steps, given the total lengths of their rows [steps, rows]."""
+        rows, longest = lengths.shape[1], lengths.max(axis=1)
+        each = self.per_row(rows, int(longest.max()))[lengths].sum(axis=1)
+        pages = -(-longest // self.reads.page)
+        widths, place = np.unique(pages, return_inverse=True)
+        fixed = [self.fixed(rows, width * self.reads.page) for width in widths.tolist()]
+        return each + np.array(fixed)[place]
+
+    def _of(self, lengths: IntArray) -> FloatArray:
+        parts = self.reads.rows(lengths)
+        if self.hardware.engine is None:
+            return parts.total / self.hardware.bytes_per_s
+        return np.stack(parts, axis=-1) @ self.hardware.engine.row_costs()
+
+
+def as_read(reads: ByteModel) -> ByteModel:
+    """The bytes that the engine reads today, where a perfect one would read fewer."""
+    return replace(reads, idle_landmarks=True)
+
+
+def fixed_work(
+    reads: ByteModel, rows: int, longest: int, product_rows: int, narrow_pages: int
+) -> FloatArray:
+    """What a step does whoever is in it, in the order of `EngineTimes.fixed_costs`."""
+    tile = 1 << (rows - 1).bit_length()
+    products = 2 * reads.weights / reads.itemsize * max(0, tile - product_rows)
+    wide = longest > narrow_pages * reads.page
+    scored = reads.scored_layers
+    return np.array([reads.spec.layers, reads.weights, products, scored, scored * wide], np.float64)
+
+
+def _per_unit(*rates: float | None) -> list[float]:
+    return [0.0 if rate is None else 1 / rate for rate in rates]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"machine {path} cannot be read: {error.strerror}") from error
+
+
+def _require(holds: bool, field: str, given: object, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"{field}: got {given}, allowed: {allowed}")

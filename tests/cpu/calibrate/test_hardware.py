@@ -1,0 +1,284 @@
+"""Step times by hand, as sums, and within a tenth of those measured on the machine we know."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.specs import TINY as SPEC
+
+from sparrow.bench import trace_points
+from sparrow.calibrate import cost
+from sparrow.calibrate.cost import ByteModel
+from sparrow.calibrate.hardware import EngineTimes, Hardware, StepModel, known
+from sparrow.calibrate.hardware_fit import Point, errors, fit, non_negative
+from sparrow.models.shapes import shape
+from sparrow.sparse import Schedule, preset
+
+RESULTS = Path(__file__).parents[3] / "bench"
+SHAPES = ("1.7b", "4b", "8b", "14b")
+FIXED = Schedule.fixed(52)  # layers 0 and 1 dense
+VECTOR, LANDMARK, WEIGHTS = 2 * 2 * 16 * 2, 2 * 16 * 2, SPEC.parameters() * 2
+TIMES = EngineTimes(
+    layer_us=5,
+    weight_bytes_per_s=1e9,
+    product_flops_per_s=1e10,
+    score_us=3,
+    choice_us=2,
+    dense_bytes_per_s=4e9,
+    kept_bytes_per_s=2e9,
+    landmark_bytes_per_s=None,
+    product_rows=2,
+    narrow_pages=6,
+    most_rows=8,
+    points=0,
+    median_error=0,
+    worst_error=0,
+)
+
+
+def machine(engine: EngineTimes | None = TIMES) -> Hardware:
+    plain = Hardware.plain("mine", bytes_per_s=1e9, flops_per_s=1e11, memory=10**7, reserve=1000)
+    return replace(plain, engine=engine)
+
+
+@cache
+def result(size: str) -> dict[str, Any]:
+    path = RESULTS / f"2026-11-15-trace-{size}-h200.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@cache
+def points(size: str) -> list[Point]:
+    return trace_points.points(result(size))
+
+
+# Steps.
+
+
+def test_a_step_by_hand() -> None:
+    steps = StepModel(machine(), ByteModel(spec=SPEC, schedule=FIXED))
+    # 3 rows are a tile of 4, two of which cost; one of three layers chooses, in 7 pages.
+    fixed = 3 * 5e-6 + WEIGHTS / 1e9 + 2 * SPEC.parameters() * 2 / 1e10 + 3e-6 + 2e-6
+    assert steps.fixed(3, 100) == pytest.approx(fixed)
+    assert steps.fixed(3, 96) == pytest.approx(fixed - 2e-6)
+    row = 2 * 100 * VECTOR / 4e9 + 52 * VECTOR / 2e9  # landmarks take no time here
+    assert steps.per_row(3, 100)[100] == pytest.approx(row)
+    lengths = np.array([[100, 100, 100], [96, 1, 1]])
+    assert steps(lengths)[0] == pytest.approx(fixed + 3 * row)
+
+
+def test_a_dense_step_chooses_nothing() -> None:
+    steps = StepModel(machine(), ByteModel(spec=SPEC))
+    assert steps.fixed(1, 100) == pytest.approx(3 * 5e-6 + WEIGHTS / 1e9)
+    assert steps.per_row(1, 100)[100] == pytest.approx(3 * 100 * VECTOR / 4e9)
+
+
+def test_landmarks_count_as_the_engine_reads_them() -> None:
+    engine = replace(TIMES, landmark_bytes_per_s=1e9, dense_bytes_per_s=None, kept_bytes_per_s=None)
+    steps = StepModel(machine(engine), ByteModel(spec=SPEC, schedule=FIXED))
+    assert steps.per_row(1, 30)[30] == pytest.approx(LANDMARK / 1e9)  # no budget bites
+
+
+def test_an_unmeasured_machine_takes_its_bytes() -> None:
+    reads, plain = ByteModel(spec=SPEC, schedule=FIXED), machine(None)
+    assert "not measured" in plain.note
+    lengths = np.array([[100, 30], [200, 7]])
+    expected = cost.by_bandwidth(reads, 1e9, 200)(lengths)
+    assert StepModel(plain, reads)(lengths) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("hardware", [machine(), machine(None), Hardware.load("h200")])
+@pytest.mark.parametrize("schedule", [None, FIXED])
+def test_steps_are_sums(hardware: Hardware, schedule: Schedule | None) -> None:
+    steps = StepModel(hardware, ByteModel(spec=SPEC, schedule=schedule))
+    lengths = np.random.default_rng(0).integers(1, 5000, (20, 5))
+    row = steps.per_row(5, int(lengths.max()))
+    sums = [steps.fixed(5, int(own.max())) + row[own].sum() for own in lengths]
+    assert steps(lengths) == pytest.approx(np.array(sums))
+    assert row[0] == 0
+
+
+def test_longer_rows_after_shorter_ones() -> None:
+    reads = ByteModel(spec=SPEC, schedule=FIXED)
+    grown, fresh = StepModel(machine(), reads), StepModel(machine(), reads)
+    short = grown.per_row(1, 10)
+    assert len(short) == 11
+    assert grown.per_row(1, 40_000).tolist() == fresh.per_row(1, 40_000).tolist()
+
+
+def test_a_larger_budget_takes_longer() -> None:
+    spec, known_machine = shape("qwen3-4b"), Hardware.load("h200")
+    rows = [
+        StepModel(known_machine, ByteModel(spec=spec, schedule=Schedule.fixed(budget))).per_row(
+            16, 20_000
+        )
+        for budget in (512, 1024, 4096, 16_384)
+    ]
+    for less, more in pairwise(rows):
+        assert (less <= more).all()
+        assert less[20_000] < more[20_000]
+
+
+def test_rows_and_width_cost() -> None:
+    reads = ByteModel(spec=shape("qwen3-4b"), schedule=preset("qwen3-4b-0.86"))
+    steps = StepModel(Hardware.load("h200"), reads)
+    assert steps.fixed(1, 2000) == steps.fixed(16, 2048) < steps.fixed(17, 2000)
+    assert steps.fixed(17, 2000) == steps.fixed(32, 2000) < steps.fixed(33, 2000)
+    assert steps.fixed(1, 2048) < steps.fixed(1, 2049)
+
+
+def test_steps_that_cannot_be() -> None:
+    steps = StepModel(machine(), ByteModel(spec=SPEC))
+    with pytest.raises(ValueError, match="got 0 rows, the longest of 5 tokens"):
+        steps.fixed(0, 5)
+
+
+# What was measured.
+
+
+@pytest.mark.parametrize("size", SHAPES)
+def test_measured_steps_within_a_tenth(size: str) -> None:
+    hardware, found = Hardware.load("h200"), []
+    for reads in trace_points.reads_of(result(size)):
+        own = [p for p in points(size) if p.reads.schedule == reads.schedule]
+        steps = StepModel(hardware, reads)
+        found += [steps(p.lengths[None, :])[0] / p.seconds - 1 for p in own]
+    assert len(found) == len(result(size)["points"])
+    assert np.abs(found).max() < 0.10
+    assert np.median(np.abs(found)) < 0.03
+    assert hardware.engine is not None
+    assert sorted(found) == pytest.approx(sorted(errors(hardware.engine, points(size))))
+
+
+@pytest.mark.parametrize("size", SHAPES)
+def test_measured_rollouts(size: str) -> None:
+    hardware, (whole, _) = Hardware.load("h200"), trace_points.traces(result(size))
+    both = trace_points.reads_of(result(size))
+    dense, sparse = (cost.rollout_seconds(whole, StepModel(hardware, reads)) for reads in both)
+    told = [row["seconds"] for row in result(size)["rows"]]
+    assert [dense, sparse] == pytest.approx(told, rel=0.05)
+    assert dense / sparse == pytest.approx(result(size)["speed_up"], rel=0.03)
+
+
+def test_the_shipped_constants_are_those_of_the_fit() -> None:
+    shipped = Hardware.load("h200").engine
+    assert shipped is not None
+    refit = fit([point for size in SHAPES for point in points(size)])
+    for name in EngineTimes._hints():
+        assert getattr(refit, name) == pytest.approx(getattr(shipped, name), rel=2e-3)
+
+
+def test_points_of_another_benchmark_are_refused() -> None:
+    given = json.loads(json.dumps(result("1.7b")))
+    given["points"][3]["bytes"] += 1
+    with pytest.raises(ValueError, match="not made by this version of the benchmark"):
+        trace_points.points(given)
+
+
+# The fit.
+
+
+def test_a_fit_finds_the_constants() -> None:
+    truth = replace(TIMES, product_rows=16, narrow_pages=128, landmark_bytes_per_s=3e9)
+    draw, made = np.random.default_rng(1), []
+    for rows in (1, 4, 16, 20, 40, 60):
+        for longest in (200, 1500, 4000, 9000):
+            lengths = draw.integers(longest // 2, longest, rows)
+            for schedule in (None, FIXED):
+                reads = ByteModel(spec=SPEC, schedule=schedule)
+                seconds = float(StepModel(machine(truth), reads)(lengths[None, :])[0])
+                made.append(Point(reads=reads, lengths=lengths, seconds=seconds))
+    found = fit(made)
+    assert found.worst_error < 1e-3
+    assert (found.points, found.most_rows) == (48, 60)
+    # One model cannot tell its layers from its weights; everything else is found.
+    for name in ("product_flops_per_s", "dense_bytes_per_s", "kept_bytes_per_s", "choice_us"):
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.01)
+
+
+def test_too_few_points() -> None:
+    with pytest.raises(ValueError, match="got 0 points, allowed: 8 and more"):
+        fit([])
+
+
+def test_non_negative_by_hand() -> None:
+    matrix = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    assert non_negative(matrix, np.array([3.0, 5.0, 7.0])) == pytest.approx(np.array([1, 2]))
+    # A falling line: its slope would be negative, so the mean is left.
+    assert non_negative(matrix, np.array([3.0, 2.0, 1.0])) == pytest.approx(np.array([2, 0]))
+
+
+def test_non_negative_is_optimal() -> None:
+    draw = np.random.default_rng(2)
+    for _ in range(20):
+        matrix, target = draw.normal(size=(12, 5)), draw.normal(size=12)
+        x = non_negative(matrix, target)
+        slope = matrix.T @ (target - matrix @ x)
+        assert (x >= 0).all()
+        assert (slope < 1e-8).all()
+        assert slope[x > 0] == pytest.approx(0, abs=1e-8)
+
+
+# Machines.
+
+
+def test_known_machines() -> None:
+    assert "h200" in known()
+    h200 = Hardware.load("h200")
+    assert (h200.bytes_per_s, h200.memory) == (cost.H200_BYTES_PER_S, cost.H200_MEMORY)
+    assert h200.intensity == pytest.approx(989 / 4.8)
+    for source in h200.sources:
+        assert (RESULTS.parent / source).is_file()
+
+
+def test_capacity() -> None:
+    reads = ByteModel(spec=shape("qwen3-1.7b"))
+    assert Hardware.load("h200").capacity(reads) == result("1.7b")["limit"]["capacity"]
+    assert machine().capacity(ByteModel(spec=SPEC)) == ByteModel(spec=SPEC).capacity(
+        memory=10**7, reserve=1000
+    )
+
+
+@pytest.mark.parametrize("engine", [TIMES, None])
+def test_round_trip(tmp_path: Path, engine: EngineTimes | None) -> None:
+    path = tmp_path / "mine.json"
+    machine(engine).save(path)
+    assert Hardware.load(path) == machine(engine)
+
+
+def test_unknown_machines(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no machine 'h2000'; known: h200, or a \.json file"):
+        Hardware.load("h2000")
+    with pytest.raises(ValueError, match=r"gone\.json cannot be read"):
+        Hardware.load(tmp_path / "gone.json")
+    (tmp_path / "odd.json").write_text('{"name": "odd"}')
+    with pytest.raises(ValueError, match=r"odd\.json: Hardware: missing key"):
+        Hardware.load(tmp_path / "odd.json")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("layer_us", -1.0), ("dense_bytes_per_s", 0.0), ("product_rows", 0)]
+)
+def test_constants_that_cannot_be(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"EngineTimes.{field}: got {value}"):
+        replace(TIMES, **{field: value})
+
+
+def test_machines_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match=r"Hardware.bytes_per_s: got 0\.0, allowed: > 0"):
+        Hardware.plain("none", bytes_per_s=0, flops_per_s=1, memory=1)
+
+
+def test_no_torch() -> None:
+    modules = "hardware, hardware_fit, eflops"
+    program = (
+        f"import sys; from sparrow.calibrate import {modules}; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
