@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparrow.calibrate.intervals import DRAWS, quantile_interval
 from sparrow.calibrate.replay import Replay
 from sparrow.records import Float32Array
 
@@ -31,19 +32,20 @@ def in_bin(replays: Sequence[Replay], start: int, stop: int) -> list[Float32Arra
     return [part for part in parts if len(part)]
 
 
-def tail(alphas: Sequence[Float32Array], *, draws: int = 200, seed: int = 0) -> Tail:
-    """Tokens of one sequence are not independent, so the interval is over sequences."""
+def tail(alphas: Sequence[Float32Array], *, draws: int = DRAWS, seed: int = 0) -> Tail:
+    """Tokens of one sequence are not independent, so the interval is over sequences.
+
+    One sequence alone has no interval: both ends are its p05.
+    """
     if not alphas:
         raise ValueError("tail: no token lies in the bin; give longer sequences or another bin")
     every = np.concatenate(alphas)
-    rng = np.random.default_rng(seed)
-    picks = rng.integers(len(alphas), size=(draws, len(alphas)))
-    again = [np.quantile(np.concatenate([alphas[i] for i in pick]), TAIL) for pick in picks]
-    low, high = np.quantile(again, (0.025, 0.975))
+    p05 = float(np.quantile(every, TAIL))
+    found = quantile_interval(alphas, TAIL, draws=draws, seed=seed, least=p05, most=p05)
     return Tail(
-        p05=float(np.quantile(every, TAIL)),
-        low=float(low),
-        high=float(high),
+        p05=p05,
+        low=found.low,
+        high=found.high,
         mean=float(every.mean()),
         between=float(((every > 0.05) & (every < 0.95)).mean()),
         lost=float((every <= 0.05).mean()),

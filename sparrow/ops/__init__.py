@@ -1,5 +1,6 @@
 """Ops: tensors in, tensors out; a definition for each, and faster versions by device."""
 
+from sparrow.ops.api.acceptance import acceptance, acceptance_bounds, compare
 from sparrow.ops.api.attention import (
     attend_causal,
     attend_causal_paged,
@@ -7,7 +8,7 @@ from sparrow.ops.api.attention import (
     attend_sparse,
 )
 from sparrow.ops.api.layers import gate, linear_add, norm_gated, norm_linear, split_heads
-from sparrow.ops.api.logprob import acceptance, logits, token_stats, top_k
+from sparrow.ops.api.logprob import logits, token_stats, top_k
 from sparrow.ops.api.pages import (
     append_pages,
     score_pages,
@@ -18,6 +19,7 @@ from sparrow.ops.api.pages import (
 from sparrow.ops.api.rows import step_inputs, step_outputs
 from sparrow.ops.api.sampling import sample
 from sparrow.ops.dispatch import fastest, settled_weights, using, versions
+from sparrow.ops.reference.acceptance import Comparison
 from sparrow.ops.reference.logprob import TokenStats, TopK
 from sparrow.ops.reference.sampling import Draws
 from sparrow.ops.types import (
@@ -33,6 +35,7 @@ from sparrow.ops.types import (
 )
 
 __all__ = [
+    "Comparison",
     "Draws",
     "Field",
     "PageCache",
@@ -44,11 +47,13 @@ __all__ = [
     "TokenStats",
     "TopK",
     "acceptance",
+    "acceptance_bounds",
     "append_pages",
     "attend_causal",
     "attend_causal_paged",
     "attend_decode",
     "attend_sparse",
+    "compare",
     "fastest",
     "gate",
     "kv_fields",

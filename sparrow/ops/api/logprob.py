@@ -1,11 +1,11 @@
-"""Contracts of what is read off final hidden states: logits, log-prob, top-k, acceptance.
+"""Contracts of what is read off final hidden states: logits, log-prob, top-k.
 
 Legend of the dimension letters: sparrow/ops/types.py.
 """
 
 from torch import Tensor
 
-from sparrow.ops.api.checks import chunking, head, known_ids, rows, same_shape
+from sparrow.ops.api.checks import chunking, head, known_ids, rows
 from sparrow.ops.dispatch import run
 from sparrow.ops.reference import logprob as _logprob
 from sparrow.ops.reference.logprob import TokenStats, TopK
@@ -64,34 +64,3 @@ def top_k(
     if not 1 <= k <= len(head_VC):
         raise ValueError(f"k must be between 1 and the vocabulary {len(head_VC)}, got {k}")
     return run("top_k", _logprob.top_k, hidden_TC, head_VC, k, temperature=temperature, chunk=chunk)
-
-
-def acceptance(
-    p_TC: Tensor,
-    q_TC: Tensor,
-    head_VC: Tensor,
-    *,
-    q_head_VC: Tensor | None = None,
-    temperature: float | Tensor = 1.0,
-    chunk: int | None = None,
-) -> Tensor:
-    """Exact per-token acceptance alpha = sum_v min(p(v), q(v)), [T] in [0, 1]. No gradients.
-
-    p and q are given by final hidden states at the same positions of the same sequence, with one
-    LM head or, where the two sides differ in it, with q_head for q.
-    """
-    same_shape("p", p_TC, "q", q_TC)
-    head(p_TC, head_VC)
-    if q_head_VC is not None:
-        same_shape("head", head_VC, "q_head", q_head_VC)
-    chunking(temperature, chunk)
-    return run(
-        "acceptance",
-        _logprob.acceptance,
-        p_TC,
-        q_TC,
-        head_VC,
-        q_head_VC=q_head_VC,
-        temperature=temperature,
-        chunk=chunk,
-    )

@@ -1,4 +1,4 @@
-"""Definitions of what is read off final hidden states: log-prob, entropy, top-k, acceptance.
+"""Definitions of what is read off final hidden states: log-prob, entropy, top-k.
 
 Logits are kept in fp32 (fp64 for fp64 inputs) whatever the weights' dtype: rounding them to bf16
 moves a logit of 20 by up to 0.06, which would show as a mismatch that no policy has. They exist
@@ -46,7 +46,7 @@ def token_stats(
     temperature: float | Tensor = 1.0,
     chunk: int | None = None,
 ) -> TokenStats:
-    temperature_T = _per_token(temperature, hidden_TC)
+    temperature_T = per_token(temperature, hidden_TC)
     chunk = chunk or chunk_tokens(len(head_VC))
     logprob_T, entropy_T = _TokenStats.apply(hidden_TC, head_VC, ids_T, temperature_T, chunk)
     return TokenStats(logprob=logprob_T, entropy=entropy_T)
@@ -67,10 +67,10 @@ class _TokenStats(torch.autograd.Function):
         wide = accumulator(hidden_TC.dtype)
         logprob_T = hidden_TC.new_empty(len(hidden_TC), dtype=wide)
         entropy_T = hidden_TC.new_empty(len(hidden_TC), dtype=wide)
-        for part in _chunks(len(hidden_TC), chunk):
-            logp_nV = _log_softmax(hidden_TC[part], head_VC, temperature_T[part])
+        for part in chunks(len(hidden_TC), chunk):
+            logp_nV = log_softmax(hidden_TC[part], head_VC, temperature_T[part])
             logprob_T[part] = logp_nV.gather(1, ids_T[part, None].long()).squeeze(1)
-            entropy_T[part] = -(logp_nV.exp() * logp_nV).sum(1)
+            entropy_T[part] = entropy(logp_nV)
         ctx.save_for_backward(hidden_TC, head_VC, ids_T, temperature_T, entropy_T)
         ctx.chunk = chunk
         return logprob_T, entropy_T
@@ -84,8 +84,8 @@ class _TokenStats(torch.autograd.Function):
         wide_head_VC = head_VC.to(wide)
         grad_hidden_TC = torch.empty_like(hidden_TC)
         grad_head_VC = torch.zeros_like(head_VC, dtype=wide) if wants_head else None
-        for part in _chunks(len(hidden_TC), ctx.chunk):
-            logp_nV = _log_softmax(hidden_TC[part], head_VC, temperature_T[part])
+        for part in chunks(len(hidden_TC), ctx.chunk):
+            logp_nV = log_softmax(hidden_TC[part], head_VC, temperature_T[part])
             grad_nV = _grad_logits(
                 logp_nV, ids_T[part], entropy_T[part], grad_logprob_T[part], grad_entropy_T[part]
             ).div_(temperature_T[part, None])
@@ -119,10 +119,10 @@ def top_k(
     temperature: float | Tensor = 1.0,
     chunk: int | None = None,
 ) -> TopK:
-    temperature_T = _per_token(temperature, hidden_TC)
+    temperature_T = per_token(temperature, hidden_TC)
     parts = []
-    for part in _chunks(len(hidden_TC), chunk or chunk_tokens(len(head_VC))):
-        logp_nV = _log_softmax(hidden_TC[part], head_VC, temperature_T[part])
+    for part in chunks(len(hidden_TC), chunk or chunk_tokens(len(head_VC))):
+        logp_nV = log_softmax(hidden_TC[part], head_VC, temperature_T[part])
         parts.append(logp_nV.topk(k, dim=1))
     if not parts:
         empty = hidden_TC.new_empty(0, k, dtype=accumulator(hidden_TC.dtype))
@@ -133,41 +133,31 @@ def top_k(
     )
 
 
-@torch.no_grad()
-def acceptance(
-    p_TC: Tensor,
-    q_TC: Tensor,
-    head_VC: Tensor,
-    *,
-    q_head_VC: Tensor | None = None,
-    temperature: float | Tensor = 1.0,
-    chunk: int | None = None,
-) -> Tensor:
-    q_head_VC = head_VC if q_head_VC is None else q_head_VC
-    temperature_T = _per_token(temperature, p_TC)
-    alpha_T = p_TC.new_empty(len(p_TC), dtype=accumulator(p_TC.dtype))
-    for part in _chunks(len(p_TC), chunk or chunk_tokens(len(head_VC))):
-        p_nV = _log_softmax(p_TC[part], head_VC, temperature_T[part])
-        q_nV = _log_softmax(q_TC[part], q_head_VC, temperature_T[part])
-        alpha_T[part] = torch.minimum(p_nV, q_nV).exp_().sum(1)
-    return alpha_T.clamp_(max=1.0)
-
-
 def chunk_tokens(vocabulary: int) -> int:
     """Tokens whose fp32 logits fill CHUNK_BYTES."""
     return max(1, CHUNK_BYTES // (4 * vocabulary))
 
 
-def _log_softmax(hidden_nC: Tensor, head_VC: Tensor, temperature_n: Tensor) -> Tensor:
-    return torch.log_softmax(logits(hidden_nC, head_VC).div_(temperature_n[:, None]), dim=1)
+def entropy(logp_nV: Tensor) -> Tensor:
+    return -(logp_nV.exp() * logp_nV).sum(1)
 
 
-def _per_token(temperature: float | Tensor, hidden_TC: Tensor) -> Tensor:
+def log_softmax(hidden_nC: Tensor, head_VC: Tensor, temperature_n: Tensor) -> Tensor:
+    """Log-probs [n, V]. torch's own adds up in fp32 one after another on a CPU, which made those
+    over 150 thousand tokens wrong by 6e-5; a sum by halves leaves 1e-6."""
+    logits_nV = logits(hidden_nC, head_VC).div_(temperature_n[:, None])
+    if logits_nV.is_cuda:
+        return torch.log_softmax(logits_nV, dim=1)
+    logits_nV.sub_(logits_nV.amax(1, keepdim=True))
+    return logits_nV.sub_(logits_nV.exp().sum(1, keepdim=True).log_())
+
+
+def per_token(temperature: float | Tensor, hidden_TC: Tensor) -> Tensor:
     wide = accumulator(hidden_TC.dtype)
     return torch.as_tensor(temperature, dtype=wide, device=hidden_TC.device).expand(len(hidden_TC))
 
 
-def _chunks(total: int, chunk: int) -> Iterator[slice]:
+def chunks(total: int, chunk: int) -> Iterator[slice]:
     return (slice(start, min(start + chunk, total)) for start in range(0, total, chunk))
 
 

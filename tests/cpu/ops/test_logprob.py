@@ -111,6 +111,18 @@ def test_bf16_weights_give_fp32_logits(inputs) -> None:
     torch.testing.assert_close(stats.logprob.double(), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_log_probs_over_a_large_vocabulary() -> None:
+    """150 thousand terms in fp32: the sum must not lose those that come late."""
+    generator = torch.Generator().manual_seed(5)
+    hidden, head = (
+        torch.randn(8, 8, generator=generator),
+        torch.randn(151_936, 8, generator=generator),
+    )
+    stats = ops.token_stats(2 * hidden, head, torch.arange(8))
+    expected = full_log_softmax(2 * hidden, head)[torch.arange(8), torch.arange(8)]
+    torch.testing.assert_close(stats.logprob.double(), expected, atol=5e-6, rtol=0)
+
+
 def test_never_a_tokens_by_vocabulary_tensor(inputs, monkeypatch) -> None:
     """Forward and backward of every chunked op see at most `chunk` rows of logits."""
     hidden, head, ids = inputs

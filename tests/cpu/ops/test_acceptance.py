@@ -1,0 +1,245 @@
+"""Comparisons of two distributions, and what top-K lists alone tell of their acceptance."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparrow import ops
+from sparrow.ops.reference import acceptance as definitions
+from sparrow.ops.reference import logprob
+
+TOKENS, WIDTH, VOCABULARY = 37, 16, 101
+
+
+@pytest.fixture
+def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    p_TC = torch.randn(TOKENS, WIDTH, generator=generator)
+    q_TC = p_TC + 0.3 * torch.randn(TOKENS, WIDTH, generator=generator)
+    head_VC = torch.randn(VOCABULARY, WIDTH, generator=generator)
+    return p_TC, q_TC, head_VC, torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+
+
+def full(hidden_TC: Tensor, head_VC: Tensor, temperature: float = 1.0) -> Tensor:
+    return (hidden_TC.double() @ head_VC.double().T / temperature).log_softmax(1)
+
+
+def bounds(p: list[float], q: list[float], width: int) -> tuple[float, float]:
+    """Of the `width` largest entries of two whole distributions."""
+    p_TV, q_TV = (torch.tensor([row], dtype=torch.float64).log() for row in (p, q))
+    p_top, q_top = p_TV.topk(width), q_TV.topk(width)
+    lower, upper = ops.acceptance_bounds(
+        p_top.indices, p_top.values, q_top.indices, q_top.values, len(p)
+    )
+    return float(lower), float(upper)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 37, None])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_a_comparison_against_double_precision(inputs, chunk, temperature) -> None:
+    p_TC, q_TC, head_VC, ids_T = inputs
+    found = ops.compare(p_TC, q_TC, head_VC, ids_T, temperature=temperature, chunk=chunk)
+    p_TV, q_TV = (full(side, head_VC, temperature) for side in (p_TC, q_TC))
+    rows = torch.arange(TOKENS)
+    expected = {
+        "alpha": torch.minimum(p_TV, q_TV).exp().sum(1),
+        "entropy": -(p_TV.exp() * p_TV).sum(1),
+        "logp": p_TV[rows, ids_T],
+        "logq": q_TV[rows, ids_T],
+    }
+    for name, wanted in expected.items():
+        torch.testing.assert_close(getattr(found, name).double(), wanted, atol=1e-5, rtol=1e-5)
+    assert all(part.dtype == torch.float32 and part.shape == (TOKENS,) for part in found)
+    assert (found.lower <= found.alpha).all()
+    assert (found.alpha <= found.upper).all()
+    assert 0 < (found.upper - found.lower).max() < 0.5
+
+
+def test_alpha_has_the_bits_of_acceptance(inputs) -> None:
+    p_TC, q_TC, head_VC, ids_T = inputs
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        p, q, head = (part.to(dtype) for part in (p_TC, q_TC, head_VC))
+        for options in ({}, {"chunk": 5, "temperature": 0.7}, {"q_head_VC": 1.1 * head}):
+            found = ops.compare(p, q, head, ids_T, **options)
+            assert torch.equal(found.alpha, ops.acceptance(p, q, head, **options))
+
+
+def test_statistics_have_the_bits_of_token_stats(inputs) -> None:
+    p_TC, q_TC, head_VC, ids_T = inputs
+    found = ops.compare(p_TC, q_TC, head_VC, ids_T, chunk=8)
+    mine, other = (ops.token_stats(side, head_VC, ids_T, chunk=8) for side in (p_TC, q_TC))
+    assert torch.equal(found.entropy, mine.entropy)
+    assert torch.equal(found.logp, mine.logprob)
+    assert torch.equal(found.logq, other.logprob)
+
+
+def test_a_temperature_per_token(inputs) -> None:
+    p_TC, q_TC, head_VC, ids_T = inputs
+    temperature_T = torch.linspace(0.5, 2, TOKENS)
+    found = ops.compare(p_TC, q_TC, head_VC, ids_T, temperature=temperature_T, chunk=5)
+    alone = ops.compare(
+        p_TC[17:18], q_TC[17:18], head_VC, ids_T[17:18], temperature=float(temperature_T[17])
+    )
+    for whole, single in zip(found, alone, strict=True):
+        torch.testing.assert_close(whole[17:18], single)
+
+
+def test_two_heads(inputs) -> None:
+    p_TC, _, head_VC, ids_T = inputs
+    other_VC = head_VC + 0.2 * torch.randn(
+        head_VC.shape, generator=torch.Generator().manual_seed(1)
+    )
+    found = ops.compare(p_TC, p_TC, head_VC, ids_T, q_head_VC=other_VC)
+    p_TV, q_TV = full(p_TC, head_VC), full(p_TC, other_VC)
+    alpha_T = torch.minimum(p_TV, q_TV).exp().sum(1)
+    torch.testing.assert_close(found.alpha.double(), alpha_T, atol=1e-5, rtol=0)
+    logq_T = q_TV[torch.arange(TOKENS), ids_T]
+    torch.testing.assert_close(found.logq.double(), logq_T, atol=1e-5, rtol=1e-5)
+    assert (found.lower <= found.alpha).all()
+    assert (found.alpha <= found.upper).all()
+
+
+def test_the_logits_of_both_sides_are_made_once(inputs, monkeypatch) -> None:
+    rows: list[int] = []
+    whole = logprob.logits
+    monkeypatch.setattr(logprob, "logits", lambda h, w: rows.append(len(h)) or whole(h, w))
+    ops.compare(*inputs, chunk=5)
+    assert max(rows) == 5
+    assert sum(rows) == 2 * TOKENS
+
+
+def test_no_tokens() -> None:
+    hidden, head, ids = torch.zeros(0, 4), torch.zeros(9, 4), torch.zeros(0, dtype=torch.long)
+    assert all(part.shape == (0,) for part in ops.compare(hidden, hidden, head, ids, top_k=3))
+    lists = torch.zeros(0, 3, dtype=torch.long), torch.zeros(0, 3)
+    assert all(part.shape == (0,) for part in ops.acceptance_bounds(*lists, *lists, 9))
+
+
+class TestBounds:
+    """p and q over tokens a to f; of each side the two most likely are known."""
+
+    p = (0.5, 0.3, 0.1, 0.06, 0.04, 0.0)
+    q = (0.6, 0.1, 0.2, 0.05, 0.03, 0.02)
+
+    def test_by_hand(self) -> None:
+        """Lists a 0.5, b 0.3 and a 0.6, c 0.2. Both: min(0.5, 0.6) = 0.5. q has 0.2 left, all of
+        which b can take (min(0.3, 0.2) = 0.2); p has 0.2 left, all of which c can take. Nothing
+        remains for d, e and f: at most 0.5 + 0.2 + 0.2. Exact is 0.5 + 0.1 + 0.1 + 0.05 + 0.03."""
+        assert bounds(self.p, self.q, 2) == pytest.approx((0.5, 0.9))
+
+    def test_the_third_of_each_is_no_news_of_the_other(self) -> None:
+        """Three each, the same tokens: exact on them, 0.7; the rest may agree up to 0.1."""
+        assert bounds(self.p, self.q, 3) == pytest.approx((0.7, 0.8))
+
+    def test_unnamed_tokens_hold_no_more_than_the_least_named(self) -> None:
+        """Lists a 0.9, and a 0.9, b 0.049, c 0.001, of five tokens. p has 0.1 left, of which b
+        and c can take 0.05. Of the other 0.05 the two unnamed tokens share at most 0.001 each."""
+        ids = torch.tensor([[0]]), torch.tensor([[0, 1, 2]])
+        probs = torch.tensor([[0.9]]), torch.tensor([[0.9, 0.049, 0.001]])
+        _, upper = ops.acceptance_bounds(ids[0], probs[0].log(), ids[1], probs[1].log(), 5)
+        assert float(upper) == pytest.approx(0.9 + 0.05 + 0.002)
+
+    def test_caps_on_the_tokens_of_the_other_list(self) -> None:
+        """a 0.9 and b 0.4, c 0.3, d 0.3 - of which only b is named: q(a) could be 0.4, but the
+        0.1 that p has left is all that b can get, and q has spent 0.4 of its 0.6 on a."""
+        lower, upper = ops.acceptance_bounds(
+            torch.tensor([[0]]),
+            torch.tensor([[0.9]]).log(),
+            torch.tensor([[1]]),
+            torch.tensor([[0.4]]).log(),
+            50,
+        )
+        assert float(lower) == 0
+        assert float(upper) == pytest.approx(0.4 + 0.1)
+
+    def test_all_tokens_leave_no_doubt(self) -> None:
+        assert bounds(self.p, self.q, 6) == pytest.approx((0.78, 0.78))
+
+    def test_lists_of_two_widths_in_any_order(self) -> None:
+        p_ids, p_logprobs = torch.tensor([[2, 0, 1]]), torch.tensor([[0.1, 0.5, 0.3]]).log()
+        q_ids, q_logprobs = torch.tensor([[0]], dtype=torch.int32), torch.tensor([[0.6]]).log()
+        lower, upper = ops.acceptance_bounds(p_ids, p_logprobs, q_ids, q_logprobs, 6)
+        assert float(lower) == pytest.approx(0.5)  # q spends its 0.4 on b and c: all that fits
+        assert float(upper) == pytest.approx(0.9)
+        turned = ops.acceptance_bounds(q_ids, q_logprobs, p_ids, p_logprobs, 6)
+        assert [float(part) for part in turned] == pytest.approx([0.5, 0.9])
+
+    def test_an_impossible_token(self) -> None:
+        assert bounds((1.0, 0.0, 0.0), (0.5, 0.5, 0.0), 2) == pytest.approx((0.5, 0.5))
+
+
+def test_only_rounding_is_smoothed(inputs, monkeypatch) -> None:
+    """A bound that is wrong by more than rounding stays wrong, for everyone to see."""
+    p_TC, q_TC, head_VC, ids_T = inputs
+    whole = definitions.acceptance_bounds
+    for shift, holds in ((0.5e-5, True), (1e-3, False)):
+
+        def wrong(*lists: Tensor, by: float = shift) -> tuple[Tensor, Tensor]:
+            lower_T, upper_T = whole(*lists)
+            return lower_T + by, upper_T - by
+
+        monkeypatch.setattr(definitions, "acceptance_bounds", wrong)
+        found = ops.compare(p_TC, q_TC, head_VC, ids_T, top_k=VOCABULARY)
+        assert bool((found.lower <= found.alpha).all()) is holds
+        assert bool((found.alpha <= found.upper).all()) is holds
+
+
+@pytest.mark.parametrize("temperature", [0.05, 1.0, 20.0])
+def test_the_bracket_over_a_large_vocabulary(temperature: float) -> None:
+    """Where fp32 sums are at their worst: 150 thousand terms, peaked, usual and flat."""
+    generator = torch.Generator().manual_seed(5)
+    head_VC = torch.randn(151_936, 8, generator=generator)
+    p_TC = 2 * torch.randn(12, 8, generator=generator)
+    noise_TC = torch.randn(12, 8, generator=generator) * torch.logspace(-6, 0, 12)[:, None]
+    for top_k in (20, 151_936):
+        found = ops.compare(
+            p_TC,
+            p_TC + noise_TC,
+            head_VC,
+            torch.zeros(12, dtype=torch.long),
+            temperature=temperature,
+            top_k=top_k,
+        )
+        assert (found.lower <= found.alpha).all()
+        assert (found.alpha <= found.upper).all()
+    assert (found.upper - found.lower).max() < definitions.ROUNDING
+
+
+def test_wrong_arguments_are_named(inputs) -> None:
+    p_TC, q_TC, head_VC, ids_T = inputs
+    with pytest.raises(ValueError, match="top_k must be between 1 and the vocabulary 101, got 102"):
+        ops.compare(p_TC, q_TC, head_VC, ids_T, top_k=102)
+    with pytest.raises(ValueError, match="ids must have 37 rows"):
+        ops.compare(p_TC, q_TC, head_VC, ids_T[1:])
+    with pytest.raises(ValueError, match=r"ids must be in 0\.\.100"):
+        ops.compare(p_TC, q_TC, head_VC, ids_T + 60)
+    with pytest.raises(ValueError, match="must have one shape"):
+        ops.compare(p_TC, q_TC[1:], head_VC, ids_T)
+    with pytest.raises(ValueError, match=r"head .* and q_head .* must have one shape"):
+        ops.compare(p_TC, q_TC, head_VC, ids_T, q_head_VC=head_VC[1:])
+
+
+def test_wrong_lists_are_named() -> None:
+    ids, logprobs = torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.2]]).log()
+
+    def of(p_ids: Tensor, p_logprobs: Tensor, vocabulary: int = 5) -> None:
+        ops.acceptance_bounds(p_ids, p_logprobs, ids, logprobs, vocabulary)
+
+    with pytest.raises(ValueError, match="p_ids names a token twice"):
+        of(torch.tensor([[1, 1]]), logprobs)
+    with pytest.raises(ValueError, match=r"p_ids \(1, 2\) and p_logprobs \(1, 1\)"):
+        of(ids, logprobs[:, :1])
+    with pytest.raises(ValueError, match="between 1 and all 1 tokens"):
+        of(ids, logprobs, 1)
+    with pytest.raises(ValueError, match=r"ids must be in 0\.\.4"):
+        of(ids + 4, logprobs)
+    with pytest.raises(ValueError, match=r"p_logprobs must be log-probs.* a row has 1\.5"):
+        of(ids, torch.tensor([[0.8, 0.7]]).log())
+    with pytest.raises(ValueError, match=r"p_logprobs must be log-probs.* a row has nan"):
+        of(ids, torch.tensor([[0.0, float("nan")]]))
+    with pytest.raises(ValueError, match="p_logprobs must be floating point"):
+        of(ids, ids)
+    with pytest.raises(ValueError, match="must be of the same tokens"):
+        of(ids.repeat(2, 1), logprobs.repeat(2, 1))
+    with pytest.raises(ValueError, match="p_ids must be int32 or int64"):
+        of(logprobs, logprobs)

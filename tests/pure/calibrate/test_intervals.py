@@ -1,0 +1,179 @@
+"""Intervals over prompts: what they are made of, and how often they hold the truth."""
+
+import numpy as np
+import pytest
+from support.prompts import DESIGNS, truth
+
+from sparrow.calibrate.intervals import Interval, mean_interval, quantile_interval
+
+ORDINARY = [name for name in DESIGNS if not name.startswith("extreme")]
+
+
+def coverage(name: str, prompts: int, repetitions: int, draws: int = 999) -> float:
+    """The share of samples of a design whose 95 % interval of p05 holds the truth."""
+    wanted, held = truth(name), 0
+    for number in range(repetitions):
+        groups = DESIGNS[name].sample(np.random.default_rng((number, prompts)), prompts)
+        found = quantile_interval(groups, draws=draws, seed=number)
+        held += found.low <= wanted <= found.high
+    return held / repetitions
+
+
+def test_at_48_prompts_intervals_hold_the_truth() -> None:
+    assert 0.92 <= coverage("heavy", 48, 200, draws=299) <= 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompts", [48, 96])
+@pytest.mark.parametrize("name", ORDINARY)
+def test_under_every_design_intervals_hold_the_truth(name: str, prompts: int) -> None:
+    assert 0.92 <= coverage(name, prompts, 600) <= 0.98
+
+
+def test_few_prompts_make_intervals_that_are_too_narrow() -> None:
+    """What the product warns of: prompts that are rare and bad are not in the sample."""
+    assert coverage("few", 8, 120, draws=299) < 0.9
+
+
+def test_tokens_of_a_prompt_are_not_counted_as_independent() -> None:
+    groups = DESIGNS["heavy"].sample(np.random.default_rng(5), 48)
+    shuffled = np.random.default_rng(6).permutation(np.concatenate(groups))
+    mixed = np.split(shuffled, np.cumsum([len(group) for group in groups])[:-1])
+    by_prompt, by_chance = quantile_interval(groups), quantile_interval(mixed)
+    assert by_prompt.value == by_chance.value
+    assert by_prompt.high - by_prompt.low > 3 * (by_chance.high - by_chance.low)
+
+
+def test_the_value_is_the_quantile_of_all_tokens() -> None:
+    groups = [np.array([0.9, 0.1]), np.array([0.5, 0.7, 0.3])]
+    for q in (0.05, 0.5, 0.9):
+        assert quantile_interval(groups, q).value == np.quantile([0.1, 0.3, 0.5, 0.7, 0.9], q)
+
+
+def test_known_distributions_have_known_tails() -> None:
+    """A tenth of all tokens is uniform below 0.8: p05 is 0.4, the mean 0.94."""
+    rng = np.random.default_rng(0)
+    groups = [np.where(rng.random(2000) < 0.1, 0.8 * rng.random(2000), 1.0) for _ in range(64)]
+    p05, mean = quantile_interval(groups), mean_interval(groups)
+    assert p05.value == pytest.approx(0.4, abs=0.015)
+    assert p05.low < 0.4 < p05.high
+    assert p05.high - p05.low < 0.04
+    assert mean.value == pytest.approx(0.94, abs=0.002)
+    assert mean.low < 0.94 < mean.high
+
+
+def test_the_mean_may_be_fine_where_the_tail_fails() -> None:
+    """Of 100 tokens 6 are lost to 0.7 or below: the mean is over 0.96, p05 far below 0.86."""
+    rng = np.random.default_rng(1)
+    groups = []
+    for share in rng.beta(6, 94, 48):
+        alpha = np.ones(1000)
+        bad = rng.random(1000) < share
+        alpha[bad] = 0.4 + 0.3 * rng.random(int(bad.sum()))
+        groups.append(alpha)
+    assert mean_interval(groups).low > 0.96
+    assert quantile_interval(groups).high < 0.75
+
+
+def test_ends_by_hand() -> None:
+    """Twenty equal prompts: any draw is the sample, so nothing is in doubt."""
+    found = quantile_interval([np.array([0.2, 0.5, 0.8])] * 20, 0.4)
+    assert (found.low, found.value, found.high) == (0.5, 0.5, 0.5)
+
+
+def test_where_prompts_either_have_a_value_or_not() -> None:
+    """Of 48 prompts k are lost. Above them the share below is k / 48, which must be over q by
+    c errors of sqrt(s (1 - s) / 47): 6 of 48 are not (T = 1.55), 12 are (T = 3.2)."""
+    for lost, high in ((6, 1.0), (12, 0.3)):
+        groups = [np.full(10, 0.3 if number < lost else 1.0) for number in range(48)]
+        found = quantile_interval(groups)
+        assert (found.value, found.high) == (0.3, high)
+
+
+def test_atoms() -> None:
+    """At 1 there is a heap: a tail that reaches it ends there."""
+    groups = [np.ones(100)] * 10 + [np.r_[np.full(3, 0.5), np.ones(97)]] * 10
+    found = quantile_interval(groups)
+    assert (found.value, found.low, found.high) == (1, 1, 1)
+    groups[-1] = np.r_[np.full(90, 0.5), np.ones(10)]
+    found = quantile_interval(groups)
+    assert (found.low, found.high) == (0.5, 1)
+
+
+def test_between_two_groups_everything_is_possible() -> None:
+    found = quantile_interval([np.full(40, 0.25), np.full(40, 0.75)])
+    assert (found.low, found.high) == (0.25, 0.75)
+
+
+def test_one_group_has_no_interval() -> None:
+    one = np.linspace(0, 1, 101)
+    found = quantile_interval([one, np.array([])])
+    assert found == Interval(value=pytest.approx(0.05), low=0.0, high=1.0, effective=1.0)
+    assert mean_interval([one], least=-1, most=3) == Interval(
+        value=pytest.approx(0.5), low=-1, high=3, effective=1.0
+    )
+
+
+def test_groups_without_tokens_are_left_out() -> None:
+    groups = DESIGNS["mild"].sample(np.random.default_rng(2), 12)
+    assert quantile_interval([groups[0], np.array([]), *groups[1:]]) == quantile_interval(groups)
+
+
+def test_the_same_every_time_and_in_fp32() -> None:
+    groups = DESIGNS["middle"].sample(np.random.default_rng(3), 20)
+    assert quantile_interval(groups) == quantile_interval(groups)
+    small = quantile_interval([group.astype(np.float32) for group in groups])
+    assert small.low == pytest.approx(quantile_interval(groups).low, abs=1e-6)
+
+
+def test_ends_are_found_to_the_token() -> None:
+    """Many tokens are tried in steps; the ends are where single tokens decide."""
+    rng = np.random.default_rng(4)
+    groups = [rng.beta(2 + 4 * rng.random(), 2, 5000) for _ in range(24)]
+    fine, coarse = quantile_interval(groups), [np.sort(group)[::50] for group in groups]
+    assert quantile_interval(coarse).low == pytest.approx(fine.low, abs=0.02)
+    every = np.concatenate(groups)
+    assert fine.low in every
+    assert fine.high in every
+
+
+def test_the_effective_number_of_prompts() -> None:
+    rng = np.random.default_rng(7)
+    equal = [rng.random(50) for _ in range(12)]
+    assert quantile_interval(equal).effective == pytest.approx(12)
+    uneven = [rng.random(10_000), *equal]
+    assert quantile_interval(uneven).effective == pytest.approx(1.12, abs=0.01)
+    wide, narrow = quantile_interval(uneven), quantile_interval(equal)
+    assert wide.high - wide.low > narrow.high - narrow.low
+
+
+def test_a_higher_level_is_wider() -> None:
+    groups = DESIGNS["middle"].sample(np.random.default_rng(8), 48)
+    for interval in (quantile_interval, mean_interval):
+        ends = [interval(groups, level=level) for level in (0.5, 0.8, 0.95)]
+        assert ends[0].low >= ends[1].low >= ends[2].low
+        assert ends[0].high <= ends[1].high <= ends[2].high
+        assert ends[0].low < ends[0].value < ends[0].high
+
+
+def test_a_mean_of_equal_weights_is_students() -> None:
+    """Symmetric values, one token a prompt: the textbook interval, or a little wider."""
+    values = np.random.default_rng(9).normal(0.5, 0.05, 30)
+    found = mean_interval([np.array([value]) for value in values])
+    half = 2.0452 * values.std(ddof=1) / np.sqrt(30)
+    assert values.mean() - 1.3 * half <= found.low <= values.mean() - 0.999 * half
+    assert values.mean() + 0.999 * half <= found.high <= values.mean() + 1.3 * half
+
+
+def test_wrong_arguments_are_named() -> None:
+    groups = [np.ones(3), np.zeros(3)]
+    with pytest.raises(ValueError, match="none of the 2 groups has any"):
+        quantile_interval([np.array([]), np.array([])])
+    with pytest.raises(ValueError, match="q must be between 0 and 1, got 1"):
+        quantile_interval(groups, 1.0)
+    with pytest.raises(ValueError, match="level must be between 0 and 1, got 95"):
+        mean_interval(groups, level=95)
+    with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
+        quantile_interval(groups, draws=0)
+    with pytest.raises(ValueError, match="a group has NaN"):
+        quantile_interval([np.array([0.1, np.nan]), np.ones(3)])
