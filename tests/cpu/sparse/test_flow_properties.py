@@ -18,7 +18,7 @@ from sparrow.sparse.flows.formats import fp32
 from sparrow.sparse.flows.interpret import Scene
 from sparrow.sparse.flows.tracing import trace
 
-PAGE, SIZE, GROUP, HEADS, PAGES = 2, 4, 1, 2, 3
+PAGE, SIZE, GROUP, HEADS, PAGES = 4, 4, 1, 2, 3  # pages with room for every two shapes
 SIZES = st.integers(1, 4)
 SHAPES = st.lists(SIZES, max_size=3).map(tuple)
 BINARY = {
