@@ -52,10 +52,10 @@ def read(model: Decoder, ids: Sequence[int], attention: Attention | None = None)
 
 
 @torch.no_grad()
-def acceptances(
+def sparse_hidden(
     model: Decoder, dense: Dense, prompt: int, schedule: Schedule, flow: Flow = block_mean
 ) -> Tensor:
-    """Exact acceptance of every token after the prompt; keys and values by the sparse stream."""
+    """Hidden states of the whole sequence where tokens after the prompt attend sparsely."""
     sparse = PackedSparse(
         bounds=_bounds(dense.ids_T),
         dense_B=torch.tensor([prompt]),
@@ -63,8 +63,16 @@ def acceptances(
         page=schedule.page,
         rule=Rule.of(schedule, flow),
     )
+    return _hidden(model, dense.ids_T, sparse)
+
+
+@torch.no_grad()
+def acceptances(
+    model: Decoder, dense: Dense, prompt: int, schedule: Schedule, flow: Flow = block_mean
+) -> Tensor:
+    """Exact acceptance of every token after the prompt; keys and values by the sparse stream."""
     sources = slice(prompt - 1, -1)
-    sparse_TC = _hidden(model, dense.ids_T, sparse)[sources]
+    sparse_TC = sparse_hidden(model, dense, prompt, schedule, flow)[sources]
     return ops.acceptance(dense.hidden_TC[sources], sparse_TC, model.head)
 
 

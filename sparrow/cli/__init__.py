@@ -9,9 +9,11 @@ import typer
 
 from sparrow import __version__
 from sparrow.cli.bench import bench
+from sparrow.cli.calibrate import calibrate
 from sparrow.cli.flow import flow
 from sparrow.cli.generate import generate
 from sparrow.cli.output import console, notes, plain, report
+from sparrow.cli.plan import plan
 from sparrow.cli.puzzles import evaluate, puzzle, warmup
 
 app = typer.Typer(
@@ -25,6 +27,8 @@ SETTINGS = {"ignore_unknown_options": True}  # --a.b=c are settings, not options
 app.command(context_settings=SETTINGS)(generate)
 app.command()(puzzle)
 app.command()(evaluate)
+app.command()(calibrate)
+app.command()(plan)
 app.command(context_settings=SETTINGS)(warmup)
 app.add_typer(bench, name="bench")
 app.add_typer(flow, name="flow")

@@ -106,7 +106,7 @@ def flow_score(
         raise ValueError(f"--leaderboard {leaderboard} is a folder: give a file")
     flows = [load_flow(file) for file in files]
     others = [load_flow(name) for name in against or ["block_mean", "oracle"]]
-    layers = _layers(dense_layers)
+    layers = layers_of(dense_layers)
     configuration = Configuration(page=page, first=first, last=last, dense_layers=layers)
     given = samples(load_tokenizer(model), _texts(texts), tokens)
     with measuring(f"loading {model}"):
@@ -185,7 +185,7 @@ def _texts(folder: Path | None) -> "list[Text]":
     return texts.standard(report) if folder is None else texts.from_folder(folder)
 
 
-def _layers(text: str) -> tuple[int, ...]:
+def layers_of(text: str) -> tuple[int, ...]:
     if text.strip() in ("", "none"):
         return ()
     try:

@@ -20,6 +20,7 @@ from sparrow.ops.types import PageLists, Scorer, Scores
 # Queries that are attended together: a fixed number, counted from the first query of a sequence
 # in the call, so that the result of a sequence never depends on its neighbours.
 QUERY_BLOCK = 128
+GPU_SCORES = 2**27  # numbers of a block of queries on a GPU, where small blocks wait for launches
 
 
 def attend_decode(
@@ -169,8 +170,9 @@ def _attend_sequence(
     """Causal attention of the queries at positions offset.. of one sequence, by blocks."""
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q_nHD, k_SGD, v_SGD))
     outputs = []
-    for begin in range(0, len(q_nHD), QUERY_BLOCK):
-        q_block = q_nHD[begin : begin + QUERY_BLOCK]
+    size = _block_size(q_nHD, len(k_SGD))
+    for begin in range(0, len(q_nHD), size):
+        q_block = q_nHD[begin : begin + size]
         start, stop = offset + begin, offset + begin + len(q_block)
         arguments = (q_block, k_SGD[:stop], v_SGD[:stop], start, keep, scale)
         if needs_grad:
@@ -182,6 +184,14 @@ def _attend_sequence(
         else:
             outputs.append(_attend_block(*arguments))
     return torch.cat([q_nHD[:0], *outputs])
+
+
+def _block_size(q_nHD: Tensor, length: int) -> int:
+    """Queries of a block: by shapes alone, so that equal ones are cut alike, dense or sparse."""
+    if not q_nHD.is_cuda:
+        return QUERY_BLOCK
+    most = GPU_SCORES // (q_nHD.shape[1] * max(1, length))
+    return max(QUERY_BLOCK, most // QUERY_BLOCK * QUERY_BLOCK)
 
 
 def _attend_block(

@@ -1,0 +1,227 @@
+"""A calibration from beginning to end: rounds of measuring until the plan no longer depends on it.
+
+First every flow under every budget, then the dense floor, then groups of layers alone, and last
+the budgets that those suggest. Started again with the same settings, a calibration goes on where it
+was stopped and comes to the same surface.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from sparrow.calibrate import adaptive, sensitivity
+from sparrow.calibrate.arms import DENSE, Arm, arm, variant_of
+from sparrow.calibrate.cells import By, cells, tail_of
+from sparrow.calibrate.collecting import Collector
+from sparrow.calibrate.rollouts import TOP_K, Prompt
+from sparrow.calibrate.surface import LEAST_PROMPTS, Cell, LayerLoss, Variant
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.schedule import Schedule
+
+BY_LAYER = "by layer"
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is measured, and how far.
+
+    edges          of the bins of total length
+    first_round    prompts of every arm before anything is decided
+    more           prompts that a further round adds to arms which still matter
+    layer_groups   groups of layers that are made sparse alone; 0: none
+    layer_prompts  sequences that they are measured on
+    by_layer       also measure budgets that are shared out by what the groups lose
+    """
+
+    budgets: tuple[int, ...]
+    edges: tuple[int, ...]
+    targets: tuple[float, ...] = (0.86,)
+    first_round: int = 16
+    more: int = 16
+    layer_groups: int = 0
+    layer_prompts: int = 16
+    by_layer: bool = False
+
+    def __post_init__(self) -> None:
+        if any(not 0 < target < 1 for target in self.targets):
+            raise ValueError(f"targets {self.targets}: allowed are numbers between 0 and 1")
+        if min(self.first_round, self.more, self.layer_prompts) < 1 or self.layer_groups < 0:
+            raise ValueError("prompts of a round: allowed is 1 at least")
+        if list(self.edges) != sorted(set(self.edges)) or len(self.edges) < 2:
+            raise ValueError(f"bins {list(self.edges)}: allowed are two edges or more, rising")
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What a calibration has come to; a surface is made from it."""
+
+    variants: list[Variant] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
+    positions: list[Cell] = field(default_factory=list)
+    floor: list[Cell] = field(default_factory=list)
+    layers: list[LayerLoss] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
+
+
+class Calibration:
+    """Decides what a collector measures, and adds it up."""
+
+    def __init__(
+        self, collector: Collector, settings: Settings, report: Report | None = None
+    ) -> None:
+        self.collector, self.settings = collector, settings
+        self.spec = collector.model.spec
+        self.found = Found()
+        self._report = report or (lambda text: None)
+
+    def run(self, flows: Sequence[tuple[Flow, Variant]]) -> Found:
+        """Every flow under every budget, as far as the plan depends on it; the floor; layers."""
+        if not flows or not self.settings.budgets:
+            raise ValueError("no flow or no budget to calibrate")
+        for number, (flow, variant) in enumerate(flows):
+            self._variant(flow, variant, beside={} if number else {DENSE: self._enough})
+        self._floor()
+        if self.settings.layer_groups:
+            self._layers(*flows[0])
+            if self.settings.by_layer:
+                flow, variant = flows[0]
+                self._variant(flow, self._shared_out(flow, variant))
+        return self.found
+
+    def check(self, flow: Flow, schedule: Schedule) -> Found:
+        """A whole schedule on every prompt, and the floor beside it."""
+        variant = variant_of(
+            flow,
+            flow.name,
+            self.spec,
+            name=schedule.name,
+            page=schedule.page,
+            first=schedule.first,
+            last=schedule.last,
+            dense_layers=schedule.dense_layers,
+        )
+        own = Arm(
+            name=schedule.name,
+            flow=flow,
+            variant=schedule.name,
+            schedule=schedule,
+            digest=variant.digest,
+        )
+        self.collector.collect({own: len(self.collector.prompts), DENSE: self._enough})
+        self.found.variants.append(variant)
+        self._add(own)
+        self._floor()
+        return self.found
+
+    # Rounds.
+
+    @property
+    def _enough(self) -> int:
+        """Prompts of which the floor is known well enough."""
+        return min(LEAST_PROMPTS, len(self.collector.prompts))
+
+    def _variant(
+        self, flow: Flow, variant: Variant, beside: Mapping[Arm, int] | None = None
+    ) -> None:
+        """Rounds until the plan for this variant stands; `beside` runs along in the first."""
+        arms = {budget: arm(variant, flow, budget) for budget in self.settings.budgets}
+        most = len(self.collector.prompts)
+        wanted = {one: min(self.settings.first_round, most) for one in arms.values()}
+        while True:
+            self.collector.collect({**wanted, **(beside or {})})
+            rows = {budget: self._row(one) for budget, one in arms.items()}
+            questions = adaptive.open_questions(rows, self.settings.targets)
+            more = {arms[each.budget] for each in questions if wanted[arms[each.budget]] < most}
+            if not more:
+                break
+            wanted |= {one: min(wanted[one] + self.settings.more, most) for one in more}
+            self._report(
+                f"{variant.name}: the plan depends on {len(more)} of {len(arms)} budgets still "
+                f"({', '.join(str(one.budget) for one in arms.values() if one in more)} tokens)"
+            )
+        self.found.variants.append(variant)
+        for one in arms.values():
+            self._add(one)
+        self.found.undecided += [self._told(variant, each) for each in questions]
+
+    def _row(self, one: Arm) -> list[adaptive.Seen | None]:
+        tokens = self.collector.tokens(one)
+        row: list[adaptive.Seen | None] = []
+        for start, stop in pairwise(self.settings.edges):
+            own = tokens.within(start, stop)
+            if not len(own):
+                row.append(None)
+                continue
+            tail = tail_of(own)
+            row.append(adaptive.Seen(tail.value, tail.low, tail.high, len(own.by_prompt())))
+        return row
+
+    def _told(self, variant: Variant, each: adaptive.Open) -> str:
+        start, stop = self.settings.edges[each.bin : each.bin + 2]
+        return (
+            f"{variant.name}, {each.budget} tokens, lengths {start} to {stop}: "
+            f"{each.why} at target {each.target}"
+        )
+
+    def _floor(self) -> None:
+        """Dense against dense: what rounding alone costs, and how long answers are."""
+        self.found.floor += self._cells(DENSE)
+        self.found.lengths += [len(one.ids) for one in self.collector.store.of(DENSE.key)]
+
+    # Layers.
+
+    def _layers(self, flow: Flow, variant: Variant) -> None:
+        """Every group of layers alone, under a budget whose tail misses the target."""
+        layers, budget = self.spec.layers, self._biting(variant)
+        groups = sensitivity.groups_of(layers, self.settings.layer_groups, variant.dense_layers)
+        arms = {group: sensitivity.only(variant, flow, budget, group, layers) for group in groups}
+        self.collector.force(list(arms.values()), self._longest(budget))
+        self.found.layers += [
+            sensitivity.loss(self.collector.tokens(one), one, group) for group, one in arms.items()
+        ]
+
+    def _biting(self, variant: Variant) -> int:
+        """The largest budget whose tail still misses the first target somewhere, or the least."""
+        target = self.settings.targets[0]
+        misses = [
+            cell.budget
+            for cell in self.found.cells
+            if cell.variant == variant.name and cell.budget is not None and cell.p05 < target
+        ]
+        return max(misses, default=min(self.settings.budgets))
+
+    def _longest(self, budget: int) -> list[Prompt]:
+        longer = [one for one in self.collector.sequences() if len(one.ids) > budget + 2]
+        return longer[: self.settings.layer_prompts]
+
+    def _shared_out(self, flow: Flow, variant: Variant) -> Variant:
+        own = [cell for cell in self.found.cells if cell.variant == variant.name]
+        return variant_of(
+            flow,
+            variant.source,
+            self.spec,
+            name=f"{variant.name}, {BY_LAYER}",
+            page=variant.page,
+            first=variant.first,
+            last=variant.last,
+            dense_layers=variant.dense_layers,
+            shares=sensitivity.shares(self.found.layers, own, self.spec.layers),
+        )
+
+    # Results.
+
+    def _add(self, one: Arm) -> None:
+        self.found.cells += self._cells(one)
+        self.found.positions += self._cells(one, "position")
+
+    def _cells(self, one: Arm, by: By = "length") -> list[Cell]:
+        return cells(
+            self.collector.tokens(one),
+            self.settings.edges,
+            variant=one.variant,
+            budget=one.budget,
+            top_k=min(TOP_K, self.spec.vocabulary),
+            by=by,
+        )

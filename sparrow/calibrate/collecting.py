@@ -1,0 +1,162 @@
+"""Seeing to it that arms have been measured on prompts: by rollouts, or by force on what is given.
+
+What the store has is not made again, so whoever asks twice pays once, also after an interruption.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sparrow.calibrate.arms import DENSE, Arm
+from sparrow.calibrate.cells import Tokens
+from sparrow.calibrate.forced import force
+from sparrow.calibrate.rollouts import MOST_ARMS, Job, Prompt, engine_for, roll_out
+from sparrow.calibrate.trajectories import Trajectories
+from sparrow.models import Decoder
+from sparrow.records import SamplingParams
+from sparrow.sparse.rule import Rule
+
+Mode = Literal["generated", "forced"]
+Progress = Callable[[int, int, str], None]
+SPREAD = 1_000_003  # between the seeds of neighbouring calibrations: prompts are far fewer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How answers are drawn: the same draws for every arm, which differ in what they see."""
+
+    samples: int = 1
+    max_tokens: int = 1024
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(
+                f"temperature {self.temperature}: a greedy policy has no tail of acceptance, "
+                "allowed: above 0"
+            )
+        if self.samples < 1 or self.max_tokens < 2:
+            raise ValueError(
+                f"got {self.samples} samples of {self.max_tokens} tokens, allowed: one sample of "
+                "two tokens at least"
+            )
+
+    def params(self, prompt: Prompt, context: int) -> SamplingParams:
+        left = context - len(prompt.ids)
+        if left < 2:
+            raise ValueError(
+                f"prompt {prompt.name} has {len(prompt.ids)} tokens, the model's context "
+                f"{context}: nothing can follow it"
+            )
+        return SamplingParams(
+            n=self.samples,
+            temperature=self.temperature,
+            max_tokens=min(self.max_tokens, left),
+            seed=self.seed * SPREAD + prompt.number,
+        )
+
+
+class Collector:
+    """Measures arms of one model on numbered prompts, into a store."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        prompts: Sequence[Prompt],
+        mode: Mode,
+        sampling: Sampling,
+        store: Trajectories,
+        progress: Progress | None = None,
+    ) -> None:
+        if not prompts:
+            raise ValueError("no prompt to calibrate on")
+        self.model, self.prompts, self.mode = model, prompts, mode
+        self.sampling, self.store = sampling, store
+        self._progress = progress or (lambda done, total, what: None)
+        self._tokens: dict[str, tuple[int, Tokens]] = {}
+
+    def collect(self, wanted: Mapping[Arm, int]) -> None:
+        """So many prompts of every arm, the first ones; arms of one rule, and dense."""
+        if self.mode == "forced":
+            self._force_first(wanted)
+            return
+        arms = list(wanted)
+        for first in range(0, len(arms), MOST_ARMS):
+            self._roll_out({one: wanted[one] for one in arms[first : first + MOST_ARMS]})
+
+    def _roll_out(self, wanted: Mapping[Arm, int]) -> None:
+        jobs = self._jobs(wanted)
+        if not jobs:
+            return
+        arms = {job.arm for job in jobs}
+        one = next((each for each in arms if each.schedule is not None), DENSE)
+        rule = None if one.schedule is None else Rule.of(one.schedule, one.flow)
+        engine = engine_for(self.model, rule, self.prompts, self.sampling.max_tokens)
+        total = len(jobs) * self.sampling.samples
+        what = f"{one.variant}: {len(arms)} arms"
+        self._progress(0, total, what)
+        for done, (job, measured) in enumerate(roll_out(engine, jobs), 1):
+            self.store.put(job.arm.key, measured)
+            self._progress(done, total, what)
+
+    def _jobs(self, wanted: Mapping[Arm, int]) -> list[Job]:
+        """Prompt by prompt, so that arms advance together."""
+        done = {one: self.store.done(one.key) for one in wanted}
+        every = range(self.sampling.samples)
+        context = self.model.spec.max_positions
+        return [
+            Job(arm=one, prompt=prompt, params=self.sampling.params(prompt, context))
+            for number, prompt in enumerate(self.prompts)
+            for one, count in wanted.items()
+            if number < count and any((prompt.number, each) not in done[one] for each in every)
+        ]
+
+    def _force_first(self, wanted: Mapping[Arm, int]) -> None:
+        places = {
+            prompt: [one for one, count in wanted.items() if number < count]
+            for number, prompt in enumerate(self.prompts)
+        }
+        self._force({prompt: arms for prompt, arms in places.items() if arms})
+
+    def force(self, arms: Sequence[Arm], sequences: Sequence[Prompt]) -> None:
+        """Every arm on every one of these sequences."""
+        self._force(dict.fromkeys(sequences, arms))
+
+    def _force(self, places: Mapping[Prompt, Sequence[Arm]]) -> None:
+        done = {one: self.store.done(one.key) for arms in places.values() for one in arms}
+        missing = {
+            prompt: [one for one in arms if (prompt.number, 0) not in done[one]]
+            for prompt, arms in places.items()
+        }
+        total, count = sum(len(arms) for arms in missing.values()), 0
+        for prompt, arms in missing.items():
+            if not arms:
+                continue
+            self._progress(count, total, f"{prompt.name}: dense")
+            for one, measured in force(self.model, prompt, arms, self.sampling.temperature):
+                count += 1
+                self.store.put(one.key, measured)
+                self._progress(count, total, f"{prompt.name}: {one.name}")
+
+    def sequences(self) -> list[Prompt]:
+        """Whole sequences: those given, or the first answer to each prompt of the dense policy."""
+        if self.mode == "forced":
+            return list(self.prompts)
+        return [
+            Prompt(
+                number=one.prompt,
+                name=f"answer {one.prompt}",
+                ids=tuple(one.ids.tolist()),
+                start=one.prompt_tokens,
+            )
+            for one in self.store.of(DENSE.key)
+            if one.sample == 0
+        ]
+
+    def tokens(self, one: Arm) -> Tokens:
+        """Everything measured of an arm so far."""
+        count = len(self.store.done(one.key))
+        if self._tokens.get(one.key, (-1,))[0] != count:
+            self._tokens[one.key] = (count, Tokens.of(self.store.of(one.key)))
+        return self._tokens[one.key][1]

@@ -1,0 +1,171 @@
+"""The surface: what was measured of a model, by flow, budget and length, as one documented file.
+
+docs/calibrate.md describes every field. numpy and no torch: plans and plots read surfaces too.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparrow.records import Record, from_dict, to_dict
+
+FORMAT = 1
+LEAST_PROMPTS = 48
+"""Below so many prompts an interval over prompts is narrower than it says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Variant(Record):
+    """What chooses pages, apart from how many: a flow, its configuration, budgets by layer.
+
+    shares: by layer, the multiple of the budget that the layer gets; none: every layer gets it.
+    """
+
+    name: str  # in the surface
+    flow: str  # the name that schedules give
+    source: str  # how the flow is loaded again: a built-in name, file.py:name, module:name
+    digest: str  # of its program
+    field_bytes: int  # that it stores with a page and KV head, of keys in 16 bits
+    page: int = 16
+    first: int = 1
+    last: int = 2
+    dense_layers: tuple[int, ...] = ()
+    shares: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimators(Record):
+    """Cheap estimates of acceptance beside the exact one, over the tokens of a cell.
+
+    The sampled ratio min(1, p(x)/q(x)) is unbiased for the mean; its quantiles are not those of
+    acceptance, and are shown to say so. None where tokens were given, not sampled.
+    """
+
+    top_k: int
+    lower_p05: float  # p05 of the top-K lower bound
+    upper_p05: float
+    lower_mean: float
+    upper_mean: float
+    widest: float  # the largest gap between the two bounds
+    ratio_mean: float | None
+    ratio_error: float | None  # standard error of its difference to the exact mean, over prompts
+    ratio_p05: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cell(Record):
+    """Acceptance of the tokens of one variant and budget that were drawn in one bin of lengths.
+
+    start <= total length < stop; the interval of p05 is over prompts. budget None is dense.
+    """
+
+    variant: str
+    budget: int | None
+    start: int
+    stop: int
+    tokens: int
+    sequences: int
+    prompts: int
+    mean: float
+    p01: float
+    p05: float
+    low: float
+    high: float
+    p50: float
+    above: float  # share of tokens with acceptance over 0.999
+    beta: tuple[float, ...]  # a, b and KS distance of the rest, scaled to [0, 0.999]; () if few
+    uncertain_p05: float | None  # p05 of tokens with dense entropy over 0.1 nats
+    uncertain: int  # how many those are
+    estimators: Estimators | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerLoss(Record):
+    """p05 where only these layers were sparse, of tokens at lengths over the budget."""
+
+    variant: str
+    budget: int
+    layers: tuple[int, ...]
+    p05: float
+    low: float
+    high: float
+    mean: float
+    tokens: int
+    prompts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Surface(Record):
+    """Everything that a calibration found out, and how."""
+
+    format: int
+    model: str
+    family: str
+    fingerprint: str  # of the weights, dtype included
+    shape: str  # the model's config.json, for the cost of plans
+    dtype: str
+    device: str
+    mode: str  # "generated" or "forced"
+    prompts: str  # where they came from
+    prompts_digest: str
+    seed: int
+    temperature: float
+    max_tokens: int
+    targets: tuple[float, ...]
+    bins: tuple[int, ...]  # edges of total length
+    variants: tuple[Variant, ...]
+    budgets: tuple[int, ...]
+    cells: tuple[Cell, ...]  # by total length, which schedules look up
+    floor: tuple[Cell, ...]  # dense against dense in the working dtype, by total length
+    positions: tuple[Cell, ...]  # the same tokens as `cells`, by position in the response
+    layers: tuple[LayerLoss, ...]
+    lengths: tuple[int, ...]  # final lengths of the sequences that the dense policy wrote
+    undecided: tuple[str, ...]  # what the plan still depends on
+    warnings: tuple[str, ...]
+    versions: tuple[str, ...]
+    command: str
+    created: str
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON, lists of records one record a line."""
+        Path(path).write_text(_lines(to_dict(self)), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Surface":
+        """Read what `save` wrote."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"surface {path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ValueError(f"surface {path} is no JSON: {error}") from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ValueError(
+                f"{path} is no surface of format {FORMAT}: sparrow calibrate makes one"
+            )
+        try:
+            return from_dict(cls, data)
+        except ValueError as error:
+            raise ValueError(f"surface {path}: {error}") from error
+
+    def variant(self, name: str) -> Variant:
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        known = ", ".join(variant.name for variant in self.variants)
+        raise ValueError(f"the surface has no variant {name!r}; it has {known}")
+
+    def of(self, variant: str, budget: int) -> list[Cell]:
+        """The cells of one variant and budget, in the order of lengths."""
+        return [cell for cell in self.cells if (cell.variant, cell.budget) == (variant, budget)]
+
+
+def _lines(data: dict[str, Any]) -> str:
+    rows = []
+    for key, value in data.items():
+        text = json.dumps(value)
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n    " + ",\n    ".join(json.dumps(item) for item in value) + "\n  ]"
+        rows.append(f"  {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(rows) + "\n}\n"

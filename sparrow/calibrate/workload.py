@@ -1,0 +1,89 @@
+"""What a rollout has to generate: how many sequences of which lengths, how many at once."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sparrow.calibrate.cost import IntArray, published_lengths
+
+PUBLISHED = "published"
+PROMPT = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Workload:
+    """Final lengths of the sequences of one rollout, prompts included.
+
+    most  sequences that run at once (None: as many as memory holds)
+    """
+
+    name: str
+    lengths: IntArray
+    prompt: int = PROMPT
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.lengths) or self.lengths.min() < 2:
+            raise ValueError("a workload has one sequence at least, of two tokens or more each")
+        if self.most is not None and self.most < 1:
+            raise ValueError(f"a batch of {self.most}: allowed is 1 at least")
+
+    @property
+    def shortest_prompt(self) -> int:
+        """Tokens that are there when a sequence starts; a shorter sequence has a shorter one."""
+        return min(self.prompt, int(self.lengths.min()) - 1)
+
+    def describe(self) -> str:
+        mean, longest = self.lengths.mean(), self.lengths.max()
+        batch = "" if self.most is None else f", at most {self.most} at once"
+        return (
+            f"{self.name}: {len(self.lengths)} sequences, mean {mean:.0f}, longest {longest} "
+            f"tokens{batch}"
+        )
+
+
+def workload(
+    name: str,
+    *,
+    measured: Sequence[int] = (),
+    prompts: int | None = None,
+    samples: int = 8,
+    most: int | None = None,
+    cutoff: int | None = None,
+) -> Workload:
+    """A workload by name: "published", "surface" (lengths that were measured), or a file.
+
+    With `prompts`, so many times `samples` sequences are drawn from the lengths, always the same.
+    """
+    if name == PUBLISHED:
+        lengths = published_lengths()
+    elif name == "surface":
+        if not len(measured):
+            raise ValueError("the surface has no lengths of answers: give --lengths another way")
+        lengths = np.asarray(measured, np.int64)
+    else:
+        lengths = _of_file(Path(name))
+    if prompts is not None:
+        if min(prompts, samples) < 1:
+            raise ValueError(f"{prompts} prompts of {samples} samples: allowed is 1 at least")
+        lengths = np.random.default_rng(0).choice(lengths, prompts * samples)
+    if cutoff is not None:
+        lengths = np.minimum(lengths, cutoff)
+    return Workload(name=name, lengths=lengths, most=most)
+
+
+def _of_file(place: Path) -> IntArray:
+    """Numbers, as a JSON list or one a line."""
+    try:
+        text = place.read_text(encoding="utf-8")
+        found = json.loads(text) if text.lstrip().startswith("[") else text.split()
+        return np.array([int(one) for one in found], np.int64)
+    except OSError as error:
+        raise ValueError(
+            f"lengths {place}: no such file; give published, surface or a file of lengths"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"lengths {place}: not a list of whole numbers ({error})") from error

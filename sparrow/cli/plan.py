@@ -1,0 +1,159 @@
+"""`sparrow plan`: from a surface to the cheapest schedule that keeps a target."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from sparrow.cli.output import AsJson, console, notes, plain, report
+
+if TYPE_CHECKING:
+    from sparrow.calibrate.hardware import Hardware
+    from sparrow.calibrate.plan_files import Planned
+    from sparrow.calibrate.pricing import Ground
+    from sparrow.calibrate.surface import Surface
+    from sparrow.sparse import Schedule
+
+
+def plan(
+    surface: Annotated[Path, typer.Argument(help="What sparrow calibrate wrote: surface.json.")],
+    target: Annotated[
+        float, typer.Option("--target", "-t", help="p05 of acceptance to keep.")
+    ] = 0.86,
+    by: Annotated[
+        str, typer.Option("--by", help="low: the interval's lower end reaches it; or p05 itself.")
+    ] = "low",
+    variant: Annotated[
+        list[str] | None, typer.Option("--variant", help="Only these flows of the surface.")
+    ] = None,
+    allow_dense: Annotated[
+        bool, typer.Option("--allow-dense", help="Bins that nothing reaches run dense.")
+    ] = False,
+    hardware: Annotated[
+        str, typer.Option("--hardware", help="A known machine (h200) or a .json file of one.")
+    ] = "h200",
+    bandwidth: Annotated[
+        float | None,
+        typer.Option("--bandwidth", help="Instead: bytes a second of a machine nobody measured."),
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option("--memory", help="Bytes of that machine's memory.")
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            "--lengths", help="Workload: published, surface (as measured), or a file of lengths."
+        ),
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option("--prompts", min=1, help="Prompts of a rollout.")
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Answers to a prompt.")] = 8,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, help="Sequences at once, at most.")
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option("--compare", help="A preset or a schedule file to set beside it.")
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option("--check", help="Surface of a check run to show beside it.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder; default: that of the surface.")
+    ] = None,
+    plots: Annotated[bool, typer.Option(help="Also draw the plan.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Find the cheapest budgets that keep p05 at a target, and what they promise.
+
+    Writes schedule.json, to use in rollouts, and plan.json. Exits 1 where the target cannot be
+    reached, with the nearest one that can.
+    """
+    from sparrow.calibrate import plan_files
+    from sparrow.calibrate.plan import Unreachable
+    from sparrow.calibrate.surface import Surface
+
+    if by not in ("low", "p05"):
+        raise ValueError(f"--by {by}: give low or p05")
+    chosen: Literal["low", "p05"] = "low" if by == "low" else "p05"
+    found = Surface.load(surface)
+    ground = _ground(found, _machine(hardware, bandwidth, memory), lengths, prompts, samples, batch)
+    try:
+        planned = plan_files.make(
+            ground,
+            target,
+            by=chosen,
+            allow_dense=allow_dense,
+            variants=variant or (),
+            compare=None if compare is None else named_schedule(compare),
+            check=None if check is None else Surface.load(check),
+        )
+    except Unreachable as error:
+        notes.print(f"[bold red]not reached:[/] {plain(str(error))}")
+        raise typer.Exit(1) from None
+    folder = out or surface.parent
+    files = plan_files.write(planned, folder)
+    _show(planned, [*files, *(_draw(folder) if plots else ())], as_json)
+
+
+def _ground(
+    surface: "Surface",
+    hardware: "Hardware",
+    lengths: str | None,
+    prompts: int | None,
+    samples: int,
+    batch: int | None,
+) -> "Ground":
+    from sparrow.calibrate.pricing import Ground
+    from sparrow.calibrate.workload import workload
+    from sparrow.models.spec import spec_from_hf
+
+    usual = "surface" if surface.mode == "generated" and surface.lengths else "published"
+    work = workload(
+        lengths or usual, measured=surface.lengths, prompts=prompts, samples=samples, most=batch
+    )
+    spec = spec_from_hf(json.loads(surface.shape), "the surface's model")
+    return Ground(surface=surface, spec=spec, hardware=hardware, workload=work)
+
+
+def _machine(name: str, bandwidth: float | None, memory: float | None) -> "Hardware":
+    from sparrow.calibrate.hardware import Hardware
+
+    if bandwidth is None and memory is None:
+        return Hardware.load(name)
+    if bandwidth is None or memory is None:
+        raise ValueError("--bandwidth and --memory go together")
+    return Hardware.plain(
+        "a machine by its bytes", bytes_per_s=bandwidth, memory=int(memory), flops_per_s=1e12
+    )
+
+
+def named_schedule(name: str) -> "Schedule":
+    """A preset, or a schedule file."""
+    from sparrow.sparse import Schedule, preset, preset_names
+
+    is_file = Path(name).is_file() or name.endswith(".json")
+    return Schedule.load(name) if is_file and name not in preset_names() else preset(name)
+
+
+def _show(planned: "Planned", files: list[Path], as_json: bool) -> None:
+    from sparrow.calibrate import plan_files, plan_tables
+
+    if as_json:
+        print(json.dumps(plan_files.as_json(planned), indent=2))
+        return
+    for table in plan_tables.tables(planned):
+        console.print(table)
+    for text in planned.best.notes:
+        notes.print(f"[yellow]note:[/] {plain(text)}")
+    if planned.ground.hardware.engine is None:
+        notes.print(f"[yellow]note:[/] {plain(planned.ground.hardware.note)}")
+    report(f"written: {', '.join(map(str, files))}")
+    report(f"check it: sparrow calibrate {planned.ground.surface.model} --schedule {files[0]}")
+
+
+def _draw(folder: Path) -> list[Path]:
+    from sparrow.report.plan_plots import write_plan
+
+    return write_plan(folder / "plan.json", folder / "plots")

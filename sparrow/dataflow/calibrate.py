@@ -1,0 +1,187 @@
+"""`sparrow calibrate`: a model and a source of prompts to a surface, in a folder that goes on."""
+
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from sparrow.calibrate.arms import variant_of
+from sparrow.calibrate.calibration import Calibration, Found, Settings
+from sparrow.calibrate.collecting import Collector, Progress, Sampling
+from sparrow.calibrate.flow_score import fingerprint
+from sparrow.calibrate.surface import FORMAT, LEAST_PROMPTS, Cell, Surface, Variant
+from sparrow.calibrate.trajectories import Trajectories
+from sparrow.dataflow.prompts import Source
+from sparrow.models import Decoder
+from sparrow.models.spec import spec_to_hf
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.loading import load_flow
+from sparrow.sparse.schedule import Schedule
+
+SURFACE = "surface.json"
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to calibrate: flows by how they are named, or one schedule to check."""
+
+    flows: tuple[str, ...] = ("block_mean",)
+    dense_layers: tuple[tuple[int, ...], ...] = ((),)  # sets of layers that stay dense
+    schedule: Schedule | None = None
+    page: int = 16
+    first: int = 1
+    last: int = 2
+
+
+def calibrate(
+    model: Decoder,
+    source: Source,
+    request: Request,
+    settings: Settings,
+    sampling: Sampling,
+    folder: str | Path,
+    *,
+    progress: Progress | None = None,
+    report: Report | None = None,
+) -> Surface:
+    """Measure, write the surface into the folder, and give it back."""
+    weights = fingerprint(model)
+    store = Trajectories(folder, _about(model, weights, source, sampling))
+    try:
+        collector = Collector(model, source.prompts, source.mode, sampling, store, progress)
+        calibration = Calibration(collector, settings, report)
+        if request.schedule is not None:
+            found = calibration.check(load_flow(request.flows[0]), request.schedule)
+        else:
+            found = calibration.run(_flows(model, request))
+    finally:
+        store.close()
+    made = _surface(model, weights, source, settings, sampling, found)
+    made.save(Path(folder) / SURFACE)
+    return made
+
+
+def _flows(model: Decoder, request: Request) -> list[tuple[Flow, Variant]]:
+    places: dict[str, Any] = {key: getattr(request, key) for key in ("page", "first", "last")}
+    found = []
+    for text in request.flows:
+        flow = load_flow(text)
+        for dense in request.dense_layers:
+            beyond = [layer for layer in dense if layer >= model.spec.layers]
+            if beyond:
+                most = model.spec.layers - 1
+                raise ValueError(f"dense layers {beyond}: the model has layers 0 to {most}")
+            name = flow.name + (f", dense {','.join(map(str, dense))}" if dense else "")
+            made = variant_of(flow, text, model.spec, name=name, dense_layers=dense, **places)
+            found.append((flow, made))
+    names = [made.name for _, made in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{twice[0]!r} was given twice")
+    return found
+
+
+def _about(model: Decoder, weights: str, source: Source, sampling: Sampling) -> dict[str, object]:
+    """What all measurements of a folder share."""
+    about: dict[str, object] = {
+        "model": weights,
+        "device": model.device.type,
+        "prompts": source.digest,
+        "mode": source.mode,
+        "temperature": sampling.temperature,
+    }
+    if source.mode == "generated":
+        drawn = {"samples": sampling.samples, "tokens": sampling.max_tokens, "seed": sampling.seed}
+        about |= drawn
+    return about
+
+
+def _surface(
+    model: Decoder,
+    weights: str,
+    source: Source,
+    settings: Settings,
+    sampling: Sampling,
+    found: Found,
+) -> Surface:
+    dtype = str(model.dtype).removeprefix("torch.")
+    return Surface(
+        format=FORMAT,
+        model=str(model.source.name if model.source else "random weights"),
+        family=model.spec.family,
+        fingerprint=weights,
+        shape=json.dumps(spec_to_hf(model.spec, dtype)),
+        dtype=dtype,
+        device=_device(model),
+        mode=source.mode,
+        prompts=source.name,
+        prompts_digest=source.digest,
+        seed=sampling.seed,
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens,
+        targets=settings.targets,
+        bins=settings.edges,
+        variants=tuple(found.variants),
+        budgets=settings.budgets,
+        cells=tuple(found.cells),
+        floor=tuple(found.floor),
+        positions=tuple(found.positions),
+        layers=tuple(found.layers),
+        lengths=tuple(found.lengths),
+        undecided=tuple(found.undecided),
+        warnings=tuple(warnings(found)),
+        versions=_versions(),
+        command=shlex.join(sys.argv),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def warnings(found: Found) -> list[str]:
+    """What a reader of the surface should not overlook."""
+    said = []
+    few = [cell for cell in found.cells if cell.prompts < LEAST_PROMPTS]
+    if few:
+        least = min(cell.prompts for cell in few)
+        said.append(
+            f"{len(few)} of {len(found.cells)} cells have fewer than {LEAST_PROMPTS} prompts (one "
+            f"has {least}): their intervals are too narrow"
+        )
+    low = [cell for cell in found.floor if cell.p05 < 0.99]
+    if low:
+        worst = min(low, key=_p05)
+        said.append(
+            f"dense against dense p05 is {worst.p05:.3f} at lengths {worst.start} to {worst.stop}: "
+            "an engine's rounding alone costs that much"
+        )
+    if not found.floor:
+        said.append("no dense floor was measured: sequences are too short")
+    return said
+
+
+def _p05(cell: Cell) -> float:
+    return cell.p05
+
+
+def _device(model: Decoder) -> str:
+    if model.device.type != "cuda":
+        return f"{model.device.type} ({platform.machine()})"
+    import torch
+
+    return torch.cuda.get_device_name(model.device)
+
+
+def _versions() -> tuple[str, ...]:
+    found = [f"python {platform.python_version()}"]
+    for package in ("sparrow-rl", "torch", "triton", "transformers", "numpy"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return tuple(found)

@@ -1,0 +1,242 @@
+"""Calibrations of the shipped tiny model: what is measured is what the definitions say."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pydantic")
+import torch
+
+from sparrow import load, ops
+from sparrow.calibrate import collecting
+from sparrow.calibrate.arms import DENSE, arm, variant_of
+from sparrow.calibrate.calibration import Settings
+from sparrow.calibrate.collecting import Collector, Sampling
+from sparrow.calibrate.forced import force, through_cache
+from sparrow.calibrate.replay import read, replay
+from sparrow.calibrate.rollouts import Prompt
+from sparrow.calibrate.surface import Surface
+from sparrow.calibrate.trajectories import Trajectories
+from sparrow.dataflow import prompts
+from sparrow.dataflow.calibrate import Request, calibrate
+from sparrow.models import Decoder
+from sparrow.sparse.flows.library import block_mean
+from sparrow.sparse.schedule import LayerBudgets, Schedule
+
+SAMPLING = Sampling(samples=2, max_tokens=100, seed=3)
+EDGES = (0, 64, 128, 192)
+LITTLE = Settings(budgets=(48, 80), edges=EDGES, first_round=2, more=2)
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    return load("tiny", dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def source(model: Decoder) -> prompts.Source:
+    return prompts.of_task(model, "assignments", length=200, count=4)
+
+
+@pytest.fixture(scope="module")
+def whole(model: Decoder, source: prompts.Source, tmp_path_factory: Any) -> tuple[Surface, Path]:
+    place = tmp_path_factory.mktemp("whole")
+    settings = Settings(
+        budgets=(48, 80), edges=EDGES, first_round=2, more=2, layer_groups=2, by_layer=True
+    )
+    return calibrate(model, source, Request(), settings, SAMPLING, place), place
+
+
+def collector(model: Decoder, source: prompts.Source, place: Path) -> Collector:
+    return Collector(model, source.prompts, source.mode, SAMPLING, Trajectories(place, {}))
+
+
+def test_generated_acceptance_is_that_of_a_replay(
+    model: Decoder, source: prompts.Source, tmp_path: Path
+) -> None:
+    """The engine's hidden states against a second sparse pass over what it wrote."""
+    made = collector(model, source, tmp_path)
+    own = arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
+    made.collect({own: 2, DENSE: 1})
+    found = list(made.store.of(own.key))
+    assert [(one.prompt, one.sample) for one in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for one in found:
+        ids, start = one.ids.tolist(), one.prompt_tokens
+        assert tuple(ids[:start]) == source.prompts[one.prompt].ids
+        assert own.schedule is not None
+        again = replay(model, ids[:start], ids[start:], own.schedule)
+        np.testing.assert_allclose(one.alpha, again.alpha[1:], atol=2e-4)
+        np.testing.assert_allclose(one.entropy, again.entropy[1:], atol=2e-4)
+        assert one.lengths.tolist() == again.lengths[1:].tolist()
+        assert one.ratio is not None
+        assert ((one.ratio >= 0) & (one.ratio <= 1)).all()
+    assert min(one.alpha.min() for one in found) < 0.9  # 64 of about 200 tokens: it strays
+    dense = list(made.store.of(DENSE.key))
+    assert len(dense) == 2
+    assert all(one.alpha.min() > 1 - 1e-3 for one in dense)
+
+
+def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.Source) -> None:
+    ids = torch.randint(40, 300, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+    own = arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
+    given = Prompt(number=5, name="given", ids=tuple(ids), start=20)
+    ((_, found), (_, floor)) = force(model, given, [own, DENSE])
+    assert own.schedule is not None
+    again = replay(model, ids[:20], ids[20:], own.schedule)
+    np.testing.assert_allclose(found.alpha, again.alpha[1:], atol=1e-5)
+    assert (found.first, found.prompt_tokens, found.ratio) == (21, 20, None)
+    assert floor.alpha.min() > 1 - 1e-4
+
+
+def test_a_dense_pass_through_the_cache_is_dense(model: Decoder) -> None:
+    ids = list(range(40, 240))
+    dense = read(model, ids)
+    cached = through_cache(model, dense.ids_T)
+    assert ops.acceptance(dense.hidden_TC, cached, model.head).min() > 1 - 1e-4
+
+
+@pytest.mark.parametrize("start", [0, 149, 150])
+def test_a_start_outside_is_refused(model: Decoder, start: int) -> None:
+    given = Prompt(number=0, name="given", ids=(50,) * 150, start=start)
+    with pytest.raises(ValueError, match="given: got 150 tokens"):
+        list(force(model, given, [DENSE]))
+
+
+def test_a_surface_has_everything(whole: tuple[Surface, Path], model: Decoder) -> None:
+    surface, place = whole
+    assert Surface.load(place / "surface.json") == surface
+    assert [one.name for one in surface.variants] == ["block-mean", "block-mean, by layer"]
+    assert len(surface.variants[1].shares) == model.spec.layers
+    assert {(c.variant, c.budget) for c in surface.cells} == {
+        (one.name, budget) for one in surface.variants for budget in (48, 80)
+    }
+    for one in surface.cells:
+        assert one.low <= one.p05 <= one.high
+        assert one.p01 <= one.p05 <= one.p50
+        assert one.estimators is not None
+        assert one.estimators.lower_p05 <= one.p05 <= one.estimators.upper_p05
+        assert one.start < one.stop
+    assert [one.layers for one in surface.layers] == [(0, 1), (2, 3)]
+    assert min(one.p05 for one in surface.floor) > 0.999
+    assert any("fewer than 48 prompts" in text for text in surface.warnings)
+    assert surface.undecided  # four prompts decide nothing
+    assert len(surface.lengths) == 8
+    tokens = {cell.start: cell.tokens for cell in surface.of("block-mean", 80)}
+    positions = [c for c in surface.positions if (c.variant, c.budget) == ("block-mean", 80)]
+    assert sum(tokens.values()) == sum(cell.tokens for cell in positions)
+    assert min(cell.start for cell in positions) == 0
+
+
+def test_started_again_it_measures_nothing_and_says_the_same(
+    whole: tuple[Surface, Path],
+    model: Decoder,
+    source: prompts.Source,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    surface, place = whole
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(collecting, "roll_out", refuse)
+    monkeypatch.setattr(collecting, "force", refuse)
+    settings = Settings(
+        budgets=(48, 80), edges=EDGES, first_round=2, more=2, layer_groups=2, by_layer=True
+    )
+    again = calibrate(model, source, Request(), settings, SAMPLING, place)
+    assert (again.cells, again.layers, again.floor) == (
+        surface.cells,
+        surface.layers,
+        surface.floor,
+    )
+
+
+def test_interrupted_and_resumed_it_comes_to_the_same(
+    whole: tuple[Surface, Path], model: Decoder, source: prompts.Source, tmp_path: Path
+) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, total: int, what: str) -> None:
+        if done == 5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        calibrate(model, source, Request(), LITTLE, SAMPLING, tmp_path, progress=stop)
+    again = calibrate(model, source, Request(), LITTLE, SAMPLING, tmp_path)
+    assert again.cells == tuple(c for c in whole[0].cells if c.variant == "block-mean")
+
+
+def test_other_settings_in_the_same_folder_are_refused(
+    whole: tuple[Surface, Path], model: Decoder, source: prompts.Source
+) -> None:
+    other = Sampling(samples=2, max_tokens=100, seed=4)
+    with pytest.raises(ValueError, match="seed is 3 there and 4 now"):
+        calibrate(model, source, Request(), LITTLE, other, whole[1])
+
+
+def test_a_schedule_is_checked(model: Decoder, source: prompts.Source, tmp_path: Path) -> None:
+    schedule = Schedule(
+        name="mine",
+        lengths=np.array([0, 100]),
+        budgets=np.array([48, 96]),
+        layers=(LayerBudgets(layer=0, budgets=[64, 64]),),
+        dense_layers=(),
+    )
+    found = calibrate(model, source, Request(schedule=schedule), LITTLE, SAMPLING, tmp_path)
+    assert {cell.variant for cell in found.cells} == {"mine"}
+    assert all(cell.budget is None for cell in found.cells)
+    assert max(cell.prompts for cell in found.cells) == 4
+    # The same tokens by hand.
+    store = Trajectories(tmp_path, _about(tmp_path))
+    (key,) = {row[0] for row in store._db.execute("SELECT DISTINCT arm FROM trajectories")} - {
+        "dense"
+    }
+    one = next(store.of(key))
+    ids, start = one.ids.tolist(), one.prompt_tokens
+    again = replay(model, ids[:start], ids[start:], schedule)
+    np.testing.assert_allclose(one.alpha, again.alpha[1:], atol=2e-4)
+
+
+def _about(place: Path) -> dict[str, Any]:
+    import json
+    import sqlite3
+
+    with sqlite3.connect(place / "measured.sqlite") as db:
+        return {key: json.loads(value) for key, value in db.execute("SELECT * FROM about")}
+
+
+def test_several_dense_layers_are_variants(
+    model: Decoder, source: prompts.Source, tmp_path: Path
+) -> None:
+    request = Request(dense_layers=((), (0, 1)))
+    settings = Settings(budgets=(48,), edges=EDGES, first_round=1)
+    few = prompts.Source(
+        name="few", digest="x", mode="generated", prompts=source.prompts[:1]
+    )
+    found = calibrate(model, few, request, settings, Sampling(max_tokens=60), tmp_path)
+    assert [one.name for one in found.variants] == ["block-mean", "block-mean, dense 0,1"]
+    with pytest.raises(ValueError, match="layers 0 to 3"):
+        calibrate(model, few, Request(dense_layers=((9,),)), settings, SAMPLING, tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"targets": (1.0,)}, "between 0 and 1"),
+        ({"edges": (0,)}, "two edges"),
+        ({"edges": (0, 5, 5)}, "two edges"),
+        ({"first_round": 0}, "1 at least"),
+    ],
+)
+def test_settings_are_checked(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Settings(**({"budgets": (48,), "edges": EDGES} | change))
+
+
+@pytest.mark.parametrize("change", [{"temperature": 0.0}, {"samples": 0}, {"max_tokens": 1}])
+def test_sampling_is_checked(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="allowed"):
+        Sampling(**change)

@@ -1,0 +1,55 @@
+"""Workloads by name, file and number."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparrow.calibrate.cost import published_lengths
+from sparrow.calibrate.workload import workload
+
+
+def test_published() -> None:
+    made = workload("published")
+    np.testing.assert_array_equal(made.lengths, published_lengths())
+    assert "60 sequences" in made.describe()
+
+
+def test_surface_drawn_to_prompts_and_samples() -> None:
+    made = workload("surface", measured=[100, 300], prompts=4, samples=8, most=16, cutoff=200)
+    assert len(made.lengths) == 32
+    assert set(made.lengths.tolist()) == {100, 200}
+    assert "at most 16 at once" in made.describe()
+
+
+@pytest.mark.parametrize("text", ["[40, 50]", "40\n50\n"])
+def test_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "lengths").write_text(text)
+    made = workload(str(tmp_path / "lengths"))
+    assert made.lengths.tolist() == [40, 50]
+    assert made.shortest_prompt == 16
+
+
+def test_short_sequences_have_short_prompts() -> None:
+    assert workload("surface", measured=[5, 100]).shortest_prompt == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "told"),
+    [
+        ("nowhere", {}, "no such file"),
+        ("surface", {}, "no lengths of answers"),
+        ("published", {"prompts": 0}, "1 at least"),
+        ("published", {"most": 0}, "batch of 0"),
+        ("surface", {"measured": [1]}, "two tokens"),
+    ],
+)
+def test_refusals(name: str, settings: dict, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        workload(name, **settings)
+
+
+def test_a_file_of_words_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "lengths").write_text("many")
+    with pytest.raises(ValueError, match="whole numbers"):
+        workload(str(tmp_path / "lengths"))
