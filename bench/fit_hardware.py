@@ -22,10 +22,10 @@ from rich.table import Table
 
 from sparrow.bench import timing
 from sparrow.bench.trace_points import points, reads_of, traces
-from sparrow.calibrate import cost
-from sparrow.calibrate.cost import ByteModel
-from sparrow.calibrate.hardware import EngineTimes, Hardware, StepModel
-from sparrow.calibrate.hardware_fit import Point, errors, fit
+from sparrow.calibrate.planning import cost
+from sparrow.calibrate.planning.cost import ByteModel
+from sparrow.calibrate.planning.hardware import EngineTimes, Hardware, StepModel
+from sparrow.calibrate.planning.hardware_fit import Point, errors, fit
 from sparrow.models.shapes import shape
 
 HERE = Path(__file__).parent

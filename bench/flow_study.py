@@ -21,10 +21,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import flows_tried as tried
 
-from sparrow.calibrate.flow_score import Configuration, Sample, interval, samples, score
-from sparrow.calibrate.flow_store import CELLS, Store
+from sparrow.calibrate.flows.score import Configuration, Sample, interval, samples, score
+from sparrow.calibrate.flows.store import CELLS, Store
+from sparrow.calibrate.flows.texts import from_folder
 from sparrow.calibrate.replay import acceptances, read
-from sparrow.calibrate.texts import from_folder
 from sparrow.models import load, load_tokenizer
 from sparrow.ops.reference import attention as reference
 from sparrow.sparse.flows import Flow, library

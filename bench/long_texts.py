@@ -2,15 +2,15 @@
 
     PYTHONPATH=. python bench/long_texts.py FOLDER
 
-Modules of the standard library that have enough characters for 8192 tokens of SmolLM2, in the order
-of their names; with the ten there are more than 48. Which ones they are depends on Python's version.
+Modules of the standard library with enough characters for 8192 tokens of SmolLM2, in the order of
+their names; with the ten there are more than 48. Which ones they are depends on Python's version.
 """
 
 import sys
 import sysconfig
 from pathlib import Path
 
-from sparrow.calibrate import texts
+from sparrow.calibrate.flows import texts
 
 LEAST = 45_000  # characters; code has 3.3 to 4.6 a token of SmolLM2
 MOST = 46  # modules

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from sparrow.bench.timing import schedule_named
-from sparrow.calibrate.cost import ByteModel
-from sparrow.calibrate.hardware import Hardware, StepModel
+from sparrow.calibrate.planning.cost import ByteModel
+from sparrow.calibrate.planning.hardware import Hardware, StepModel
 from sparrow.models.shapes import SHAPES
 
 CASES = {
@@ -63,12 +63,14 @@ def compare(predicted: Path, measured: list[Path]) -> None:
                 errors.append(error)
                 place = f"{one['model']:11} {one['batch']:3} x {one['context']:6} {one['schedule']}"
                 print(
-                    f"{place}: predicted {one['ms']:.2f}, measured {row['ms_step']:.2f} ms, {error:+.1%}"
+                    f"{place}: predicted {one['ms']:.2f}, measured {row['ms_step']:.2f} ms, "
+                    f"{error:+.1%}"
                 )
     worst = max(errors, key=abs)
     within = sum(abs(error) <= 0.1 for error in errors)
     print(
-        f"{len(errors)} cases, {within} within 10 %, median {np.median(np.abs(errors)):.1%}, worst {worst:+.1%}"
+        f"{len(errors)} cases, {within} within 10 %, median {np.median(np.abs(errors)):.1%}, "
+        f"worst {worst:+.1%}"
     )
 
 

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from sparrow import models, ops
 from sparrow.bench import timing
-from sparrow.calibrate.cost import ByteModel, Traffic
+from sparrow.calibrate.planning.cost import ByteModel, Traffic
 from sparrow.engine.engine import Engine
 from sparrow.engine.graphs import PAGES
 from sparrow.engine.memory import device_memory

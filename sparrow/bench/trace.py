@@ -25,8 +25,8 @@ from rich.table import Table
 from sparrow import models
 from sparrow.bench import decode, timing
 from sparrow.bench.trace_steps import BACK, Case, Report, StepTimes, measure, step_times
-from sparrow.calibrate import cost
-from sparrow.calibrate.cost import ByteModel, IntArray, Trace
+from sparrow.calibrate.planning import cost
+from sparrow.calibrate.planning.cost import ByteModel, IntArray, Trace
 from sparrow.engine.engine import Engine
 from sparrow.engine.memory import host_memory
 from sparrow.engine.pool import PAGE

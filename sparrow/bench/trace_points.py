@@ -13,9 +13,9 @@ import torch
 from sparrow.bench import timing
 from sparrow.bench.trace import PROMPT
 from sparrow.bench.trace_steps import BACK, ROUNDS, STEPS, WARM, Kind, find_states
-from sparrow.calibrate import cost
-from sparrow.calibrate.cost import ByteModel, IntArray, Trace
-from sparrow.calibrate.hardware_fit import Point
+from sparrow.calibrate.planning import cost
+from sparrow.calibrate.planning.cost import ByteModel, IntArray, Trace
+from sparrow.calibrate.planning.hardware_fit import Point
 from sparrow.engine.graphs import PAGES
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparrow.bench import decode
-from sparrow.calibrate.cost import ByteModel, FloatArray, IntArray, Trace
+from sparrow.calibrate.planning.cost import ByteModel, FloatArray, IntArray, Trace
 from sparrow.engine.engine import Engine
 from sparrow.engine.graphs import PAGES, batch_bucket
 from sparrow.engine.pool import PAGE

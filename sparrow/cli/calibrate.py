@@ -160,7 +160,7 @@ def _source(
     count: int,
     skip: int,
 ) -> "Source":
-    from sparrow.calibrate import texts as known
+    from sparrow.calibrate.flows import texts as known
     from sparrow.dataflow import prompts
 
     if task is not None:

@@ -11,8 +11,8 @@ import typer
 from sparrow.cli.output import AsJson, console, measuring, progress_bar, report, show_result
 
 if TYPE_CHECKING:
-    from sparrow.calibrate.flow_score import Progress
-    from sparrow.calibrate.texts import Text
+    from sparrow.calibrate.flows.score import Progress
+    from sparrow.calibrate.flows.texts import Text
 
 flow = typer.Typer(
     help="Check, score and time flows: formulas that choose what attention keeps.",
@@ -37,7 +37,8 @@ def flow_check(
 
     Exits 2 with the author's line if the flow is broken, 1 if the comparison fails.
     """
-    from sparrow.calibrate import flow_check, flow_tables
+    from sparrow.calibrate.flows import check as flow_check
+    from sparrow.calibrate.flows import tables as flow_tables
     from sparrow.models.checkpoint import pick_device
     from sparrow.sparse.flows.loading import load_flow
 
@@ -96,9 +97,9 @@ def flow_score(
     Also recall of the true top pages, kept attention mass and output error. Started again it goes
     on; a leaderboard tells what the formula gained from what the configuration gained.
     """
-    from sparrow.calibrate import flow_tables
-    from sparrow.calibrate.flow_score import Configuration, samples, score
-    from sparrow.calibrate.flow_store import Store, append_leaderboard
+    from sparrow.calibrate.flows import tables as flow_tables
+    from sparrow.calibrate.flows.score import Configuration, samples, score
+    from sparrow.calibrate.flows.store import Store, append_leaderboard
     from sparrow.models import load, load_tokenizer
     from sparrow.sparse.flows.loading import load_flow
 
@@ -174,13 +175,13 @@ def flow_texts(
     folder: Annotated[Path, typer.Argument(help="Where to copy the ten texts of `flow score`.")],
 ) -> None:
     """Copy the texts that flows are scored on, for `--texts` on another machine."""
-    from sparrow.calibrate.texts import write
+    from sparrow.calibrate.flows.texts import write
 
     print(write(folder, report=report))
 
 
 def _texts(folder: Path | None) -> "list[Text]":
-    from sparrow.calibrate import texts
+    from sparrow.calibrate.flows import texts
 
     return texts.standard(report) if folder is None else texts.from_folder(folder)
 

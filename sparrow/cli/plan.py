@@ -9,9 +9,9 @@ import typer
 from sparrow.cli.output import AsJson, console, notes, plain, report
 
 if TYPE_CHECKING:
-    from sparrow.calibrate.hardware import Hardware
-    from sparrow.calibrate.plan_files import Planned
-    from sparrow.calibrate.pricing import Ground
+    from sparrow.calibrate.planning.files import Planned
+    from sparrow.calibrate.planning.hardware import Hardware
+    from sparrow.calibrate.planning.pricing import Ground
     from sparrow.calibrate.surface import Surface
     from sparrow.sparse import Schedule
 
@@ -70,8 +70,8 @@ def plan(
     Writes schedule.json, to use in rollouts, and plan.json. Exits 1 where the target cannot be
     reached, with the nearest one that can.
     """
-    from sparrow.calibrate import plan_files
-    from sparrow.calibrate.plan import Unreachable
+    from sparrow.calibrate.planning import files as plan_files
+    from sparrow.calibrate.planning.plan import Unreachable
     from sparrow.calibrate.surface import Surface
 
     if by not in ("low", "p05"):
@@ -105,8 +105,8 @@ def _ground(
     samples: int,
     batch: int | None,
 ) -> "Ground":
-    from sparrow.calibrate.pricing import Ground
-    from sparrow.calibrate.workload import workload
+    from sparrow.calibrate.planning.pricing import Ground
+    from sparrow.calibrate.planning.workload import workload
     from sparrow.models.spec import spec_from_hf
 
     usual = "surface" if surface.mode == "generated" and surface.lengths else "published"
@@ -118,7 +118,7 @@ def _ground(
 
 
 def _machine(name: str, bandwidth: float | None, memory: float | None) -> "Hardware":
-    from sparrow.calibrate.hardware import Hardware
+    from sparrow.calibrate.planning.hardware import Hardware
 
     if bandwidth is None and memory is None:
         return Hardware.load(name)
@@ -138,7 +138,8 @@ def named_schedule(name: str) -> "Schedule":
 
 
 def _show(planned: "Planned", files: list[Path], as_json: bool) -> None:
-    from sparrow.calibrate import plan_files, plan_tables
+    from sparrow.calibrate.planning import files as plan_files
+    from sparrow.calibrate.planning import tables as plan_tables
 
     if as_json:
         print(json.dumps(plan_files.as_json(planned), indent=2))

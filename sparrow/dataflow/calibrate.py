@@ -14,11 +14,10 @@ from typing import Any
 from sparrow.calibrate.arms import variant_of
 from sparrow.calibrate.calibration import Calibration, Found, Settings
 from sparrow.calibrate.collecting import Collector, Progress, Sampling
-from sparrow.calibrate.flow_score import fingerprint
 from sparrow.calibrate.surface import FORMAT, LEAST_PROMPTS, Cell, Surface, Variant
 from sparrow.calibrate.trajectories import Trajectories
 from sparrow.dataflow.prompts import Source
-from sparrow.models import Decoder
+from sparrow.models import Decoder, fingerprint
 from sparrow.models.spec import spec_to_hf
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.loading import load_flow

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from sparrow.calibrate.collecting import Mode
-from sparrow.calibrate.flow_score import samples
+from sparrow.calibrate.flows.score import samples
+from sparrow.calibrate.flows.texts import Text
 from sparrow.calibrate.rollouts import Prompt
-from sparrow.calibrate.texts import Text
 from sparrow.dataflow.evaluate import PUZZLE_LANGUAGE, Language
 from sparrow.models import Decoder, load_tokenizer
 from sparrow.tasks import PUZZLES

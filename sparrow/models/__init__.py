@@ -4,13 +4,14 @@ from sparrow.models.checkpoint import load, load_tokenizer, locate, random, save
 from sparrow.models.decoder import Attention, Decoder
 from sparrow.models.shapes import SHAPES, shape
 from sparrow.models.spec import ModelSpec
-from sparrow.models.weights import hf_views
+from sparrow.models.weights import fingerprint, hf_views
 
 __all__ = [
     "SHAPES",
     "Attention",
     "Decoder",
     "ModelSpec",
+    "fingerprint",
     "hf_views",
     "load",
     "load_tokenizer",

@@ -4,6 +4,7 @@
 from the files' headers before any memory is taken, then streams tensor by tensor into the views.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,15 @@ INDEX = "model.safetensors.index.json"
 HEAD = "lm_head.weight"
 SHARD_BYTES = 4 * 2**30
 _FLOATS = {"F16", "BF16", "F32", "F64"}
+
+
+def fingerprint(model: Decoder) -> str:
+    """A name for the weights, dtype included."""
+    text = hashlib.sha256(repr(model.spec).encode())
+    for name, view in sorted(hf_views(model).items()):
+        text.update(f"{name} {tuple(view.shape)} {view.dtype}".encode())
+        text.update(view.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return text.hexdigest()[:16]
 
 
 def hf_views(model: Decoder) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from support.specs import TINY as SPEC
 
 from sparrow import models
 from sparrow.bench import timing, trace, trace_steps
-from sparrow.calibrate import cost
+from sparrow.calibrate.planning import cost
 from sparrow.engine.graphs import batch_bucket, pages_bucket
 
 LENGTHS = [190, 90, 140]

@@ -8,7 +8,7 @@ from support.engines import prompt, tiny
 from torch import Tensor
 
 from sparrow import models
-from sparrow.calibrate.attention_error import BLOCKS, QUERIES, Case, Probe, blocks
+from sparrow.calibrate.flows.attention_error import BLOCKS, QUERIES, Case, Probe, blocks
 from sparrow.calibrate.replay import read
 from sparrow.models.attention import Packed
 from sparrow.sparse.flows.library import block_mean, dense, oracle, running_average, window

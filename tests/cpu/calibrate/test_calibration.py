@@ -213,9 +213,7 @@ def test_several_dense_layers_are_variants(
 ) -> None:
     request = Request(dense_layers=((), (0, 1)))
     settings = Settings(budgets=(48,), edges=EDGES, first_round=1)
-    few = prompts.Source(
-        name="few", digest="x", mode="generated", prompts=source.prompts[:1]
-    )
+    few = prompts.Source(name="few", digest="x", mode="generated", prompts=source.prompts[:1])
     found = calibrate(model, few, request, settings, Sampling(max_tokens=60), tmp_path)
     assert [one.name for one in found.variants] == ["block-mean", "block-mean, dense 0,1"]
     with pytest.raises(ValueError, match="layers 0 to 3"):

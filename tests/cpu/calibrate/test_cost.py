@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support.specs import TINY as SPEC
 
-from sparrow.calibrate import cost
-from sparrow.calibrate.cost import ByteModel, Trace
+from sparrow.calibrate.planning import cost
+from sparrow.calibrate.planning.cost import ByteModel, Trace
 from sparrow.models.shapes import shape
 from sparrow.sparse import DENSE, LayerBudgets, Schedule, preset
 
@@ -182,5 +182,7 @@ def test_the_limit_of_published_schedules(name: str, estimate: float) -> None:
 
 
 def test_no_torch() -> None:
-    program = "import sys; from sparrow.calibrate import cost; sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys; from sparrow.calibrate.planning import cost; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from support.specs import TINY as SPEC
 
-from sparrow.calibrate import cost
-from sparrow.calibrate.cost import ByteModel
-from sparrow.calibrate.eflops import Rollout, Work, consistent, printed
+from sparrow.calibrate.planning import cost
+from sparrow.calibrate.planning.cost import ByteModel
+from sparrow.calibrate.planning.eflops import Rollout, Work, consistent, printed
 from sparrow.models.shapes import shape
 from sparrow.sparse import DENSE, LayerBudgets, Schedule, preset
 

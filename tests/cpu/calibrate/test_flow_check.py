@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.calibrate.flow_check import check
+from sparrow.calibrate.flows.check import check
 from sparrow.sparse.flows import interpret, paged
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.formats import D, as_keys

@@ -10,19 +10,20 @@ from rich.console import Console
 from support.engines import prompt, tiny
 
 from sparrow import models
-from sparrow.calibrate import flow_score, flow_tables
-from sparrow.calibrate.flow_score import (
+from sparrow.calibrate.flows import score as flow_score
+from sparrow.calibrate.flows import tables as flow_tables
+from sparrow.calibrate.flows.score import (
     REFERENCE,
     Configuration,
     Sample,
-    fingerprint,
     interval,
     samples,
     score,
 )
-from sparrow.calibrate.flow_store import Store, append_leaderboard, leaderboard_lines
+from sparrow.calibrate.flows.store import Store, append_leaderboard, leaderboard_lines
+from sparrow.calibrate.flows.texts import Text
 from sparrow.calibrate.replay import read, replay
-from sparrow.calibrate.texts import Text
+from sparrow.models import fingerprint
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean, dense, fine_means, oracle, quest
 from sparrow.sparse.schedule import Schedule

@@ -14,10 +14,10 @@ import pytest
 from support.specs import TINY as SPEC
 
 from sparrow.bench import trace_points
-from sparrow.calibrate import cost
-from sparrow.calibrate.cost import ByteModel
-from sparrow.calibrate.hardware import EngineTimes, Hardware, StepModel, known
-from sparrow.calibrate.hardware_fit import Point, errors, fit, non_negative
+from sparrow.calibrate.planning import cost
+from sparrow.calibrate.planning.cost import ByteModel
+from sparrow.calibrate.planning.hardware import EngineTimes, Hardware, StepModel, known
+from sparrow.calibrate.planning.hardware_fit import Point, errors, fit, non_negative
 from sparrow.models.shapes import shape
 from sparrow.sparse import Schedule, preset
 
@@ -278,7 +278,6 @@ def test_machines_that_cannot_be() -> None:
 
 def test_no_torch() -> None:
     modules = "hardware, hardware_fit, eflops"
-    program = (
-        f"import sys; from sparrow.calibrate import {modules}; sys.exit('torch' in sys.modules)"
-    )
+    what = f"from sparrow.calibrate.planning import {modules}"
+    program = f"import sys; {what}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -165,7 +165,7 @@ def test_bins_out_of_reach_may_run_dense() -> None:
     found = best(ground(), 0.98, allow_dense=True)
     assert found.budgets == [256, 512, DENSE]
     assert found.schedule.budgets.tolist() == [256, 512, DENSE]
-    assert found.bins[2].kept_share == 1.0
+    assert 1 <= found.bins[2].kept_share < 1.1  # landmarks are read for nothing
 
 
 def test_where_rounding_alone_misses_the_target_nothing_helps() -> None:
@@ -186,10 +186,10 @@ def test_layers_that_get_less_are_not_taken_for_dense() -> None:
 
 
 def test_the_cheapest_variant_wins_and_the_others_are_told() -> None:
-    better = [cell("better", b, s, min(1.0, p + 0.1)) for s, r in RISING.items() for b, p in r.items()]
-    both = surface(
-        cells=(*surface().cells, *better), variants=(variant(), variant("better"))
-    )
+    better = [
+        cell("better", b, s, min(1.0, p + 0.1)) for s, r in RISING.items() for b, p in r.items()
+    ]
+    both = surface(cells=(*surface().cells, *better), variants=(variant(), variant("better")))
     found = plan(ground(both, PLAIN), 0.86)
     assert [one.variant.name for one in found] == ["better", "block-mean"]
     assert found[0].seconds < found[1].seconds
@@ -230,7 +230,7 @@ def test_prices_add_up() -> None:
     found = best(place)
     assert found.seconds == pytest.approx(sum(one.seconds for one in found.bins))
     assert found.dense_seconds == pytest.approx(sum(one.dense_seconds for one in found.bins))
-    assert 0 < found.bins[2].kept_share < found.bins[0].kept_share <= 1
+    assert all(0 < one.kept_share < 1 for one in found.bins)
     assert found.limit.speed_up > 1
     assert found.limit.mean_batch <= 4
 
@@ -244,9 +244,7 @@ def test_a_plan_that_does_not_pay_says_so() -> None:
 
 def test_files_and_tables(tmp_path: Any) -> None:
     check = surface({s: {64: 0.87} for s in RISING})
-    planned = files.make(
-        ground(), 0.86, compare=preset("qwen3-1.7b-0.86"), check=check
-    )
+    planned = files.make(ground(), 0.86, compare=preset("qwen3-1.7b-0.86"), check=check)
     schedule, written = files.write(planned, tmp_path)
     assert Schedule.load(schedule) == planned.best.schedule
     data = json.loads(written.read_text())

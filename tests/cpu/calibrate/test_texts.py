@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sparrow.calibrate import texts
-from sparrow.calibrate.texts import CUT, SOURCES, Text
+from sparrow.calibrate.flows import texts
+from sparrow.calibrate.flows.texts import CUT, SOURCES, Text
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparrow import models
-from sparrow.calibrate.cost import ByteModel
+from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.engine import Engine
 from sparrow.models.shapes import shape
 from sparrow.sparse import LayerBudgets, Schedule

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparrow.calibrate.cost import FloatArray
+from sparrow.calibrate.planning.cost import FloatArray
 from sparrow.sparse.schedule import Schedule
 
 if TYPE_CHECKING:  # that room loads torch

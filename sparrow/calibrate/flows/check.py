@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.calibrate.attention_error import mask_of
+from sparrow.calibrate.flows.attention_error import mask_of
 from sparrow.sparse.compile import source
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.formats import page_bytes

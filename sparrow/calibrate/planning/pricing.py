@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sparrow.calibrate.arms import schedule_of
-from sparrow.calibrate.choosing import FloatArray
-from sparrow.calibrate.cost import ByteModel, Limit, Trace, limit, rollout_seconds, trace
-from sparrow.calibrate.hardware import Hardware, StepModel
+from sparrow.calibrate.planning.choosing import FloatArray
+from sparrow.calibrate.planning.cost import ByteModel, Limit, Trace, limit, rollout_seconds, trace
+from sparrow.calibrate.planning.hardware import Hardware, StepModel
+from sparrow.calibrate.planning.workload import Workload
 from sparrow.calibrate.surface import Surface, Variant
-from sparrow.calibrate.workload import Workload
 from sparrow.sparse.schedule import Schedule
 
 if TYPE_CHECKING:
     from sparrow.models.spec import ModelSpec
 
 ITEMSIZE = 2  # bytes of a number where rollouts run
+EVERYTHING = 2**24  # tokens: more than any context has, in every layer's share of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +52,13 @@ class Ground:
 
 
 class Prices(NamedTuple):
-    """By bin and budget: seconds of the rows there, and bytes read of them; and, by bin alone,
-    their parts of what steps cost whoever is in them."""
+    """By bin and budget: seconds of the rows there, and bytes read of them. By bin alone: their
+    parts of what steps cost whoever is in them, and the bytes that dense rows would read."""
 
     seconds: FloatArray
     read: FloatArray
     fixed: FloatArray
+    dense_read: FloatArray
 
 
 def prices(
@@ -65,18 +67,21 @@ def prices(
     """Of a variant under each budget, over the trace of the workload."""
     over = ground.trace(variant)
     place = places(edges, int(over.lengths.max()))
-    seconds, read = [], []
     visits, fixed = _visits(over, _steps(ground, variant, budgets[0]))
     lengths = np.arange(1, len(visits))
-    for budget in budgets:
-        model = _steps(ground, variant, budget)
-        own = np.concatenate([[0], model.reads.rows(lengths).total])
-        seconds.append(np.bincount(place, model.per_row(1, len(lengths)) * visits, len(edges) - 1))
-        read.append(np.bincount(place, own * visits, len(edges) - 1))
+
+    def by_bin(figures: FloatArray) -> FloatArray:
+        return np.bincount(place, figures, len(edges) - 1).astype(np.float64)
+
+    def bytes_of(reads: ByteModel) -> FloatArray:
+        return by_bin(np.concatenate([[0], reads.rows(lengths).total]) * visits)
+
+    models = [_steps(ground, variant, budget) for budget in budgets]
     return Prices(
-        seconds=np.array(seconds, np.float64).T,
-        read=np.array(read, np.float64).T,
-        fixed=np.bincount(place, fixed, len(edges) - 1).astype(np.float64),
+        seconds=np.array([by_bin(m.per_row(1, len(lengths)) * visits) for m in models]).T,
+        read=np.array([bytes_of(model.reads) for model in models]).T,
+        fixed=by_bin(fixed),
+        dense_read=bytes_of(ground.reads(variant, None)),
     )
 
 
@@ -97,8 +102,9 @@ def places(edges: Sequence[int], longest: int) -> np.ndarray:
 
 
 def _steps(ground: Ground, variant: Variant, budget: int) -> StepModel:
-    reads = ground.reads(variant, schedule_of(variant, [0], [budget]))
-    return StepModel(ground.hardware, reads)
+    """Rows under a budget; those that keep everything are priced as lists of all their pages."""
+    made = schedule_of(variant, [0], [min(budget, EVERYTHING)])
+    return StepModel(ground.hardware, ground.reads(variant, made))
 
 
 def _visits(over: Trace, model: StepModel) -> tuple[FloatArray, FloatArray]:

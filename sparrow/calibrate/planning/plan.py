@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from sparrow.calibrate.arms import schedule_of
-from sparrow.calibrate.choosing import FloatArray, cheapest, highest, merged
-from sparrow.calibrate.cost import Limit
-from sparrow.calibrate.pricing import Ground, Prices, dense_seconds, limit_of, prices
+from sparrow.calibrate.planning.choosing import FloatArray, cheapest, highest, merged
+from sparrow.calibrate.planning.cost import Limit
+from sparrow.calibrate.planning.pricing import Ground, Prices, dense_seconds, limit_of, prices
 from sparrow.calibrate.surface import Cell, Surface, Variant
 from sparrow.sparse.schedule import DENSE, Note, Schedule
 
@@ -232,7 +232,7 @@ def _plan(
             cell=table.cells.get((start, budget)),
             seconds=float(costs.seconds[i, places[i]] + costs.fixed[i]),
             dense_seconds=float(dense[i]),
-            kept_share=float(costs.read[i, places[i]] / max(costs.read[i, -1], 1)),
+            kept_share=float(costs.read[i, places[i]] / max(costs.dense_read[i], 1)),
         )
         for i, ((start, stop), budget) in enumerate(
             zip(pairwise(table.edges), budgets, strict=True)
@@ -259,10 +259,8 @@ def _slow(seconds: float, dense: float) -> list[str]:
     """A word where sparse rollout does not pay."""
     if seconds < dense:
         return []
-    return [
-        f"on this machine the schedule is no faster than dense ({dense / seconds:.2f}x): steps of "
-        "so small a model, or so short a workload, are not bound by reading keys and values"
-    ]
+    said = f"on this machine the schedule is no faster than dense ({dense / seconds:.2f}x): steps"
+    return [f"{said} of so small a model are not bound by reading keys and values"]
 
 
 def _provenance(

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sparrow.calibrate.cost import ByteModel, FloatArray, IntArray
-from sparrow.calibrate.hardware import (
+from sparrow.calibrate.planning.cost import ByteModel, FloatArray, IntArray
+from sparrow.calibrate.planning.hardware import (
     NARROW_PAGES,
     PRODUCT_ROWS,
     EngineTimes,

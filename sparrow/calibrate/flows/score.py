@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparrow.calibrate.attention_error import AttentionError, Case, Probe
-from sparrow.calibrate.flow_store import Store
+from sparrow.calibrate.flows.attention_error import AttentionError, Case, Probe
+from sparrow.calibrate.flows.store import Store
+from sparrow.calibrate.flows.texts import Text
 from sparrow.calibrate.replay import acceptances, read
 from sparrow.calibrate.tails import TAIL
-from sparrow.calibrate.texts import Text
-from sparrow.models import Decoder, ModelSpec, hf_views
+from sparrow.models import Decoder, ModelSpec, fingerprint
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.flows.tracing import Program, trace
@@ -105,15 +105,6 @@ def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[Sample]:
             raise ValueError(f"text {text.name!r} has {len(ids)} tokens, {tokens} are asked for")
         made.append(Sample(name=text.name, kind=text.kind, ids=tuple(ids[:tokens]), note=text.note))
     return made
-
-
-def fingerprint(model: Decoder) -> str:
-    """A name for the weights, dtype included."""
-    text = hashlib.sha256(repr(model.spec).encode())
-    for name, view in sorted(hf_views(model).items()):
-        text.update(f"{name} {tuple(view.shape)} {view.dtype}".encode())
-        text.update(view.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return text.hexdigest()[:16]
 
 
 def score(

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sparrow.calibrate import eflops
-from sparrow.calibrate.plan import By, Plan, Unreachable, plan
-from sparrow.calibrate.pricing import Ground, rollout
+from sparrow.calibrate.planning import eflops
+from sparrow.calibrate.planning.plan import By, Plan, Unreachable, plan
+from sparrow.calibrate.planning.pricing import Ground, rollout
 from sparrow.calibrate.surface import Surface
 from sparrow.records import to_dict
 from sparrow.sparse.schedule import DENSE, Schedule

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from sparrow.calibrate.plan_files import Planned, as_json
+from sparrow.calibrate.planning.files import Planned, as_json
 from sparrow.sparse.schedule import DENSE
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparrow.calibrate.cost import IntArray, published_lengths
+from sparrow.calibrate.planning.cost import IntArray, published_lengths
 
 PUBLISHED = "published"
 PROMPT = 16

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparrow.calibrate.cost import RESERVE, ByteModel, FloatArray, IntArray
+from sparrow.calibrate.planning.cost import RESERVE, ByteModel, FloatArray, IntArray
 from sparrow.records import Record, from_dict, to_dict
 
 UNMEASURED = "not measured: bytes alone, all at the published rate, which no engine reaches"

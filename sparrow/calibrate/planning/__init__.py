@@ -1,0 +1,1 @@
+"""Planning: what budgets cost on a machine, and the cheapest that keep a target."""
