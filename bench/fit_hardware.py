@@ -31,7 +31,7 @@ from sparrow.models.shapes import shape
 HERE = Path(__file__).parent
 TRACES = [HERE / f"2026-11-15-trace-{size}-h200.json" for size in ("1.7b", "4b", "8b", "14b")]
 OTHERS = [HERE / f"2026-11-15-decode{which}-h200.json" for which in ("", "-1024")]
-OUT = HERE.parent / "sparrow" / "calibrate" / "machines" / "h200.json"
+OUT = HERE.parent / "sparrow" / "calibrate" / "planning" / "machines" / "h200.json"
 NOTE = (
     "fitted to {}, in pages of 16 under the block-mean flow, one schedule for all rows of a step; "
     "other shapes, other flows and more rows than most_rows are extrapolated"

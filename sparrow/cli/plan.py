@@ -38,8 +38,11 @@ def plan(
         typer.Option("--bandwidth", help="Instead: bytes a second of a machine nobody measured."),
     ] = None,
     memory: Annotated[
-        float | None, typer.Option("--memory", help="Bytes of that machine's memory.")
+        float | None, typer.Option("--memory", help="Bytes of it for weights, keys and values.")
     ] = None,
+    flops: Annotated[
+        float, typer.Option("--flops", help="Its operations a second, for eFLOPs.")
+    ] = 1e15,
     lengths: Annotated[
         str | None,
         typer.Option(
@@ -78,7 +81,9 @@ def plan(
         raise ValueError(f"--by {by}: give low or p05")
     chosen: Literal["low", "p05"] = "low" if by == "low" else "p05"
     found = Surface.load(surface)
-    ground = _ground(found, _machine(hardware, bandwidth, memory), lengths, prompts, samples, batch)
+    ground = _ground(
+        found, _machine(hardware, bandwidth, memory, flops), lengths, prompts, samples, batch
+    )
     try:
         planned = plan_files.make(
             ground,
@@ -117,16 +122,15 @@ def _ground(
     return Ground(surface=surface, spec=spec, hardware=hardware, workload=work)
 
 
-def _machine(name: str, bandwidth: float | None, memory: float | None) -> "Hardware":
+def _machine(name: str, bandwidth: float | None, memory: float | None, flops: float) -> "Hardware":
     from sparrow.calibrate.planning.hardware import Hardware
 
     if bandwidth is None and memory is None:
         return Hardware.load(name)
     if bandwidth is None or memory is None:
         raise ValueError("--bandwidth and --memory go together")
-    return Hardware.plain(
-        "a machine by its bytes", bytes_per_s=bandwidth, memory=int(memory), flops_per_s=1e12
-    )
+    published = {"bytes_per_s": bandwidth, "flops_per_s": flops, "memory": int(memory)}
+    return Hardware.plain("a machine by its bytes", **published, reserve=0)
 
 
 def named_schedule(name: str) -> "Schedule":
@@ -148,8 +152,6 @@ def _show(planned: "Planned", files: list[Path], as_json: bool) -> None:
         console.print(table)
     for text in planned.best.notes:
         notes.print(f"[yellow]note:[/] {plain(text)}")
-    if planned.ground.hardware.engine is None:
-        notes.print(f"[yellow]note:[/] {plain(planned.ground.hardware.note)}")
     report(f"written: {', '.join(map(str, files))}")
     report(f"check it: sparrow calibrate {planned.ground.surface.model} --schedule {files[0]}")
 

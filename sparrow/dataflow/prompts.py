@@ -23,6 +23,7 @@ from sparrow.tasks.gym import Gym
 from sparrow.tasks.words import WORDS
 
 GYM = "gym/"
+FEW = 5  # texts that are named one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +123,8 @@ def of_texts(model: Decoder, texts: Sequence[Text], *, tokens: int, start: int =
     """The first tokens of long texts, read as they stand."""
     made = samples(_tokenizer(model), texts, tokens)
     prompts = _numbered((one.name, one.ids) for one in made)
-    name = (
-        f"{len(made)} texts of {tokens} tokens from {start} on: {', '.join(t.name for t in made)}"
-    )
+    named = f": {', '.join(one.name for one in made)}" if len(made) < FEW else ""
+    name = f"{len(made)} texts of {tokens} tokens from {start} on{named}"
     return _given(name, prompts, start)
 
 

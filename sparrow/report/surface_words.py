@@ -7,6 +7,7 @@ import numpy as np
 from sparrow.report.panels import Plain
 
 MOST_PANELS = 4
+MOST_LETTERS = 100
 LEAST_PROMPTS = 48
 CHANGE = 0.01
 """What a title calls a change of p05."""
@@ -87,7 +88,7 @@ def subtitle(surface: Plain, names: Sequence[str]) -> str:
     how = "generated from" if surface["mode"] == "generated" else "given tokens of"
     return (
         f"{surface['model']} · {flows} · {surface['dtype']} · "
-        f"{how} {surface['prompts']} · {prompts} prompts"
+        f"{how} {_short(surface['prompts'])} · {prompts} prompts"
     )
 
 
@@ -104,3 +105,8 @@ def note(surface: Plain, *, bars: bool = True) -> str:
     if max(cell["prompts"] for cell in surface["cells"]) < LEAST_PROMPTS:
         words.append(f"Fewer than {LEAST_PROMPTS} prompts: the true intervals are wider.")
     return " ".join(words)
+
+
+def _short(text: str) -> str:
+    """Where prompts came from, as far as a subtitle has room for it."""
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"

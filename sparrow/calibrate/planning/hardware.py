@@ -14,11 +14,15 @@ import json
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparrow.calibrate.planning.cost import RESERVE, ByteModel, FloatArray, IntArray
 from sparrow.records import Record, from_dict, to_dict
+
+if TYPE_CHECKING:  # that room loads torch
+    from sparrow.models.spec import ModelSpec
 
 UNMEASURED = "not measured: bytes alone, all at the published rate, which no engine reaches"
 PRODUCT_ROWS = 16  # rows of the narrowest tile of our products
@@ -40,6 +44,8 @@ class EngineTimes(Record):
     kept_bytes_per_s      keys and values of chosen pages
     landmark_bytes_per_s  what pages are chosen by
     most_rows             rows of the largest step measured: more are extrapolated
+    least_parameters      of the smallest model measured
+    most_parameters       of the largest: others are extrapolated
     """
 
     layer_us: float
@@ -53,6 +59,8 @@ class EngineTimes(Record):
     product_rows: int = PRODUCT_ROWS
     narrow_pages: int = NARROW_PAGES
     most_rows: int
+    least_parameters: int
+    most_parameters: int
     points: int  # that the constants were fitted to
     median_error: float  # over those, as a share of the measured time
     worst_error: float
@@ -201,6 +209,27 @@ class StepModel:
         if self.hardware.engine is None:
             return parts.total / self.hardware.bytes_per_s
         return np.stack(parts, axis=-1) @ self.hardware.engine.row_costs()
+
+
+def stretched(hardware: Hardware, spec: "ModelSpec", rows: int) -> list[str]:
+    """In words, how far steps of a model are from those that the machine was measured with."""
+    engine = hardware.engine
+    if engine is None:
+        return [hardware.note]
+    size, said = spec.parameters(), []
+    least, most = engine.least_parameters, engine.most_parameters
+    if not least <= size <= most:
+        said.append(
+            f"step times on {hardware.name} were fitted to models of {least / 1e9:.1f} to "
+            f"{most / 1e9:.1f} billion parameters: for {size / 1e6:.1f} million they are "
+            "extrapolated, and the speed-up with them"
+        )
+    if rows > engine.most_rows:
+        said.append(
+            f"up to {rows} sequences run at once, {engine.most_rows} were measured: step times "
+            "beyond are extrapolated"
+        )
+    return said
 
 
 def as_read(reads: ByteModel) -> ByteModel:

@@ -51,8 +51,16 @@ def fit(points: Sequence[Point]) -> EngineTimes:
     costs = non_negative(share, np.ones(len(points)))
     measured = dict(zip(CONSTANTS, costs.tolist(), strict=True))
     found: dict[str, Any] = {name: _constant(name, cost) for name, cost in measured.items()}
-    rows = max(len(point.lengths) for point in points)
-    times = EngineTimes(**found, most_rows=rows, points=len(points), median_error=0, worst_error=0)
+    sizes = [point.reads.spec.parameters() for point in points]
+    times = EngineTimes(
+        **found,
+        most_rows=max(len(point.lengths) for point in points),
+        least_parameters=min(sizes),
+        most_parameters=max(sizes),
+        points=len(points),
+        median_error=0,
+        worst_error=0,
+    )
     error = np.abs(errors(times, points))
     return replace(
         times, median_error=_short(float(np.median(error))), worst_error=_short(float(error.max()))

@@ -15,6 +15,7 @@ import numpy as np
 from sparrow.calibrate.arms import schedule_of
 from sparrow.calibrate.planning.choosing import FloatArray, cheapest, highest, merged
 from sparrow.calibrate.planning.cost import Limit
+from sparrow.calibrate.planning.hardware import stretched
 from sparrow.calibrate.planning.pricing import Ground, Prices, dense_seconds, limit_of, prices
 from sparrow.calibrate.surface import Cell, Surface, Variant
 from sparrow.sparse.schedule import DENSE, Note, Schedule
@@ -250,9 +251,15 @@ def _plan(
         limit=limit_of(ground, variant, schedule),
         notes=(
             *table.notes,
+            *_far(ground, variant),
             *_slow(sum(e.seconds for e in bins), sum(e.dense_seconds for e in bins)),
         ),
     )
+
+
+def _far(ground: Ground, variant: Variant) -> list[str]:
+    rows = max(lengths.shape[1] for lengths in ground.trace(variant).chunks())
+    return stretched(ground.hardware, ground.spec, rows)
 
 
 def _slow(seconds: float, dense: float) -> list[str]:

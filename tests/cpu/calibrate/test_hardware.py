@@ -16,7 +16,7 @@ from support.specs import TINY as SPEC
 from sparrow.bench import trace_points
 from sparrow.calibrate.planning import cost
 from sparrow.calibrate.planning.cost import ByteModel
-from sparrow.calibrate.planning.hardware import EngineTimes, Hardware, StepModel, known
+from sparrow.calibrate.planning.hardware import EngineTimes, Hardware, StepModel, known, stretched
 from sparrow.calibrate.planning.hardware_fit import Point, errors, fit, non_negative
 from sparrow.models.shapes import shape
 from sparrow.sparse import Schedule, preset
@@ -37,6 +37,8 @@ TIMES = EngineTimes(
     product_rows=2,
     narrow_pages=6,
     most_rows=8,
+    least_parameters=10**6,
+    most_parameters=10**9,
     points=0,
     median_error=0,
     worst_error=0,
@@ -281,3 +283,29 @@ def test_no_torch() -> None:
     what = f"from sparrow.calibrate.planning import {modules}"
     program = f"import sys; {what}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("size", SHAPES)
+def test_steps_that_were_predicted_before_they_were_measured(size: str) -> None:
+    """The published shapes at other batches and lengths: within 10 %, none was fitted."""
+    path = RESULTS / f"2026-11-15-decode-fresh-{size}-h200.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    hardware = Hardware.load("h200")
+    assert len(rows) == 6
+    for row in rows:
+        schedule = None if row["schedule"] is None else preset(row["schedule"])
+        reads = cost.ByteModel(spec=shape(f"qwen3-{size}"), schedule=schedule)
+        lengths = np.full((1, row["batch"]), round(row["mean_length"]))
+        (seconds,) = StepModel(hardware, reads)(lengths)
+        assert seconds * 1e3 == pytest.approx(row["ms_step"], rel=0.1)
+
+
+def test_what_is_extrapolated_is_said() -> None:
+    h200 = Hardware.load("h200")
+    assert stretched(h200, shape("qwen3-4b"), 32) == []
+    (small,) = stretched(h200, SPEC, 8)
+    assert "1.7 to 14.8 billion parameters" in small
+    (many,) = stretched(h200, shape("qwen3-4b"), 200)
+    assert "200 sequences run at once, 60 were measured" in many
+    (unknown,) = stretched(machine(None), SPEC, 8)
+    assert "not measured" in unknown
