@@ -129,8 +129,13 @@ def _machine(name: str, bandwidth: float | None, memory: float | None, flops: fl
         return Hardware.load(name)
     if bandwidth is None or memory is None:
         raise ValueError("--bandwidth and --memory go together")
-    published = {"bytes_per_s": bandwidth, "flops_per_s": flops, "memory": int(memory)}
-    return Hardware.plain("a machine by its bytes", **published, reserve=0)
+    return Hardware.plain(
+        "a machine by its bytes",
+        bytes_per_s=bandwidth,
+        flops_per_s=flops,
+        memory=int(memory),
+        reserve=0,
+    )
 
 
 def named_schedule(name: str) -> "Schedule":
