@@ -9,7 +9,6 @@ scheduler planned; on a GPU its results are read one step late, while the next o
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -19,7 +18,7 @@ from sparrow.engine import assembly
 from sparrow.engine.adapters import CAPACITY, MAX_RANK, Adapters
 from sparrow.engine.loop import Loop, Output
 from sparrow.engine.pool import PAGE
-from sparrow.engine.requests import Request, kept_shares, stop_ids
+from sparrow.engine.requests import Request, stop_ids
 from sparrow.engine.runner import Runner
 from sparrow.engine.scheduler import Preempt, Reuse, Scheduler
 from sparrow.engine.weights import Items, WeightStore
@@ -28,7 +27,7 @@ from sparrow.models.lora import Adapter
 from sparrow.records import Completion, OutputOptions, SamplingParams
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Course, Schedule
+from sparrow.sparse.schedule import Schedule
 
 EXACT_BATCH = 16  # see Engine: exact_batches
 
@@ -98,7 +97,6 @@ class Engine:
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
         self._graphs = graphs and on_gpu and not assembly.without_kernel(model, rule)
         self._ids = itertools.count()
-        self._courses: dict[tuple[int, int], Course] = {}  # of samples whose schedule was changed
         self._asleep = False
         self.loop = Loop(self.policy, spec=model.spec, rule=rule, late=on_gpu)
         self._allocate()
@@ -182,29 +180,11 @@ class Engine:
         return [request.id for request in chosen]
 
     def _reschedule(self, request: Request, schedule: Schedule | None, slot: int) -> None:
-        begun = [each for each in request.samples if each.live and each.drawn > 1]
-        if schedule is None and request.schedule is not None and begun and self.rule is not None:
-            schedule = self.rule.whole(PAGE)  # and not None: what was written is no dense answer
-        for sample in begun:  # of the others every decode step is still to come
-            key = request.id, sample.number
-            course = self._courses.get(key)
-            if course is None or course.restarts != sample.restarts:
-                course = self._courses[key] = Course(request.schedule, sample.restarts)
-            course.change(sample.drawn, schedule)
-        for row in (each.row for each in request.samples if each.row is not None):
-            self.scheduler.rows.schedule_R[row] = slot
         request.schedule, request.schedule_slot = schedule, slot
-
-    def _retold(self, output: Output) -> Output:
-        """A completion whose schedule was changed says which ran for which tokens."""
-        done, spec = output.completion, self.model.spec
-        course = self._courses.pop((output.request, output.sample), None) if done else None
-        if done is None or course is None or course.restarts != output.restarts:
-            return output
-        sizes = len(done.prompt_ids), len(done.token_ids)
-        kept = course.join(lambda schedule: kept_shares(schedule, self.rule, *sizes, spec))
-        done = replace(done, attention=course.describe(*sizes), kept=kept)
-        return output._replace(completion=done)
+        for sample in request.samples:
+            sample.course.change(sample.drawn, schedule)
+            if sample.row is not None:
+                self.scheduler.rows.schedule_R[sample.row] = slot
 
     def abort(self, request: int) -> None:
         """End a request now; its samples come back with what they have. Gone ones are fine."""
@@ -214,9 +194,8 @@ class Engine:
         """Run what is due next; the tokens and completions that have come to light by then."""
         self._require_awake()
         self._weights.require()
-        outputs = [self._retold(each) for each in self.loop.step(self.runner, self.version)]
+        outputs = self.loop.step(self.runner, self.version)
         if self.idle:
-            self._courses.clear()
             self.check_integrity()
         return outputs
 

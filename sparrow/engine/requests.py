@@ -14,6 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sparrow.engine.adapters import AdapterSlot
+from sparrow.engine.course import Course
 from sparrow.models import ModelSpec
 from sparrow.records import Completion, FinishReason, OutputOptions, SamplingParams
 from sparrow.sparse.rule import Rule
@@ -65,11 +66,6 @@ class Request:
             raise ValueError(f"top_logprobs={self.options.top_logprobs}, the vocabulary has {most}")
 
     @property
-    def attention(self) -> str:
-        """What runs, for its completions."""
-        return "dense" if self.schedule is None else self.schedule.describe()
-
-    @property
     def unborn(self) -> list["Sample"]:
         """Samples that have yet to start from the prompt."""
         return [sample for sample in self.samples if not sample.started and sample.live]
@@ -103,6 +99,10 @@ class Sample:
     recomputed: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     error: str | None = None
+    course: Course = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.course = Course(self.request.schedule)
 
     @property
     def live(self) -> bool:
@@ -149,6 +149,7 @@ class Sample:
     def restart(self) -> None:
         """Forget everything drawn; the next token is the first again, of the same stream."""
         self.started, self.drawn = False, 0
+        self.course = Course(self.request.schedule)
         self.restarts += 1
         self.recomputed.clear()
         for values in (self.tokens, self.logprobs, self.entropies, self.versions):
@@ -159,14 +160,15 @@ class Sample:
     def completion(self, spec: ModelSpec, rule: Rule | None) -> Completion:
         """The record of it, once it has ended."""
         assert self.finish is not None
-        request = self.request
+        request, course = self.request, self.course
+        sizes = len(request.prompt), len(self.tokens)
         return Completion(
             prompt_ids=np.array(request.prompt, dtype=np.int32),
             token_ids=np.array(self.tokens, dtype=np.int32),
             logprobs=np.array(self.logprobs, dtype=np.float32),
             entropies=np.array(self.entropies, dtype=np.float32),
             weight_versions=np.array(self.versions, dtype=np.int32),
-            kept=kept_shares(request.schedule, rule, len(request.prompt), len(self.tokens), spec),
+            kept=course.join(lambda schedule: kept_shares(schedule, rule, *sizes, spec)),
             top_ids=_matrix([ids for ids, _ in self.top], np.int32, request.options.top_logprobs),
             top_logprobs=_matrix(
                 [logprobs for _, logprobs in self.top], np.float32, request.options.top_logprobs
@@ -174,7 +176,7 @@ class Sample:
             hidden=_matrix(self.hidden, np.float32, request.options.hidden_states),
             finish_reason=self.finish,
             error=self.error,
-            attention=request.attention,
+            attention=course.describe(*sizes),
             adapter=request.adapter,
             seed=self.seed,
             swaps=self.swaps,

@@ -366,7 +366,7 @@ class Scheduler:
 
     def _publish_answer(self, sample: Sample) -> None:
         """Pages that dense decoding wrote may serve a prompt that continues the answer."""
-        if sample.request.schedule is None and sample.tokens:
+        if sample.course.dense and sample.tokens:
             self._publish(sample, len(sample.ids))
 
     def held_pages(self) -> Iterator[int]:

@@ -16,7 +16,7 @@ from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.interpret import Scene
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.flows.tracing import Program, check_weights, trace
-from sparrow.sparse.schedule import DENSE, Schedule
+from sparrow.sparse.schedule import Schedule
 
 if TYPE_CHECKING:
     from sparrow.sparse.compile.launch import Compiled
@@ -245,10 +245,6 @@ class Rule:
                 f"that was, or force this one: schedule.forced_onto({force}), for `sparrow "
                 "generate` --attention.force=true"
             )
-
-    def whole(self, page: int) -> Schedule:
-        """The schedule of this rule that keeps everything."""
-        return Schedule.fixed(DENSE, name="dense", **self._place(page))
 
     def _place(self, page: int) -> dict[str, Any]:
         return {

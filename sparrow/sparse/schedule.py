@@ -7,7 +7,7 @@ then says that too. No torch: plans and reports read them as well.
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -242,44 +242,6 @@ class Schedule(Record):
         for index, (before, after) in enumerate(pairwise(values)):
             given = f"{after} tokens in bin {index + 1} after {before}"
             _require(after >= before, field, given, "budgets that do not fall with the length")
-
-
-class Course:
-    """The schedules that decoded one sample, each from so many drawn tokens on; None: dense."""
-
-    def __init__(self, schedule: Schedule | None, restarts: int) -> None:
-        """restarts: how often the sample had begun anew, which makes what ran before void."""
-        self.restarts = restarts
-        self._starts: list[tuple[int, Schedule | None]] = [(0, schedule)]
-
-    def change(self, drawn: int, schedule: Schedule | None) -> None:
-        """Another schedule from the next token on, after this many."""
-        if self._starts[-1][0] == drawn:
-            self._starts.pop()
-        if not self._starts or self._starts[-1][1] != schedule:
-            self._starts.append((drawn, schedule))
-
-    def describe(self, prompt: int, tokens: int) -> str:
-        """All that ran for a prompt and an answer of these lengths, and the length it began at."""
-        ran = [
-            ("" if not start else f"; from length {prompt + start}: ")
-            + ("dense" if schedule is None else schedule.describe())
-            for start, schedule in self._starts
-            if start < tokens or not start
-        ]
-        return "".join(ran)
-
-    def join(
-        self, of: Callable[[Schedule | None], npt.NDArray[np.float32] | None]
-    ) -> npt.NDArray[np.float32] | None:
-        """Values by token, each from those of the schedule that drew it; None where one is None."""
-        parts = [of(schedule) for _, schedule in self._starts]
-        (_, *later), (joined, *others) = self._starts, parts
-        for (start, _), part in zip(later, others, strict=True):
-            if joined is None or part is None:
-                return None
-            joined[start:] = part[start:]
-        return joined
 
 
 def kept_tokens(length: int, budget: int, page: int = 16, first: int = 1, last: int = 2) -> int:

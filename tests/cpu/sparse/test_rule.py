@@ -144,14 +144,6 @@ def test_the_refusal_names_everything_and_how_to_force() -> None:
     rule.check(schedule.forced_onto(**place), page=8, family="llama")
 
 
-def test_a_rule_has_a_schedule_that_keeps_everything() -> None:
-    rule = Rule(flow=library.quest, first=0, last=3, dense_layers=frozenset((4, 2)))
-    whole = rule.whole(8)
-    rule.check(whole, page=8)
-    assert whole.describe() == "dense"
-    assert whole.kept(np.array([1, 7, 10**6]), 3).tolist() == [1, 7, 10**6]
-
-
 # Any flow: token by token through a cache, and whole sequences in one pass.
 
 PAGE, SIZE, HEADS, KV_HEADS, SCALE = 8, 8, 6, 2, 0.5
