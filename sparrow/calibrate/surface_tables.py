@@ -30,6 +30,42 @@ def tails(surface: Surface, variant: str) -> Table:
     return table
 
 
+def details(surface: Surface, variant: str) -> Table:
+    """Of every budget, what the cheap estimators would have said, at the longest lengths known."""
+    table = Table("tokens kept", title=f"{variant}: exact and cheap, at the longest lengths")
+    headings = ("lengths", "mean", "p05", "top-K says", "sampled: mean", "its p05", "over 0.999")
+    for heading in (*headings, "Beta: KS", "p05, uncertain tokens"):
+        table.add_column(heading, justify="right")
+    for budget in sorted({c.budget for c in surface.cells if c.variant == variant and c.budget}):
+        known = [cell for cell in surface.of(variant, budget) if cell.prompts > 1]
+        if known:
+            table.add_row(str(budget), *_details(known[-1]))
+    table.caption = (
+        "top-K: bounds of p05 from the most likely tokens of both sides; sampled: min(1, p/q) of the "
+        "token drawn, whose mean is that of acceptance and whose p05 is not; uncertain: dense "
+        "entropy over 0.1 nats"
+    )
+    return table
+
+
+def _details(cell: Cell) -> list[str]:
+    cheap = cell.estimators
+    assert cheap is not None
+    drawn = "-" if cheap.ratio_mean is None else f"{cheap.ratio_mean:.4f}"
+    error = "" if cheap.ratio_error is None else f" ± {cheap.ratio_error:.4f}"
+    return [
+        f"{cell.start} to {cell.stop}",
+        f"{cell.mean:.4f}",
+        f"{cell.p05:.3f}",
+        f"{cheap.lower_p05:.3f} {cheap.upper_p05:.3f}",
+        drawn + error,
+        "-" if cheap.ratio_p05 is None else f"{cheap.ratio_p05:.3f}",
+        f"{cell.above:.1%}",
+        f"{cell.beta[2]:.3f}" if cell.beta else "-",
+        "-" if cell.uncertain_p05 is None else f"{cell.uncertain_p05:.3f}",
+    ]
+
+
 def _row(cells: Sequence[Cell], starts: Sequence[int], target: float | None) -> list[Text]:
     by_start = {cell.start: cell for cell in cells}
     return [_tail(by_start[start], target) if start in by_start else Text("-") for start in starts]

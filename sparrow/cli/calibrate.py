@@ -242,6 +242,7 @@ def _show(surface: "Surface", folder: Path, check: bool, plots: bool, as_json: b
     else:
         for variant in surface.variants:
             console.print(surface_tables.tails(surface, variant.name))
+        console.print(surface_tables.details(surface, surface.variants[0].name))
         if surface.layers:
             shares = next((v.shares for v in surface.variants if v.shares), ())
             console.print(surface_tables.layers(surface.layers, shares))
