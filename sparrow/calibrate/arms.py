@@ -33,10 +33,11 @@ class Arm:
     budget: int | None = None
     schedule: Schedule | None = None
     digest: str = ""  # of the flow's program
+    given: bool = False  # measured on given sequences, whatever the calibration's mode
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", _key(self.schedule, self.digest))
+        object.__setattr__(self, "key", _key(self.schedule, self.digest, self.given))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Arm) and self.key == other.key
@@ -45,11 +46,12 @@ class Arm:
         return hash(self.key)
 
 
-def _key(schedule: Schedule | None, digest: str) -> str:
+def _key(schedule: Schedule | None, digest: str, given: bool) -> str:
     if schedule is None:
         return DENSE_ARM
     about = to_dict(schedule) | {"name": "", "provenance": [], "digest": digest}
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+    text = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+    return f"given-{text}" if given else text
 
 
 DENSE = Arm(name=DENSE_ARM)

@@ -1,12 +1,13 @@
 """A calibration from beginning to end: rounds of measuring until the plan no longer depends on it.
 
 First every flow under every budget, then the dense floor, then groups of layers alone, and last
-the budgets that those suggest. Started again with the same settings, a calibration goes on where it
-was stopped and comes to the same surface.
+what those suggest: budgets by layer, and the group that loses most left dense. Started again with
+the same settings, a calibration goes on where it was stopped; decisions look at whole rounds alone,
+so on a CPU, where draws do not depend on batches, it comes to the same surface.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from sparrow.calibrate import adaptive, sensitivity
@@ -19,6 +20,7 @@ from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.schedule import Schedule
 
 BY_LAYER = "by layer"
+VERY_FEW = 4  # prompts that reach a bin below which no decision waits for it
 Report = Callable[[str], None]
 
 
@@ -31,7 +33,8 @@ class Settings:
     more           prompts that a further round adds to arms which still matter
     layer_groups   groups of layers that are made sparse alone; 0: none
     layer_prompts  sequences that they are measured on
-    by_layer       also measure budgets that are shared out by what the groups lose
+    by_layer       also measure what the groups suggest: budgets shared out by what they lose, and
+                   the one that loses most left dense
     """
 
     budgets: tuple[int, ...]
@@ -63,6 +66,8 @@ class Found:
     layers: list[LayerLoss] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    prompt_tokens: list[int] = field(default_factory=list)
 
 
 class Calibration:
@@ -83,11 +88,12 @@ class Calibration:
         for number, (flow, variant) in enumerate(flows):
             self._variant(flow, variant, beside={} if number else {DENSE: self._enough})
         self._floor()
+        flow, variant = flows[0]
         if self.settings.layer_groups:
-            self._layers(*flows[0])
-            if self.settings.by_layer:
-                flow, variant = flows[0]
-                self._variant(flow, self._shared_out(flow, variant))
+            self._layers(flow, variant)
+        if self.settings.by_layer and self.found.layers:
+            for suggested in self._suggested(variant):
+                self._variant(flow, suggested)
         return self.found
 
     def check(self, flow: Flow, schedule: Schedule) -> Found:
@@ -109,9 +115,10 @@ class Calibration:
             schedule=schedule,
             digest=variant.digest,
         )
-        self.collector.collect({own: len(self.collector.prompts), DENSE: self._enough})
+        every = len(self.collector.prompts)
+        self.collector.collect({own: every, DENSE: self._enough})
         self.found.variants.append(variant)
-        self._add(own)
+        self._add(own, every)
         self._floor()
         return self.found
 
@@ -131,7 +138,7 @@ class Calibration:
         wanted = {one: min(self.settings.first_round, most) for one in arms.values()}
         while True:
             self.collector.collect({**wanted, **(beside or {})})
-            rows = {budget: self._row(one) for budget, one in arms.items()}
+            rows = {budget: self._row(one, wanted[one]) for budget, one in arms.items()}
             questions = adaptive.open_questions(rows, self.settings.targets)
             more = {arms[each.budget] for each in questions if wanted[arms[each.budget]] < most}
             if not more:
@@ -143,19 +150,21 @@ class Calibration:
             )
         self.found.variants.append(variant)
         for one in arms.values():
-            self._add(one)
+            self._add(one, wanted[one])
         self.found.undecided += [self._told(variant, each) for each in questions]
 
-    def _row(self, one: Arm) -> list[adaptive.Seen | None]:
-        tokens = self.collector.tokens(one)
+    def _row(self, one: Arm, count: int) -> list[adaptive.Seen | None]:
+        """What is known by bin; of very few prompts nothing is."""
+        tokens = self.collector.tokens(one, self.collector.prompts[:count])
         row: list[adaptive.Seen | None] = []
         for start, stop in pairwise(self.settings.edges):
             own = tokens.within(start, stop)
-            if not len(own):
+            prompts = len(own.by_prompt())
+            if prompts < min(VERY_FEW, count):
                 row.append(None)
                 continue
             tail = tail_of(own)
-            row.append(adaptive.Seen(tail.value, tail.low, tail.high, len(own.by_prompt())))
+            row.append(adaptive.Seen(tail.value, tail.low, tail.high, prompts))
         return row
 
     def _told(self, variant: Variant, each: adaptive.Open) -> str:
@@ -167,19 +176,30 @@ class Calibration:
 
     def _floor(self) -> None:
         """Dense against dense: what rounding alone costs, and how long answers are."""
-        self.found.floor += self._cells(DENSE)
-        self.found.lengths += [len(one.ids) for one in self.collector.store.of(DENSE.key)]
+        prompts = self.collector.prompts[: self._enough]
+        self.found.floor += self._cells(DENSE, self._enough)
+        for one in self.collector.measured(DENSE, prompts):
+            self.found.lengths.append(len(one.ids))
+            self.found.prompt_tokens.append(one.prompt_tokens)
 
     # Layers.
 
     def _layers(self, flow: Flow, variant: Variant) -> None:
         """Every group of layers alone, under a budget whose tail misses the target."""
         layers, budget = self.spec.layers, self._biting(variant)
+        sequences = self._longer(budget)
+        if not sequences:
+            self.found.warnings.append(
+                f"no sequence is longer than the budget of {budget} tokens: layers were not told "
+                "apart; give smaller budgets or longer sequences"
+            )
+            return
         groups = sensitivity.groups_of(layers, self.settings.layer_groups, variant.dense_layers)
         arms = {group: sensitivity.only(variant, flow, budget, group, layers) for group in groups}
-        self.collector.force(list(arms.values()), self._longest(budget))
+        self.collector.force(list(arms.values()), sequences)
         self.found.layers += [
-            sensitivity.loss(self.collector.tokens(one), one, group) for group, one in arms.items()
+            sensitivity.loss(self.collector.tokens(one, sequences), one, group)
+            for group, one in arms.items()
         ]
 
     def _biting(self, variant: Variant) -> int:
@@ -190,35 +210,37 @@ class Calibration:
             for cell in self.found.cells
             if cell.variant == variant.name and cell.budget is not None and cell.p05 < target
         ]
-        return max(misses, default=min(self.settings.budgets))
+        long = [budget for budget in misses if self._longer(budget)]
+        return max(long, default=min(self.settings.budgets))
 
-    def _longest(self, budget: int) -> list[Prompt]:
+    def _longer(self, budget: int) -> list[Prompt]:
+        """The first sequences in which a budget bites."""
         longer = [one for one in self.collector.sequences() if len(one.ids) > budget + 2]
         return longer[: self.settings.layer_prompts]
 
-    def _shared_out(self, flow: Flow, variant: Variant) -> Variant:
+    def _suggested(self, variant: Variant) -> list[Variant]:
+        """Budgets shared out by what groups lose; and the group that loses most left dense."""
         own = [cell for cell in self.found.cells if cell.variant == variant.name]
-        return variant_of(
-            flow,
-            variant.source,
-            self.spec,
-            name=f"{variant.name}, {BY_LAYER}",
-            page=variant.page,
-            first=variant.first,
-            last=variant.last,
-            dense_layers=variant.dense_layers,
-            shares=sensitivity.shares(self.found.layers, own, self.spec.layers),
-        )
+        losses = self.found.layers
+        worst = min(losses, key=lambda each: each.p05).layers
+        dense = tuple(sorted({*variant.dense_layers, *worst}))
+        shared = sensitivity.shares(losses, own, self.spec.layers)
+        found = [replace(variant, name=f"{variant.name}, {BY_LAYER}", shares=shared)]
+        if len(dense) < self.spec.layers:
+            name = f"{variant.name}, dense {','.join(map(str, dense))}"
+            found.append(replace(variant, name=name, dense_layers=dense))
+        known = {made.name for made in self.found.variants}
+        return [made for made in found if made.name not in known]
 
     # Results.
 
-    def _add(self, one: Arm) -> None:
-        self.found.cells += self._cells(one)
-        self.found.positions += self._cells(one, "position")
+    def _add(self, one: Arm, count: int) -> None:
+        self.found.cells += self._cells(one, count)
+        self.found.positions += self._cells(one, count, "position")
 
-    def _cells(self, one: Arm, by: By = "length") -> list[Cell]:
+    def _cells(self, one: Arm, count: int, by: By = "length") -> list[Cell]:
         return cells(
-            self.collector.tokens(one),
+            self.collector.tokens(one, self.collector.prompts[:count]),
             self.settings.edges,
             variant=one.variant,
             budget=one.budget,

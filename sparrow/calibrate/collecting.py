@@ -3,7 +3,7 @@
 What the store has is not made again, so whoever asks twice pays once, also after an interruption.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,7 @@ from sparrow.calibrate.arms import DENSE, Arm
 from sparrow.calibrate.cells import Tokens
 from sparrow.calibrate.forced import force
 from sparrow.calibrate.rollouts import MOST_ARMS, Job, Prompt, engine_for, roll_out
-from sparrow.calibrate.trajectories import Trajectories
+from sparrow.calibrate.trajectories import Measured, Trajectories
 from sparrow.models import Decoder
 from sparrow.records import SamplingParams
 from sparrow.sparse.rule import Rule
@@ -74,7 +74,7 @@ class Collector:
         self.model, self.prompts, self.mode = model, prompts, mode
         self.sampling, self.store = sampling, store
         self._progress = progress or (lambda done, total, what: None)
-        self._tokens: dict[str, tuple[int, Tokens]] = {}
+        self._tokens: dict[tuple[str, tuple[int, ...]], tuple[int, Tokens]] = {}
 
     def collect(self, wanted: Mapping[Arm, int]) -> None:
         """So many prompts of every arm, the first ones; arms of one rule, and dense."""
@@ -133,11 +133,11 @@ class Collector:
         for prompt, arms in missing.items():
             if not arms:
                 continue
-            self._progress(count, total, f"{prompt.name}: dense")
+            self._progress(count, total, f"reading: {prompt.name}, dense")
             for one, measured in force(self.model, prompt, arms, self.sampling.temperature):
                 count += 1
                 self.store.put(one.key, measured)
-                self._progress(count, total, f"{prompt.name}: {one.name}")
+                self._progress(count, total, f"reading: {prompt.name}, {one.name}")
 
     def sequences(self) -> list[Prompt]:
         """Whole sequences: those given, or the first answer to each prompt of the dense policy."""
@@ -150,13 +150,19 @@ class Collector:
                 ids=tuple(one.ids.tolist()),
                 start=one.prompt_tokens,
             )
-            for one in self.store.of(DENSE.key)
+            for one in self.measured(DENSE, self.prompts)
             if one.sample == 0
         ]
 
-    def tokens(self, one: Arm) -> Tokens:
-        """Everything measured of an arm so far."""
+    def measured(self, one: Arm, prompts: Sequence[Prompt]) -> Iterator[Measured]:
+        """What was measured of an arm on these prompts, whatever else the store holds."""
+        wanted = {prompt.number for prompt in prompts}
+        return (each for each in self.store.of(one.key) if each.prompt in wanted)
+
+    def tokens(self, one: Arm, prompts: Sequence[Prompt]) -> Tokens:
+        """The tokens of an arm on these prompts: a round that was cut short does not count."""
+        place = one.key, tuple(prompt.number for prompt in prompts)
         count = len(self.store.done(one.key))
-        if self._tokens.get(one.key, (-1,))[0] != count:
-            self._tokens[one.key] = (count, Tokens.of(self.store.of(one.key)))
-        return self._tokens[one.key][1]
+        if self._tokens.get(place, (-1,))[0] != count:
+            self._tokens[place] = (count, Tokens.of(self.measured(one, prompts)))
+        return self._tokens[place][1]

@@ -104,6 +104,8 @@ def measured(
     """A comparison of the tokens from prompt + 1 on, as it is kept."""
     found = ops.Comparison(*(part.float().cpu() for part in found))
     alpha = found.alpha.numpy()
+    if (found.lower > found.alpha).any() or (found.upper < found.alpha).any():
+        raise ArithmeticError("top-K bounds do not bracket the acceptance: a kernel computes wrong")
     ratio = (found.logp - found.logq).exp().clamp(max=1.0).numpy() if drawn else None
     return Measured(
         prompt=number,
@@ -113,7 +115,7 @@ def measured(
         ids=ids.astype(np.int32),
         alpha=alpha,
         entropy=found.entropy.numpy(),
-        below=np.maximum(alpha - found.lower.numpy(), 0),
-        above=np.maximum(found.upper.numpy() - alpha, 0),
+        below=alpha - found.lower.numpy(),
+        above=found.upper.numpy() - alpha,
         ratio=ratio,
     )

@@ -7,6 +7,7 @@ measured like any other before a plan may use it.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from sparrow.sparse.flows.flow import Flow
 LEAST_SHARE, MOST_SHARE, STEP = 0.25, 4.0, 0.05
 SLOPES = (0.25, 3.0)  # of losses against budgets that are believed
 NO_LOSS = 1e-4
+CLIPPINGS = 8  # after each the mean is brought back to 1
 
 
 def groups_of(layers: int, groups: int, dense: Sequence[int] = ()) -> list[tuple[int, ...]]:
@@ -30,17 +32,7 @@ def groups_of(layers: int, groups: int, dense: Sequence[int] = ()) -> list[tuple
 def only(variant: Variant, flow: Flow, budget: int, group: Sequence[int], layers: int) -> Arm:
     """The variant with every layer dense but these."""
     dense = tuple(layer for layer in range(layers) if layer not in group)
-    alone = Variant(
-        name=variant.name,
-        flow=variant.flow,
-        source=variant.source,
-        digest=variant.digest,
-        field_bytes=variant.field_bytes,
-        page=variant.page,
-        first=variant.first,
-        last=variant.last,
-        dense_layers=dense,
-    )
+    alone = replace(variant, dense_layers=dense, shares=())
     return Arm(
         name=f"layers {group[0]} to {group[-1]} alone, {budget} tokens",
         flow=flow,
@@ -48,6 +40,7 @@ def only(variant: Variant, flow: Flow, budget: int, group: Sequence[int], layers
         budget=budget,
         schedule=schedule_of(alone, [0], [budget]),
         digest=variant.digest,
+        given=True,
     )
 
 
@@ -55,11 +48,7 @@ def loss(tokens: Tokens, arm: Arm, group: tuple[int, ...]) -> LayerLoss:
     """The tail of the tokens at which the budget bites."""
     assert arm.budget is not None
     own = tokens.where(tokens.length > arm.budget)
-    if not len(own):
-        raise ValueError(
-            f"no sequence is longer than the budget of {arm.budget} tokens: layers cannot be told "
-            "apart; give a smaller budget or longer sequences"
-        )
+    assert len(own), "sequences are longer than the budget"
     tail = tail_of(own)
     return LayerLoss(
         variant=arm.variant,
@@ -75,15 +64,18 @@ def loss(tokens: Tokens, arm: Arm, group: tuple[int, ...]) -> LayerLoss:
 
 
 def shares(losses: Sequence[LayerLoss], cells: Sequence[Cell], layers: int) -> tuple[float, ...]:
-    """By layer, the multiple of the budget that it should get; their mean is about 1."""
+    """By layer, the multiple of the budget that it should get; their mean is 1, but for rounding.
+
+    A group's loss is taken as the sum of its layers', in equal parts.
+    """
     power = 1 / (1 + slope(cells))
     weight = np.ones(layers)
     for each in losses:
-        weight[list(each.layers)] = max(1 - each.p05, NO_LOSS) ** power
+        weight[list(each.layers)] = max((1 - each.p05) / len(each.layers), NO_LOSS) ** power
     free = [layer for each in losses for layer in each.layers]
-    weight[free] /= weight[free].mean()
-    rounded = np.rint(np.clip(weight, LEAST_SHARE, MOST_SHARE) / STEP) * STEP
-    return tuple(round(float(share), 2) for share in rounded)
+    for _ in range(CLIPPINGS):
+        weight[free] = np.clip(weight[free] / weight[free].mean(), LEAST_SHARE, MOST_SHARE)
+    return tuple(round(float(share), 2) for share in np.rint(weight / STEP) * STEP)
 
 
 def slope(cells: Sequence[Cell]) -> float:

@@ -4,6 +4,7 @@ docs/calibrate.md describes every field. numpy and no torch: plans and plots rea
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,7 @@ class Surface(Record):
     positions: tuple[Cell, ...]  # the same tokens as `cells`, by position in the response
     layers: tuple[LayerLoss, ...]
     lengths: tuple[int, ...]  # final lengths of the sequences that the dense policy wrote
+    prompt_tokens: int  # of a prompt, the median; 0: not known
     undecided: tuple[str, ...]  # what the plan still depends on
     warnings: tuple[str, ...]
     versions: tuple[str, ...]
@@ -144,6 +146,7 @@ class Surface(Record):
             raise ValueError(
                 f"{path} is no surface of format {FORMAT}: sparrow calibrate makes one"
             )
+        data.setdefault("prompt_tokens", 0)  # the first files of this format did not have it
         try:
             return from_dict(cls, data)
         except ValueError as error:
@@ -159,6 +162,15 @@ class Surface(Record):
     def of(self, variant: str, budget: int) -> list[Cell]:
         """The cells of one variant and budget, in the order of lengths."""
         return [cell for cell in self.cells if (cell.variant, cell.budget) == (variant, budget)]
+
+
+def reach(cells: Sequence[Cell]) -> dict[int, float]:
+    """By the start of a bin, the share of an arm's prompts that have a token in it or later."""
+    most = max((cell.prompts for cell in cells), default=0)
+    return {
+        cell.start: max(later.prompts for later in cells if later.start >= cell.start) / most
+        for cell in cells
+    }
 
 
 def _lines(data: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from sparrow.calibrate.surface import Cell, LayerLoss, Surface
+from sparrow.calibrate.surface import Cell, LayerLoss, Surface, reach
 
 GOOD, DOUBTFUL, BAD = "green", "yellow", "red"
 
@@ -41,8 +41,8 @@ def details(surface: Surface, variant: str) -> Table:
         if known:
             table.add_row(str(budget), *_details(known[-1]))
     table.caption = (
-        "top-K: bounds of p05 from the most likely tokens of both sides; sampled: min(1, p/q) of the "
-        "token drawn, whose mean is that of acceptance and whose p05 is not; uncertain: dense "
+        "top-K: bounds of p05 from the most likely tokens of both sides; sampled: min(1, p/q) of "
+        "the token drawn, whose mean is that of acceptance and whose p05 is not; uncertain: dense "
         "entropy over 0.1 nats"
     )
     return table
@@ -104,9 +104,11 @@ def layers(losses: Sequence[LayerLoss], shares: Sequence[float] = ()) -> Table:
 def checked(surface: Surface, target: float) -> Table:
     """A check run: what a schedule reaches, bin by bin."""
     table = Table("total length", title=f"{surface.variants[0].name}: check at target {target}")
-    for heading in ("p05", "95 % interval", "mean", "prompts", "floor", "verdict"):
+    headings = ("p05", "95 % interval", "mean", "prompts", "reach it", "dense", "floor", "verdict")
+    for heading in headings:
         table.add_column(heading, justify="right")
     floor = {cell.start: f"{cell.p05:.3f}" for cell in surface.floor}
+    own, dense = reach(surface.cells), reach(surface.floor)
     for cell in surface.cells:
         said, style = verdict(cell, target)
         table.add_row(
@@ -115,6 +117,8 @@ def checked(surface: Surface, target: float) -> Table:
             f"{cell.low:.3f} {cell.high:.3f}",
             f"{cell.mean:.4f}",
             str(cell.prompts),
+            f"{own[cell.start]:.0%}",
+            f"{dense[cell.start]:.0%}" if cell.start in dense else "-",
             floor.get(cell.start, "-"),
             Text(said, style=style),
         )

@@ -119,7 +119,7 @@ def calibrate(
     source = _source(loaded, task, length, rows, texts, ids, tokens, start, prompts, skip)
     most = max_tokens or (round(2.5 * length) if task else 1024)
     longest = _longest(source, loaded, most)
-    checked = None if schedule is None else _schedule(schedule, loaded, flow or [], force)
+    checked = None if schedule is None else _schedule(schedule, loaded, flow or [], force, skip)
     usual = ["block_mean"] if checked is None else [checked.flow]
     request = Request(
         flows=tuple(flow or usual),
@@ -190,7 +190,9 @@ def _edges(longest: int, width: int | None) -> tuple[int, ...]:
     return tuple(range(0, longest + wide, wide))
 
 
-def _schedule(name: str, model: "Decoder", flows: Sequence[str], force: bool) -> "Schedule":
+def _schedule(
+    name: str, model: "Decoder", flows: Sequence[str], force: bool, skip: int
+) -> "Schedule":
     """The schedule to check; one of another model is refused unless forced, which it then says."""
     from sparrow.cli.plan import named_schedule
     from sparrow.sparse.flows.loading import load_flow
@@ -202,6 +204,8 @@ def _schedule(name: str, model: "Decoder", flows: Sequence[str], force: bool) ->
         made = made.forced_onto(family=family, flow=flow.name)
     Rule.like(made, flow).check(made, page=made.page, family=family)
     report(f"checking {made.describe()}")
+    if not skip:
+        report("on the first prompts, which may be those that chose it: --skip takes others")
     return made
 
 
@@ -231,9 +235,11 @@ def _progress() -> "Iterator[Progress]":
 
 def _show(surface: "Surface", folder: Path, check: bool, plots: bool, as_json: bool) -> None:
     from sparrow.calibrate import surface_tables
+    from sparrow.dataflow.calibrate import CHECK, SURFACE
     from sparrow.records import to_dict
 
-    files = [folder / "surface.json", *(_draw(folder) if plots else ())]
+    file = folder / (CHECK if check else SURFACE)
+    files = [file, *(_draw(file, folder / ("check-plots" if check else "plots")) if plots else ())]
     if as_json:
         print(json.dumps(to_dict(surface), indent=2))
         return
@@ -250,7 +256,7 @@ def _show(surface: "Surface", folder: Path, check: bool, plots: bool, as_json: b
         notes.print(f"[yellow]warning:[/] {plain(text)}")
     report(f"written: {', '.join(map(str, files))}")
     if not check:
-        report(f"next: sparrow plan {folder / 'surface.json'}")
+        report(f"next: sparrow plan {file}")
 
 
 def _doubts(undecided: Sequence[str]) -> list[str]:
@@ -259,7 +265,7 @@ def _doubts(undecided: Sequence[str]) -> list[str]:
     return [f"the plan still depends on {len(undecided)} cells: {'; '.join(undecided[:3])}"]
 
 
-def _draw(folder: Path) -> list[Path]:
+def _draw(file: Path, folder: Path) -> list[Path]:
     from sparrow.report.surface_plots import write_surface
 
-    return write_surface(folder / "surface.json", folder / "plots")
+    return write_surface(file, folder)

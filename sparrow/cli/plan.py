@@ -52,7 +52,13 @@ def plan(
     prompts: Annotated[
         int | None, typer.Option("--prompts", min=1, help="Prompts of a rollout.")
     ] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Answers to a prompt.")] = 8,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="Answers to a prompt; 8 by default.")
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option("--prompt-tokens", min=1, help="Of a prompt; default: as measured, or 16."),
+    ] = None,
     batch: Annotated[
         int | None, typer.Option("--batch", min=1, help="Sequences at once, at most.")
     ] = None,
@@ -82,7 +88,13 @@ def plan(
     chosen: Literal["low", "p05"] = "low" if by == "low" else "p05"
     found = Surface.load(surface)
     ground = _ground(
-        found, _machine(hardware, bandwidth, memory, flops), lengths, prompts, samples, batch
+        found,
+        _machine(hardware, bandwidth, memory, flops),
+        lengths,
+        prompts,
+        samples,
+        batch,
+        prompt_tokens,
     )
     try:
         planned = plan_files.make(
@@ -107,16 +119,28 @@ def _ground(
     hardware: "Hardware",
     lengths: str | None,
     prompts: int | None,
-    samples: int,
+    samples: int | None,
     batch: int | None,
+    prompt_tokens: int | None,
 ) -> "Ground":
+    from sparrow.calibrate.planning.plan import measured_to
     from sparrow.calibrate.planning.pricing import Ground
-    from sparrow.calibrate.planning.workload import workload
+    from sparrow.calibrate.planning.workload import PROMPT, workload
     from sparrow.models.spec import spec_from_hf
 
     usual = "surface" if surface.mode == "generated" and surface.lengths else "published"
+    if samples is not None and prompts is None:
+        raise ValueError("--samples goes with --prompts: together they say how many sequences run")
+    name = lengths or usual
+    known = surface.prompt_tokens if name == "surface" else 0
     work = workload(
-        lengths or usual, measured=surface.lengths, prompts=prompts, samples=samples, most=batch
+        name,
+        measured=surface.lengths,
+        prompts=prompts,
+        samples=samples or 8,
+        most=batch,
+        cutoff=measured_to(surface),
+        prompt=prompt_tokens or known or PROMPT,
     )
     spec = spec_from_hf(json.loads(surface.shape), "the surface's model")
     return Ground(surface=surface, spec=spec, hardware=hardware, workload=work)
@@ -158,7 +182,10 @@ def _show(planned: "Planned", files: list[Path], as_json: bool) -> None:
     for text in planned.best.notes:
         notes.print(f"[yellow]note:[/] {plain(text)}")
     report(f"written: {', '.join(map(str, files))}")
-    report(f"check it: sparrow calibrate {planned.ground.surface.model} --schedule {files[0]}")
+    report(
+        f"check it on new prompts: the options of the calibration, with --schedule {files[0]} and "
+        "--skip as many rows as it used"
+    )
 
 
 def _draw(folder: Path) -> list[Path]:

@@ -4,17 +4,18 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sparrow.calibrate.arms import variant_of
-from sparrow.calibrate.calibration import Calibration, Found, Settings
+from sparrow.calibrate.calibration import Calibration, Found, Report, Settings
 from sparrow.calibrate.collecting import Collector, Progress, Sampling
-from sparrow.calibrate.surface import FORMAT, LEAST_PROMPTS, Cell, Surface, Variant
+from sparrow.calibrate.surface import FORMAT, LEAST_PROMPTS, Cell, Surface, Variant, reach
 from sparrow.calibrate.trajectories import Trajectories
 from sparrow.dataflow.prompts import Source
 from sparrow.models import Decoder, fingerprint
@@ -23,8 +24,8 @@ from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.loading import load_flow
 from sparrow.sparse.schedule import Schedule
 
-SURFACE = "surface.json"
-Report = Callable[[str], None]
+SURFACE, CHECK = "surface.json", "check.json"
+FEWER = 0.75  # of the share of dense answers that reach a bin: then it is said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ def calibrate(
     progress: Progress | None = None,
     report: Report | None = None,
 ) -> Surface:
-    """Measure, write the surface into the folder, and give it back."""
+    """Measure, write the surface (of a schedule: the check) into the folder, and give it back."""
     weights = fingerprint(model)
     store = Trajectories(folder, _about(model, weights, source, sampling))
     try:
@@ -62,8 +63,10 @@ def calibrate(
             found = calibration.run(_flows(model, request))
     finally:
         store.close()
+    checked = request.schedule is not None
+    settings = replace(settings, budgets=()) if checked else settings
     made = _surface(model, weights, source, settings, sampling, found)
-    made.save(Path(folder) / SURFACE)
+    made.save(Path(folder) / (CHECK if checked else SURFACE))
     return made
 
 
@@ -134,6 +137,7 @@ def _surface(
         positions=tuple(found.positions),
         layers=tuple(found.layers),
         lengths=tuple(found.lengths),
+        prompt_tokens=int(np.median(found.prompt_tokens)) if found.prompt_tokens else 0,
         undecided=tuple(found.undecided),
         warnings=tuple(warnings(found)),
         versions=_versions(),
@@ -144,7 +148,7 @@ def _surface(
 
 def warnings(found: Found) -> list[str]:
     """What a reader of the surface should not overlook."""
-    said = []
+    said = list(found.warnings)
     few = [cell for cell in found.cells if cell.prompts < LEAST_PROMPTS]
     if few:
         least = min(cell.prompts for cell in few)
@@ -159,9 +163,33 @@ def warnings(found: Found) -> list[str]:
             f"dense against dense p05 is {worst.p05:.3f} at lengths {worst.start} to {worst.stop}: "
             "an engine's rounding alone costs that much"
         )
+    said += survivors(found)
     if not found.floor:
         said.append("no dense floor was measured: sequences are too short")
     return said
+
+
+def survivors(found: Found) -> list[str]:
+    """Where a budget cuts answers short, its long bins show only those prompts that got there."""
+    dense = reach(found.floor)
+    arms: dict[tuple[str, int | None], list[Cell]] = {}
+    for cell in found.cells:
+        arms.setdefault((cell.variant, cell.budget), []).append(cell)
+    worst = [
+        (share / dense[start], f"{share:.0%} of the prompts reach {start} tokens", name, budget)
+        for (name, budget), cells in arms.items()
+        for start, share in reach(cells).items()
+        if dense.get(start, 0) > 0 and share < FEWER * dense[start]
+    ]
+    if not worst:
+        return []
+    _, what, name, budget = min(worst, key=lambda one: one[0])
+    kept = "" if budget is None else f" under {budget} tokens"
+    least = f"at worst {name}{kept}, {what}"
+    said = (
+        f"{len(worst)} cells show survivors: sparse answers end earlier than dense ones ({least})"
+    )
+    return [f"{said}; p05 there is of the prompts that got there"]
 
 
 def _p05(cell: Cell) -> float:

@@ -84,7 +84,7 @@ def test_a_plan_its_files_and_a_check(folder: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "check at target 0.3" in done.stdout
     done = run(
-        "plan", folder / "surface.json", *arguments, "--check", tmp_path / "check" / "surface.json"
+        "plan", folder / "surface.json", *arguments, "--check", tmp_path / "check" / "check.json"
     )
     assert "check: p05" in " ".join(done.stdout.split())
 
@@ -94,7 +94,7 @@ def test_a_target_out_of_reach_exits_1_with_the_nearest(folder: Path, tmp_path: 
     assert done.returncode == 1
     told = " ".join(done.stderr.split())
     assert "not reached" in told
-    assert "nearest target that every bin can keep" in told
+    assert "nearest target that can be kept in every bin" in told
     assert not list(tmp_path.iterdir())
     done = run(
         "plan", folder / "surface.json", "-t", "0.99", "--allow-dense", "-o", tmp_path, "--no-plots"

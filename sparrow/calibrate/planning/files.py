@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from sparrow.calibrate.planning import eflops
-from sparrow.calibrate.planning.plan import By, Plan, Unreachable, plan
+from sparrow.calibrate.planning.plan import FEW, By, Plan, Unreachable, plan
 from sparrow.calibrate.planning.pricing import Ground, rollout
-from sparrow.calibrate.surface import Surface
+from sparrow.calibrate.surface import Surface, Variant
 from sparrow.records import to_dict
 from sparrow.sparse.schedule import DENSE, Schedule
 
@@ -58,7 +58,7 @@ def make(
         plans=plans,
         sensitivity=aside,
         compare=None if compare is None else _compared(ground, plans[0], compare),
-        check=None if check is None else _checked(check, plans[0]),
+        check=None if check is None else _checked(check),
     )
 
 
@@ -105,19 +105,26 @@ def _compared(ground: Ground, best: Plan, other: Schedule) -> Json:
         "budgets": [_budget(budget) for budget in other.budgets.tolist()],
         "speed_up": best.dense_seconds / seconds,
         "differs": differs,
-        "bins": [_known(ground.surface, best, other, each.start) for each in best.bins],
+        "bins": [_known(ground.surface, other, each.start) for each in best.bins],
     }
 
 
-def _known(surface: Surface, best: Plan, other: Schedule, start: int) -> Json:
-    """Of the measured budgets that are no larger than the other's, the largest: a lower bound."""
+def _known(surface: Surface, other: Schedule, start: int) -> Json:
+    """Of the measured budgets that are no larger than the other's, the largest: a lower bound.
+
+    Only where the surface has a variant of the other's own flow, dense layers and even budgets.
+    """
     budget = other.budget(start)
-    cells = [
+    own = {one.name for one in surface.variants if _like(one, other)}
+    below = [
         cell
         for cell in surface.cells
-        if cell.variant == best.variant.name and cell.start == start and cell.budget is not None
+        if cell.variant in own
+        and cell.start == start
+        and cell.prompts >= FEW
+        and cell.budget is not None
+        and cell.budget <= budget
     ]
-    below = [cell for cell in cells if cell.budget is not None and cell.budget <= budget]
     near = max(below, key=lambda cell: cell.budget or 0, default=None)
     return {
         "start": start,
@@ -127,7 +134,13 @@ def _known(surface: Surface, best: Plan, other: Schedule, start: int) -> Json:
     }
 
 
-def _checked(check: Surface, best: Plan) -> list[Json]:
+def _like(variant: Variant, other: Schedule) -> bool:
+    rule = (other.flow, other.page, other.first, other.last, other.dense_layers)
+    own = (variant.flow, variant.page, variant.first, variant.last, variant.dense_layers)
+    return own == rule and not variant.shares and not other.layers
+
+
+def _checked(check: Surface) -> list[Json]:
     return [
         {key: getattr(cell, key) for key in ("start", "stop", "p05", "low", "high", "prompts")}
         for cell in check.cells
@@ -208,7 +221,7 @@ def _eflops(ground: Ground, best: Plan) -> float:
 def _eflops_printed(ground: Ground, best: Plan) -> float:
     """The same as the paper prints it: one mean length, one mean budget."""
     lengths, prompt = ground.workload.lengths, ground.workload.shortest_prompt
-    steps = np.arange(1, int(lengths.mean()) + 1)
+    steps = np.arange(prompt + 1, int(lengths.mean()) + 1)
     kept = np.mean([best.schedule.kept(steps, layer).mean() for layer in range(ground.spec.layers)])
     return eflops.printed(
         ground.spec,

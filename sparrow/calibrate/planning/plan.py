@@ -17,11 +17,15 @@ from sparrow.calibrate.planning.choosing import FloatArray, cheapest, highest, m
 from sparrow.calibrate.planning.cost import Limit
 from sparrow.calibrate.planning.hardware import stretched
 from sparrow.calibrate.planning.pricing import Ground, Prices, dense_seconds, limit_of, prices
-from sparrow.calibrate.surface import Cell, Surface, Variant
+from sparrow.calibrate.surface import LEAST_PROMPTS, Cell, Surface, Variant
 from sparrow.sparse.schedule import DENSE, Note, Schedule
 
 By = Literal["low", "p05"]
 FEW = 8  # prompts below which a cell says nothing
+
+
+class Unmeasured(ValueError):
+    """A variant of which too little is known to plan anything."""
 
 
 class Unreachable(ValueError):
@@ -78,14 +82,18 @@ def plan(
 ) -> list[Plan]:
     """The plan of every variant that reaches the target, the fastest rollout first."""
     chosen = [ground.surface.variant(name) for name in variants] or ground.surface.variants
-    found, missed = [], []
+    found: list[Plan] = []
+    missed: list[Unreachable] = []
+    unknown: list[Unmeasured] = []
     for variant in chosen:
         try:
             found.append(plan_variant(ground, variant, target, by=by, allow_dense=allow_dense))
         except Unreachable as error:
             missed.append(error)
+        except Unmeasured as error:
+            unknown.append(error)
     if not found:
-        raise max(missed, key=lambda error: error.nearest)
+        raise max(missed, key=lambda error: error.nearest) if missed else unknown[0]
     return sorted(found, key=lambda one: one.seconds)
 
 
@@ -110,11 +118,16 @@ def _unreachable(
     best = reached.max(axis=1)
     worst = int(best.argmin())
     what = "the lower end of the interval of p05" if by == "low" else "p05"
+    place = f"lengths {table.edges[worst]} to {table.edges[worst + 1]}"
+    why = f"no measured budget keeps {what} at {target} for {place} (best there: {best[worst]:.3f})"
+    if best[worst] >= target:
+        why = f"budgets that keep {what} at {target} in every bin would fall with the length"
+    near = f"the nearest target that can be kept in every bin is {nearest:.3f}. Plan for that"
+    if not np.isfinite(nearest):
+        near = "none can be kept in every bin"
     return Unreachable(
-        f"{variant.name}: no measured budget keeps {what} at {target} for lengths "
-        f"{table.edges[worst]} to {table.edges[worst + 1]} (best there: {best[worst]:.3f}); the "
-        f"nearest target that every bin can keep is {nearest:.3f}. Plan for that, measure larger "
-        "budgets or more prompts, or let such bins run dense (--allow-dense)",
+        f"{variant.name}: {why}; {near}, measure larger budgets or more prompts, or let such bins "
+        "run dense (--allow-dense)",
         nearest,
     )
 
@@ -137,10 +150,10 @@ class Table:
     def of(cls, ground: Ground, variant: Variant, by: By) -> "Table":
         surface = ground.surface
         own = [cell for cell in surface.cells if cell.variant == variant.name]
-        known = [cell for cell in own if cell.prompts >= FEW]
+        known = [cell for cell in own if cell.prompts >= FEW and cell.budget is not None]
         if not known:
-            raise ValueError(f"{variant.name}: no cell has {FEW} prompts, nothing can be planned")
-        edges = tuple(e for e in surface.bins if e <= max(cell.stop for cell in known))
+            raise Unmeasured(f"{variant.name}: no cell has {FEW} prompts, nothing can be planned")
+        edges = tuple(e for e in surface.bins if e <= _measured_to(known))
         budgets = (*sorted({cell.budget for cell in known if cell.budget is not None}), DENSE)
         cells = {(cell.start, cell.budget): cell for cell in known if cell.budget is not None}
         return cls(
@@ -151,6 +164,18 @@ class Table:
             prices=prices(ground, variant, edges, budgets),
             notes=tuple(_gaps(ground, edges, cells, own)),
         )
+
+
+def _measured_to(known: Sequence[Cell]) -> int:
+    """Where the largest budget was measured last: beyond, only answers of worse ones got there."""
+    largest = max(cell.budget or 0 for cell in known)
+    return max(cell.stop for cell in known if cell.budget == largest)
+
+
+def measured_to(surface: Surface) -> int:
+    """The length up to which some variant of a surface was measured."""
+    known = [cell for cell in surface.cells if cell.prompts >= FEW and cell.budget is not None]
+    return _measured_to(known) if known else surface.bins[-1]
 
 
 def _reached(
@@ -170,7 +195,8 @@ def _reached(
         for budget in budgets:
             measured = cells.get((start, budget))
             known = -np.inf if measured is None else float(getattr(measured, by))
-            row.append(floor.get(start, 1.0) if least[budget] >= stop else known)
+            most = floor.get(start, 1.0)  # no rollout is nearer to dense than dense itself
+            row.append(most if least[budget] >= stop else min(known, most))
         unknown = not any((start, budget) in cells for budget in budgets)
         rows.append(rows[-1] if unknown and rows else row)
     return np.array(rows[::-1])
@@ -197,12 +223,11 @@ def _gaps(
             f"nothing was measured at lengths {', '.join(f'{s} on' for s in empty)}: those bins "
             "keep what the next one needs"
         )
-    thin = sorted({cell.start for cell in own if cell.start >= edges[-1]})
     longest = int(ground.workload.lengths.max())
-    if thin or longest > edges[-1]:
+    if longest > edges[-1]:
         said.append(
-            f"lengths over {edges[-1]} were not measured on {FEW} prompts: the last budget is kept "
-            f"there (the workload's longest is {longest})"
+            f"lengths over {edges[-1]} were not measured on {FEW} prompts: the schedule is dense "
+            f"there, and the cost of lengths up to {longest} is counted as at the last budget"
         )
     return said
 
@@ -214,10 +239,11 @@ def _plan(
     ground: Ground, variant: Variant, table: Table, target: float, by: By, budgets: list[int]
 ) -> Plan:
     starts, kept = merged(table.edges[:-1], budgets)
+    open_end = [DENSE] if kept[-1] != DENSE else []  # what was not measured is not promised
     schedule = schedule_of(
         variant,
-        starts,
-        kept,
+        [*starts, *([table.edges[-1]] if open_end else [])],
+        kept + open_end,
         name=f"{ground.surface.model}-{target:g}",
         model=ground.surface.model,
         family=ground.surface.family,
@@ -251,10 +277,27 @@ def _plan(
         limit=limit_of(ground, variant, schedule),
         notes=(
             *table.notes,
+            *_doubts(ground, table, target, budgets),
             *_far(ground, variant),
             *_slow(sum(e.seconds for e in bins), sum(e.dense_seconds for e in bins)),
         ),
     )
+
+
+def _doubts(ground: Ground, table: Table, target: float, budgets: Sequence[int]) -> list[str]:
+    """What the surface itself says against believing it."""
+    surface, said = ground.surface, []
+    used = [table.cells.get((s, b)) for s, b in zip(table.edges[:-1], budgets, strict=True)]
+    few = [cell for cell in used if cell is not None and cell.prompts < LEAST_PROMPTS]
+    if few:
+        places = ", ".join(f"{cell.start} to {cell.stop} ({cell.prompts})" for cell in few)
+        said.append(f"fewer than {LEAST_PROMPTS} prompts, so too narrow intervals, at {places}")
+    if surface.undecided:
+        said.append(f"measuring ended with {len(surface.undecided)} cells in doubt")
+    if not any(abs(target - known) < 1e-9 for known in surface.targets):
+        aims = ", ".join(f"{known:g}" for known in surface.targets)
+        said.append(f"samples were spent on a target of {aims}, not of {target:g}")
+    return said
 
 
 def _far(ground: Ground, variant: Variant) -> list[str]:
@@ -266,8 +309,10 @@ def _slow(seconds: float, dense: float) -> list[str]:
     """A word where sparse rollout does not pay."""
     if seconds < dense:
         return []
-    said = f"on this machine the schedule is no faster than dense ({dense / seconds:.2f}x): steps"
-    return [f"{said} of so small a model are not bound by reading keys and values"]
+    return [
+        f"on this machine the schedule is no faster than dense ({dense / seconds:.2f}x): what it "
+        "saves of reading keys and values is less than choosing them costs"
+    ]
 
 
 def _provenance(
@@ -284,7 +329,8 @@ def _provenance(
         "flow": f"{variant.source}, program {variant.digest}",
         "measured": f"{surface.mode}, {surface.dtype} on {surface.device}, {surface.created}",
         "prompts": f"{surface.prompts} ({surface.prompts_digest}); {count}",
-        "lengths": f"measured to {table.edges[-1]} tokens; beyond, the last budget is kept",
+        "lengths": f"measured to {table.edges[-1]} tokens; beyond, everything is kept",
+        "sampling": f"temperature {surface.temperature:g}",
         "planned": f"{ground.hardware.name}; {ground.workload.describe()}",
         "check": "predicted from budgets that were constant over the length; check it with "
         "sparrow calibrate --schedule",

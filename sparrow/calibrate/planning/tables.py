@@ -50,7 +50,7 @@ def summary(planned: Planned) -> Table:
     }
     for each in planned.sensitivity:
         rows[f"at target {each['target']:g}"] = (
-            f"{each['speed_up']:.2f}x"
+            f"{each['speed_up']:.2f}x, keeps {', '.join(_kept(b) for b in each['budgets'])}"
             if each["reached"]
             else f"not reached, nearest {each['nearest']:.3f}"
         )
@@ -59,6 +59,10 @@ def summary(planned: Planned) -> Table:
     for name, text in rows.items():
         table.add_row(name, text)
     return table
+
+
+def _kept(budget: int | None) -> str:
+    return "all" if budget is None else str(budget)
 
 
 def compare_table(planned: Planned) -> Table:

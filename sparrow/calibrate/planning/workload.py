@@ -53,10 +53,12 @@ def workload(
     samples: int = 8,
     most: int | None = None,
     cutoff: int | None = None,
+    prompt: int = PROMPT,
 ) -> Workload:
     """A workload by name: "published", "surface" (lengths that were measured), or a file.
 
-    With `prompts`, so many times `samples` sequences are drawn from the lengths, always the same.
+    With `prompts`, so many times `samples` sequences are drawn from the lengths, always the same;
+    samples of a prompt do not share its memory here. Lengths end at the cut-off.
     """
     if name == PUBLISHED:
         lengths = published_lengths()
@@ -72,7 +74,7 @@ def workload(
         lengths = np.random.default_rng(0).choice(lengths, prompts * samples)
     if cutoff is not None:
         lengths = np.minimum(lengths, cutoff)
-    return Workload(name=name, lengths=lengths, most=most)
+    return Workload(name=name, lengths=lengths, prompt=prompt, most=most)
 
 
 def _of_file(place: Path) -> IntArray:

@@ -107,7 +107,8 @@ def test_a_start_outside_is_refused(model: Decoder, start: int) -> None:
 def test_a_surface_has_everything(whole: tuple[Surface, Path], model: Decoder) -> None:
     surface, place = whole
     assert Surface.load(place / "surface.json") == surface
-    assert [one.name for one in surface.variants] == ["block-mean", "block-mean, by layer"]
+    names = ["block-mean", "block-mean, by layer", "block-mean, dense 2,3"]
+    assert [one.name for one in surface.variants] == names  # the last two layers lose the most
     assert len(surface.variants[1].shares) == model.spec.layers
     assert {(c.variant, c.budget) for c in surface.cells} == {
         (one.name, budget) for one in surface.variants for budget in (48, 80)
@@ -167,6 +168,34 @@ def test_interrupted_and_resumed_it_comes_to_the_same(
         calibrate(model, source, Request(), LITTLE, SAMPLING, tmp_path, progress=stop)
     again = calibrate(model, source, Request(), LITTLE, SAMPLING, tmp_path)
     assert again.cells == tuple(c for c in whole[0].cells if c.variant == "block-mean")
+
+
+def test_a_round_that_was_cut_short_decides_nothing(
+    model: Decoder, source: prompts.Source, tmp_path: Path
+) -> None:
+    """Answers that end first are the short ones: they must not stand for their round."""
+    made = collector(model, source, tmp_path)
+    own = arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
+    made.collect({own: 3})
+    first = made.tokens(own, source.prompts[:2])
+    assert set(first.prompt) == {0, 1}
+    assert set(made.tokens(own, source.prompts[1:3]).prompt) == {1, 2}
+
+
+def test_other_prompts_in_the_same_folder_are_kept_apart(model: Decoder, tmp_path: Path) -> None:
+    settings = Settings(budgets=(64,), edges=EDGES, first_round=2)
+    for skip in (0, 100):
+        few = prompts.of_task(model, "assignments", length=200, count=2, skip=skip)
+        found = calibrate(model, few, Request(), settings, Sampling(max_tokens=60), tmp_path)
+        assert max(cell.prompts for cell in (*found.cells, *found.floor)) == 2
+
+
+def test_sequences_without_a_bite_leave_layers_alone(model: Decoder, tmp_path: Path) -> None:
+    settings = Settings(budgets=(512,), edges=EDGES, first_round=1, layer_groups=2, by_layer=True)
+    few = prompts.of_task(model, "assignments", length=200, count=1)
+    found = calibrate(model, few, Request(), settings, Sampling(max_tokens=30), tmp_path)
+    assert found.layers == ()
+    assert any("layers were not told apart" in text for text in found.warnings)
 
 
 def test_other_settings_in_the_same_folder_are_refused(

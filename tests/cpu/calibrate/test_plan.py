@@ -88,6 +88,7 @@ def surface(figures: dict[int, dict[int, float]] | None = None, **changes: Any) 
         "positions": (),
         "layers": (),
         "lengths": (700, 700, 300, 500),
+        "prompt_tokens": 16,
         "undecided": (),
         "warnings": (),
         "versions": (),
@@ -111,8 +112,8 @@ def best(place: Ground, target: float = 0.86, **settings: Any) -> Plan:
 def test_the_least_budget_of_every_bin_that_surely_reaches_the_target() -> None:
     found = best(ground())
     assert found.budgets == [64, 128, 256]  # 0.89, 0.89, 0.87 at the lower ends
-    assert found.schedule.lengths.tolist() == [0, 256, 512]
-    assert found.schedule.budgets.tolist() == [64, 128, 256]
+    assert found.schedule.lengths.tolist() == [0, 256, 512, 768]
+    assert found.schedule.budgets.tolist() == [64, 128, 256, DENSE]  # not measured: not promised
     assert [one.cell and one.cell.p05 for one in found.bins] == [0.90, 0.90, 0.88]
 
 
@@ -204,6 +205,7 @@ def test_cells_of_few_prompts_are_not_believed() -> None:
     found = best(ground(surface(cells=thin)))
     assert found.budgets == [64, 128]
     assert any("lengths over 512 were not measured" in note for note in found.notes)
+    assert found.schedule.budget(600) == DENSE
     none = tuple(replace(c, prompts=7) for c in surface().cells)
     with pytest.raises(ValueError, match="nothing can be planned"):
         plan(ground(surface(cells=none)), 0.86)
@@ -252,7 +254,8 @@ def test_files_and_tables(tmp_path: Any) -> None:
     assert [one["target"] for one in data["sensitivity"]] == [0.84, 0.88]
     assert data["sensitivity"][1]["budgets"] == [64, 128, 512]
     assert data["compare"]["differs"] == ["dense layers (0, 1) (the plan: ())"]
-    assert data["compare"]["bins"][0] == {"start": 0, "budget": 512, "measured": 512, "p05": 1.0}
+    unknown = {"start": 0, "budget": 512, "measured": None, "p05": None}  # of its dense layers
+    assert data["compare"]["bins"][0] == unknown
     assert data["check"][0]["p05"] == 0.87
     assert data["speed_up"] == pytest.approx(data["dense_seconds"] / data["seconds"])
     assert data["eflops"] > 1
@@ -271,3 +274,43 @@ def test_a_neighbouring_target_out_of_reach_is_named() -> None:
 def test_a_dense_bin_is_null(tmp_path: Any) -> None:
     planned = files.make(ground(), 0.98, allow_dense=True)
     assert files.as_json(planned)["bins"][2]["budget"] is None
+
+
+def test_another_schedule_of_the_same_rule_is_looked_up() -> None:
+    other = preset("qwen3-1.7b-0.86").forced_onto(dense_layers=())
+    data = files.as_json(files.make(ground(), 0.86, compare=other))
+    assert data["compare"]["bins"][2] == {"start": 512, "budget": 512, "measured": 512, "p05": 0.97}
+
+
+def test_what_the_surface_doubts_the_plan_says() -> None:
+    thin = tuple(replace(c, prompts=20) if c.start == 512 else c for c in surface().cells)
+    doubtful = surface(cells=thin, undecided=("something",))
+    notes = " ".join(best(ground(doubtful), 0.85).notes)
+    assert "fewer than 48 prompts, so too narrow intervals, at 512 to 768 (20)" in notes
+    assert "1 cells in doubt" in notes
+    assert "a target of 0.86, not of 0.85" in notes
+
+
+def test_a_long_bin_that_only_bad_budgets_reached_is_not_measured() -> None:
+    figures = {0: RISING[0], 256: RISING[256], 512: {64: 0.3, 128: 0.4}}
+    found = best(ground(surface(figures)))
+    assert found.budgets == [64, 128]
+    assert found.schedule.budget(600) == DENSE
+
+
+def test_where_only_falling_budgets_would_do_that_is_said() -> None:
+    figures = {0: {64: 0.5, 128: 0.9}, 256: {64: 0.9, 128: 0.5}}
+    found = surface(figures, bins=(0, 256, 512))
+    with pytest.raises(Unreachable, match="would fall with the length"):
+        plan(ground(found, lengths=[500]), 0.86)
+
+
+def test_a_variant_without_measurements_does_not_hide_the_others() -> None:
+    both = surface(variants=(variant("unknown"), variant()))
+    assert [one.variant.name for one in plan(ground(both), 0.86)] == ["block-mean"]
+
+
+def test_no_rollout_is_nearer_to_dense_than_dense() -> None:
+    floor = tuple(cell("dense", None, start, 0.93, low=0.92) for start in RISING)
+    with pytest.raises(Unreachable):
+        plan(ground(surface(floor=floor)), 0.93)

@@ -58,9 +58,18 @@ def test_the_slope_of_a_power_law_is_found() -> None:
 def test_shares_follow_what_groups_lose() -> None:
     cells = [seen(b, 1 - 20 * b**-1.0) for b in (128, 256)]
     found = shares([loss((0, 1), 0.99), loss((2,), 0.84)], cells, 3)
-    # c^(1/2): 0.1 and 0.4, mean over layers 0.2: shares 0.5, 0.5, 2.
-    assert found == pytest.approx((0.5, 0.5, 2.0))
+    # c^(1/2) of 0.005, 0.005, 0.16: 0.0707, 0.0707, 0.4; over their mean: 0.39, 0.39, 2.22.
+    assert found == pytest.approx((0.4, 0.4, 2.2))
     assert shares([loss((0, 1, 2), 0.9)], cells, 3) == (1.0, 1.0, 1.0)
+    # Equal layers in groups of unequal size: a group's loss is the sum of its layers'.
+    assert shares([loss((0, 1), 0.9), loss((2,), 0.95)], cells, 3) == (1.0, 1.0, 1.0)
+
+
+def test_extreme_shares_are_cut_and_the_mean_stays() -> None:
+    found = shares([loss((n,), 0.2 if n == 0 else 0.9999) for n in range(10)], [], 10)
+    assert max(found) == 4.0
+    assert min(found) >= 0.25
+    assert np.mean(found) == pytest.approx(1, abs=0.03)
 
 
 def test_shares_become_budgets_of_layers() -> None:
