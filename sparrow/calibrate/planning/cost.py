@@ -11,7 +11,8 @@ Choices that the limit makes:
   read, but it takes memory.
 - Landmarks are read of every finished page of a row, in the layers whose budget bites at its
   length. Where a row has no more pages than its budget it is dense exactly, and a perfect engine
-  reads none. (Ours reads them there too: `idle_landmarks`.)
+  reads none. (`idle_landmarks` counts them there too, as the fitted step times of `hardware` do;
+  our kernels skip such rows under flows without state.)
 - Requests start in order. One enters when the FINAL lengths of everybody who runs fit into memory
   together with its own, in whole pages, so nobody ever has to leave. (The engine itself admits by
   present lengths and swaps the youngest out, which no count of bytes read from memory can price.)
@@ -82,7 +83,7 @@ class ByteModel:
     itemsize        bytes of a weight, a key's number and a value's
     page            tokens of a page
     field_bytes     of the landmark of one page and KV head (default: one mean key)
-    idle_landmarks  also count landmarks where no budget bites, which the engine reads today
+    idle_landmarks  also count landmarks where no budget bites
     """
 
     spec: "ModelSpec"

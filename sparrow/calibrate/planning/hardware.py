@@ -165,8 +165,8 @@ def known() -> tuple[str, ...]:
 class StepModel:
     """Seconds of a model's decode steps on a machine. A `cost.StepSeconds`, and its parts.
 
-    Where the engine was measured, landmarks count wherever it reads them, also where no budget
-    bites: that is what was measured.
+    Where the engine was measured, landmarks count in every sparse layer, also where no budget
+    bites: the constants were fitted with that count, which is a little more than kernels read.
     """
 
     def __init__(self, hardware: Hardware, reads: ByteModel) -> None:
@@ -233,7 +233,7 @@ def stretched(hardware: Hardware, spec: "ModelSpec", rows: int) -> list[str]:
 
 
 def as_read(reads: ByteModel) -> ByteModel:
-    """The bytes that the engine reads today, where a perfect one would read fewer."""
+    """The bytes that the constants of a machine were fitted to."""
     return replace(reads, idle_landmarks=True)
 
 
