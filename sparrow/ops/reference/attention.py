@@ -18,8 +18,7 @@ from sparrow.ops.reference.pages import DENSE, accumulator, block_mean, keep_pag
 from sparrow.ops.types import PageLists, Scorer, Scores
 
 # Queries that are attended together, counted from the first query of a sequence in the call, so
-# that the result of a sequence never depends on its neighbours. On a GPU more, by the sequence's own
-# length and heads: see _block_size.
+# that the result of a sequence never depends on its neighbours. On a GPU more: _block_size.
 QUERY_BLOCK = 128
 GPU_SCORES = 2**27  # numbers of a block of queries on a GPU, where small blocks wait for launches
 
