@@ -47,6 +47,8 @@ class Settings:
     by_layer: bool = False
 
     def __post_init__(self) -> None:
+        if any(budget >= 2**31 for budget in self.budgets):
+            raise ValueError(f"budgets {list(self.budgets)}: allowed are tokens below 2**31")
         if any(not 0 < target < 1 for target in self.targets):
             raise ValueError(f"targets {self.targets}: allowed are numbers between 0 and 1")
         if min(self.first_round, self.more, self.layer_prompts) < 1 or self.layer_groups < 0:

@@ -31,7 +31,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
+        if not self.temperature > 0:
             raise ValueError(
                 f"temperature {self.temperature}: a greedy policy has no tail of acceptance, "
                 "allowed: above 0"
@@ -73,6 +73,9 @@ class Collector:
             raise ValueError("no prompt to calibrate on")
         self.model, self.prompts, self.mode = model, prompts, mode
         self.sampling, self.store = sampling, store
+        if mode == "generated":
+            for prompt in prompts:  # whatever does not fit is said before anything is measured
+                sampling.params(prompt, model.spec.max_positions)
         self._progress = progress or (lambda done, total, what: None)
         self._tokens: dict[tuple[str, tuple[int, ...]], tuple[int, Tokens]] = {}
 

@@ -129,9 +129,25 @@ class Surface(Record):
     command: str
     created: str
 
+    def _check(self) -> None:
+        if list(self.bins) != sorted(set(self.bins)) or len(self.bins) < 2:
+            raise ValueError(f"Surface.bins: got {list(self.bins)}, allowed: edges that rise")
+        if not self.variants:
+            raise ValueError("Surface.variants: got none, allowed: one at least")
+        for cell in (*self.cells, *self.floor):
+            if not 0 <= cell.low <= cell.p05 <= cell.high <= 1 or cell.start not in self.bins:
+                place = f"{cell.variant}, {cell.budget}, from {cell.start}"
+                raise ValueError(
+                    f"Surface.cells: got {cell.low}, {cell.p05}, {cell.high} for {place}, allowed: "
+                    "0 <= low <= p05 <= high <= 1 in one of the bins"
+                )
+
     def save(self, path: str | Path) -> None:
-        """Write JSON, lists of records one record a line."""
-        Path(path).write_text(_lines(to_dict(self)), encoding="utf-8")
+        """Write JSON, one record a line in lists; a file that is there is replaced whole."""
+        place = Path(path)
+        part = place.with_suffix(".part")
+        part.write_text(_lines(to_dict(self)), encoding="utf-8")
+        part.replace(place)
 
     @classmethod
     def load(cls, path: str | Path) -> "Surface":

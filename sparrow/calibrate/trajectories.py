@@ -69,9 +69,11 @@ class Trajectories:
         try:
             self._db = sqlite3.connect(self.file)
             self._db.executescript(SCHEMA)
+            self._check({key: json.dumps(value) for key, value in about.items()})
+        except sqlite3.OperationalError as error:
+            raise ValueError(f"{self.file} cannot be written: {error}") from error
         except sqlite3.DatabaseError as error:
             raise ValueError(f"{self.file} is no file of measurements: {error}") from error
-        self._check({key: json.dumps(value) for key, value in about.items()})
 
     def _check(self, about: Mapping[str, str]) -> None:
         held = dict(self._db.execute("SELECT key, value FROM about"))

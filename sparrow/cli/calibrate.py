@@ -1,6 +1,7 @@
 """`sparrow calibrate`: how far sparse decoding strays from a model, by budget and length."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 PARTS = (16, 12, 8, 6, 4, 3, 2)  # default budgets: these parts of the longest length
 BINS = 8
+FEW_PROMPTS = 8  # below, nothing can be planned
 PAGE = 16
 
 
@@ -50,31 +52,42 @@ def calibrate(
         typer.Option("--flow", help="Flows: built-in names or FILE[:name]; several."),
     ] = None,
     budget: Annotated[
-        list[int] | None, typer.Option("--budget", "-b", help="Tokens kept; several.")
+        list[int] | None,
+        typer.Option(
+            "--budget", "-b", help="Tokens kept; several. Default: 1/16 to 1/2 of the length."
+        ),
     ] = None,
     dense_layers: Annotated[
         list[str] | None,
-        typer.Option("--dense-layers", help="Layers that stay dense: none, or 0,1; several."),
+        typer.Option(
+            "--dense-layers",
+            help="Layers that stay dense, as 0,1, or none; given twice, both are measured.",
+        ),
     ] = None,
     target: Annotated[
         list[float] | None,
         typer.Option("--target", "-t", help="p05 to keep; samples go where it is in doubt."),
     ] = None,
     bins: Annotated[
-        int | None, typer.Option("--bin", min=16, help="Width of a bin of lengths, in tokens.")
+        int | None,
+        typer.Option("--bin", min=16, help="Width of a bin of lengths; default: an eighth of all."),
     ] = None,
     prompts: Annotated[
-        int, typer.Option("--prompts", "-n", min=1, help="Prompts that an arm has at most.")
+        int,
+        typer.Option("--prompts", "-n", min=1, help="Prompts, at most, for every budget and flow."),
     ] = 96,
     first_round: Annotated[
         int, typer.Option("--first-round", min=1, help="Prompts before anything is decided.")
     ] = 24,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Answers to a prompt.")] = 1,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Answers to every prompt.")] = 1,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=2, help="Of an answer.")
+        int | None,
+        typer.Option("--max-tokens", min=2, help="Longest answer; default: 2.5 x length."),
     ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", help="Of policy and actor.")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws.")] = 0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="Of sampling; both sides have it.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random draws.")] = 0,
     skip: Annotated[
         int, typer.Option("--skip", min=0, help="First row: a check should take new ones.")
     ] = 0,
@@ -95,7 +108,8 @@ def calibrate(
         str, typer.Option("--dtype", help="auto, float32, bfloat16: that of training.")
     ] = "auto",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder; started again it goes on there.")
+        Path | None,
+        typer.Option("--out", "-o", help="Folder to go on in; default: runs/calibrate-MODEL."),
     ] = None,
     plots: Annotated[bool, typer.Option(help="Also draw the surface.")] = True,
     as_json: AsJson = False,
@@ -104,6 +118,8 @@ def calibrate(
 
     Answers prompts with sparse attention and compares each token with the dense policy, exactly;
     or reads given texts (forced mode). More samples go where the plan is still in doubt.
+
+    For example: sparrow calibrate tiny --task assignments --length 300 -n 48
     """
     from sparrow.calibrate.calibration import Settings
     from sparrow.calibrate.collecting import Sampling
@@ -111,6 +127,8 @@ def calibrate(
     from sparrow.dataflow.calibrate import calibrate as measure
     from sparrow.models import load
 
+    if schedule is not None and (budget or dense_layers):
+        raise ValueError("--budget and --dense-layers do not go with --schedule, which has its own")
     given = [name for name, value in _sources(task, rows, texts, ids).items() if value]
     if len(given) != 1:
         raise ValueError(f"give one of --task, --rows, --texts and --ids, got {given or 'none'}")
@@ -120,22 +138,24 @@ def calibrate(
     most = max_tokens or (round(2.5 * length) if task else 1024)
     longest = _longest(source, loaded, most)
     checked = None if schedule is None else _schedule(schedule, loaded, flow or [], force, skip)
-    usual = ["block_mean"] if checked is None else [checked.flow]
     request = Request(
-        flows=tuple(flow or usual),
+        flows=tuple(flow or ["block_mean"]),
         dense_layers=tuple(layers_of(text) for text in dense_layers or ["none"]),
         schedule=checked,
+        flow=flow[0] if flow else None,
     )
     settings = Settings(
         budgets=tuple(sorted(set(budget or _budgets(longest)))),
         edges=_edges(longest, bins),
-        targets=tuple(target or [0.86]),
+        targets=tuple(target or [_promised(checked)]),
         first_round=first_round,
         more=first_round,
         layer_groups=min(layer_groups, loaded.spec.layers),
         by_layer=by_layer,
     )
     sampling = Sampling(samples=samples, max_tokens=most, temperature=temperature, seed=seed)
+    if len(source.prompts) < FEW_PROMPTS:
+        report(f"{len(source.prompts)} prompts: sparrow plan wants {FEW_PROMPTS} in a bin at least")
     folder = out or Path("runs") / f"calibrate-{Path(model).name}"
     with _going_on(folder), _progress() as progress:
         surface = measure(
@@ -169,9 +189,9 @@ def _source(
         return prompts.of_rows(model, rows, count=count, skip=skip)
     if texts is not None:
         found = known.standard(report) if texts == "standard" else known.from_folder(texts)
-        return prompts.of_texts(model, found, tokens=tokens, start=start)
+        return prompts.of_texts(model, found[skip : skip + count], tokens=tokens, start=start)
     assert ids is not None
-    return prompts.of_ids(ids)
+    return prompts.of_ids(model, ids, count=count, skip=skip)
 
 
 def _longest(source: "Source", model: "Decoder", most: int) -> int:
@@ -195,11 +215,11 @@ def _schedule(
 ) -> "Schedule":
     """The schedule to check; one of another model is refused unless forced, which it then says."""
     from sparrow.cli.plan import named_schedule
-    from sparrow.sparse.flows.loading import load_flow
+    from sparrow.sparse.flows.loading import flow_of
     from sparrow.sparse.rule import Rule
 
     made, family = named_schedule(name), model.spec.family
-    flow = load_flow(flows[0] if flows else made.flow)
+    flow = flow_of(made, flows[0] if flows else None)
     if force:
         made = made.forced_onto(family=family, flow=flow.name)
     Rule.like(made, flow).check(made, page=made.page, family=family)
@@ -207,6 +227,13 @@ def _schedule(
     if not skip:
         report("on the first prompts, which may be those that chose it: --skip takes others")
     return made
+
+
+def _promised(schedule: "Schedule | None") -> float:
+    """The target that a schedule was planned for, where its provenance says; else 0.86."""
+    notes = {} if schedule is None else {note.key: note.text for note in schedule.provenance}
+    found = re.search(r"acceptance at (0\.\d+)", notes.get("target", ""))
+    return float(found[1]) if found else 0.86
 
 
 @contextmanager

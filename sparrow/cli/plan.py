@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -76,7 +76,8 @@ def plan(
 ) -> None:
     """Find the cheapest budgets that keep p05 at a target, and what they promise.
 
-    Writes schedule.json, to use in rollouts, and plan.json. Exits 1 where the target cannot be
+    Writes schedule.json, to use in rollouts, and plan.json. For example:
+    sparrow plan runs/calibrate-tiny/surface.json --target 0.86. Exits 1 where the target cannot be
     reached, with the nearest one that can.
     """
     from sparrow.calibrate.planning import files as plan_files
@@ -142,8 +143,18 @@ def _ground(
         cutoff=measured_to(surface),
         prompt=prompt_tokens or known or PROMPT,
     )
-    spec = spec_from_hf(json.loads(surface.shape), "the surface's model")
+    spec = spec_from_hf(_shape(surface), "the surface's model")
     return Ground(surface=surface, spec=spec, hardware=hardware, workload=work)
+
+
+def _shape(surface: "Surface") -> dict[str, Any]:
+    try:
+        shape = json.loads(surface.shape)
+    except ValueError as error:
+        raise ValueError(f"the surface's shape is no JSON: {error}") from error
+    if not isinstance(shape, dict):
+        raise ValueError(f"the surface's shape is no config.json of a model: {surface.shape:.60}")
+    return shape
 
 
 def _machine(name: str, bandwidth: float | None, memory: float | None, flops: float) -> "Hardware":
@@ -153,6 +164,8 @@ def _machine(name: str, bandwidth: float | None, memory: float | None, flops: fl
         return Hardware.load(name)
     if bandwidth is None or memory is None:
         raise ValueError("--bandwidth and --memory go together")
+    if not all(0 < figure < 1e30 for figure in (bandwidth, memory, flops)):
+        raise ValueError("--bandwidth, --memory and --flops: allowed are numbers above 0")
     return Hardware.plain(
         "a machine by its bytes",
         bytes_per_s=bandwidth,

@@ -60,13 +60,17 @@ class AttentionConfig(Section):
     budget: Annotated[int, Field(ge=48)] | None = None
     # Budgets by length: the name of a published schedule (sparrow presets), or a file.
     schedule: Name | None = None
+    # The flow that chooses: FILE[:name] or a built-in name. None: the schedule's own.
+    flow: Name | None = None
     # Run the schedule on a model family, flow or page size that it was not made for.
     force: bool = False
 
     @model_validator(mode="after")
-    def _refuse_force_alone(self) -> Self:
+    def _refuse_alone(self) -> Self:
         if self.force and self.schedule is None:
             raise FieldError("AttentionConfig", {"force": (True, "true only with a schedule")})
+        if self.flow is not None and self.schedule is None:
+            raise FieldError("AttentionConfig", {"flow": (self.flow, "only with a schedule")})
         return self
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ from sparrow.dataflow.prompts import Source
 from sparrow.models import Decoder, fingerprint
 from sparrow.models.spec import spec_to_hf
 from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.loading import load_flow
+from sparrow.sparse.flows.loading import flow_of, load_flow
 from sparrow.sparse.schedule import Schedule
 
 SURFACE, CHECK = "surface.json", "check.json"
@@ -35,6 +35,7 @@ class Request:
     flows: tuple[str, ...] = ("block_mean",)
     dense_layers: tuple[tuple[int, ...], ...] = ((),)  # sets of layers that stay dense
     schedule: Schedule | None = None
+    flow: str | None = None  # of the schedule; None: the one that it names itself
     page: int = 16
     first: int = 1
     last: int = 2
@@ -58,7 +59,7 @@ def calibrate(
         collector = Collector(model, source.prompts, source.mode, sampling, store, progress)
         calibration = Calibration(collector, settings, report)
         if request.schedule is not None:
-            found = calibration.check(load_flow(request.flows[0]), request.schedule)
+            found = calibration.check(flow_of(request.schedule, request.flow), request.schedule)
         else:
             found = calibration.run(_flows(model, request))
     finally:
@@ -75,6 +76,8 @@ def _flows(model: Decoder, request: Request) -> list[tuple[Flow, Variant]]:
     found = []
     for text in request.flows:
         flow = load_flow(text)
+        if flow.score is None:
+            raise ValueError(f"the flow {text!r} is dense: the floor measures that already")
         for dense in request.dense_layers:
             beyond = [layer for layer in dense if layer >= model.spec.layers]
             if beyond:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sparrow.calibrate.collecting import Mode
 from sparrow.calibrate.flows.score import samples
 from sparrow.calibrate.flows.texts import Text
@@ -91,7 +93,7 @@ def _encoded(
     prompt = row.get("prompt") if isinstance(row, dict) else None
     if isinstance(prompt, str) and prompt:
         return encode(prompt)
-    messages = list(prompt) if prompt is not None else []
+    messages = list(prompt) if isinstance(prompt, Sequence | np.ndarray) else []
     if not messages or not all(
         isinstance(m, dict) and {"role", "content"} <= set(m) for m in messages
     ):
@@ -111,9 +113,9 @@ def _read_rows(place: Path) -> list[Any]:
 
         return pyarrow.parquet.read_table(place).to_pylist()
     rows = []
-    for number, line in enumerate(place.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_text(place).splitlines(), 1):
         try:
-            rows.append(json.loads(line))
+            rows += [json.loads(line)] if line.strip() else []
         except ValueError as error:
             raise ValueError(f"{place}, line {number} is no JSON: {error}") from error
     return rows
@@ -128,22 +130,39 @@ def of_texts(model: Decoder, texts: Sequence[Text], *, tokens: int, start: int =
     return _given(name, prompts, start)
 
 
-def of_ids(file: str | Path) -> Source:
+def _text(place: Path) -> str:
+    try:
+        return place.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place} is no text: {error}") from error
+
+
+def of_ids(model: Decoder, file: str | Path, *, count: int | None = None, skip: int = 0) -> Source:
     """JSON lines with "ids", and "start" where the first tokens are a prompt."""
     place = Path(file)
-    rows = _read_rows(place)
+    rows = _read_rows(place)[skip : None if count is None else skip + count]
     found = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, skip):
         ids = row.get("ids") if isinstance(row, dict) else None
         start = row.get("start", 1) if isinstance(row, dict) else None
         if not isinstance(ids, list) or not all(type(i) is int for i in [*ids, start]):
             raise ValueError(
                 f'{place}, line {number + 1}: give "ids", a list of token ids, and "start"'
             )
+        _check_ids(model, place, number, ids)
         found.append(Prompt(number=number, name=f"line {number + 1}", ids=tuple(ids), start=start))
     if not found:
         raise ValueError(f"{place}: no sequence in it")
     return _given(place.name, found, None)
+
+
+def _check_ids(model: Decoder, place: Path, number: int, ids: Sequence[int]) -> None:
+    spec, where = model.spec, f"{place}, line {number + 1}"
+    if not 3 <= len(ids) <= spec.max_positions:
+        raise ValueError(f"{where}: {len(ids)} tokens, allowed: 3 to {spec.max_positions}")
+    wrong = [token for token in ids if not 0 <= token < spec.vocabulary]
+    if wrong:
+        raise ValueError(f"{where}: token id {wrong[0]}, allowed: 0 to {spec.vocabulary - 1}")
 
 
 def _given(name: str, prompts: Sequence[Prompt], start: int | None) -> Source:

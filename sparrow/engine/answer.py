@@ -20,7 +20,9 @@ from sparrow.models import Decoder, load, load_tokenizer
 from sparrow.ops import versions
 from sparrow.records import Completion, to_dict
 from sparrow.sparse import Schedule, preset, preset_names
+from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
+from sparrow.sparse.flows.loading import flow_of
 from sparrow.sparse.rule import Rule
 
 COMPLETIONS = "completions.jsonl"
@@ -36,12 +38,15 @@ class Session:
     model: Decoder
     tokenizer: Any
     schedule: Schedule | None = field(init=False)  # read once: what is shown is what runs
+    flow: Flow = field(init=False)
 
     def __post_init__(self) -> None:
-        schedule = schedule_of(self.config)
+        schedule, flow, chosen = schedule_of(self.config), block_mean, self.config.attention
         if schedule is not None:
-            schedule = _placed(schedule, self.model.spec.family, self.config.attention.force)
+            flow = flow_of(schedule, chosen.flow)
+            schedule = _placed(schedule, flow, self.model.spec.family, chosen.force)
         object.__setattr__(self, "schedule", schedule)
+        object.__setattr__(self, "flow", flow)
 
     @classmethod
     def open(cls, config: GenerateConfig, report: Callable[[str], None] | None = None) -> "Session":
@@ -99,7 +104,7 @@ class Session:
     def _engine(self, prompts: Sequence[Sequence[int]]) -> Engine:
         """An engine just large enough; for a reader, so single answers need not be padded."""
         params, schedule = self.config.sampling, self.schedule
-        rule = Rule() if schedule is None else Rule.of(schedule)
+        rule = Rule() if schedule is None else Rule.of(schedule, self.flow)
         longest = max(len(prompt) for prompt in prompts) + params.max_tokens
         return Engine(
             self.model,
@@ -158,11 +163,11 @@ def schedule_of(config: GenerateConfig) -> Schedule | None:
     return Schedule.load(named) if is_file and named not in preset_names() else preset(named)
 
 
-def _placed(schedule: Schedule, family: str, force: bool) -> Schedule:
-    """A schedule that holds for this family of models and the rule that runs here, or is forced."""
+def _placed(schedule: Schedule, flow: Flow, family: str, force: bool) -> Schedule:
+    """A schedule that holds for this family of models and this flow here, or is forced."""
     if force:
-        schedule = schedule.forced_onto(family=family, flow=block_mean.name, page=PAGE)
-    Rule.like(schedule).check(schedule, page=PAGE, family=family)
+        schedule = schedule.forced_onto(family=family, flow=flow.name, page=PAGE)
+    Rule.like(schedule, flow).check(schedule, page=PAGE, family=family)
     return schedule
 
 

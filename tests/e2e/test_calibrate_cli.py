@@ -19,10 +19,8 @@ from sparrow.calibrate.surface import Surface
 from sparrow.cli import app
 from sparrow.sparse import Schedule
 
-LITTLE = (
-    *("--task", "assignments", "--length", "200", "--max-tokens", "120", "--bin", "64"),
-    *("-b", "64", "-b", "96", "-b", "128"),
-)
+TASK = ("--task", "assignments", "--length", "200", "--max-tokens", "120", "--bin", "64")
+LITTLE = (*TASK, "-b", "64", "-b", "96", "-b", "128")
 
 
 def start(*words: str | Path) -> subprocess.Popen[str]:
@@ -79,8 +77,8 @@ def test_a_plan_its_files_and_a_check(folder: Path, tmp_path: Path) -> None:
     assert plan["schedule"]["budgets"] == schedule.budgets.tolist()
     assert (tmp_path / "plots" / "schedule.svg").exists()
 
-    check = (*LITTLE, "-n", "3", "--skip", "100", "--schedule", tmp_path / "schedule.json")
-    done = run("calibrate", "tiny", *check, "-t", "0.3", "--no-plots", "-o", tmp_path / "check")
+    check = (*TASK, "-n", "3", "--skip", "100", "--schedule", tmp_path / "schedule.json")
+    done = run("calibrate", "tiny", *check, "--no-plots", "-o", tmp_path / "check")
     assert done.returncode == 0, done.stderr
     assert "check at target 0.3" in done.stdout
     done = run(
@@ -151,9 +149,24 @@ def test_texts_are_forced(tmp_path: Path) -> None:
         (("--task", "graph", "--dense-layers", "7"), "layers 0 to 3"),
         (("--task", "graph", "--schedule", "nowhere.json"), "nowhere.json cannot be read"),
         (("--task", "graph", "--schedule", "qwen3-1.7b-0.68"), "did you mean"),
+        (("--task", "graph", "--schedule", "qwen3-1.7b-0.86", "-b", "64"), "which has its own"),
+        (("--task", "graph", "--flow", "dense"), "the floor measures that already"),
+        (("--task", "graph", "--temperature", "nan"), "greedy policy"),
+        (("--task", "graph", "-b", "99999999999"), "below 2**31"),
+        (("--ids", "{folder}/far.jsonl"), "token id 99999, allowed: 0 to 511"),
+        (("--ids", "{folder}/negative.jsonl"), "token id -3"),
+        (("--ids", "{folder}/long.jsonl"), "allowed: 3 to 8192"),
+        (("--rows", "{folder}/number.jsonl"), "must be a text or chat messages"),
+        (("--rows", "{folder}/bytes.jsonl"), "is no text"),
     ],
 )
 def test_bad_input_is_one_message(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    rows = {"far": [1, 2, 99999], "negative": [1, 2, -3, 4], "long": [1] * 9000}
+    for name, ids in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"ids": ids}) + "\n")
+    (tmp_path / "number.jsonl").write_text('{"prompt": 5}\n')
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
+    words = tuple(word.format(folder=tmp_path) for word in words)
     refused("calibrate", "tiny", *words, "-n", "1", "--max-tokens", "8", "-o", tmp_path, told=told)
 
 
@@ -167,6 +180,22 @@ def test_bad_input_is_one_message(words: tuple[str, ...], told: str, tmp_path: P
         (("{folder}/surface.json", "--lengths", "nowhere"), "no such file"),
         (("{folder}/surface.json", "--variant", "best"), "no variant 'best'"),
         (("{folder}/measured.sqlite",), "surface"),
+        (("{folder}/surface.json", "-t", "1.5"), "between 0 and 1"),
+        (("{folder}/surface.json", "-t", "nan"), "between 0 and 1"),
+        (("{folder}/surface.json", "--samples", "4"), "goes with --prompts"),
+        (("{folder}/surface.json", "--bandwidth", "1", "--memory", "inf"), "above 0"),
+        (
+            (
+                "{folder}/surface.json",
+                "-t",
+                "0.3",
+                "--by",
+                "p05",
+                "--check",
+                "{folder}/surface.json",
+            ),
+            "give the check.json of its schedule",
+        ),
     ],
 )
 def test_bad_plans_are_one_message(words: tuple[str, ...], told: str, folder: Path) -> None:

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 import sparrow
 from sparrow.models import ModelSpec
 from sparrow.sparse import Schedule, preset
+from sparrow.sparse.schedule import Note
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,27 @@ def test_a_schedule_of_another_family_must_be_forced(folder: Path, tmp_path: Pat
     assert forced.returncode == 0, forced.stderr
     for said in (forced.stderr, json.loads(forced.stdout)["attention"]):
         assert "FORCED, made for family llama, page 32" in " ".join(said.split())  # header wraps
+
+
+def test_a_schedule_runs_with_its_own_flow(folder: Path, tmp_path: Path) -> None:
+    """By its name, by what its provenance says, or as told."""
+    words = ("generate", "-m", folder, "x" * 100, *SHORT, "--json")
+    source = (Note(key="flow", text="fine_means(4), program ab12"),)
+    for made in (
+        Schedule.fixed(64, flow="quest"),
+        Schedule.fixed(64, flow="fine-means-4", provenance=source),
+    ):
+        made.save(tmp_path / "made.json")
+        done = run(*words, f"--attention.schedule={tmp_path / 'made.json'}")
+        assert done.returncode == 0, done.stderr
+        assert made.flow in json.loads(done.stdout)["attention"]
+    Schedule.fixed(64, flow="fine-means-4").save(tmp_path / "made.json")
+    named = (*words, f"--attention.schedule={tmp_path / 'made.json'}")
+    refused = run(*named)
+    assert refused.returncode == 2
+    assert "'fine-means-4', which is not at hand" in " ".join(refused.stderr.split())
+    done = run(*named, "--attention.flow=fine_means(4)")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_preset_runs_on_its_family_unforced(folder: Path) -> None:

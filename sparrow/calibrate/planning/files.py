@@ -49,16 +49,14 @@ def make(
 ) -> Planned:
     """The plan, the same at targets a little aside, another schedule and a check run beside it."""
     plans = plan(ground, target, by=by, allow_dense=allow_dense, variants=variants)
-    aside = [
-        _aside(ground, round(target + change, 6), by, allow_dense, variants)
-        for change in (-ASIDE, ASIDE)
-    ]
+    near = (round(target + change, 6) for change in (-ASIDE, ASIDE))
+    aside = [_aside(ground, one, by, allow_dense, variants) for one in near if 0 < one < 1]
     return Planned(
         ground=ground,
         plans=plans,
         sensitivity=aside,
         compare=None if compare is None else _compared(ground, plans[0], compare),
-        check=None if check is None else _checked(check),
+        check=None if check is None else _checked(ground, plans[0], check),
     )
 
 
@@ -140,7 +138,14 @@ def _like(variant: Variant, other: Schedule) -> bool:
     return own == rule and not variant.shares and not other.layers
 
 
-def _checked(check: Surface) -> list[Json]:
+def _checked(ground: Ground, best: Plan, check: Surface) -> list[Json]:
+    """The bins of a check run, of this plan's schedule on this plan's model and no other."""
+    schedules = [one.name for one in check.variants]
+    if check.fingerprint != ground.surface.fingerprint or schedules != [best.schedule.name]:
+        raise ValueError(
+            f"the check is of {check.model}, {', '.join(schedules)}; the plan of "
+            f"{ground.surface.model}, {best.schedule.name}: give the check.json of its schedule"
+        )
     return [
         {key: getattr(cell, key) for key in ("start", "stop", "p05", "low", "high", "prompts")}
         for cell in check.cells

@@ -81,6 +81,8 @@ def plan(
     variants: Sequence[str] = (),
 ) -> list[Plan]:
     """The plan of every variant that reaches the target, the fastest rollout first."""
+    if not 0 < target < 1:
+        raise ValueError(f"target {target}: allowed are numbers between 0 and 1")
     chosen = [ground.surface.variant(name) for name in variants] or ground.surface.variants
     found: list[Plan] = []
     missed: list[Unreachable] = []
@@ -196,7 +198,8 @@ def _reached(
             measured = cells.get((start, budget))
             known = -np.inf if measured is None else float(getattr(measured, by))
             most = floor.get(start, 1.0)  # no rollout is nearer to dense than dense itself
-            row.append(most if least[budget] >= stop else min(known, most))
+            whole = measured is None and least[budget] >= stop  # nothing is dropped
+            row.append(most if whole else min(known, most))
         unknown = not any((start, budget) in cells for budget in budgets)
         rows.append(rows[-1] if unknown and rows else row)
     return np.array(rows[::-1])

@@ -23,6 +23,7 @@ from typing import Any
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.nodes import FlowError, Place
+from sparrow.sparse.schedule import Schedule
 
 FORMS = "path/to/file.py[:name], module:name, or a built-in flow such as quest or fine_means(2)"
 
@@ -39,6 +40,27 @@ def load_flow(text: str) -> Flow:
     name, bracket, arguments = text.partition("(")
     text = name.replace("-", "_") + bracket + arguments
     return _named(library, text, "sparrow.sparse.flows.library")
+
+
+def flow_of(schedule: Schedule, given: str | None = None) -> Flow:
+    """The flow of a schedule: the one given, else what its provenance names, else its own name."""
+    if given is not None:
+        return load_flow(given)
+    notes = {note.key: note.text for note in schedule.provenance}
+    source = notes.get("flow", schedule.flow).rsplit(", program ", 1)[0]
+    try:
+        found = load_flow(source)
+    except ValueError as error:
+        raise ValueError(
+            f"schedule {schedule.name!r} is for the flow {schedule.flow!r}, which is not at hand "
+            f"({error}): name it, as {FORMS}"
+        ) from error
+    if found.name != schedule.flow:
+        raise ValueError(
+            f"schedule {schedule.name!r} is for the flow {schedule.flow!r}; {source} is "
+            f"{found.name!r} now: name the flow, as {FORMS}"
+        )
+    return found
 
 
 def built_in() -> list[str]:

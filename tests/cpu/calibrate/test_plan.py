@@ -39,7 +39,7 @@ def cell(variant: str, budget: int | None, start: int, p05: float, **changes: An
         "p01": p05 / 2,
         "p05": p05,
         "low": p05 - 0.01,
-        "high": p05 + 0.01,
+        "high": min(1.0, p05 + 0.01),
         "p50": 1.0,
         "above": 0.9,
         "beta": (),
@@ -188,7 +188,10 @@ def test_layers_that_get_less_are_not_taken_for_dense() -> None:
 
 def test_the_cheapest_variant_wins_and_the_others_are_told() -> None:
     better = [
-        cell("better", b, s, min(1.0, p + 0.1)) for s, r in RISING.items() for b, p in r.items()
+        replace(
+            one, variant="better", low=min(1, one.p05 + 0.04), p05=min(1, one.p05 + 0.05), high=1
+        )
+        for one in surface().cells
     ]
     both = surface(cells=(*surface().cells, *better), variants=(variant(), variant("better")))
     found = plan(ground(both, PLAIN), 0.86)
@@ -245,7 +248,9 @@ def test_a_plan_that_does_not_pay_says_so() -> None:
 
 
 def test_files_and_tables(tmp_path: Any) -> None:
-    check = surface({s: {64: 0.87} for s in RISING})
+    name = "mine-0.86"
+    cells = tuple(cell(name, None, start, 0.87) for start in RISING)
+    check = surface(variants=(variant(name),), cells=cells)
     planned = files.make(ground(), 0.86, compare=preset("qwen3-1.7b-0.86"), check=check)
     schedule, written = files.write(planned, tmp_path)
     assert Schedule.load(schedule) == planned.best.schedule
@@ -311,6 +316,32 @@ def test_a_variant_without_measurements_does_not_hide_the_others() -> None:
 
 
 def test_no_rollout_is_nearer_to_dense_than_dense() -> None:
-    floor = tuple(cell("dense", None, start, 0.93, low=0.92) for start in RISING)
+    floor = tuple(cell("dense", None, start, 0.93) for start in RISING)
     with pytest.raises(Unreachable):
         plan(ground(surface(floor=floor)), 0.93)
+
+
+def test_a_check_of_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"give the check.json of its schedule"):
+        files.make(ground(), 0.86, check=surface())
+
+
+@pytest.mark.parametrize("target", [0.0, 1.0, -1.0, float("nan")])
+def test_targets_are_between_0_and_1(target: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        plan(ground(), target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"bins": (0,)}, "edges that rise"),
+        ({"bins": (0, 512, 256)}, "edges that rise"),
+        ({"variants": ()}, "one at least"),
+        ({"cells": (cell("block-mean", 64, 0, 0.5, low=0.6),)}, "low <= p05"),
+        ({"cells": (cell("block-mean", 64, 7, 0.5),)}, "one of the bins"),
+    ],
+)
+def test_surfaces_that_cannot_be(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        surface(**changes)
