@@ -214,7 +214,7 @@ def _schedule(
     name: str, model: "Decoder", flows: Sequence[str], force: bool, skip: int
 ) -> "Schedule":
     """The schedule to check; one of another model is refused unless forced, which it then says."""
-    from sparrow.cli.plan import named_schedule
+    from sparrow.sparse import named_schedule
     from sparrow.sparse.flows.loading import flow_of
     from sparrow.sparse.rule import Rule
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from sparrow.calibrate.planning.hardware import Hardware
     from sparrow.calibrate.planning.pricing import Ground
     from sparrow.calibrate.surface import Surface
-    from sparrow.sparse import Schedule
 
 
 def plan(
@@ -83,6 +82,7 @@ def plan(
     from sparrow.calibrate.planning import files as plan_files
     from sparrow.calibrate.planning.plan import Unreachable
     from sparrow.calibrate.surface import Surface
+    from sparrow.sparse import named_schedule
 
     if by not in ("low", "p05"):
         raise ValueError(f"--by {by}: give low or p05")
@@ -173,14 +173,6 @@ def _machine(name: str, bandwidth: float | None, memory: float | None, flops: fl
         memory=int(memory),
         reserve=0,
     )
-
-
-def named_schedule(name: str) -> "Schedule":
-    """A preset, or a schedule file."""
-    from sparrow.sparse import Schedule, preset, preset_names
-
-    is_file = Path(name).is_file() or name.endswith(".json")
-    return Schedule.load(name) if is_file and name not in preset_names() else preset(name)
 
 
 def _show(planned: "Planned", files: list[Path], as_json: bool) -> None:

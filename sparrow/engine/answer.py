@@ -19,7 +19,7 @@ from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, load, load_tokenizer
 from sparrow.ops import versions
 from sparrow.records import Completion, to_dict
-from sparrow.sparse import Schedule, preset, preset_names
+from sparrow.sparse import Schedule, named_schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.flows.loading import flow_of
@@ -156,11 +156,7 @@ def schedule_of(config: GenerateConfig) -> Schedule | None:
     attention = config.attention
     if attention.budget is not None:
         return Schedule.fixed(attention.budget)
-    if attention.schedule is None:
-        return None
-    named = attention.schedule
-    is_file = Path(named).is_file() or named.endswith(".json") or "/" in named
-    return Schedule.load(named) if is_file and named not in preset_names() else preset(named)
+    return None if attention.schedule is None else named_schedule(attention.schedule)
 
 
 def _placed(schedule: Schedule, flow: Flow, family: str, force: bool) -> Schedule:

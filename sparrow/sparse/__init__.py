@@ -1,9 +1,9 @@
 """Sparse: what to keep. Budget schedules and presets here; the torch side in its own modules.
 
-`sparrow.sparse.flow` has the seam, `block_mean` the paper's rule, `budgets` the device lookup.
+`sparrow.sparse.flows` has the formulas, `rule` where they run, `budgets` the device lookup.
 """
 
-from sparrow.sparse.presets import preset, preset_names
+from sparrow.sparse.presets import named_schedule, preset, preset_names
 from sparrow.sparse.schedule import DENSE, LayerBudgets, Note, Schedule, kept_tokens
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Note",
     "Schedule",
     "kept_tokens",
+    "named_schedule",
     "preset",
     "preset_names",
 ]

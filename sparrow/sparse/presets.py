@@ -4,6 +4,7 @@ import json
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from sparrow.sparse.schedule import Note, Schedule
@@ -30,6 +31,12 @@ def preset(name: str) -> Schedule:
         family=data["family"],
         provenance=tuple(Note(key=key, text=text) for key, text in notes.items()),
     )
+
+
+def named_schedule(name: str) -> Schedule:
+    """What a user calls a schedule: the name of a preset, or a file."""
+    is_file = Path(name).is_file() or name.endswith(".json") or "/" in name
+    return Schedule.load(name) if is_file and name not in preset_names() else preset(name)
 
 
 @cache

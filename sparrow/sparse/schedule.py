@@ -171,7 +171,8 @@ class Schedule(Record):
         by += [f"layer ({len(own)} with budgets of their own)"] if own else []
         heads = sum(item.head is not None for item in self.layers)
         by += [f"KV head ({heads} with budgets of their own)"] if heads else []
-        return f"budgets {least} to {most} tokens by {' and '.join(by)}"
+        upto = "all" if most == DENSE else most
+        return f"budgets {least} to {upto} tokens by {' and '.join(by)}"
 
     def save(self, path: str | Path) -> None:
         """Write the schedule as JSON, one field a line."""
