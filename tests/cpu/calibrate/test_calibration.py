@@ -1,5 +1,6 @@
 """Calibrations of the shipped tiny model: what is measured is what the definitions say."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,22 @@ def test_generated_acceptance_is_that_of_a_replay(
     dense = list(made.store.of(DENSE.key))
     assert len(dense) == 2
     assert all(one.alpha.min() > 1 - 1e-3 for one in dense)
+
+
+def test_an_answer_of_one_token_shows_nothing_and_is_kept(
+    model: Decoder, source: prompts.Source, tmp_path: Path
+) -> None:
+    few = Sampling(max_tokens=2)
+    made = Collector(model, source.prompts[:1], "generated", few, Trajectories(tmp_path, {}))
+    eos = replace(model.spec, eos_ids=tuple(range(model.spec.vocabulary)))
+    spec, model.spec = model.spec, eos  # whatever is drawn first ends the answer
+    try:
+        made.collect({DENSE: 1})
+    finally:
+        model.spec = spec
+    (only,) = made.store.of(DENSE.key)
+    assert len(only.alpha) == 0
+    assert len(only.ids) == only.prompt_tokens + 1
 
 
 def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.Source) -> None:
