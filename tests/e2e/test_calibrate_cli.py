@@ -26,8 +26,19 @@ LITTLE = (*TASK, "-b", "64", "-b", "96", "-b", "128")
 def start(*words: str | Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sparrow", *map(str, words)]
     environment = {**os.environ, "COLUMNS": "160", "TERM": "dumb"}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=_hears_interrupts,
+    )
+
+
+def _hears_interrupts() -> None:
+    """Whoever runs the tests in the background may have told all children to ignore them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
