@@ -6,6 +6,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from support.loud import loud
+
 from sparrow import models, ops
 from sparrow.calibrate.arms import arm, variant_of
 from sparrow.calibrate.replay import replay
@@ -22,21 +24,7 @@ NARROW, WIDE = Schedule.fixed(64), Schedule.fixed(160)
 
 @pytest.fixture(scope="module")
 def model() -> models.Decoder:
-    sizes = {"layers": 4, "hidden": 256, "intermediate": 512, "heads": 8, "kv_heads": 4}
-    made = models.random(
-        "qwen3-0.6b",
-        **sizes,
-        head_size=64,
-        vocabulary=1009,
-        max_positions=1024,
-        dtype=torch.float32,
-        device="cuda",
-    )
-    with torch.no_grad():
-        for name, view in models.hf_views(made).items():
-            if "norm" not in name:
-                view.mul_(4)
-    return made
+    return loud(torch.float32, max_positions=1024)
 
 
 def test_a_schedule_changed_under_graphs_is_one_with_a_bin_there(model: models.Decoder) -> None:

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from support.loud import loud
 from support.rowstates import check_steps
 
 from sparrow import models, ops
@@ -23,21 +24,7 @@ SPARSE = Schedule.fixed(64)
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def model(request: pytest.FixtureRequest) -> models.Decoder:
-    sizes = {"layers": 4, "hidden": 256, "intermediate": 512, "heads": 8, "kv_heads": 4}
-    made = models.random(
-        "qwen3-0.6b",
-        **sizes,
-        head_size=64,
-        vocabulary=1009,
-        max_positions=4096,
-        dtype=request.param,
-        device="cuda",
-    )
-    with torch.no_grad():
-        for name, view in models.hf_views(made).items():
-            if "norm" not in name:
-                view.mul_(4)
-    return made
+    return loud(request.param, max_positions=4096)
 
 
 def params(**changes: Any) -> SamplingParams:
