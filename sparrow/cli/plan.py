@@ -40,8 +40,8 @@ def plan(
         float | None, typer.Option("--memory", help="Bytes of it for weights, keys and values.")
     ] = None,
     flops: Annotated[
-        float, typer.Option("--flops", help="Its operations a second, for eFLOPs.")
-    ] = 1e15,
+        float | None, typer.Option("--flops", help="Its operations a second, for eFLOPs.")
+    ] = None,
     lengths: Annotated[
         str | None,
         typer.Option(
@@ -157,13 +157,15 @@ def _shape(surface: "Surface") -> dict[str, Any]:
     return shape
 
 
-def _machine(name: str, bandwidth: float | None, memory: float | None, flops: float) -> "Hardware":
+def _machine(
+    name: str, bandwidth: float | None, memory: float | None, flops: float | None
+) -> "Hardware":
     from sparrow.calibrate.planning.hardware import Hardware
 
-    if bandwidth is None and memory is None:
+    if bandwidth is None and memory is None and flops is None:
         return Hardware.load(name)
-    if bandwidth is None or memory is None:
-        raise ValueError("--bandwidth and --memory go together")
+    if bandwidth is None or memory is None or flops is None:
+        raise ValueError("--bandwidth, --memory and --flops go together")
     if not all(0 < figure < 1e30 for figure in (bandwidth, memory, flops)):
         raise ValueError("--bandwidth, --memory and --flops: allowed are numbers above 0")
     return Hardware.plain(

@@ -20,6 +20,7 @@ from sparrow.cli import app
 from sparrow.sparse import Schedule
 
 TASK = ("--task", "assignments", "--length", "200", "--max-tokens", "120", "--bin", "64")
+PLAIN = ("--bandwidth", "1e10", "--memory", "1e9", "--flops", "1e12")
 LITTLE = (*TASK, "-b", "64", "-b", "96", "-b", "128")
 
 
@@ -113,7 +114,7 @@ def test_a_target_out_of_reach_exits_1_with_the_nearest(folder: Path, tmp_path: 
 
 def test_as_json(folder: Path, tmp_path: Path) -> None:
     words = ("-t", "0.3", "--by", "p05", "-o", tmp_path, "--no-plots", "--json")
-    done = run("plan", folder / "surface.json", *words, "--bandwidth", "1e10", "--memory", "1e9")
+    done = run("plan", folder / "surface.json", *words, *PLAIN)
     assert json.loads(done.stdout)["hardware"] == "a machine by its bytes"
 
 
@@ -194,7 +195,7 @@ def test_bad_input_is_one_message(words: tuple[str, ...], told: str, tmp_path: P
         (("{folder}/surface.json", "-t", "1.5"), "between 0 and 1"),
         (("{folder}/surface.json", "-t", "nan"), "between 0 and 1"),
         (("{folder}/surface.json", "--samples", "4"), "goes with --prompts"),
-        (("{folder}/surface.json", "--bandwidth", "1", "--memory", "inf"), "above 0"),
+        (("{folder}/surface.json", *PLAIN[:3], "inf", *PLAIN[4:]), "above 0"),
         (
             (
                 "{folder}/surface.json",

@@ -72,8 +72,9 @@ def workload(
         if min(prompts, samples) < 1:
             raise ValueError(f"{prompts} prompts of {samples} samples: allowed is 1 at least")
         lengths = np.random.default_rng(0).choice(lengths, prompts * samples)
-    if cutoff is not None:
+    if cutoff is not None and lengths.max() > cutoff:
         lengths = np.minimum(lengths, cutoff)
+        name = f"{name}, cut at {cutoff} tokens"
     return Workload(name=name, lengths=lengths, prompt=prompt, most=most)
 
 

@@ -20,6 +20,8 @@ def test_surface_drawn_to_prompts_and_samples() -> None:
     assert len(made.lengths) == 32
     assert set(made.lengths.tolist()) == {100, 200}
     assert "at most 16 at once" in made.describe()
+    assert made.describe().startswith("surface, cut at 200 tokens: ")
+    assert workload("surface", measured=[100], cutoff=200).name == "surface"
 
 
 @pytest.mark.parametrize("text", ["[40, 50]", "40\n50\n"])
