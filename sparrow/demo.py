@@ -44,7 +44,8 @@ def run(console: Console) -> None:
     console.print(
         "alpha is the sum over the vocabulary of min(dense, sparse): 1 means one distribution. "
         "The mean hides the tail; the tail, p05, is what Sparrow is about. "
-        "Next: [bold]sparrow evaluate --help[/], [bold]sparrow generate --help[/]"
+        "Next: [bold]sparrow calibrate --help[/], [bold]sparrow plan --help[/], "
+        "[bold]sparrow evaluate --help[/]"
     )
 
 
