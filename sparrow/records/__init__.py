@@ -19,7 +19,15 @@ from sparrow.records.base import (
 )
 from sparrow.records.completion import LOGPROB_NOISE, Completion, FinishReason
 from sparrow.records.document import Document
-from sparrow.records.episode import NOT_SAMPLED, Group, GroupStats, Role, Trajectory, Turn
+from sparrow.records.episode import (
+    NOT_SAMPLED,
+    Group,
+    GroupStats,
+    Role,
+    TrainSample,
+    Trajectory,
+    Turn,
+)
 from sparrow.records.sampling import LEAST_TEMPERATURE, OutputOptions, SamplingParams
 
 __all__ = [
@@ -42,6 +50,7 @@ __all__ = [
     "Record",
     "Role",
     "SamplingParams",
+    "TrainSample",
     "Trajectory",
     "Turn",
     "from_dict",

@@ -10,6 +10,7 @@ import numpy as np
 from sparrow.records.base import (
     BoolArray,
     Float32Array,
+    Float32Matrix,
     Int16Array,
     Int32Array,
     Record,
@@ -71,6 +72,13 @@ class Trajectory(Record):
     turns: tuple[Turn, ...]  # side by side, covering every token
     reward: float | None = None
     group: GroupStats | None = None  # stamped once, when the rewards of the group are complete
+    acc: float | None = None  # how right it is, apart from a reward that may be shaped
+    note: str | None = None  # why it was judged so
+    text: str | None = None  # what was sampled, for readers; training takes the ids
+    truncated: bool = False  # whether an answer ran into its limit
+    kept: Float32Array | None = None  # share of keys and values that each token's step read
+    attention: str | None = None  # what ran
+    hidden: Float32Matrix | None = None  # the sampled tokens' final states in the actor, in order
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -82,7 +90,9 @@ class Trajectory(Record):
         return replace(self, group=stats)
 
     def _check(self) -> None:
-        self._require_aligned("ids", "loss_mask", "rollout_logprob", "weight_version", "policy_id")
+        self._require_aligned(
+            "ids", "loss_mask", "rollout_logprob", "weight_version", "policy_id", "kept"
+        )
         self._check_turns()
         self._check_tokens()
         if self.group is not None and self.reward is None:
@@ -109,6 +119,9 @@ class Trajectory(Record):
         self._refuse("rollout_logprob", unsampled_logprob, "0 for a token that was not sampled")
         policy_fits = np.where(sampled, self.policy_id >= 0, self.policy_id == NOT_SAMPLED)
         self._refuse("policy_id", ~policy_fits, ">= 0 if the token was sampled, otherwise -1")
+        if self.hidden is not None and len(self.hidden) != sampled.sum():
+            given = f"{len(self.hidden)} states for {sampled.sum()} sampled tokens"
+            raise ValueError(f"Trajectory.hidden: got {given}, allowed: one for each")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,6 +130,7 @@ class Group(Record):
 
     prompt_id: str
     trajectories: tuple[Trajectory, ...]
+    baseline: float | None = None  # reward of the greedy answer, where an algorithm wants it
 
     def stamp(self) -> "Group":
         """The group with its reward statistics on every trajectory, so that it may be split."""
@@ -139,3 +153,42 @@ class Group(Record):
                 "Group.trajectories: got several reward statistics, "
                 "allowed: the same on all, or none on any"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainSample(Record):
+    """What the trainer sees of a trajectory: its tokens, who sampled them, and how good it was.
+
+    The advantage is that of every token in the loss. `old_logprob` is what the dense policy gave
+    the tokens at the rollout's weights; None until it has read them.
+    """
+
+    ids: Int32Array
+    loss_mask: BoolArray
+    rollout_logprob: Float32Array
+    advantage: float
+    old_logprob: Float32Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def learnt(self) -> int:
+        """Tokens in the loss."""
+        return int(self.loss_mask.sum())
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, advantage: float) -> "TrainSample":
+        return cls(
+            ids=trajectory.ids,
+            loss_mask=trajectory.loss_mask,
+            rollout_logprob=trajectory.rollout_logprob,
+            advantage=advantage,
+        )
+
+    def _check(self) -> None:
+        self._require_aligned("ids", "loss_mask", "rollout_logprob", "old_logprob")
+        first = np.arange(len(self)) == 0
+        self._refuse("loss_mask", self.loss_mask & first, "False at the first token")
+        if not math.isfinite(self.advantage):
+            raise ValueError(f"TrainSample.advantage: got {self.advantage}, allowed: a number")
