@@ -15,6 +15,19 @@ from sparrow.config.schema import (
     RunConfig,
     Section,
 )
+from sparrow.config.train import (
+    AlgorithmConfig,
+    BatchConfig,
+    Choice,
+    GateConfig,
+    RateConfig,
+    RolloutConfig,
+    RowsConfig,
+    TrainConfig,
+    TrainModelConfig,
+    TrainRunConfig,
+    ValidationConfig,
+)
 from sparrow.config.warmup import (
     DataConfig,
     OptimiserConfig,
@@ -25,17 +38,28 @@ from sparrow.config.warmup import (
 )
 
 __all__ = [
+    "AlgorithmConfig",
     "AttentionConfig",
+    "BatchConfig",
+    "Choice",
     "ConfigError",
     "DataConfig",
+    "GateConfig",
     "GenerateConfig",
     "GenerateSampling",
     "ModelConfig",
     "OptimiserConfig",
+    "RateConfig",
+    "RolloutConfig",
+    "RowsConfig",
     "RunConfig",
     "Section",
     "ShapeConfig",
     "StageConfig",
+    "TrainConfig",
+    "TrainModelConfig",
+    "TrainRunConfig",
+    "ValidationConfig",
     "WarmupConfig",
     "WarmupRunConfig",
     "load_config",

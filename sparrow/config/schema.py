@@ -62,6 +62,8 @@ class AttentionConfig(Section):
     schedule: Name | None = None
     # The flow that chooses: FILE[:name] or a built-in name. None: the schedule's own.
     flow: Name | None = None
+    # Dense, whatever budget or schedule are given: the flag that turns a recipe's sparsity off.
+    dense: bool = False
     # Run the schedule on a model family, flow or page size that it was not made for.
     force: bool = False
 

@@ -1,0 +1,174 @@
+"""The configuration of `sparrow train`: sparse rollout, dense policy, a guarded tail."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from sparrow.config.schema import AttentionConfig, Device, Directory, Name, Section
+from sparrow.config.warmup import OptimiserConfig, Seed, Share, Whole
+from sparrow.records import FieldError
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Setting = bool | int | float | str
+
+
+class TrainModelConfig(Section):
+    """The policy. Weights are float32; `dtype` is that of the products and of the engine."""
+
+    name: Name
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU
+    device: Device = "auto"
+
+
+class RowsConfig(Section):
+    """Where rows come from, and who judges them. One of task and file."""
+
+    # A puzzle family (assignments, countdown, graph), or gym/NAME of reasoning-gym.
+    task: Name | None = None
+    length: Whole = 500  # of a task: the dial, about how many tokens a chain has
+    # Of a task: the seed of the first row. Lower ones are for evaluation.
+    first: Count = 100_000
+    rows: Whole | None = None  # of a task: so many different rows, then again; None: no end
+    # Rows in verl's schema: .parquet, .jsonl, or a dataset of the hub (owner/name[:split]).
+    file: Name | None = None
+    # Who judges rows of a file: math, or module:function with verl's signature compute_score(
+    # data_source, solution_str, ground_truth, extra_info). None: by data_source.
+    reward: Name | None = None
+    deadline: Positive = 10.0  # seconds a verdict may take before the verifier is killed
+    workers: Whole = 2  # processes that judge
+    shuffle: bool = True  # rows of a file: another order in every epoch
+
+    @model_validator(mode="after")
+    def _refuse_both(self) -> Self:
+        if (self.task is None) == (self.file is None):
+            allowed = "one of task and file"
+            raise FieldError("RowsConfig", {"task": (self.task, allowed)})
+        return self
+
+
+class RolloutConfig(Section):
+    """How answers are sampled. Training wants the model's own distribution: temperature 1."""
+
+    prompts: Whole = 16  # a step
+    samples: Annotated[int, Field(ge=1)] = 8  # a prompt
+    max_tokens: Whole = 1024  # of an answer
+    max_prompt: Whole | None = None  # longer prompts are left out, counted; None: what fits
+    temperature: Annotated[float, Field(ge=1.0, le=1.0)] = 1.0
+    attention: AttentionConfig = AttentionConfig()
+    episode: Name | None = None  # module:function, async (actor, example) -> trajectories
+    max_running: Whole | None = None  # samples that decode together
+    kv_gib: Positive | None = None  # memory for keys and values; None: what there is
+    sleep: bool = True  # whether the engine gives its memory back while the trainer works
+
+
+class Choice(Section):
+    """A function by its name here, or module:function, and what it is called with."""
+
+    use: Name
+    settings: dict[str, Setting] = Field(default_factory=dict)
+
+
+class AlgorithmConfig(Section):
+    """The objective. The algorithm decides what is None."""
+
+    name: Literal["grpo", "dr-grpo", "dapo", "rloo", "remax", "reinforce++"] = "grpo"
+    advantage: Name | None = None  # by name, or module:function
+    surrogate: Choice | None = None
+    aggregate: Name | None = None  # token-mean, seq-mean-token-mean, seq-mean-token-sum-norm
+    corrections: tuple[Choice, ...] = (Choice(use="token-tis", settings={"cap": 2.0}),)
+    dynamic: bool | None = None  # leave out groups that are all right or all wrong, and refill
+    refills: Annotated[int, Field(ge=1, le=100)] = 4  # rounds of prompts that a step may take
+    # Overlong shaping: from max_tokens - overlong on the reward falls along a line to -1. 0: none.
+    overlong: Count | None = None
+    entropy: Annotated[float, Field(ge=0)] = 0.0  # bonus for it
+
+
+class BatchConfig(Section):
+    """How a step's samples become updates."""
+
+    updates: Whole = 1  # optimiser steps, each on a share of the prompts
+    tokens: Annotated[int, Field(ge=256)] = 16384  # of a micro-batch; a longer sequence is alone
+    recompute: bool = True  # activations of a layer are computed again on the way back
+    compile: bool | None = None  # torch.compile joins small kernels of a layer; None: on a GPU
+
+
+class GateConfig(Section):
+    """The tail gate: the 5th percentile of acceptance by length, and what is done about it."""
+
+    mode: Literal["off", "warn", "act"] = "act"
+    target: Annotated[float, Field(gt=0, lt=1)] = 0.86
+    sample: Whole = 8  # trajectories a step whose acceptance is measured exactly
+    window: Whole = 8  # steps that are looked at together
+    bin: Whole | None = None  # width in tokens; None: the schedule's bins, or an eighth of the room
+    least: Whole = 400  # tokens in a bin before it is judged
+    prompts: Annotated[int, Field(ge=2)] = 8  # and prompts
+    patience: Whole = 3  # looks with p05 below target before action, unless surely below
+    raises: Count = 3  # times a bin's budget is raised before it runs dense
+    factor: Annotated[float, Field(gt=1, le=8)] = 1.5  # by which a budget is raised
+    lower: bool = False  # whether budgets may fall where the tail has slack
+    slack: Annotated[float, Field(gt=0, lt=1)] = 0.04  # lower end this far above target is slack
+
+
+class ValidationConfig(Section):
+    """Rows that are answered every so many steps, to see whether it helps."""
+
+    every: Count = 0  # steps; 0: never. Also before the first step and after the last
+    rows: Whole = 32
+    samples: Whole = 1
+    first: Count = 0  # seed of the first row of a task, or number of the first row of a file
+    file: Name | None = None  # None: the training's task
+    sparse: bool = False  # by the training's schedule; otherwise dense
+
+
+class TrainRunConfig(Section):
+    """How long it runs and what it leaves behind."""
+
+    dir: Directory | None = None  # None: runs/train/NAME of the configuration
+    name: Name = "train"
+    steps: Whole = 100
+    seed: Seed = 0
+    save_every: Whole = 10  # steps between checkpoints
+    keep: Whole = 2  # checkpoints that stay
+    rollouts: Count = 1  # every so many steps the trajectories are kept, with text; 0: never
+    tensorboard: bool = True
+    skips: Whole = 5  # steps in a row without a finite loss and gradient before it stops
+
+
+class RateConfig(OptimiserConfig):
+    """AdamW at a constant rate, the defaults of RL."""
+
+    rate: Annotated[float, Field(ge=0, lt=1)] = 1e-6
+    warm_up: Count = 0
+    decay: Count = 0
+    final: Share = 1.0
+    beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+
+
+class TrainConfig(Section):
+    """`sparrow train`."""
+
+    model: TrainModelConfig
+    data: RowsConfig
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    batch: BatchConfig = BatchConfig()
+    optimiser: RateConfig = RateConfig()
+    gate: GateConfig = GateConfig()
+    validation: ValidationConfig = ValidationConfig()
+    run: TrainRunConfig = TrainRunConfig()
+
+    @model_validator(mode="after")
+    def _refuse_lone_samples(self) -> Self:
+        if self.rollout.samples < 2 and self.algorithm.name not in ("remax", "reinforce++"):
+            allowed = f"2 at least: {self.algorithm.name} compares the answers to a prompt"
+            raise FieldError("TrainConfig", {"rollout.samples": (self.rollout.samples, allowed)})
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_uneven(self) -> Self:
+        if self.rollout.prompts % self.batch.updates:
+            allowed = f"a divisor of rollout.prompts, {self.rollout.prompts}"
+            raise FieldError("TrainConfig", {"batch.updates": (self.batch.updates, allowed)})
+        return self
