@@ -1,0 +1,113 @@
+"""Advantages: how much better an answer is than what it is compared with.
+
+Each function takes all groups of a batch and gives each group's advantages, one per answer. Whoever
+compares answers of a group (grpo, mean_centred, rloo) gives exactly 0 where all rewards are equal
+up to rounding, and so for a lone answer: no gradient is made of noise.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sparrow.records import GroupStats
+
+FloatArray = npt.NDArray[np.float64]
+
+TINY = 1e-6  # added to a standard deviation
+
+
+class Rewards(NamedTuple):
+    """What a group earned: one reward per answer, and that of the greedy answer where it ran."""
+
+    rewards: FloatArray  # [G]
+    baseline: float | None
+
+
+Advantage = Callable[[Sequence[Rewards]], list[FloatArray]]
+"""From the groups of a batch to each group's advantages [G]."""
+
+
+def grpo(groups: Sequence[Rewards]) -> list[FloatArray]:
+    """(R - mean) / (std + 1e-6) within the group; the std is the unbiased one."""
+    return [_normalised(group.rewards, _stats(group.rewards)) for group in groups]
+
+
+def mean_centred(groups: Sequence[Rewards]) -> list[FloatArray]:
+    """R - mean within the group (Dr.GRPO): groups of little spread do not count for more."""
+    return [_centred(group.rewards, _stats(group.rewards)) for group in groups]
+
+
+def rloo(groups: Sequence[Rewards]) -> list[FloatArray]:
+    """R - mean of the others, which is G / (G - 1) times R - mean of all."""
+    found = []
+    for group in groups:
+        stats = _stats(group.rewards)
+        found.append(_centred(group.rewards, stats) * (stats.count / max(1, stats.count - 1)))
+    return found
+
+
+def remax(groups: Sequence[Rewards]) -> list[FloatArray]:
+    """R - reward of the greedy answer to the same prompt.
+
+    Whether the greedy answer ran sparse or dense is for the caller to choose and to state.
+    """
+    found = []
+    for place, group in enumerate(groups):
+        if group.baseline is None:
+            raise ValueError(
+                f"remax: group {place} has no baseline, allowed: the greedy answer's reward"
+            )
+        found.append(np.asarray(group.rewards, np.float64) - group.baseline)
+    return found
+
+
+def batch_normalised(groups: Sequence[Rewards]) -> list[FloatArray]:
+    """(R - mean) / (std + 1e-6) over all answers of the batch (REINFORCE++), answers weighed alike.
+
+    A batch of equal rewards gives zeros.
+    """
+    if not groups:
+        return []
+    stats = _stats(np.concatenate([group.rewards for group in groups]))
+    return [_normalised(group.rewards, stats) for group in groups]
+
+
+def overlong_penalty(length: int, *, limit: int, cushion: int) -> float:
+    """DAPO's addition to the reward of a long answer.
+
+    0 up to limit - cushion tokens, from there along a line to -1 at the limit, -1 beyond. Without
+    a cushion it is a step behind the limit.
+    """
+    if not 0 <= cushion <= limit:
+        raise ValueError(f"overlong_penalty: got cushion {cushion}, allowed: 0 to limit, {limit}")
+    over = length - (limit - cushion)
+    if over <= 0:
+        return 0.0
+    return -min(1.0, over / cushion) if cushion else -1.0
+
+
+def informative(acc: Sequence[float]) -> bool:
+    """Whether some answers of a group are right and some are not, for dynamic sampling.
+
+    By accuracy, right from 1 on, and not by reward: shaping spreads the rewards of a group in
+    which all are right.
+    """
+    correct = sum(value >= 1 for value in acc)
+    return 0 < correct < len(acc)
+
+
+def _stats(rewards: FloatArray) -> GroupStats:
+    if not len(rewards):
+        raise ValueError("advantages: got a group without rewards, allowed: one reward or more")
+    return GroupStats.of(np.asarray(rewards, np.float64).tolist())
+
+
+def _centred(rewards: FloatArray, stats: GroupStats) -> FloatArray:
+    rewards = np.asarray(rewards, np.float64)
+    return rewards - stats.mean if stats.std > 0 else np.zeros_like(rewards)
+
+
+def _normalised(rewards: FloatArray, stats: GroupStats) -> FloatArray:
+    return _centred(rewards, stats) / (stats.std + TINY)

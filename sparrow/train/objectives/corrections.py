@@ -1,0 +1,131 @@
+"""Corrections from the rollout's policy to the trained one: a weight per token, without gradient.
+
+rho = pi_old / mu (Sparse-RL calls it xi), log-ratios clamped to [-20, 20] before exp. All are
+computed over the whole batch of a step, on the CPU, before it is cut into updates: so weights do
+not depend on the cut. Several corrections multiply.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from sparrow.train.objectives.ratios import (
+    by_sequence,
+    check_band,
+    check_positive,
+    ratio,
+    sequence_mean,
+)
+
+Correction = Callable[[Tensor, Tensor], Tensor]
+"""From log rho = old - rollout of the tokens in the loss [T], and the sequence each belongs to (as
+in `Terms`), to their weights >= 0 [T]."""
+
+
+def combine(corrections: Sequence[Correction], log_rho_T: Tensor, sequence_T: Tensor) -> Tensor:
+    """The product of their weights; ones if there are none."""
+    weight_T = torch.ones_like(log_rho_T)
+    for correction in corrections:
+        factor_T = correction(log_rho_T, sequence_T)
+        if factor_T.shape != log_rho_T.shape:
+            given, wanted = tuple(factor_T.shape), tuple(log_rho_T.shape)
+            raise ValueError(f"correction: got weights of shape {given}, allowed: {wanted}")
+        weight_T = weight_T * factor_T.detach()
+    return weight_T
+
+
+def token_tis(log_rho_T: Tensor, sequence_T: Tensor, *, cap: float = 2.0) -> Tensor:
+    """Truncated importance sampling: min(rho, cap)."""
+    check_positive("token_tis: cap", cap)
+    return _rho(log_rho_T).clamp(max=cap)
+
+
+def sequence_tis(log_rho_T: Tensor, sequence_T: Tensor, *, cap: float = 2.0) -> Tensor:
+    """min(product of rho over the sequence, cap), for each of its tokens.
+
+    Of little use on long answers: a hundred tokens of rho 1.1 have the product 13 780.
+    """
+    check_positive("sequence_tis: cap", cap)
+    whole_T = ratio(by_sequence("sum", log_rho_T.detach(), sequence_T))
+    return whole_T.clamp(max=cap).to(log_rho_T.dtype)
+
+
+def icepop(log_rho_T: Tensor, sequence_T: Tensor, *, low: float = 0.5, high: float = 5.0) -> Tensor:
+    """rho where low <= rho <= high, otherwise 0."""
+    check_band("icepop", low, high)
+    rho_T = _rho(log_rho_T)
+    return rho_T * _within(rho_T, low, high)
+
+
+def geometric_mask(log_rho_T: Tensor, sequence_T: Tensor, *, low: float, high: float) -> Tensor:
+    """1 for sequences with low <= exp(mean log rho) <= high, otherwise 0.
+
+    No defaults: the mean shrinks with the share of tokens that agree, so a band fits one sparsity.
+    """
+    check_band("geometric_mask", low, high)
+    mean_T = ratio(sequence_mean(log_rho_T.detach(), sequence_T))
+    return _within(mean_T, low, high).to(log_rho_T.dtype)
+
+
+def veto(log_rho_T: Tensor, sequence_T: Tensor, *, least: float = 1e-4) -> Tensor:
+    """0 for sequences with any rho < least, otherwise 1."""
+    check_positive("veto: least", least)
+    lowest_T = by_sequence("min", log_rho_T.detach(), sequence_T)
+    return (lowest_T >= math.log(least)).to(log_rho_T.dtype)
+
+
+def sparse_rl_paper(log_rho_T: Tensor, sequence_T: Tensor, *, least: float = 1e-4) -> Tensor:
+    """Sparse-RL (arXiv 2601.10079) as written: xi, and 0 for trajectories with any xi < least."""
+    return _rho(log_rho_T) * veto(log_rho_T, sequence_T, least=least)
+
+
+def sparse_rl_release(
+    log_rho_T: Tensor,
+    sequence_T: Tensor,
+    *,
+    least: float = 1e-4,
+    cap: float = 1.5,
+    low: float = 0.5,
+    high: float = 1.5,
+) -> Tensor:
+    """Sparse-RL as released: min(xi, cap) over its batch mean, with tokens and trajectories masked.
+
+    Masked are trajectories with any xi < least, and tokens with xi outside [low, high]. The mean is
+    that of min(xi, cap) over all tokens in the loss, the masked ones included. That is our reading:
+    taken over the others alone, a cap at `high` would change nothing.
+    """
+    check_positive("sparse_rl_release: cap", cap)
+    check_band("sparse_rl_release", low, high)
+    xi_T = _rho(log_rho_T)
+    weight_T = xi_T.clamp(max=cap)
+    mean = weight_T.double().mean().to(xi_T.dtype)
+    kept_T = _within(xi_T, low, high) * veto(log_rho_T, sequence_T, least=least)
+    return weight_T / mean * kept_T
+
+
+def m2po(log_rho_T: Tensor, sequence_T: Tensor, *, most: float = 0.04) -> Tensor:
+    """M2PO (arXiv 2510.01161), the masking form: 1 for tokens that are kept, otherwise 0.
+
+    The tokens of largest (log rho)^2 are masked, one after the other, until the mean of (log rho)^2
+    over those kept is at most `most`. It looks at all tokens in the loss of the whole batch,
+    whatever their advantage, and at pi_old / mu, once per rollout; among equals the earlier token
+    is kept.
+    """
+    check_positive("m2po: most", most)
+    square_T, order_T = log_rho_T.detach().double().square().sort(stable=True)
+    counts_T = torch.arange(1, len(square_T) + 1, dtype=torch.float64)
+    mean_T = square_T.cumsum(0) / counts_T  # of the smallest 1, 2, ... tokens; never falls
+    kept = int((mean_T <= most).sum())
+    weight_T = torch.zeros_like(log_rho_T)
+    weight_T[order_T[:kept]] = 1.0
+    return weight_T
+
+
+def _rho(log_rho_T: Tensor) -> Tensor:
+    return ratio(log_rho_T.detach())
+
+
+def _within(ratio_T: Tensor, low: float, high: float) -> Tensor:
+    return (ratio_T >= low) & (ratio_T <= high)

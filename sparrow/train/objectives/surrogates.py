@@ -1,0 +1,117 @@
+"""Surrogates: per token, what is minimised in place of minus the expected reward.
+
+They do not know of importance weights: the caller multiplies `loss_T` by the weight of each token.
+r = pi / pi_old. Where a caller sets pi_old to mu (bypass), r carries the whole correction, and no
+weight must be given beside it.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparrow.train.objectives.ratios import check_positive, ratio, sequence_mean
+
+
+class Terms(NamedTuple):
+    """T tokens in the loss, and only those.
+
+    Tokens of a sequence stand together, whole sequences only, numbered 0, 1, ... in this order.
+    """
+
+    logprob_T: Tensor  # of the policy in training, with gradient
+    old_T: Tensor  # of the dense policy at the rollout's weights
+    rollout_T: Tensor  # of the actor that sampled
+    advantage_T: Tensor
+    sequence_T: Tensor  # int64: the sequence of each token
+
+
+class Surrogate(NamedTuple):
+    """Losses to be minimised, and the tokens at which a bound of the surrogate acted."""
+
+    loss_T: Tensor
+    clipped_T: Tensor  # bool
+
+
+def ppo(
+    terms: Terms, *, low: float = 0.2, high: float = 0.2, dual: float | None = None
+) -> Surrogate:
+    """-min(r A, clip(r, 1 - low, 1 + high) A); with `dual`, at most -dual A where A < 0.
+
+    A clipped token has no gradient. At r = 1 the gradient by the log-prob is -A.
+    """
+    _check_clip("ppo", low, high)
+    if dual is not None and not dual > 1:
+        raise ValueError(f"ppo: got dual {dual}, allowed: above 1")
+    ratio_T = ratio(terms.logprob_T - terms.old_T)
+    found = _clipped(ratio_T, terms.advantage_T, low, high)
+    if dual is None:
+        return found
+    over_T = (terms.advantage_T < 0) & (ratio_T > dual)
+    loss_T = torch.where(over_T, -dual * terms.advantage_T, found.loss_T)
+    return Surrogate(loss_T, found.clipped_T | over_T)
+
+
+def gspo(terms: Terms, *, low: float = 3e-4, high: float = 4e-4) -> Surrogate:
+    """PPO's clip on the sequence's ratio s = exp(mean_t log r_t), in the form of one loss a token.
+
+    Published is -min(s A, clip(s) A) once per sequence, with gradient
+    -s A / n * sum_t grad log pi_t for the n tokens of a sequence that is not clipped. Here each
+    token has the ratio sg(s) pi / sg(pi): its value is s and its gradient by its own log-prob is s,
+    so that the mean over the sequence has the published value and gradient
+    (1 / n) sum_t -s A grad log pi_t. That wants the aggregate seq-mean-token-mean. In this form an
+    importance weight acts on the gradient of its own token and of no other.
+    """
+    _check_clip("gspo", low, high)
+    log_T = (terms.logprob_T - terms.old_T).detach()
+    whole_T = ratio(sequence_mean(log_T, terms.sequence_T)).to(log_T.dtype)
+    ratio_T = whole_T * (terms.logprob_T - terms.logprob_T.detach()).exp()
+    return _clipped(ratio_T, terms.advantage_T, low, high)
+
+
+def cispo(terms: Terms, *, low: float = 1.0, high: float = 4.0) -> Surrogate:
+    """-sg(clip(r, 1 - low, 1 + high)) A log pi: every token keeps a gradient, none a large one.
+
+    `clipped_T` tells whose ratio was bounded. By default there is no lower bound, as published,
+    and the upper one is 5.
+    """
+    _check_clip("cispo", low, high)
+    ratio_T = ratio(terms.logprob_T - terms.old_T).detach()
+    held_T = ratio_T.clamp(1 - low, 1 + high)
+    return Surrogate(-held_T * terms.advantage_T * terms.logprob_T, held_T != ratio_T)
+
+
+def dppo_tv(terms: Terms, *, most: float = 0.2) -> Surrogate:
+    """-r A, without tokens whose probability has moved more than `most` from mu in A's direction.
+
+    Dropped (loss 0) where A > 0 and pi - mu > most, or A < 0 and mu - pi > most. The trust region
+    is around mu, the actor that sampled; r is pi / pi_old as everywhere, so that with a weight of
+    pi_old / mu the whole ratio is the published pi / mu. Ratios are not bounded otherwise.
+    """
+    check_positive("dppo_tv: most", most)
+    moved_T = (terms.logprob_T.exp() - terms.rollout_T.exp()).detach()
+    advantage_T = terms.advantage_T
+    up_T = (advantage_T > 0) & (moved_T > most)
+    down_T = (advantage_T < 0) & (-moved_T > most)
+    loss_T = -ratio(terms.logprob_T - terms.old_T) * advantage_T
+    dropped_T = up_T | down_T
+    return Surrogate(loss_T.masked_fill(dropped_T, 0.0), dropped_T)
+
+
+def reinforce(terms: Terms) -> Surrogate:
+    """-A log pi, bounded by nothing: for one update per rollout."""
+    loss_T = -terms.advantage_T * terms.logprob_T
+    return Surrogate(loss_T, torch.zeros_like(loss_T, dtype=torch.bool))
+
+
+def _clipped(ratio_T: Tensor, advantage_T: Tensor, low: float, high: float) -> Surrogate:
+    plain_T = -ratio_T * advantage_T
+    held_T = -ratio_T.detach().clamp(1 - low, 1 + high) * advantage_T
+    clipped_T = held_T > plain_T.detach()
+    return Surrogate(torch.where(clipped_T, held_T, plain_T), clipped_T)
+
+
+def _check_clip(what: str, low: float, high: float) -> None:
+    if not (0 <= low <= 1 and high >= 0):
+        allowed = "low from 0 to 1, high from 0"
+        raise ValueError(f"{what}: got low {low} and high {high}, allowed: {allowed}")

@@ -1,0 +1,281 @@
+"""What a configuration's words mean, and what is refused at the start."""
+
+from collections.abc import Callable
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("pydantic")
+
+from sparrow.config import AlgorithmConfig, Choice
+from sparrow.train.objectives import (
+    Algorithm,
+    Rewards,
+    Surrogate,
+    Terms,
+    algorithm_of,
+    batch_normalised,
+    combine,
+    grpo,
+    mean_centred,
+    remax,
+    rloo,
+    seq_mean_token_mean,
+    token_mean,
+)
+
+STRANGER = '''
+"""Functions of somebody else."""
+
+import torch
+
+from sparrow.train.objectives import Surrogate
+
+number = 3
+
+
+def advantage(groups):
+    return [group.rewards * 2 for group in groups]
+
+
+def surrogate(terms, *, scale: "float" = 1.0, kind="plain", note: str = "", deep: int = 1):
+    loss_T = -terms.advantage_T * terms.logprob_T * scale
+    return Surrogate(loss_T, torch.zeros_like(loss_T, dtype=torch.bool))
+
+
+def half(log_rho_T, sequence_T):
+    return torch.full_like(log_rho_T, 0.5)
+
+
+def aggregate(lengths, *, longest: int):
+    return lengths / longest
+
+
+def short(log_rho_T, sequence_T):
+    return log_rho_T[:1]
+
+
+def broken(*anything):
+    raise KeyError("lost")
+
+
+def mean_surrogate(terms):
+    return terms.logprob_T.mean()
+
+
+def one_advantage(groups):
+    return [0.0 for group in groups]
+
+
+def one_coefficient(lengths):
+    return 1.0
+'''
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "objectives_of_a_stranger.py").write_text(STRANGER)
+    (tmp_path / "objectives_that_exit.py").write_text("raise SystemExit(3)")
+    (tmp_path / "objectives_that_fail.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "objectives_of_a_stranger"
+
+
+def made(max_tokens: int = 100, **settings: Any) -> Algorithm:
+    return algorithm_of(AlgorithmConfig(**settings), max_tokens=max_tokens)
+
+
+def losses(algorithm: Algorithm, *ratios: float, advantage: float = 1.0) -> list[float]:
+    """Of tokens with these ratios, each a sequence of its own."""
+    old_T = torch.tensor([-log(ratio) for ratio in ratios])
+    count = len(ratios)
+    terms = Terms(
+        torch.zeros(count), old_T, old_T, torch.full((count,), advantage), torch.arange(count)
+    )
+    return [round(value, 5) for value in algorithm.surrogate(terms).loss_T.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("name", "advantage", "clip", "coefficients", "dynamic", "overlong", "greedy"),
+    [
+        # Coefficients of lengths 1 and 3: by 4 tokens, or by 2 sequences of at most 100 tokens
+        ("grpo", grpo, 1.2, [0.25, 0.25], False, 0, False),
+        ("dr-grpo", mean_centred, 1.2, [0.005, 0.005], False, 0, False),
+        ("dapo", grpo, 1.28, [0.25, 0.25], True, 20, False),
+        ("rloo", rloo, 1.2, [0.25, 0.25], False, 0, False),
+        ("remax", remax, 1.2, [0.25, 0.25], False, 0, True),
+        ("reinforce++", batch_normalised, 1.2, [0.25, 0.25], False, 0, False),
+    ],
+)
+def test_presets(
+    name: str,
+    advantage: Callable[..., Any],
+    clip: float,
+    coefficients: list[float],
+    dynamic: bool,
+    overlong: int,
+    greedy: bool,
+) -> None:
+    found = made(name=name)
+    assert found.advantage is advantage
+    assert losses(found, 1.0, 2.0) == [-1.0, -clip]
+    assert losses(found, 0.5, advantage=-1.0) == [0.8]
+    np.testing.assert_allclose(found.aggregate(np.array([1, 3])), coefficients)
+    assert (found.dynamic, found.overlong, found.greedy) == (dynamic, overlong, greedy)
+    # The default correction: token TIS with cap 2
+    weight_T = combine(found.corrections, torch.tensor([0.0, 5.0]), torch.tensor([0, 0]))
+    assert weight_T.tolist() == [1.0, 2.0]
+
+
+def test_the_cushion_of_dapo() -> None:
+    assert made(20480, name="dapo").overlong == 4096
+    assert made(3, name="dapo").overlong == 1
+    assert made(name="dapo", overlong=0).overlong == 0
+    assert made(name="grpo", overlong=30).overlong == 30
+    with pytest.raises(ValueError, match=r"algorithm.overlong: got 101, allowed: 0 to .*100"):
+        made(name="dapo", overlong=101)
+
+
+def test_what_is_given_wins() -> None:
+    found = made(
+        name="dapo",
+        advantage="mean-centred",
+        surrogate=Choice(use="ppo", settings={"high": 0.5, "dual": 3}),
+        aggregate="seq-mean-token-mean",
+        corrections=(Choice(use="icepop", settings={"high": 2}), Choice(use="veto")),
+        dynamic=False,
+    )
+    assert found.advantage is mean_centred
+    assert found.aggregate is seq_mean_token_mean
+    assert losses(found, 2.0) == [-1.5]
+    assert losses(found, 4.0, advantage=-1.0) == [3.0]
+    assert not found.dynamic
+    log_rho_T = torch.tensor([0.0, log(3), 0.0, -30.0])
+    weight_T = combine(found.corrections, log_rho_T, torch.tensor([0, 0, 1, 1]))
+    assert weight_T.tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_no_corrections() -> None:
+    assert made(corrections=()).corrections == ()
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "dppo-tv", "reinforce"])
+def test_every_surrogate_has_a_name(name: str) -> None:
+    assert losses(made(surrogate=Choice(use=name)), 1.0)[0] in (-1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["token-tis", "sequence-tis", "icepop", "veto", "sparse-rl-paper", "sparse-rl-release", "m2po"],
+)
+def test_every_correction_has_a_name(name: str) -> None:
+    found = made(corrections=(Choice(use=name),))
+    assert combine(found.corrections, torch.zeros(1), torch.tensor([0])).tolist() == [1.0]
+
+
+def test_gspo_brings_its_aggregate_unless_one_is_given() -> None:
+    choice = Choice(use="gspo")
+    assert made(surrogate=choice).aggregate is seq_mean_token_mean
+    assert made(surrogate=choice, aggregate="token-mean").aggregate is token_mean
+
+
+def test_greedy_answers_where_they_are_wanted(stranger: str) -> None:
+    assert made(name="grpo", advantage="remax").greedy
+    assert not made(name="remax", advantage="rloo").greedy
+    assert made(name="remax", advantage=f"{stranger}:advantage").greedy
+    assert not made(name="grpo", advantage=f"{stranger}:advantage").greedy
+
+
+def test_functions_of_strangers(stranger: str) -> None:
+    found = made(
+        max_tokens=4,
+        advantage=f"{stranger}:advantage",
+        surrogate=Choice(use=f"{stranger}:surrogate", settings={"scale": 2, "kind": "odd"}),
+        aggregate=f"{stranger}:aggregate",
+        corrections=(Choice(use=f"{stranger}:half"),),
+    )
+    assert found.advantage([Rewards(np.array([1.0, 3.0]), None)])[0].tolist() == [2.0, 6.0]
+    assert found.aggregate(np.array([2, 4])).tolist() == [0.5, 1.0]
+    weight_T = combine(found.corrections, torch.zeros(2), torch.tensor([0, 0]))
+    assert weight_T.tolist() == [0.5, 0.5]
+
+
+def test_functions_passed_in_win() -> None:
+    def own_advantage(groups: Any) -> Any:
+        return [group.rewards for group in groups]
+
+    def own_surrogate(terms: Terms) -> Surrogate:
+        return Surrogate(terms.logprob_T, terms.logprob_T > 0)
+
+    def own_correction(log_rho_T: Any, sequence_T: Any) -> Any:
+        return log_rho_T
+
+    found = algorithm_of(
+        AlgorithmConfig(advantage="rloo", surrogate=Choice(use="gspo")),
+        max_tokens=10,
+        advantage=own_advantage,
+        surrogate=own_surrogate,
+        corrections=[own_correction],
+    )
+    assert found.advantage is own_advantage
+    assert found.surrogate is own_surrogate
+    assert found.corrections == (own_correction,)
+    assert found.aggregate is token_mean
+    assert algorithm_of(AlgorithmConfig(), max_tokens=10, corrections=()).corrections == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"advantage": "gae"}, r"algorithm.advantage: got 'gae', allowed: grpo, mean-centred, .*"),
+        ({"surrogate": Choice(use="trpo")}, "allowed: ppo, gspo, cispo, dppo-tv, reinforce, or"),
+        ({"aggregate": "median"}, "algorithm.aggregate: got 'median', allowed: token-mean, "),
+        ({"corrections": (Choice(use="token_tis"),)}, "got 'token_tis', allowed: token-tis, "),
+        ({"advantage": "no_such_module:f"}, "cannot import 'no_such_module'"),
+        ({"advantage": ":f"}, "cannot import ''"),
+        ({"advantage": "objectives_that_exit:f"}, "SystemExit: 3"),
+        ({"advantage": "objectives_that_fail:f"}, "ZeroDivisionError"),
+        ({"advantage": "objectives_of_a_stranger:f"}, "'objectives_of_a_stranger' has no 'f'"),
+        ({"advantage": "objectives_of_a_stranger:number"}, "got a int, allowed: a function"),
+        ({"advantage": "objectives_of_a_stranger:broken"}, "broken.*KeyError: 'lost'"),
+        ({"advantage": "objectives_of_a_stranger:one_advantage"}, "a list of an array per group"),
+        ({"aggregate": "objectives_of_a_stranger:one_coefficient"}, "a coefficient per sequence"),
+        ({"surrogate": Choice(use="objectives_of_a_stranger:mean_surrogate")}, "a Surrogate"),
+        ({"corrections": (Choice(use="objectives_of_a_stranger:short"),)}, r"allowed: \(3,\)"),
+    ],
+)
+def test_refused_names(stranger: str, settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        made(**settings)
+
+
+@pytest.mark.parametrize(
+    ("use", "settings", "told"),
+    [
+        ("ppo", {"epsilon": 0.2}, "'ppo': got the setting 'epsilon', allowed: low, high, dual"),
+        ("ppo", {"terms": 1}, "got the setting 'terms'"),
+        ("ppo", {"low": "0.2"}, "'ppo': low: got '0.2', allowed: a number"),
+        ("ppo", {"low": True}, "low: got True, allowed: a number"),
+        ("ppo", {"dual": "c"}, "dual: got 'c', allowed: a number"),
+        ("ppo", {"low": -0.5}, "tried on a small example: ppo: got low -0.5"),
+        ("reinforce", {"low": 0.2}, "got the setting 'low', allowed: no settings"),
+        ("objectives_of_a_stranger:surrogate", {"scale": "big"}, "scale: got 'big'"),
+        ("objectives_of_a_stranger:surrogate", {"note": 1}, "note: got 1, allowed: a text"),
+        ("objectives_of_a_stranger:surrogate", {"deep": 1.5}, "deep: got 1.5, allowed: a whole"),
+    ],
+)
+def test_refused_settings(stranger: str, use: str, settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        made(surrogate=Choice(use=use, settings=settings))
+
+
+def test_settings_without_default_must_be_given() -> None:
+    with pytest.raises(ValueError, match="'geometric-mask': needs the settings low, high"):
+        made(corrections=(Choice(use="geometric-mask"),))
+    found = made(corrections=(Choice(use="geometric-mask", settings={"low": 0.5, "high": 2}),))
+    weight_T = combine(found.corrections, torch.tensor([0.0, 1.0]), torch.tensor([0, 1]))
+    assert weight_T.tolist() == [1.0, 0.0]

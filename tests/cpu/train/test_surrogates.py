@@ -1,0 +1,271 @@
+"""Losses and gradients of surrogates by hand, and aggregates over micro-batches."""
+
+from collections.abc import Callable, Sequence
+from math import log
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sparrow.train.objectives.aggregates import (
+    Aggregate,
+    seq_mean_token_mean,
+    seq_mean_token_sum_norm,
+    token_mean,
+)
+from sparrow.train.objectives.surrogates import (
+    Surrogate,
+    Terms,
+    cispo,
+    dppo_tv,
+    gspo,
+    ppo,
+    reinforce,
+)
+
+ALL = [ppo, gspo, cispo, dppo_tv, reinforce]
+E20 = 485165195.40979  # exp(20)
+
+
+def terms(
+    ratios: Sequence[float],
+    advantages: Sequence[float],
+    *,
+    pi: float = 0.5,
+    mu: Sequence[float] | None = None,
+    sequences: Sequence[int] | None = None,
+) -> Terms:
+    """Tokens of probability pi, and of pi / ratio when they were sampled (by mu, if given)."""
+    logprob_T = torch.full((len(ratios),), log(pi), requires_grad=True)
+    old_T = torch.tensor([log(pi) - log(r) for r in ratios], dtype=torch.float32)
+    rollout_T = old_T if mu is None else torch.tensor([log(p) for p in mu], dtype=torch.float32)
+    sequence_T = torch.tensor(list(sequences or [0] * len(ratios)), dtype=torch.int64)
+    advantage_T = torch.tensor(advantages, dtype=torch.float32)
+    return Terms(logprob_T, old_T, rollout_T, advantage_T, sequence_T)
+
+
+def gradient(given: Terms, found: Surrogate, weight_T: Tensor | None = None) -> list[float]:
+    """Of the sum of the losses, by each token's log-prob."""
+    loss_T = found.loss_T if weight_T is None else found.loss_T * weight_T
+    (slope_T,) = torch.autograd.grad(loss_T.sum(), given.logprob_T)
+    return slope_T.tolist()
+
+
+def close(found: Tensor | list[float], wanted: Sequence[float]) -> None:
+    values = found.tolist() if isinstance(found, Tensor) else found
+    np.testing.assert_allclose(values, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_ppo_at_the_sampled_policy() -> None:
+    given = terms([1, 1, 1], [2, -3, 0])
+    found = ppo(given)
+    close(found.loss_T, [-2, 3, 0])
+    close(gradient(given, found), [-2, 3, 0])
+    assert not found.clipped_T.any()
+
+
+def test_ppo_clips_only_what_goes_too_far_in_the_advantage_direction() -> None:
+    # 1.5 with A 2: held at 1.2, loss -2.4. 1.5 with A -2: r A = -3 is the smaller, loss 3.
+    # 0.5 with A 2: r A = 1, loss -1.       0.5 with A -2: held at 0.8, loss 1.6.
+    given = terms([1.5, 1.5, 0.5, 0.5], [2, -2, 2, -2])
+    found = ppo(given)
+    close(found.loss_T, [-2.4, 3.0, -1.0, 1.6])
+    close(gradient(given, found), [0, 3.0, -1.0, 0])
+    assert found.clipped_T.tolist() == [True, False, False, True]
+
+
+def test_ppo_clip_higher() -> None:
+    given = terms([1.25, 1.5, 0.75], [1, 1, -1])
+    found = ppo(given, low=0.2, high=0.28)
+    close(found.loss_T, [-1.25, -1.28, 0.8])
+    close(gradient(given, found), [-1.25, 0, 0])
+    assert found.clipped_T.tolist() == [False, True, True]
+
+
+def test_ppo_dual_clip() -> None:
+    # A < 0: -min(r A, ...) is 8 at ratio 4 and at most 3 * 2 = 6; A > 0 is held by 1.2 already
+    given = terms([4, 2, 4], [-2, -2, 2])
+    found = ppo(given, dual=3.0)
+    close(found.loss_T, [6, 4, -2.4])
+    close(gradient(given, found), [0, 4, 0])
+    assert found.clipped_T.tolist() == [True, False, True]
+
+
+def test_gspo_has_the_ratio_of_the_sequence() -> None:
+    # Ratios 2 and 0.5 have the geometric mean 1; 4 and 1 have 2. A band of 0.5 to 3 holds both.
+    given = terms([2, 0.5, 4, 1], [1, 1, -3, -3], sequences=[0, 0, 1, 1])
+    found = gspo(given, low=0.5, high=2.0)
+    close(found.loss_T, [-1, -1, 6, 6])
+    assert not found.clipped_T.any()
+
+
+def test_gspo_has_the_published_gradient() -> None:
+    """Of -(1/2) sum_i s_i A_i: -(1/2) A_i s_i / n_i for each token, with s = 1 and 2, n = 2 and 3.
+
+    Sequence 0: -(1/2) 1 * 1 / 2 = -0.25. Sequence 1 (ratios 4, 2, 1; s = 2): -(1/2) -3 * 2 / 3 = 1.
+    """
+    given = terms([2, 0.5, 4, 2, 1], [1, 1, -3, -3, -3], sequences=[0, 0, 1, 1, 1])
+    found = gspo(given, low=0.5, high=2.0)
+    coefficients = torch.from_numpy(seq_mean_token_mean(np.array([2, 3])))[given.sequence_T]
+    close(gradient(given, found, coefficients), [-0.25, -0.25, 1, 1, 1])
+
+    log_ratio_T = given.logprob_T - given.old_T
+    s0, s1 = log_ratio_T[:2].mean().exp(), log_ratio_T[2:].mean().exp()
+    (published_T,) = torch.autograd.grad(-(s0 * 1 + s1 * -3) / 2, given.logprob_T)
+    close(published_T, [-0.25, -0.25, 1, 1, 1])
+
+
+def test_gspo_clips_whole_sequences() -> None:
+    given = terms([1.01, 1.0, 1.0001], [1, 1, 1], sequences=[0, 0, 1])
+    found = gspo(given)  # sequence 0: sqrt(1.01) is above 1.0004
+    close(found.loss_T, [-1.0004, -1.0004, -1.0001])
+    close(gradient(given, found), [0, 0, -1.0001])
+    assert found.clipped_T.tolist() == [True, True, False]
+
+
+def test_cispo_keeps_a_gradient_everywhere() -> None:
+    # log pi = -1: the loss is the held ratio times A; its gradient is minus that
+    given = terms([10, 0.01, 2], [2, 3, -1], pi=float(np.exp(-1)))
+    found = cispo(given)
+    close(found.loss_T, [10, 0.03, -2])
+    close(gradient(given, found), [-10, -0.03, 2])
+    assert found.clipped_T.tolist() == [True, False, False]
+
+
+def test_cispo_with_a_lower_bound() -> None:
+    given = terms([0.01], [3], pi=float(np.exp(-1)))
+    found = cispo(given, low=0.5)
+    close(gradient(given, found), [-1.5])
+    assert found.clipped_T.tolist() == [True]
+
+
+def test_dppo_tv_drops_by_probability_and_not_by_ratio() -> None:
+    # pi = 0.5. mu 0.25: moved by +0.25; mu 0.75: by -0.25; mu 0.375: by +0.125
+    given = terms([2, 2, 0.5, 0.5, 4], [1, -1, 1, -1, 1], mu=[0.25, 0.25, 0.75, 0.75, 0.375])
+    found = dppo_tv(given)
+    close(found.loss_T, [0, 2, -0.5, 0, -4])
+    close(gradient(given, found), [0, 2, -0.5, 0, -4])
+    assert found.clipped_T.tolist() == [True, False, False, True, False]
+
+
+def test_reinforce() -> None:
+    given = terms([3, 0.1], [2, -1], pi=float(np.exp(-1)))
+    found = reinforce(given)
+    close(found.loss_T, [2, -1])
+    close(gradient(given, found), [-2, 1])
+    assert not found.clipped_T.any()
+
+
+def test_log_ratios_are_clamped() -> None:
+    far_T = torch.tensor([0.0, -1000.0], requires_grad=True)
+    old_T = torch.tensor([-1000.0, 0.0])
+    given = Terms(far_T, old_T, old_T, torch.tensor([-1.0, 1.0]), torch.tensor([0, 1]))
+    found = ppo(given)
+    close(found.loss_T, [E20, -1 / E20])
+    close(gradient(given, found), [0, 0])
+    close(gspo(given, high=1.0).loss_T, [E20, -1 / E20])
+
+
+@pytest.mark.parametrize("surrogate", ALL)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_extremes_stay_finite(surrogate: Callable[..., Surrogate], sign: float) -> None:
+    logprob_T = torch.tensor([0.0, -1e4, -5.0, 0.0], requires_grad=True)
+    other_T = torch.tensor([-1e4, 0.0, -5.0, -30.0])
+    advantage_T = torch.full((4,), sign * 10)
+    given = Terms(logprob_T, other_T, other_T, advantage_T, torch.tensor([0, 0, 1, 2]))
+    found = surrogate(given)
+    assert found.loss_T.isfinite().all()
+    assert np.isfinite(gradient(given, found)).all()
+
+
+@pytest.mark.parametrize("surrogate", ALL)
+def test_no_tokens(surrogate: Callable[..., Surrogate]) -> None:
+    found = surrogate(terms([], []))
+    assert found.loss_T.shape == found.clipped_T.shape == (0,)
+    assert found.clipped_T.dtype == torch.bool
+
+
+@pytest.mark.parametrize("surrogate", ALL)
+def test_gradient_is_minus_the_advantage_where_all_policies_agree(
+    surrogate: Callable[..., Surrogate],
+) -> None:
+    given = terms([1, 1, 1], [2, 2, -3], sequences=[0, 0, 1])
+    close(gradient(given, surrogate(given)), [-2, -2, 3])
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "settings", "told"),
+    [
+        (ppo, {"low": -0.1}, "ppo: got low -0.1"),
+        (ppo, {"low": 1.1}, "ppo: got low 1.1"),
+        (ppo, {"high": -0.1}, "high -0.1"),
+        (ppo, {"dual": 1.0}, "ppo: got dual 1.0, allowed: above 1"),
+        (gspo, {"high": -1.0}, "gspo: got low"),
+        (cispo, {"low": 2.0}, "cispo: got low 2.0"),
+        (dppo_tv, {"most": 0.0}, "dppo_tv: most: got 0.0"),
+    ],
+)
+def test_settings_out_of_range(
+    surrogate: Callable[..., Surrogate], settings: dict[str, float], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        surrogate(terms([1], [1]), **settings)
+
+
+def test_sequences_must_stand_together() -> None:
+    with pytest.raises(ValueError, match="sequence_T"):
+        gspo(terms([1, 1, 1], [1, 1, 1], sequences=[0, 1, 0]))
+
+
+# Aggregates.
+
+
+def sum_norm(lengths: np.ndarray) -> np.ndarray:
+    return seq_mean_token_sum_norm(lengths, longest=10)
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "wanted"),
+    [
+        (token_mean, [0.25, 0.25]),  # 4 tokens
+        (seq_mean_token_mean, [0.5, 1 / 6]),  # 2 sequences of 1 and 3 tokens
+        (sum_norm, [0.05, 0.05]),  # 2 sequences by 10
+    ],
+)
+def test_coefficients(aggregate: Aggregate, wanted: list[float]) -> None:
+    np.testing.assert_allclose(aggregate(np.array([1, 3])), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("aggregate", [token_mean, seq_mean_token_mean, sum_norm])
+def test_sequences_without_tokens_count_for_nothing(aggregate: Aggregate) -> None:
+    without = aggregate(np.array([1, 3]))
+    with_empty = aggregate(np.array([1, 0, 3, 0]))
+    assert with_empty[[0, 2]].tolist() == without.tolist()
+    assert np.isfinite(with_empty).all()
+    assert np.isfinite(aggregate(np.array([0, 0]))).all()
+    assert aggregate(np.zeros(0, np.int64)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "wanted"),
+    [
+        # Losses 1, 2 | 3, 4, 5 | 6: sums 3, 12, 6
+        (token_mean, 3.5),  # 21 / 6
+        (seq_mean_token_mean, 11.5 / 3),  # (1.5 + 4 + 6) / 3
+        (sum_norm, 0.7),  # 21 / 3 / 10
+    ],
+)
+def test_micro_batches_add_up(aggregate: Aggregate, wanted: float) -> None:
+    sequences = [[1.0, 2.0], [3.0, 4.0, 5.0], [6.0]]
+    coefficients = aggregate(np.array([2, 3, 1]))
+    whole = sum(c * sum(losses) for c, losses in zip(coefficients, sequences, strict=True))
+    first = coefficients[0] * 3.0
+    second = coefficients[1] * 12.0 + coefficients[2] * 6.0
+    assert whole == pytest.approx(wanted, rel=1e-12)
+    assert first + second == pytest.approx(whole, rel=1e-15)
+
+
+def test_longest_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="got longest 0"):
+        seq_mean_token_sum_norm(np.array([1]), longest=0)
