@@ -6,25 +6,22 @@ never mixed. Rows of prompts are answered; texts and ids are read as they stand 
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from sparrow.calibrate.collecting import Mode
 from sparrow.calibrate.flows.score import samples
 from sparrow.calibrate.flows.texts import Text
 from sparrow.calibrate.rollouts import Prompt
-from sparrow.dataflow.evaluate import PUZZLE_LANGUAGE, Language
+from sparrow.dataflow.language import Language, language_of
 from sparrow.models import Decoder, load_tokenizer
 from sparrow.tasks import PUZZLES
-from sparrow.tasks.base import Source as Tasks
-from sparrow.tasks.gym import Gym
-from sparrow.tasks.words import WORDS
+from sparrow.tasks.choosing import source_of
+from sparrow.tasks.reading import digest_of, files_of, read_rows, rows_in
+from sparrow.tasks.rows import prompt_of
 
-GYM = "gym/"
 FEW = 5  # texts that are named one by one
 
 
@@ -40,7 +37,7 @@ class Source:
 
 def of_task(model: Decoder, task: str, *, length: int, count: int, skip: int = 0) -> Source:
     """Rows of a puzzle family, or gym/NAME of reasoning-gym, from number `skip` on."""
-    made = _task(task)
+    made = source_of(task)
     rows = [made.row(number, length) for number in range(skip, skip + count)]
     encode = language_of(model, task in PUZZLES).encode
     prompts = _numbered(((row.id, encode(row.prompt)) for row in rows), skip)
@@ -51,74 +48,30 @@ def of_task(model: Decoder, task: str, *, length: int, count: int, skip: int = 0
     )
 
 
-def _task(name: str) -> Tasks:
-    if name.startswith(GYM):
-        return Gym(dataset=name.removeprefix(GYM))
-    if name not in PUZZLES:
-        raise ValueError(f"no task {name!r}; there are {', '.join(PUZZLES)} and {GYM}NAME")
-    return PUZZLES[name]
-
-
-def language_of(model: Decoder, puzzles: bool = False) -> Language:
-    """How a model reads and writes; models of the package read puzzles word for word."""
-    if puzzles and model.spec.vocabulary == len(WORDS):
-        return PUZZLE_LANGUAGE
-    if model.source is None:
-        raise ValueError("a model without a source has no tokenizer: give prompts as token ids")
-    return Language.of(load_tokenizer(model.source), str(model.source))
-
-
 def of_rows(model: Decoder, file: str | Path, *, count: int | None = None, skip: int = 0) -> Source:
-    """JSON lines or parquet with a "prompt": a text, or chat messages as verl has them."""
-    place = Path(file)
-    rows = _read_rows(place)[skip : None if count is None else skip + count]
+    """Rows with a "prompt", a text or chat messages as verl has them: JSON lines, parquet, hub."""
+    files = files_of(file)
+    rows = rows_in(files)[skip : None if count is None else skip + count]
     if not rows:
-        raise ValueError(f"{place}: no row from number {skip} on")
-    tokenizer = _tokenizer(model)
-    encode = Language.of(tokenizer, str(model.source)).encode
+        raise ValueError(f"{file}: no row from number {skip} on")
+    language = language_of(model)
     found = []
     for number, row in enumerate(rows, skip):
-        found.append((f"row {number}", _encoded(row, place, number, tokenizer, encode)))
+        found.append((f"row {number}", _encoded(row, f"{file}, row {number}", language)))
+    name = files[0].name if len(files) == 1 else str(file)
     return Source(
-        name=f"{place.name}, rows from {skip}",
-        digest=_digest(place.read_bytes()),
+        name=f"{name}, rows from {skip}",
+        digest=digest_of(files),
         mode="generated",
         prompts=_numbered(found, skip),
     )
 
 
-def _encoded(
-    row: Any, place: Path, number: int, tokenizer: Any, encode: Callable[[str], list[int]]
-) -> list[int]:
-    prompt = row.get("prompt") if isinstance(row, dict) else None
-    if isinstance(prompt, str) and prompt:
-        return encode(prompt)
-    messages = list(prompt) if isinstance(prompt, Sequence | np.ndarray) else []
-    if not messages or not all(
-        isinstance(m, dict) and {"role", "content"} <= set(m) for m in messages
-    ):
-        raise ValueError(
-            f'{place}, row {number}: "prompt" must be a text or chat messages with role and '
-            f"content, got {prompt!r:.80}"
-        )
-    if tokenizer.chat_template is None:
-        raise ValueError(f"{place}: chat messages, but the model has no chat template")
-    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    return list(encoded["input_ids"])
-
-
-def _read_rows(place: Path) -> list[Any]:
-    if place.suffix == ".parquet":
-        import pyarrow.parquet  # an extra: rows in JSON lines need nothing
-
-        return pyarrow.parquet.read_table(place).to_pylist()
-    rows = []
-    for number, line in enumerate(_text(place).splitlines(), 1):
-        try:
-            rows += [json.loads(line)] if line.strip() else []
-        except ValueError as error:
-            raise ValueError(f"{place}, line {number} is no JSON: {error}") from error
-    return rows
+def _encoded(row: Any, where: str, language: Language) -> list[int]:
+    try:
+        return language.encode(prompt_of(row))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def of_texts(model: Decoder, texts: Sequence[Text], *, tokens: int, start: int = 1) -> Source:
@@ -130,17 +83,10 @@ def of_texts(model: Decoder, texts: Sequence[Text], *, tokens: int, start: int =
     return _given(name, prompts, start)
 
 
-def _text(place: Path) -> str:
-    try:
-        return place.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{place} is no text: {error}") from error
-
-
 def of_ids(model: Decoder, file: str | Path, *, count: int | None = None, skip: int = 0) -> Source:
     """JSON lines with "ids", and "start" where the first tokens are a prompt."""
     place = Path(file)
-    rows = _read_rows(place)[skip : None if count is None else skip + count]
+    rows = read_rows(place)[skip : None if count is None else skip + count]
     found = []
     for number, row in enumerate(rows, skip):
         ids = row.get("ids") if isinstance(row, dict) else None
@@ -187,6 +133,5 @@ def _numbered(found: Iterable[tuple[str, Sequence[int]]], skip: int = 0) -> tupl
     )
 
 
-def _digest(content: str | bytes) -> str:
-    data = content.encode() if isinstance(content, str) else content
-    return hashlib.sha256(data).hexdigest()[:16]
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

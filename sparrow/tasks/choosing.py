@@ -1,0 +1,140 @@
+"""From a configuration to rows and to who judges them."""
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sparrow.config.train import RowsConfig
+from sparrow.tasks import PUZZLES, math
+from sparrow.tasks.base import Row, Source, Verdict
+from sparrow.tasks.example import Example, Examples
+from sparrow.tasks.gym import Gym
+from sparrow.tasks.judging import InProcess, Judges
+from sparrow.tasks.rows import FileRows, TaskRows
+
+GYM = "gym/"
+MATH = "math"
+MATH_SCORE = "sparrow.tasks.math:compute_score"
+OWN_SCORE = "sparrow.tasks.choosing:compute_score"
+# What names of mathematical data begin with, or words in them.
+MATH_SOURCE = re.compile(
+    r"(^|[/_-])(math|gsm8k|aime|amc|numina|polaris|deepscaler|minerva|olympiad|hmmt)",
+    re.IGNORECASE,
+)
+TRUTH = ("family", "seed", "length")  # what a row of a task is made from
+
+
+def source_of(task: str) -> Source:
+    """A puzzle family, or gym/NAME of reasoning-gym."""
+    if task.startswith(GYM):
+        return Gym(dataset=task.removeprefix(GYM))
+    if task not in PUZZLES:
+        raise ValueError(f"no task {task!r}; there are {', '.join(PUZZLES)} and {GYM}NAME")
+    return PUZZLES[task]
+
+
+def rows_of(config: RowsConfig, *, seed: int) -> FileRows | TaskRows:
+    """The rows of a configuration; `seed` decides the order of those of a file."""
+    if config.file is not None:
+        return FileRows.read(config.file, seed=seed, shuffle=config.shuffle)
+    assert config.task is not None
+    return TaskRows(
+        task=config.task,
+        source=source_of(config.task),
+        length=config.length,
+        first=config.first,
+        rows=config.rows,
+    )
+
+
+def judge_of(config: RowsConfig, rows: Examples) -> Judges | InProcess:
+    """Who judges these rows: puzzles in this process, all else in processes that can be killed.
+
+    Every row of a file is looked at; of others the first, for all are of its kind.
+    """
+    if config.reward is not None:
+        return _chosen(config, config.reward)
+    kinds = {_kind(example) for example in _samples(rows)}
+    unknown = sorted(kinds - {"puzzle", "gym", MATH})
+    if unknown:
+        named = ", ".join(repr(source) for source in unknown[:8])
+        raise ValueError(
+            f"{rows.name}: nobody here judges rows of data_source {named}. Set data.reward to "
+            f"{MATH}, or to module:function with compute_score(data_source, solution_str, "
+            "ground_truth, extra_info)"
+        )
+    if kinds == {"puzzle"}:
+        return puzzle_judge()
+    needed = {MATH: math.PACKAGE, "gym": "reasoning_gym"}
+    if MATH in kinds:
+        math.load()  # before any process: what is missing is told at once
+    return Judges(
+        OWN_SCORE, config.workers, config.deadline, [needed[k] for k in kinds if k in needed]
+    )
+
+
+def _chosen(config: RowsConfig, reward: str) -> Judges:
+    if config.task is not None:
+        raise ValueError(f"data.reward is for rows of a file; {config.task} judges its own")
+    if reward != MATH:
+        return Judges(reward, config.workers, config.deadline)
+    math.load()
+    return Judges(MATH_SCORE, config.workers, config.deadline, [math.PACKAGE])
+
+
+def _samples(rows: Examples) -> tuple[Example, ...]:
+    return rows.examples if isinstance(rows, FileRows) else (rows.at(0),)
+
+
+def _kind(example: Example) -> str:
+    """puzzle, gym or math, else the data_source as it is."""
+    family = _family(example.ground_truth)
+    if family is not None:
+        return "puzzle" if family in PUZZLES else "gym"
+    return MATH if MATH_SOURCE.search(example.source) else example.source
+
+
+def _family(truth: Any) -> str | None:
+    """The task that a ground truth is of. Names are not enough: others have a countdown too."""
+    if isinstance(truth, Row):
+        return truth.family
+    if not isinstance(truth, Mapping) or not set(TRUTH) <= set(truth):
+        return None
+    family = str(truth["family"])
+    return family if family in PUZZLES or family.startswith(GYM) else None
+
+
+def example_of_row(row: Row) -> Example:
+    """A puzzle's row as it is, whatever settings made it."""
+    return Example(id=row.id, source=row.family, prompt=row.prompt, ground_truth=row)
+
+
+def puzzle_judge() -> InProcess:
+    """Verdicts on puzzles, whose code is ours and quick."""
+    return InProcess(lambda example, text: task_verdict(example.ground_truth, text))
+
+
+def task_verdict(truth: Row | Mapping[str, Any], text: str) -> Verdict:
+    """The verdict on an answer to a row, or to the one that a family makes of seed and length."""
+    if isinstance(truth, Row):
+        return _source(truth.family).reward(truth, text)
+    family, seed, length = (truth[key] for key in TRUTH)
+    return _source(family).reward(_row(family, seed, length), text)
+
+
+_source = functools.lru_cache(maxsize=64)(source_of)
+
+
+@functools.lru_cache(maxsize=256)  # the answers to a prompt come together
+def _row(family: str, seed: int, length: int) -> Row:
+    return _source(family).row(seed, length)
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
+) -> Any:
+    """Rows of tasks and of mathematics, as they come, for `Judges`."""
+    if _family(ground_truth) is not None:
+        return task_verdict(ground_truth, solution_str)._asdict()
+    return math.compute_score(data_source, solution_str, ground_truth, extra_info)

@@ -1,0 +1,169 @@
+"""Verdicts while training: in this process for code that is ours, in others for all else.
+
+    with Judges("my_rewards:compute_score", workers=4, deadline=10.0) as judge:
+        verdict = await judge(example, text)
+
+A verdict comes back whatever the verifier does. What is late, crashed or raised gives reward 0 and
+is counted.
+"""
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from multiprocessing.util import Finalize
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from sparrow.tasks.base import Verdict, wrong
+from sparrow.tasks.example import Example
+from sparrow.tasks.verifier import Outcome, Question, Setup, Verifier
+
+CLOSED = "these judges are closed"
+
+
+class _Job(NamedTuple):
+    question: Question
+    future: "Future[Verdict]"
+
+
+class Judges:
+    """Verdicts by worker processes, each of which can be killed alone.
+
+    score: module:function or path/to/file.py:function, with verl's signature
+        compute_score(data_source, solution_str, ground_truth, extra_info)
+    workers: processes; each judges one text at a time
+    deadline: seconds that a verdict may take, from when a worker has the text
+    preload: modules that workers import before they take a text
+
+    `counts` has every verdict under "judged", and under "timeouts", "crashes" and "errors" (the
+    function raised, or gave no number) those that the verifier owes. Nothing here belongs to an
+    event loop: workers live as long as this does.
+    """
+
+    def __init__(
+        self, score: str, workers: int = 2, deadline: float = 10.0, preload: Sequence[str] = ()
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, got {workers}")
+        setup = Setup(score=score, deadline=deadline, preload=tuple(preload))
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._verifiers = [Verifier(setup) for _ in range(workers)]
+        # Runs before multiprocessing waits for its processes, at the end of any program.
+        self._at_exit = Finalize(None, self.close, exitpriority=1)
+        self._begin()
+
+    def _begin(self) -> None:
+        """The first worker is the probe: what cannot be loaded is told here."""
+        try:
+            self._verifiers[0].wait()
+            for verifier in self._verifiers[1:]:
+                verifier.start()
+        except BaseException:
+            self.close()
+            raise
+        for verifier in self._verifiers:
+            # Threads that a program's end does not wait for; a pool's would hold it up.
+            threading.Thread(target=self._serve, args=(verifier,), daemon=True).start()
+
+    async def __call__(self, example: Example, text: str) -> Verdict:
+        """Judge a text when a worker is free; other coroutines go on meanwhile."""
+        question = Question(example.source, text, example.ground_truth, dict(example.extra))
+        job = _Job(question, Future())
+        with self._lock:
+            if self._closed:
+                raise ValueError(CLOSED)
+            self._jobs.put(job)
+        return await asyncio.wrap_future(job.future)
+
+    def _serve(self, verifier: Verifier) -> None:
+        while (job := self._jobs.get()) is not None:
+            if not job.future.set_running_or_notify_cancel():
+                continue  # nobody waits for it any more
+            try:
+                outcome = verifier.judge(job.question)
+            except Exception as error:  # a row that cannot be pickled, say: tell who asked
+                job.future.set_exception(error)
+                continue
+            if outcome.fault and self._closed:  # it is we who killed it
+                job.future.set_exception(ValueError(CLOSED))
+                continue
+            self._count(outcome)
+            job.future.set_result(outcome.verdict)
+            with contextlib.suppress(ValueError):  # the next text tries again, and tells
+                verifier.start()
+
+    def _count(self, outcome: Outcome) -> None:
+        with self._lock:
+            self.counts["judged"] += 1
+            if outcome.fault:
+                self.counts[outcome.fault] += 1
+
+    def close(self) -> None:
+        """Kill all workers, whatever they are doing. Who waits gets a ValueError."""
+        with self._lock:
+            self._closed = True
+        self._at_exit.cancel()
+        self._turn_away()
+        for verifier in self._verifiers:
+            verifier.close()
+        for _ in self._verifiers:
+            self._jobs.put(None)
+
+    def _turn_away(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                if job is not None and job.future.set_running_or_notify_cancel():
+                    job.future.set_exception(ValueError(CLOSED))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class InProcess:
+    """Verdicts in this process, by code that is trusted to be quick and to raise ValueError only.
+
+    It has the manners of `Judges`, so that either can stand for the other.
+    """
+
+    def __init__(self, reward: Callable[[Example, str], Verdict]) -> None:
+        self._reward = reward
+        self.counts: Counter[str] = Counter()
+
+    async def __call__(self, example: Example, text: str) -> Verdict:
+        """Judge a text now. A row that cannot be judged gives 0 and is counted."""
+        self.counts["judged"] += 1
+        try:
+            return self._reward(example, text)
+        except ValueError as error:
+            self.counts["errors"] += 1
+            return wrong(f"the verifier raised ValueError: {error}")
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

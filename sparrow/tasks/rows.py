@@ -1,0 +1,214 @@
+"""Rows to learn from, in an order that a position decides: of a file, or made by a task.
+
+Files hold rows as verl has them: data_source, prompt (chat messages, or a text),
+reward_model.ground_truth, extra_info. Rows that cannot be used are left out, and named.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from sparrow.tasks.base import Source, drawn
+from sparrow.tasks.example import Example, Message
+from sparrow.tasks.reading import digest_of, files_of, rows_in
+
+FEW = 5  # problems that an error names one by one
+NO_TRUTH = 'no reward_model.ground_truth, and no "ground_truth" or "answer"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Why a row cannot be used."""
+
+    row: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"row {self.row}: {self.reason}"
+
+
+def example_of(row: Any, number: int) -> Example | Problem:
+    """A row of a file as an example, or what is wrong with it. Rows are counted from 0."""
+    if not isinstance(row, Mapping):
+        return Problem(row=number, reason=f"an object with named fields is wanted, got {row!r:.80}")
+    try:
+        return Example(
+            id=f"row {number}",
+            source=_text(row, "data_source"),
+            prompt=prompt_of(row),
+            ground_truth=_truth(row),
+            extra=_object(row, "extra_info"),
+        )
+    except ValueError as error:
+        return Problem(row=number, reason=str(error))
+
+
+def prompt_of(row: Any) -> str | tuple[Message, ...]:
+    """The prompt of a row: a text or chat messages; a ValueError where it is neither."""
+    prompt = row.get("prompt") if isinstance(row, Mapping) else None
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    several = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes)
+    messages = list(prompt) if several and prompt else []
+    if not messages or not all(map(_is_message, messages)):
+        raise ValueError(
+            '"prompt" must be a text or chat messages with role and content, got '
+            + ("none" if prompt is None else f"{prompt!r:.80}")
+        )
+    return tuple(messages)
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, Mapping):
+        return False
+    return all(isinstance(message.get(key), str) for key in ("role", "content"))
+
+
+def _truth(row: Mapping[str, Any]) -> Any:
+    places = (_object(row, "reward_model").get("ground_truth"), row.get("ground_truth"))
+    for truth in (*places, row.get("answer")):
+        if truth is not None and (truth or truth == 0):  # neither "" nor [] is one; 0 and False are
+            return truth
+    raise ValueError(NO_TRUTH)
+
+
+def _object(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = row.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"{key} must be an object, got {value!r:.80}")
+    return value or {}
+
+
+def _text(row: Mapping[str, Any], key: str) -> str:
+    value = row.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{key} must be a text, got {value!r:.80}")
+    return value or ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRows:
+    """The good rows of a file; each epoch has them all, in an order of its own.
+
+    content: digest of the file's bytes
+    problems: what was left out, and why
+    """
+
+    name: str
+    content: str
+    examples: tuple[Example, ...]
+    problems: tuple[str, ...] = ()
+    seed: int = 0
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.examples:
+            told = "; ".join([*self.problems[:FEW], *(["..."] if self.problems[FEW:] else [])])
+            raise ValueError(f"{self.name}: no row can be used. {told or 'There is none'}")
+
+    @classmethod
+    def read(cls, place: str | Path, *, seed: int = 0, shuffle: bool = True) -> Self:
+        """Rows of a .parquet or .jsonl file, or of a dataset of the hub."""
+        files = files_of(place)
+        found = [example_of(row, number) for number, row in enumerate(rows_in(files))]
+        return cls(
+            name=str(place),
+            content=digest_of(files),
+            examples=tuple(one for one in found if isinstance(one, Example)),
+            problems=tuple(str(one) for one in found if isinstance(one, Problem)),
+            seed=seed,
+            shuffle=shuffle,
+        )
+
+    @property
+    def digest(self) -> str:
+        """Of the bytes, of the rows that are used, and of their order."""
+        order = f"shuffled by {self.seed}" if self.shuffle else "as they stand"
+        return _digest([self.content, order, *(example.id for example in self.examples)])
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Every data_source there is."""
+        return tuple(sorted({example.source for example in self.examples}))
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def at(self, position: int) -> Example:
+        """The row at a position, counted on through the epochs."""
+        epoch, place = divmod(_checked(position), len(self.examples))
+        if self.shuffle:
+            place = _order(self.seed, epoch, len(self.examples))[place]
+        return self.examples[place]
+
+    def keep(self, fits: Callable[[Example], str | None]) -> Self:
+        """Without the rows for which `fits` gives a reason; that joins the problems."""
+        reasons = [fits(example) for example in self.examples]
+        judged = list(zip(self.examples, reasons, strict=True))
+        dropped = [f"{one.id}: {why}" for one, why in judged if why is not None]
+        kept = tuple(example for example, why in judged if why is None)
+        return replace(self, examples=kept, problems=(*self.problems, *dropped))
+
+
+@functools.lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
+    order = list(range(count))
+    drawn("rows", seed, epoch).shuffle(order)
+    return tuple(order)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRows:
+    """Rows that a task makes, by seed.
+
+    task: what the source is called where it is chosen: countdown, gym/NAME
+    first: the seed of the first row
+    rows: so many different ones, then the same again; None: no end
+    """
+
+    task: str
+    source: Source
+    length: int
+    first: int = 0
+    rows: int | None = None
+    problems: tuple[str, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and self.rows < 1:
+            raise ValueError(f"{self.task}: rows must be at least 1, or None, got {self.rows}")
+        self.at(0)  # refuses a length that the task does not have
+
+    @property
+    def name(self) -> str:
+        upto = "on" if self.rows is None else f"to {self.first + self.rows - 1}"
+        return f"{self.task}, length {self.length}, rows from {self.first} {upto}"
+
+    @property
+    def digest(self) -> str:
+        """Of the settings and of the first prompt, which changes where the task does."""
+        return _digest([self.name, str(self.at(0).prompt)])
+
+    def at(self, position: int) -> Example:
+        """The row at a position. Its ground truth is what it can be made from again."""
+        _checked(position)
+        seed = self.first + (position if self.rows is None else position % self.rows)
+        row = self.source.row(seed, self.length)
+        return Example(
+            id=row.id,
+            source=self.task,
+            prompt=row.prompt,
+            ground_truth={"family": self.task, "seed": seed, "length": self.length},
+        )
+
+
+def _checked(position: int) -> int:
+    if position < 0:
+        raise ValueError(f"positions count from 0, got {position}")
+    return position
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,152 @@
+"""From a configuration to rows and a judge: who judges what, and what nobody judges."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparrow.tasks import PUZZLES, Countdown
+from sparrow.tasks.example import Example
+from sparrow.tasks.judging import InProcess, Judges
+
+pytest.importorskip("pydantic")  # configurations are made of it
+
+from sparrow.config.train import RowsConfig
+from sparrow.tasks.choosing import MATH_SOURCE, example_of_row, judge_of, puzzle_judge, rows_of
+
+
+def lines(file: Path, rows: list[Any]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def verl(number: int = 0, source: str = "openai/gsm8k") -> dict[str, Any]:
+    truth = {"style": "rule", "ground_truth": str(number)}
+    return {"data_source": source, "prompt": "1 + 1?", "reward_model": truth}
+
+
+def chosen(config: RowsConfig) -> tuple[Any, Any]:
+    rows = rows_of(config, seed=0)
+    return rows, judge_of(config, rows)
+
+
+def verdict(judge: Any, example: Example, text: str) -> Any:
+    with judge:
+        return asyncio.run(judge(example, text))
+
+
+@pytest.mark.parametrize("family", PUZZLES)
+def test_puzzles_are_judged_here(family: str) -> None:
+    rows, judge = chosen(RowsConfig(task=family, first=5, length=200))
+    assert isinstance(judge, InProcess)
+    puzzle = PUZZLES[family]
+    gold = puzzle.chain(puzzle.row(5, 200), 0)
+    assert verdict(judge, rows.at(0), gold).score == 1
+    assert verdict(judge, rows.at(0), "no").score == 0
+
+
+def test_puzzles_of_a_file(tmp_path: Path) -> None:
+    truth = {"family": "graph", "seed": 3, "length": 200}
+    row = {"data_source": "mine", "prompt": "?", "answer": truth}
+    bad = {**row, "answer": {**truth, "length": -1}}
+    file = lines(tmp_path / "rows.jsonl", [row, bad])
+    rows, judge = chosen(RowsConfig(file=str(file), shuffle=False))
+    gold = PUZZLES["graph"].chain(PUZZLES["graph"].row(3, 200), 0)
+    assert verdict(judge, rows.at(0), gold).score == 1
+    assert "length must be" in verdict(judge, rows.at(1), gold).reason
+    assert judge.counts["errors"] == 1
+
+
+def test_gym_has_a_process() -> None:
+    pytest.importorskip("reasoning_gym")
+    config = RowsConfig(task="gym/leg_counting", workers=1, deadline=60.0)
+    rows, judge = chosen(config)
+    assert isinstance(judge, Judges)
+    made = rows.source.row(0, config.length)
+    text = f"</think><answer>{made.data['answer']}</answer>"
+    assert verdict(judge, rows.at(0), text).score == 1
+
+
+@pytest.mark.parametrize("reward", [None, "math"])
+def test_mathematics(reward: str | None, tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    file = lines(tmp_path / "rows.jsonl", [verl(5)])
+    config = RowsConfig(file=str(file), reward=reward, workers=1, deadline=60.0)
+    rows, judge = chosen(config)
+    assert verdict(judge, rows.at(0), r"\boxed{5}")[:2] == (1.0, 1.0)
+
+
+def test_tasks_and_mathematics_in_one_file(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    truth = {"family": "graph", "seed": 3, "length": 200}
+    file = lines(tmp_path / "rows.jsonl", [verl(5), {"prompt": "?", "answer": truth}])
+    config = RowsConfig(file=str(file), shuffle=False, workers=1, deadline=60.0)
+    rows, judge = chosen(config)
+    gold = PUZZLES["graph"].chain(PUZZLES["graph"].row(3, 200), 0)
+
+    async def both() -> list[float]:
+        texts = ((rows.at(0), r"\boxed{5}"), (rows.at(1), gold))
+        return [(await judge(example, text)).score for example, text in texts]
+
+    with judge:
+        assert asyncio.run(both()) == [1, 1]
+
+
+@pytest.mark.parametrize("source", ["code", "hiyouga/geometry3k", ""])
+def test_rows_that_nobody_judges(source: str, tmp_path: Path) -> None:
+    file = lines(tmp_path / "rows.jsonl", [verl(5, source=source)])
+    with pytest.raises(ValueError, match=f"data_source '{source}'. Set data.reward"):
+        chosen(RowsConfig(file=str(file)))
+
+
+def test_countdown_of_others_is_not_ours(tmp_path: Path) -> None:
+    row = {"data_source": "countdown", "prompt": "?", "answer": {"target": 24}}
+    with pytest.raises(ValueError, match=r"data_source 'countdown'. Set data.reward"):
+        chosen(RowsConfig(file=str(lines(tmp_path / "rows.jsonl", [row]))))
+
+
+def test_a_function_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def half(source, text, truth, extra): return 0.5")
+    file = lines(tmp_path / "rows.jsonl", [verl(5, source="code")])
+    reward = f"{tmp_path}/mine.py:half"
+    config = RowsConfig(file=str(file), reward=reward, workers=1, deadline=60.0)
+    rows, judge = chosen(config)
+    assert verdict(judge, rows.at(0), "")[:2] == (0.5, 0.0)
+
+
+def test_refused() -> None:
+    with pytest.raises(ValueError, match="no task 'chess'"):
+        chosen(RowsConfig(task="chess"))
+    with pytest.raises(ValueError, match=r"data.reward is for rows of a file"):
+        chosen(RowsConfig(task="graph", reward="math"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "openai/gsm8k",
+        "math",
+        "math_dapo",
+        "lighteval/MATH",
+        "DigitalLearningGmbH/MATH-lighteval",
+        "HuggingFaceH4/MATH-500",
+        "aime2024",
+        "AIME_2025",
+        "polaris-53k",
+        "POLARIS-Project/Polaris-Dataset-53K",
+        "numina_olympiads",
+    ],
+)
+def test_names_of_mathematics(source: str) -> None:
+    assert MATH_SOURCE.search(source)
+
+
+def test_rows_of_puzzles_with_settings_of_their_own() -> None:
+    puzzle = Countdown(largest=20)
+    made = puzzle.row(0, 200)
+    assert made != PUZZLES["countdown"].row(0, 200)
+    example = example_of_row(made)
+    assert verdict(puzzle_judge(), example, puzzle.chain(made, 0)).score == 1
+    assert (example.id, example.source, example.prompt) == (made.id, "countdown", made.prompt)

@@ -1,0 +1,368 @@
+"""Verifiers that hang, crash, raise and lie: a verdict comes, it is counted, and others go on."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparrow.tasks.base import RIGHT, Verdict
+from sparrow.tasks.example import Example
+from sparrow.tasks.judging import InProcess, Judges
+from sparrow.tasks.verifier import verdict_of
+
+ROOT = Path(__file__).parents[3]
+PATIENT = 60.0  # seconds, where a verdict is to come
+VERIFIER = '''
+import ctypes, os, signal, subprocess, sys, time
+
+def hang():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(3600)
+
+def stubborn():
+    """Python itself is stuck: no other thread of it runs."""
+    ctypes.PyDLL(None).sleep(3600)
+
+def child(place):
+    child = subprocess.Popen(["sleep", "3600"])
+    with open(place + "~", "w") as file:
+        file.write(str(child.pid))
+    os.replace(place + "~", place)
+    time.sleep(3600)
+
+def raises():
+    raise RuntimeError("no idea")
+
+def pids():
+    return {"score": 1, "reason": f"{os.getpid()}"}
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    acts = {
+        "hang": hang, "stubborn": stubborn, "child": lambda: child(extra_info["file"]),
+        "exit": lambda: os._exit(3), "leave": lambda: sys.exit(4), "raise": raises,
+        "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV), "pid": pids,
+        "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT) or 1,
+        "print": lambda: print("said aloud", flush=True) or 1, "large": lambda: 2.5,
+        "nan": lambda: float("nan"), "text": lambda: "1.0", "none": lambda: None, "nothing": dict,
+        "half": lambda: {"score": 0.5, "acc": True}, "extra": lambda: extra_info["bonus"],
+    }
+    act = acts.get(solution_str)
+    return act() if act else float(solution_str == ground_truth)
+'''
+GOOD, BAD = RIGHT, Verdict(0.0, 0.0, "the verifier does not call it right")
+
+
+def row(truth: object = "42", **extra: object) -> Example:
+    return Example(id="0", source="mine", prompt="?", ground_truth=truth, extra=extra)
+
+
+def judged(judge: Judges | InProcess, *texts: str, example: Example | None = None) -> list[Verdict]:
+    async def all_of_them() -> list[Verdict]:
+        return list(await asyncio.gather(*(judge(example or row(), text) for text in texts)))
+
+    return asyncio.run(all_of_them())
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("verifier") / "verifier.py"
+    file.write_text(VERIFIER)
+    return file
+
+
+def made(verifier: Path, workers: int = 1, deadline: float = PATIENT) -> Judges:
+    return Judges(f"{verifier}:compute_score", workers, deadline)
+
+
+@pytest.fixture(scope="module")
+def patient(verifier: Path) -> Iterator[Judges]:
+    with made(verifier) as judge:
+        yield judge
+
+
+@pytest.fixture(scope="module")
+def hasty(verifier: Path) -> Iterator[Judges]:
+    with made(verifier, deadline=1) as judge:
+        yield judge
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends; it is waited for as long as a slow machine may need."""
+    for _ in range(600):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_right_and_wrong(patient: Judges) -> None:
+    patient.counts.clear()
+    assert judged(patient, "42", "41", "print") == [GOOD, BAD, GOOD]
+    assert patient.counts == {"judged": 3}
+
+
+@pytest.mark.parametrize(
+    ("act", "reason", "fault"),
+    [
+        ("hang", "the verifier took longer than 1 s and was killed", "timeouts"),
+        ("stubborn", "the verifier took longer than 1 s and was killed", "timeouts"),
+        ("exit", "the verifier's process ended (exit code 3)", "crashes"),
+        ("leave", "the verifier's process ended (exit code 4)", "crashes"),
+        ("crash", "the verifier's process ended (SIGSEGV)", "crashes"),
+        ("raise", "the verifier raised RuntimeError: no idea", "errors"),
+        ("extra", "the verifier raised KeyError: 'bonus'", "errors"),
+        ("nan", "the verifier raised ValueError: nan for score", "errors"),
+        ("text", "the verifier raised ValueError: no number for score: '1.0'", "errors"),
+        ("none", "the verifier raised ValueError: no number for score: None", "errors"),
+        ("nothing", "the verifier raised ValueError: no number for score: None", "errors"),
+    ],
+)
+def test_faults_give_0_and_the_next_text_is_judged(
+    act: str, reason: str, fault: str, patient: Judges, hasty: Judges
+) -> None:
+    judge = hasty if fault == "timeouts" else patient
+    judge.counts.clear()
+    assert judged(judge, act) == [Verdict(0.0, 0.0, reason)]
+    assert judge.counts == {"judged": 1, fault: 1}
+    # On a slow machine a verdict within a second may be late: it is asked for until it comes.
+    assert any(judged(judge, "42") == [GOOD] for _ in range(10))
+
+
+def test_what_a_function_may_give(patient: Judges) -> None:
+    found = judged(patient, "large", "half", "extra", example=row(bonus=-1))
+    assert [(one.score, one.acc) for one in found] == [(2.5, 1.0), (0.5, 1.0), (-1.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("given", "score", "acc"),
+    [
+        (1, 1.0, 1.0),
+        (True, 1.0, 1.0),
+        (0.99, 0.99, 0.0),
+        ({"score": 1.0, "acc": 0}, 1.0, 0.0),
+        ({"score": -1, "acc": None, "pred": "x"}, -1.0, 0.0),
+    ],
+)
+def test_results_as_verdicts(given: object, score: float, acc: float) -> None:
+    assert verdict_of(given)[:2] == (score, acc)
+
+
+@pytest.mark.parametrize(
+    "given", [float("inf"), "1", b"1", None, [1], {}, {"acc": 1}, {"score": 1, "acc": "yes"}]
+)
+def test_results_that_are_none(given: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        verdict_of(given)
+
+
+def test_a_hung_one_does_not_hold_up_the_others(verifier: Path) -> None:
+    ended: list[str] = []
+
+    async def one(judge: Judges, text: str) -> None:
+        await judge(row(), text)
+        ended.append(text)
+
+    async def all_of_them(judge: Judges) -> None:
+        late = asyncio.create_task(one(judge, "hang"))
+        await asyncio.sleep(0)
+        await asyncio.gather(*(one(judge, "42") for _ in range(20)))
+        assert ended == ["42"] * 20
+        late.cancel()
+
+    with made(verifier, workers=2) as judge:
+        asyncio.run(all_of_them(judge))
+
+
+def test_the_event_loop_goes_on(hasty: Judges) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    async def both() -> None:
+        ticking = asyncio.create_task(tick())
+        await hasty(row(), "hang")
+        ticking.cancel()
+
+    asyncio.run(both())
+    assert ticks > 5
+
+
+def test_workers_outlive_event_loops(patient: Judges) -> None:
+    first, second = judged(patient, "pid"), judged(patient, "pid")
+    assert first == second
+    assert int(first[0].reason) != os.getpid()
+
+
+def test_a_worker_that_dies_between_texts_is_replaced(patient: Judges) -> None:
+    pid = int(judged(patient, "pid")[0].reason)
+    patient.counts.clear()
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid)
+    assert judged(patient, "42") == [GOOD]
+    assert patient.counts == {"judged": 1}
+
+
+def test_long_texts(patient: Judges) -> None:
+    text = "x" * 3_000_000
+    assert judged(patient, text, example=row(text)) == [GOOD]
+
+
+def test_interrupts_are_not_for_verifiers(patient: Judges) -> None:
+    assert judged(patient, "interrupt") == [GOOD]
+
+
+def test_rows_that_cannot_be_sent(patient: Judges) -> None:
+    with pytest.raises((TypeError, AttributeError)):
+        judged(patient, "42", example=row(lambda: 1))
+    assert judged(patient, "42") == [GOOD]
+
+
+def test_what_a_verifier_started_goes_with_it(hasty: Judges, tmp_path: Path) -> None:
+    for _ in range(10):  # where the machine is so slow that nothing was started in time
+        judged(hasty, "child", example=row(file=str(tmp_path / "pid")))
+        if (tmp_path / "pid").exists():
+            break
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_texts_that_nobody_waits_for_are_not_judged(hasty: Judges) -> None:
+    async def cancel() -> None:
+        tasks = [asyncio.create_task(hasty(row(), text)) for text in ("hang", "exit", "42")]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    hasty.counts.clear()
+    asyncio.run(cancel())
+    assert hasty.counts["judged"] == 2
+    assert hasty.counts["crashes"] == 0
+
+
+def test_closing_ends_what_is_judged_and_what_waits(verifier: Path) -> None:
+    judge = made(verifier)
+    pid = int(judged(judge, "pid")[0].reason)
+
+    async def close_amid() -> list[object]:
+        tasks = [asyncio.create_task(judge(row(), text)) for text in ("hang", "42", "41")]
+        await asyncio.sleep(0.1)
+        judge.close()
+        return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+    assert [str(error) for error in asyncio.run(close_amid())] == ["these judges are closed"] * 3
+    assert gone(pid)
+    assert judge.counts == {"judged": 1}
+    judge.close()
+    with pytest.raises(ValueError, match="closed"):
+        judged(judge, "42")
+
+
+@pytest.mark.parametrize(
+    ("score", "told"),
+    [
+        ("compute_score", "module:function"),
+        ("verifier.py:", "module:function"),
+        ("nowhere_at_all:compute_score", "No module named 'nowhere_at_all'"),
+        ("json:compute_score", "json has no function 'compute_score'"),
+        ("{folder}/missing.py:compute_score", "no file"),
+        ("{folder}/broken.py:compute_score", "cannot be loaded: ZeroDivisionError"),
+        ("{folder}/leaving.py:compute_score", "ended as it started"),
+    ],
+)
+def test_what_cannot_be_loaded_is_told_at_once(score: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "leaving.py").write_text("import os; os._exit(1)")
+    with pytest.raises(ValueError, match=told):
+        Judges(score.format(folder=tmp_path))
+
+
+@pytest.mark.parametrize(("workers", "deadline"), [(0, 1.0), (1, 0.0), (1, float("inf"))])
+def test_bad_settings(workers: int, deadline: float) -> None:
+    with pytest.raises(ValueError, match=r"workers|deadline"):
+        Judges("json:loads", workers, deadline)
+
+
+# Programs that end.
+
+PROGRAM = """
+import asyncio, os, sys
+from sparrow.tasks.example import Example
+from sparrow.tasks.judging import Judges
+
+async def ask(judge):
+    example = Example(id="0", source="mine", prompt="?", ground_truth="42")
+    print((await judge(example, "pid")).reason, flush=True)
+    task = asyncio.create_task(judge(example, {act!r}))
+    await asyncio.sleep(0.3)
+    {end}
+
+if __name__ == "__main__":
+    asyncio.run(ask(Judges({score!r}, 1, {deadline})))
+"""
+
+
+def program(act: str, end: str, verifier: Path, folder: Path, deadline: float = 3600) -> list[str]:
+    file = folder / "program.py"
+    score = f"{verifier}:compute_score"
+    file.write_text(PROGRAM.format(act=act, end=end, score=score, deadline=deadline))
+    return [sys.executable, str(file)]
+
+
+@pytest.mark.parametrize(("act", "end"), [("hang", "return"), ("stubborn", "sys.exit(0)")])
+def test_a_program_ends_with_a_hung_worker(
+    act: str, end: str, verifier: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        program(act, end, verifier, tmp_path),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert gone(int(done.stdout))
+
+
+@pytest.mark.parametrize("act", ["stubborn", "42"])
+def test_workers_of_a_killed_program_end(act: str, verifier: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        program(act, "os.kill(os.getpid(), 9)", verifier, tmp_path, deadline=1),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert gone(int(done.stdout))
+
+
+# In this process.
+
+
+def test_in_process() -> None:
+    def reward(example: Example, text: str) -> Verdict:
+        if text == "?":
+            raise ValueError("no such row")
+        return GOOD if text == example.ground_truth else BAD
+
+    with InProcess(reward) as judge:
+        assert judged(judge, "42", "41")[:2] == [GOOD, BAD]
+        assert judged(judge, "?") == [
+            Verdict(0.0, 0.0, "the verifier raised ValueError: no such row")
+        ]
+        assert judge.counts == {"judged": 3, "errors": 1}

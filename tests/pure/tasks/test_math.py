@@ -1,0 +1,123 @@
+"""Mathematics: right answers in many forms are right, and no text breaks the verifier."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparrow.tasks.base import Verdict
+from sparrow.tasks.example import Example
+from sparrow.tasks.judging import Judges
+from sparrow.tasks.math import LONGEST, answer_of, compute_score
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{42}.", r"\boxed{42}"),
+        (r"\boxed{1} or \boxed{2}", r"\boxed{2}"),
+        (r"\boxed{\frac{1}{2}}", r"\boxed{\frac{1}{2}}"),
+        (r"\boxed{ \{1, 2\} }", r"\boxed{\{1, 2\}}"),
+        (r"\boxed{\left\{ x \right.}", r"\boxed{\left\{ x \right.}"),
+        (r"\fbox {7}", r"\boxed{7}"),
+        (r"\boxed{3}</think> It is 4.", "It is 4."),
+        ("</think>a</think> b ", "b"),
+        ("7" * (LONGEST + 1), "7" * LONGEST),
+        (r"\boxed{" + "7" * (LONGEST + 1) + "}", None),
+        (r"\boxed{3}, no, \boxed{4", None),
+        (r"\boxed{", None),
+        (r"\boxed{ }", None),
+        (r"\boxed{5} </think>", None),
+        ("", None),
+    ],
+)
+def test_where_the_answer_stands(text: str, answer: str | None) -> None:
+    assert answer_of(text) == answer
+
+
+def test_without_the_package() -> None:
+    code = (
+        "import sys; sys.modules['math_verify'] = None\n"
+        "from sparrow.tasks.math import compute_score; compute_score('', '1', '1')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "ValueError: rewards for mathematics need math-verify" in done.stderr
+    assert "pip install 'sparrow-rl[math]'" in done.stderr
+
+
+@pytest.fixture
+def package() -> None:
+    pytest.importorskip("math_verify")
+
+
+@pytest.mark.usefixtures("package")
+class TestScores:
+    @pytest.mark.parametrize(
+        ("text", "truth"),
+        [
+            (r"\boxed{42}", "42"),
+            (r"\boxed{42}", 42),
+            (r"\boxed{1} \boxed{2}", "2"),
+            (r"\boxed{\frac12}", "0.5"),
+            (r"\boxed{1,000}", "1000"),
+            (r"\boxed{x = 5}", "5"),
+            (r"\boxed{p-q}", "p - q"),
+            (r"\boxed{(1,2)}", "(1,2)"),
+            (r"\boxed{\{1,2\}}", r"\{2,1\}"),
+            (r"\boxed{2\sqrt{2}}", r"$\sqrt{8}$"),
+            (r"\boxed{\text{(C)}}", "C"),
+            (r"\boxed{10\%}", "0.1"),
+            (r"\boxed{18}", r"\boxed{18}"),
+            (r"\boxed{72}", ["71", "72"]),
+            (r"<think>\boxed{3}</think> It is 4.", "4"),
+            ("Half of 48 is 24.\n#### 72", "48/2 = 24, 48 + 24 = 72 #### 72"),
+        ],
+    )
+    def test_right(self, text: str, truth: Any) -> None:
+        assert compute_score("math", text, truth, {}) == 1.0
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "no number here",
+            r"\boxed{1} \boxed{2}",
+            r"\boxed{1",
+            r"\boxed{}",
+            r"<think>\boxed{1}</think> It is 4.",
+            r"\boxed{1/0}",
+            r"\boxed{\frac{1}{}}",
+            r"\boxed{" + "(" * 200 + "}",
+            r"\boxed{" + "9" * 900 + "}",
+            r"\boxed{" * 20_000,
+            r"\boxed{9999999999^{99}}",
+            "{" * 100_000,
+            "7 " * 1_000_000,
+            "\ud800\x00",
+        ],
+    )
+    def test_wrong_and_never_broken(self, text: str) -> None:
+        assert compute_score("math", text, "1", {}) == 0.0
+
+    @pytest.mark.parametrize("truth", ["", "$", [], "####"])
+    def test_a_ground_truth_that_is_none(self, truth: Any) -> None:
+        with pytest.raises(ValueError, match="cannot be read as mathematics"):
+            compute_score("math", r"\boxed{1}", truth, {})
+
+    def test_a_power_that_takes_for_ever_is_killed(self) -> None:
+        """math-verify's own deadlines are off; that of the worker is not."""
+        example = Example(id="0", source="math", prompt="?", ground_truth="1")
+
+        async def both(judge: Judges) -> tuple[Verdict, Verdict]:
+            late = await judge(example, r"\boxed{7^{7^{7^{7^{7}}}} - 1}")
+            return late, await judge(example, r"\boxed{1}")
+
+        with Judges("sparrow.tasks.math:compute_score", 1, 3.0, ["math_verify"]) as judge:
+            late, right = asyncio.run(both(judge))
+        assert late.score == 0
+        assert right.score == 1

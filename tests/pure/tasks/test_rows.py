@@ -1,0 +1,316 @@
+"""Rows of files and of tasks: what is read, what is refused and named, and in which order."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparrow.tasks import PUZZLES
+from sparrow.tasks.example import Example
+from sparrow.tasks.reading import digest_of, files_of, read_rows
+from sparrow.tasks.rows import NO_TRUTH, FileRows, Problem, TaskRows, example_of
+
+ROOT = Path(__file__).parents[3]
+CHAT = [{"role": "user", "content": "1 + 1?"}]
+
+
+def verl(number: int = 0, **changes: Any) -> dict[str, Any]:
+    row = {
+        "data_source": "openai/gsm8k",
+        "prompt": CHAT,
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(number)},
+        "extra_info": {"index": number, "split": "train"},
+    }
+    return {**row, **changes}
+
+
+def lines(file: Path, rows: list[Any]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+class TestReading:
+    def test_json_lines(self, tmp_path: Path) -> None:
+        file = tmp_path / "rows.jsonl"
+        text = '\ufeff{"prompt": "a\u2028b"}\n\n  \n{"prompt": 2}\r\n[3]'
+        file.write_text(text, encoding="utf-8")
+        assert read_rows(file) == [{"prompt": "a\u2028b"}, {"prompt": 2}, [3]]
+
+    def test_one_list_of_rows(self, tmp_path: Path) -> None:
+        (tmp_path / "rows.json").write_text('[{"a": 1},\n {"a": 2}]')
+        assert read_rows(tmp_path / "rows.json") == [{"a": 1}, {"a": 2}]
+
+    def test_parquet_and_back(self, tmp_path: Path) -> None:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        import pyarrow
+
+        rows = [verl(number) for number in range(3)]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+        assert read_rows(tmp_path / "rows.parquet") == rows
+        found = FileRows.read(tmp_path / "rows.parquet", shuffle=False)
+        assert [found.at(n).ground_truth for n in range(4)] == ["0", "1", "2", "0"]
+        assert found.at(1).prompt == tuple(CHAT)
+        assert found.at(1).extra == {"index": 1, "split": "train"}
+
+    def test_parquet_that_is_none(self, tmp_path: Path) -> None:
+        pytest.importorskip("pyarrow")
+        (tmp_path / "rows.parquet").write_text("nothing")
+        with pytest.raises(ValueError, match="is no parquet that can be read"):
+            read_rows(tmp_path / "rows.parquet")
+
+    def test_parquet_without_the_package(self, tmp_path: Path) -> None:
+        (tmp_path / "rows.parquet").write_text("nothing")
+        code = (
+            "import sys; sys.modules['pyarrow'] = None\n"
+            f"from sparrow.tasks.reading import read_rows; read_rows({str(tmp_path)!r} + "
+            "'/rows.parquet')"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+        )
+        assert "pip install 'sparrow-rl[parquet]'" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("content", "told"),
+        [(b'{"a": 1}\n{"a": \n', "line 2 is no JSON"), (b"\xff\xfe\x00", "is no text")],
+    )
+    def test_broken_files(self, content: bytes, told: str, tmp_path: Path) -> None:
+        (tmp_path / "rows.jsonl").write_bytes(content)
+        with pytest.raises(ValueError, match=told):
+            read_rows(tmp_path / "rows.jsonl")
+
+    @pytest.mark.parametrize("place", ["nowhere.jsonl", "no/where.parquet", "/no/where/at/all", ""])
+    def test_no_such_file(self, place: str, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"no such file|is a folder"):
+            read_rows(place)
+        with pytest.raises(ValueError, match="is a folder"):
+            read_rows(tmp_path)
+
+
+class TestHub:
+    FILES = ("data/train-00001-of-00002", "data/train-00000-of-00002", "data/test-00000-of-00001")
+
+    @pytest.fixture
+    def hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A hub that has one dataset, whatever its name."""
+        package = pytest.importorskip("huggingface_hub")
+
+        def download(name: str, *, repo_type: str, allow_patterns: list[str]) -> str:
+            assert repo_type == "dataset"
+            assert allow_patterns == ["*.parquet", "*.jsonl"]
+            return str(tmp_path)
+
+        monkeypatch.setattr(package, "snapshot_download", download)
+        return tmp_path
+
+    def fill(self, hub: Path, *names: str) -> None:
+        for name in names:
+            file = hub / f"{name}.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lines(file, [{"file": name}])
+
+    @pytest.mark.parametrize(
+        ("files", "asked", "found"),
+        [
+            (FILES, "owner/name", [FILES[1], FILES[0]]),
+            (FILES, "owner/name:train", [FILES[1], FILES[0]]),
+            (FILES, "owner/name:test", [FILES[2]]),
+            (("train", "test", "train_more"), "owner/name", ["train", "train_more"]),
+            (("rows",), "owner/name", ["rows"]),
+            (("main/train", "other/train"), "owner/name:other/train", ["other/train"]),
+            (("main/train/0", "main/test/0"), "owner/name:main/train", ["main/train/0"]),
+            (("trains", "a/train"), "owner/name", ["a/train"]),
+        ],
+    )
+    def test_splits(self, files: list[str], asked: str, found: list[str], hub: Path) -> None:
+        self.fill(hub, *files)
+        assert [row["file"] for row in read_rows(asked)] == found
+
+    @pytest.mark.parametrize(
+        ("files", "asked", "told"),
+        [
+            (FILES, "owner/name:dev", "no rows of split 'dev'"),
+            (("a", "b"), "owner/name", "owner/name:SPLIT"),
+            (("main/train", "other/train"), "owner/name", "owner/name:FOLDER/SPLIT"),
+            (("main/train", "other/train"), "owner/name:third/train", "no rows of split"),
+            ((), "owner/name", "Files: none"),
+        ],
+    )
+    def test_splits_that_are_not_clear(
+        self, files: list[str], asked: str, told: str, hub: Path
+    ) -> None:
+        self.fill(hub, *files)
+        with pytest.raises(ValueError, match=told):
+            read_rows(asked)
+
+    def test_no_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        package = pytest.importorskip("huggingface_hub")
+
+        def download(*_: Any, **__: Any) -> str:
+            raise OSError("no network")
+
+        monkeypatch.setattr(package, "snapshot_download", download)
+        with pytest.raises(ValueError, match=r"the dataset 'owner/name' \(OSError: no network\)"):
+            read_rows("owner/name:train")
+
+
+class TestExamples:
+    def test_verl(self) -> None:
+        found = example_of(verl(7), 3)
+        assert found == Example(
+            id="row 3",
+            source="openai/gsm8k",
+            prompt=tuple(CHAT),
+            ground_truth="7",
+            extra={"index": 7, "split": "train"},
+        )
+
+    @pytest.mark.parametrize(
+        ("row", "truth"),
+        [
+            ({"ground_truth": "7"}, "7"),
+            ({"answer": 7}, 7),
+            ({"answer": 0}, 0),
+            ({"answer": False}, False),
+            ({"answer": {"target": 24}}, {"target": 24}),
+            ({"reward_model": {"ground_truth": "1"}, "answer": "2"}, "1"),
+            ({"reward_model": {"ground_truth": None}, "answer": "2"}, "2"),
+        ],
+    )
+    def test_plain(self, row: dict[str, Any], truth: Any) -> None:
+        found = example_of({"prompt": "1 + 1?", **row}, 0)
+        assert found == Example(id="row 0", source="", prompt="1 + 1?", ground_truth=truth)
+
+    @pytest.mark.parametrize(
+        ("row", "reason"),
+        [
+            (verl(reward_model={"style": "rule"}), NO_TRUTH),
+            (verl(reward_model=None), NO_TRUTH),
+            (verl(reward_model={"ground_truth": ""}), NO_TRUTH),
+            (verl(reward_model={"ground_truth": []}), NO_TRUTH),
+            (verl(reward_model="7"), "reward_model must be an object"),
+            (verl(extra_info=[1]), "extra_info must be an object"),
+            (verl(data_source=5), "data_source must be a text"),
+            (verl(prompt=None), "got none"),
+            (verl(prompt=""), '"prompt" must be a text or chat messages'),
+            (verl(prompt=[]), '"prompt" must be'),
+            (verl(prompt=5), '"prompt" must be'),
+            (verl(prompt=["text"]), '"prompt" must be'),
+            (verl(prompt=[{"role": "user"}]), '"prompt" must be'),
+            (verl(prompt=[{"role": "user", "content": [{"type": "image"}]}]), '"prompt" must be'),
+            ([1, 2], "an object with named fields is wanted"),
+            (None, "an object with named fields is wanted"),
+        ],
+    )
+    def test_problems_are_named(self, row: Any, reason: str) -> None:
+        found = example_of(row, 17)
+        assert isinstance(found, Problem)
+        assert str(found).startswith("row 17: ")
+        assert reason in found.reason
+
+
+class TestFileRows:
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        rows = [verl(number) for number in range(20)]
+        rows[4] = verl(reward_model={})
+        return lines(tmp_path / "rows.jsonl", rows)
+
+    def epoch(self, rows: FileRows, number: int = 0) -> list[str]:
+        start = number * len(rows)
+        return [rows.at(start + place).ground_truth for place in range(len(rows))]
+
+    def test_good_rows_only(self, file: Path) -> None:
+        rows = FileRows.read(file, shuffle=False)
+        assert rows.problems == (f"row 4: {NO_TRUTH}",)
+        assert self.epoch(rows) == [str(n) for n in range(20) if n != 4]
+        assert self.epoch(rows, 5) == self.epoch(rows)
+        assert rows.sources == ("openai/gsm8k",)
+        assert rows.name == str(file)
+
+    def test_epochs_are_shuffled_and_whole(self, file: Path) -> None:
+        rows = FileRows.read(file, seed=3)
+        first, second = self.epoch(rows), self.epoch(rows, 1)
+        assert first != second
+        assert sorted(first) == sorted(second) == sorted(self.epoch(rows, 1000))
+        assert first == self.epoch(FileRows.read(file, seed=3))
+        assert first != self.epoch(FileRows.read(file, seed=4))
+
+    def test_the_order_is_the_same_on_every_machine(self, file: Path) -> None:
+        rows = FileRows.read(file, seed=0)
+        assert self.epoch(rows)[:6] == ["19", "17", "2", "12", "6", "16"]
+
+    def test_digests(self, file: Path) -> None:
+        rows = FileRows.read(file)
+        same = FileRows.read(file)
+        others = [FileRows.read(file, seed=1), FileRows.read(file, shuffle=False)]
+        others.append(rows.keep(lambda example: "no" if example.id == "row 0" else None))
+        lines(file, [verl(number) for number in range(20)])
+        others.append(FileRows.read(file))
+        assert rows.digest == same.digest
+        assert len({rows.digest, *(other.digest for other in others)}) == 5
+
+    def test_keep(self, file: Path) -> None:
+        long = {"row 2": "prompt of 900 tokens, at most 512"}
+        rows = FileRows.read(file, shuffle=False).keep(lambda example: long.get(example.id))
+        assert rows.problems == (f"row 4: {NO_TRUTH}", "row 2: prompt of 900 tokens, at most 512")
+        assert len(rows) == 18
+        assert rows.at(2).id == "row 3"
+        with pytest.raises(ValueError, match="no row can be used"):
+            rows.keep(lambda _: "too long")
+
+    def test_no_good_row(self, tmp_path: Path) -> None:
+        file = lines(tmp_path / "rows.jsonl", [verl(reward_model={})] * 7)
+        with pytest.raises(
+            ValueError, match=r"no row can be used. row 0: no .*; row 4: .*; \.\.\."
+        ):
+            FileRows.read(file)
+        with pytest.raises(ValueError, match="There is none"):
+            FileRows.read(lines(tmp_path / "rows.jsonl", []))
+
+    def test_positions_count_from_0(self, file: Path) -> None:
+        with pytest.raises(ValueError, match="count from 0"):
+            FileRows.read(file).at(-1)
+
+    def test_digest_of_bytes(self, file: Path) -> None:
+        wanted = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        assert digest_of(files_of(file)) == wanted
+
+
+class TestTaskRows:
+    def rows(self, **changes: Any) -> TaskRows:
+        settings = {"task": "countdown", "source": PUZZLES["countdown"], "length": 200, **changes}
+        return TaskRows(**settings)
+
+    def test_by_seed(self) -> None:
+        rows = self.rows(first=10)
+        made = PUZZLES["countdown"].row(13, 200)
+        assert rows.at(3) == Example(
+            id=made.id,
+            source="countdown",
+            prompt=made.prompt,
+            ground_truth={"family": "countdown", "seed": 13, "length": 200},
+        )
+        assert rows.problems == ()
+
+    def test_again_and_again(self) -> None:
+        rows = self.rows(first=10, rows=4)
+        assert [rows.at(n).ground_truth["seed"] for n in range(6)] == [10, 11, 12, 13, 10, 11]
+        assert rows.name == "countdown, length 200, rows from 10 to 13"
+
+    def test_digests(self) -> None:
+        others = [{"first": 1}, {"rows": 4}, {"length": 300}]
+        others.append({"task": "graph", "source": PUZZLES["graph"]})
+        digests = [self.rows(**other).digest for other in ({}, *others)]
+        assert len(set(digests)) == 5
+        assert self.rows().digest == digests[0]
+
+    @pytest.mark.parametrize("changes", [{"length": 1}, {"rows": 0}, {"first": -1}])
+    def test_refused(self, changes: dict[str, int]) -> None:
+        with pytest.raises(ValueError, match=r"countdown: (length|rows|seed) must be"):
+            self.rows(**changes)
