@@ -1,0 +1,249 @@
+"""Checkpoints that are whole or not there, and the newest of them.
+
+    step_000010/
+        state.pt     what torch.save made of the state
+        meta.json    format, step, digest of the configuration, bytes of state.pt
+
+A checkpoint is written under a name with a dot, brought to the disk, and only then gets its name.
+One that goes loses its name first. So whatever has a name is whole, however the process ended;
+that its bytes are all there is checked nevertheless, for disks and copies that lose some.
+"""
+
+import json
+import os
+import re
+import shutil
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+
+from sparrow.dataflow.runs.disk import FULL, explained, sync, sync_folder
+
+FORMAT = 1
+STATE, META = "state.pt", "meta.json"
+NAME = re.compile(r"step_(\d{6,})")
+LEFTOVER = re.compile(r"\.step_\d{6,}\.\d+\.(unfinished|removed)")
+KEYS = {"format", "step", "identity", "bytes"}
+PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype)
+
+State = dict[str, Any]
+
+
+class Damaged(ValueError):
+    """A checkpoint that is not what was written."""
+
+
+class Checkpoints:
+    """The last `keep` checkpoints of a run, in a folder that one process writes.
+
+    `report` hears of checkpoints that are passed over. `step` is the number of steps that a
+    state has behind it, and with it the next one.
+    """
+
+    def __init__(
+        self, folder: Path, keep: int, *, report: Callable[[str], None] = warnings.warn
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"Checkpoints.keep: got {keep}, allowed: 1 at least")
+        self.folder = folder
+        self._keep = keep
+        self._report = report
+
+    def steps(self) -> list[int]:
+        """The steps of whole checkpoints, in order."""
+        return [step for step in self._named() if self._fault(step) is None]
+
+    def latest(self) -> int | None:
+        """The newest whole checkpoint; newer ones that are damaged are reported."""
+        for step in reversed(self._named()):
+            fault = self._fault(step)
+            if fault is None:
+                return step
+            self._report(f"{fault}; it is passed over")
+        return None
+
+    def save(self, step: int, state: State, identity: str) -> Path:
+        """Write a checkpoint, then remove those before the last `keep`.
+
+        `identity` says which configuration it is of. Where step is there already, it stays: the
+        state of a run is a function of the step.
+        """
+        newest = max(self.steps(), default=-1)
+        if newest >= step:
+            return self._again(step, newest, identity)
+        size = _bytes_of(state)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._clear_leftovers()
+        unfinished = self._dotted(step, "unfinished")
+        try:
+            _write(unfinished, step, state, identity)
+            self._name(unfinished, step)
+        except OSError as error:
+            raise self._no_space(error, size) from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        self._remove_old()
+        return self._place(step)
+
+    def load(self, step: int, identity: str) -> State:
+        """The state of a step, on the CPU. Raises where it is damaged, or of something else."""
+        place = self._place(step)
+        if not place.is_dir():
+            known = ", ".join(map(str, self.steps())) or "none"
+            raise ValueError(f"{self.folder} has no checkpoint of step {step}; it has: {known}")
+        self._refuse_other(step, identity)
+        try:
+            state = torch.load(place / STATE, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, IndexError, ValueError, UnpicklingError) as error:
+            raise Damaged(
+                f"{place} is damaged ({STATE} cannot be read: {type(error).__name__}); "
+                "remove it to go on from the checkpoint before it"
+            ) from error
+        if not isinstance(state, dict):
+            raise Damaged(f"{place / STATE} holds {type(state).__name__}, allowed: a dict")
+        return state
+
+    def _named(self) -> list[int]:
+        paths = self.folder.glob("step_*")
+        names = (NAME.fullmatch(path.name) for path in paths if path.is_dir())
+        return sorted(int(name[1]) for name in names if name)
+
+    def _place(self, step: int) -> Path:
+        return self.folder / f"step_{step:06d}"
+
+    def _dotted(self, step: int, kind: str) -> Path:
+        return self.folder / f".{self._place(step).name}.{os.getpid()}.{kind}"
+
+    def _fault(self, step: int) -> str | None:
+        try:
+            _meta(self._place(step), step)
+        except Damaged as error:
+            return str(error)
+        return None
+
+    def _refuse_other(self, step: int, identity: str) -> None:
+        place = self._place(step)
+        if _meta(place, step)["identity"] != _digest(identity):
+            raise ValueError(
+                f"{place} is of another configuration; go back to that one, give this run a "
+                f"directory of its own (run.dir), or remove {self.folder} to begin anew"
+            )
+
+    def _again(self, step: int, newest: int, identity: str) -> Path:
+        if newest > step:
+            raise ValueError(
+                f"{self.folder} has a checkpoint of step {newest}, after step {step}, which is to "
+                "be saved; go on from that one, or remove it"
+            )
+        self._refuse_other(step, identity)
+        return self._place(step)
+
+    def _name(self, unfinished: Path, step: int) -> None:
+        """Give a written checkpoint its name; a damaged one that has it goes away."""
+        if self._place(step).exists():
+            self._remove(step)
+        os.rename(unfinished, self._place(step))
+        sync_folder(self.folder)
+
+    def _remove_old(self) -> None:
+        """All but the last `keep`; damaged ones go too, a whole one being there."""
+        kept = self.steps()[-self._keep :]
+        for step in self._named():
+            if step not in kept:
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        nameless = self._dotted(step, "removed")
+        os.rename(self._place(step), nameless)
+        shutil.rmtree(nameless, ignore_errors=True)  # what stays is a leftover
+
+    def _clear_leftovers(self) -> None:
+        for path in self.folder.glob(".step_*"):
+            if LEFTOVER.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _no_space(self, error: OSError, size: int) -> OSError:
+        """Before the process ends: what to do, and from where it will go on."""
+        if error.errno not in FULL:
+            return error
+        last = max(self.steps(), default=None)
+        ahead = (
+            "there is none before it; free space and start again"
+            if last is None
+            else f"the last one is step {last}; free space and start again: it goes on from there"
+        )
+        return explained(error, f"a checkpoint of {_readable(size)} in {self.folder}; {ahead}")
+
+
+def _write(folder: Path, step: int, state: State, identity: str) -> None:
+    folder.mkdir()
+    with (folder / STATE).open("wb") as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            # Where a write fails (or Ctrl-C comes), torch goes on to end its archive, and the
+            # complaint of that hides the reason.
+            raise error.__context__ or error from None
+        sync(file)
+    meta = {
+        "format": FORMAT,
+        "step": step,
+        "identity": _digest(identity),
+        "bytes": (folder / STATE).stat().st_size,
+    }
+    with (folder / META).open("wb") as file:
+        file.write(f"{json.dumps(meta, indent=2)}\n".encode())
+        sync(file)
+    sync_folder(folder)
+
+
+def _meta(place: Path, step: int) -> State:
+    """What a checkpoint says of itself, if it is as long as it says."""
+    try:
+        meta = json.loads((place / META).read_bytes())
+        size = (place / STATE).stat().st_size
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{place} is damaged ({type(error).__name__}: {error})") from error
+    if isinstance(meta, dict) and meta.get("format", FORMAT) != FORMAT:
+        raise ValueError(
+            f"{place} has format {meta['format']!r}, allowed: {FORMAT}; "
+            "go on with the version of sparrow that wrote it"
+        )
+    if not isinstance(meta, dict) or meta.keys() != KEYS or meta["step"] != step:
+        raise Damaged(f"{place} is damaged ({META} is not that of step {step})")
+    if size != meta["bytes"]:
+        raise Damaged(f"{place} is damaged ({STATE} has {size} of {meta['bytes']} bytes)")
+    return meta
+
+
+def _bytes_of(value: Any, where: str = "state") -> int:
+    """Bytes of the tensors in it. What could not be read back safely is refused now, not then."""
+    kind = type(value)
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        return int(value.numel() * value.element_size())
+    if kind in (dict, OrderedDict):
+        keys = sum(_bytes_of(key, f"the keys of {where}") for key in value)
+        return keys + sum(_bytes_of(item, f"{where}[{key!r}]") for key, item in value.items())
+    if kind in (list, tuple):
+        return sum(_bytes_of(item, f"{where}[{i}]") for i, item in enumerate(value))
+    if kind not in PLAIN:
+        allowed = "tensors, numbers, text, None, and dicts, lists and tuples of them"
+        raise ValueError(f"{where}: got a {kind.__module__}.{kind.__name__}, allowed: {allowed}")
+    return 0
+
+
+def _digest(identity: str) -> str:
+    return sha256(identity.encode()).hexdigest()
+
+
+def _readable(size: int) -> str:
+    for unit, bytes_each in (("GiB", 2**30), ("MiB", 2**20)):
+        if size >= bytes_each:
+            return f"{size / bytes_each:.1f} {unit}"
+    return f"{size / 1024:.1f} KiB"

@@ -1,0 +1,187 @@
+"""The run directory: the configuration, metrics, actions and rollouts of a training run.
+
+    config.resolved.toml    what the run really uses
+    metrics.jsonl           a line a step: {"step": 12, "critic/score/mean": 0.5, ...}
+    validation.jsonl        a line a validation, by the steps that were behind it
+    actions.jsonl           what the tail gate did, and why
+    rollouts/step_000012.jsonl
+    tensorboard/
+
+Steps count from 0. A run that goes on at step n has all lines of the steps before n and none of
+those from n on, whatever was there: the files are those of a run that was never interrupted.
+"""
+
+import json
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from sparrow.config import Section, save_resolved
+from sparrow.dataflow.runs.disk import FolderLock, write_whole
+from sparrow.dataflow.runs.lines import Lines, lines_by_step
+from sparrow.dataflow.runs.rollouts import (
+    ROLLOUTS,
+    read_rollouts,
+    rollout_steps,
+    rollouts_file,
+    write_rollouts,
+)
+from sparrow.records import Group
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+METRICS, ACTIONS, VALIDATION = "metrics.jsonl", "actions.jsonl", "validation.jsonl"
+TENSORBOARD = "tensorboard"
+FLUSH_SECONDS = 10  # between looks that TensorBoard gets
+REMOVE = "remove the run directory to begin anew"
+
+
+class RunFiles:
+    """The files of one run, which no other process may write while this is open.
+
+    Open it, then look for a checkpoint, then `begin`.
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: bool = True) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is no folder; name another run.dir")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._tensorboard = tensorboard
+        self._lock = FolderLock(folder)
+        self._metrics: Lines | None = None
+        self._actions: Lines | None = None
+        self._validation: Lines | None = None
+        self._writer: SummaryWriter | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files and let others in."""
+        try:
+            for file in (self._writer, self._metrics, self._actions, self._validation):
+                if file is not None:
+                    file.close()
+        finally:
+            self._writer = self._metrics = self._actions = self._validation = None
+            self._lock.close()
+
+    def begin(self, config: Section, next_step: int) -> None:
+        """Go on at `next_step`, 0 for a new run; what is there of later steps is taken out.
+
+        Nothing is changed where the lines of earlier steps are not all there.
+        """
+        kept = {name: self._before(name, next_step) for name in (METRICS, ACTIONS)}
+        # What is measured after n steps stands under n, before the checkpoint of n is made.
+        kept[VALIDATION] = self._before(VALIDATION, next_step + 1) if next_step else []
+        _refuse_gap(self.folder / METRICS, [step for step, _ in kept[METRICS]], next_step)
+        open_writer = _summary_writer() if self._tensorboard else None
+        save_resolved(config, self.folder)
+        for name, lines in kept.items():
+            write_whole(self.folder / name, (line for _, line in lines))
+        self._remove_rollouts(next_step)
+        self._metrics, self._actions, self._validation = (Lines(self.folder / n) for n in kept)
+        if open_writer is not None:
+            place = str(self.folder / TENSORBOARD)
+            self._writer = open_writer(place, purge_step=next_step, flush_secs=FLUSH_SECONDS)
+            self._chart_again(next_step, kept[VALIDATION])
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a step's line. NaN and infinities are written as null: JSON has no word for them.
+
+        TensorBoard gets the finite ones.
+        """
+        self._numbers(_begun(self._metrics), step, values)
+
+    def validation(self, step: int, values: Mapping[str, float]) -> None:
+        """Add what was measured after so many steps."""
+        self._numbers(_begun(self._validation), step, values)
+
+    def _numbers(self, lines: Lines, step: int, values: Mapping[str, float]) -> None:
+        numbers_by_name = _as_numbers(values)
+        finite = {name: x for name, x in numbers_by_name.items() if math.isfinite(x)}
+        lines.append({"step": step, **{name: finite.get(name) for name in numbers_by_name}})
+        self._chart(step, finite)
+
+    def _chart(self, step: int, values: Mapping[str, float]) -> None:
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+    def action(self, what: Mapping[str, Any]) -> None:
+        """Add a line that says what was done at a step and why. It names its "step"."""
+        if type(what.get("step")) is not int:
+            raise ValueError(f"action: got {dict(what)}, allowed: with a whole number 'step'")
+        _begun(self._actions).append(dict(what))
+
+    def rollouts(self, step: int, groups: Sequence[Group]) -> Path:
+        """Keep a step's trajectories, with text, without hidden states."""
+        _begun(self._metrics)
+        return write_rollouts(self.folder, step, groups)
+
+    def read_rollouts(self, step: int) -> list[Group]:
+        """The trajectories of a step as they were kept."""
+        return read_rollouts(self.folder, step)
+
+    def _before(self, name: str, next_step: int) -> list[tuple[int, str]]:
+        lines = lines_by_step(self.folder / name)
+        return [(step, line) for step, line in lines if step < next_step]
+
+    def _chart_again(self, next_step: int, validation: Iterable[tuple[int, str]]) -> None:
+        """TensorBoard drops all from `next_step` on, of which the validation there still holds."""
+        for line in (json.loads(line) for step, line in validation if step == next_step):
+            del line["step"]
+            self._chart(next_step, {name: x for name, x in line.items() if x is not None})
+
+    def _remove_rollouts(self, next_step: int) -> None:
+        for unfinished in (self.folder / ROLLOUTS).glob(".step_*.unfinished"):
+            unfinished.unlink()
+        for step in rollout_steps(self.folder):
+            if step >= next_step:
+                rollouts_file(self.folder, step).unlink()
+
+
+def _refuse_gap(file: Path, steps: Iterable[int], next_step: int) -> None:
+    missing = sorted(set(range(next_step)) - set(steps))
+    if missing:
+        raise ValueError(
+            f"{file} has {next_step - len(missing)} of the {next_step} steps before the "
+            f"checkpoint, and not step {missing[0]}; {REMOVE}"
+        )
+
+
+def _summary_writer() -> "type[SummaryWriter]":
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"run.tensorboard needs the package {error.name!r}: "
+            "pip install tensorboard, or set run.tensorboard=false"
+        ) from error
+    return SummaryWriter
+
+
+def _as_numbers(values: Mapping[str, float]) -> dict[str, float]:
+    for name, value in values.items():
+        if name == "step" or not isinstance(value, numbers.Real):
+            raise ValueError(f"metrics: got {name!r} = {value!r}, allowed: numbers by name")
+    return {name: float(value) for name, value in values.items()}
+
+
+def _begun(lines: Lines | None) -> Lines:
+    if lines is None:
+        raise ValueError("the run directory is not open for writing: call begin first")
+    return lines

@@ -1,0 +1,63 @@
+"""Files of one JSON object a line that grow with the steps of a run."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from sparrow.dataflow.runs.disk import explained
+
+Line = dict[str, Any]
+
+
+class Lines:
+    """Appends lines. Each is on the disk when `append` returns, or not in the file at all.
+
+    So a checkpoint that is written afterwards never knows of steps that the file does not have.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+
+    def append(self, line: Line) -> None:
+        rest = memoryview(f"{json.dumps(line, allow_nan=False)}\n".encode())
+        before = self._file.tell()
+        try:
+            while rest:
+                rest = rest[os.write(self._file.fileno(), rest) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._file.truncate(before)
+            raise explained(error, f"another line of {self._path}") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def lines_by_step(path: Path) -> list[tuple[int, str]]:
+    """The lines with their steps; a last one that a killed process was writing is left out."""
+    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+    *lines, unfinished = text.split("\n")
+    found: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append((_step(line), f"{line}\n"))
+        except ValueError as error:
+            last = number == len(lines) and not unfinished
+            if not last:
+                where = f"{path}, line {number}"
+                raise ValueError(f"{where}: got {line[:80]!r}, allowed: {error}") from error
+    return found
+
+
+def _step(line: str) -> int:
+    allowed = 'a JSON object with a whole number "step"'
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise ValueError(allowed) from error
+    step = data.get("step") if isinstance(data, dict) else None
+    if type(step) is not int:
+        raise ValueError(allowed)
+    return step

@@ -1,0 +1,88 @@
+"""The trajectories of a step as a file: to read, and to train on again.
+
+One JSON line a trajectory, all of it but the actor's hidden states; log-probs come back bit for
+bit. What a person looks for comes first in a line, the arrays last.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from sparrow.dataflow.runs.disk import write_whole
+from sparrow.records import Group, Trajectory, from_dict, to_dict
+
+ROLLOUTS = "rollouts"
+NAME = re.compile(r"step_(\d{6,})\.jsonl")
+Line = dict[str, Any]
+
+
+def rollouts_file(folder: Path, step: int) -> Path:
+    """Where a run directory has the trajectories of a step."""
+    return folder / ROLLOUTS / f"step_{step:06d}.jsonl"
+
+
+def rollout_steps(folder: Path) -> list[int]:
+    """The steps whose trajectories a run directory has."""
+    names = (NAME.fullmatch(path.name) for path in (folder / ROLLOUTS).glob("step_*"))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def write_rollouts(folder: Path, step: int, groups: Sequence[Group]) -> Path:
+    """The file appears whole or not at all."""
+    path = rollouts_file(folder, step)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, _lines(groups))
+    return path
+
+
+def read_rollouts(folder: Path, step: int) -> list[Group]:
+    """The groups of a step, equal to those that were written, without hidden states.
+
+    Needs no lock: another run may train on what this one sampled.
+    """
+    path = rollouts_file(folder, step)
+    if not path.exists():
+        known = ", ".join(map(str, rollout_steps(folder))) or "none"
+        raise ValueError(f"{folder} has no rollouts of step {step}; it has those of: {known}")
+    lines = [_read(path, number, line) for number, line in _numbered(path)]
+    by_group = groupby(lines, key=lambda line: (line[0], line[1]))
+    return [
+        _group(path, baseline, [trajectory for *_, trajectory in members])
+        for (_, baseline), members in by_group
+    ]
+
+
+def _lines(groups: Sequence[Group]) -> Iterator[str]:
+    for index, group in enumerate(groups):
+        for trajectory in group.trajectories:
+            line = to_dict(replace(trajectory, hidden=None))
+            del line["hidden"]
+            ordered = sorted(line.items(), key=lambda item: isinstance(item[1], list))
+            line = {"group_index": index, "baseline": group.baseline, **dict(ordered)}
+            yield json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, str]]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from enumerate(file, 1)
+
+
+def _read(path: Path, number: int, line: str) -> tuple[int, float | None, Trajectory]:
+    try:
+        data = json.loads(line)
+        index, baseline = data.pop("group_index"), data.pop("baseline")
+        return index, baseline, from_dict(Trajectory, {**data, "hidden": None})
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path}, line {number} is no trajectory: {error}") from error
+
+
+def _group(path: Path, baseline: float | None, trajectories: list[Trajectory]) -> Group:
+    try:
+        first = trajectories[0].prompt_id
+        return Group(prompt_id=first, trajectories=tuple(trajectories), baseline=baseline)
+    except ValueError as error:
+        raise ValueError(f"{path} has a group that is none: {error}") from error

@@ -1,0 +1,318 @@
+"""Checkpoints: equal when read, whole or not there wherever a process dies, kept, refused."""
+
+import errno
+import json
+import os
+import random
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
+
+CONFIG = "a configuration"
+
+
+def state(step: int) -> dict[str, Any]:
+    return {
+        "next": step,
+        "model": OrderedDict(weight=torch.full((300, 7), float(step)), bias=torch.arange(3)),
+        "optimiser": {
+            "state": {0: {"step": torch.tensor(4.0)}},
+            "groups": [{"betas": (0.9, 0.99)}],
+        },
+        "random": random.Random(step).getstate(),
+        "generator": torch.Generator().manual_seed(step).get_state(),
+        "none": None,
+        "dtype": torch.bfloat16,
+    }
+
+
+def loaded_step(checkpoints: Checkpoints, step: int) -> int:
+    """Read a checkpoint and require that all of it is of its step."""
+    found = checkpoints.load(step, CONFIG)
+    assert found["model"]["weight"].unique().tolist() == [float(step)]
+    return found["next"]
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def kept(tmp_path: Path, notes: list[str]) -> Checkpoints:
+    return Checkpoints(tmp_path / "checkpoints", 2, report=notes.append)
+
+
+def test_reads_what_was_written(kept: Checkpoints) -> None:
+    assert kept.latest() is None
+    assert kept.steps() == []
+    written = state(10)
+    place = kept.save(10, written, CONFIG)
+    assert place == kept.folder / "step_000010"
+    found = kept.load(10, CONFIG)
+    assert found.keys() == written.keys()
+    assert torch.equal(found["model"].pop("weight"), written["model"].pop("weight"))
+    assert torch.equal(found["model"].pop("bias"), written["model"].pop("bias"))
+    assert torch.equal(found.pop("generator"), written.pop("generator"))
+    assert found == written
+    meta = json.loads((place / "meta.json").read_text())
+    assert meta["step"] == 10
+    assert meta["format"] == 1
+    assert meta["bytes"] == (place / "state.pt").stat().st_size
+
+
+def test_keeps_the_last(kept: Checkpoints) -> None:
+    for step in (5, 10, 15, 20):
+        kept.save(step, state(step), CONFIG)
+    assert kept.steps() == [15, 20]
+    assert kept.latest() == 20
+    assert sorted(os.listdir(kept.folder)) == ["step_000015", "step_000020"]
+
+
+def test_orders_by_number_beyond_six_digits(kept: Checkpoints) -> None:
+    kept.save(999_999, state(1), CONFIG)
+    kept.save(1_000_000, state(2), CONFIG)
+    assert kept.latest() == 1_000_000
+
+
+def test_a_step_that_is_there_stays(kept: Checkpoints) -> None:
+    kept.save(10, state(10), CONFIG)
+    before = (kept.folder / "step_000010" / "state.pt").stat().st_mtime_ns
+    kept.save(10, state(10), CONFIG)
+    assert (kept.folder / "step_000010" / "state.pt").stat().st_mtime_ns == before
+    with pytest.raises(ValueError, match="another configuration"):
+        kept.save(10, state(10), "another")
+    with pytest.raises(ValueError, match="has a checkpoint of step 10, after step 5"):
+        kept.save(5, state(5), CONFIG)
+
+
+def test_another_configuration_is_refused(kept: Checkpoints) -> None:
+    kept.save(10, state(10), CONFIG)
+    with pytest.raises(ValueError, match=r"another configuration; go back .* \(run.dir\)"):
+        kept.load(10, "another")
+
+
+def test_a_missing_step_names_those_there(kept: Checkpoints) -> None:
+    kept.save(10, state(10), CONFIG)
+    with pytest.raises(ValueError, match="no checkpoint of step 7; it has: 10"):
+        kept.load(7, CONFIG)
+
+
+def test_another_format_is_refused_and_not_removed(kept: Checkpoints) -> None:
+    meta = kept.save(10, state(10), CONFIG) / "meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": 2}))
+    with pytest.raises(ValueError, match="format 2, allowed: 1"):
+        kept.latest()
+    with pytest.raises(ValueError, match="format 2, allowed: 1"):
+        kept.save(20, state(20), CONFIG)
+
+
+def truncate(place: Path) -> None:
+    content = (place / "state.pt").read_bytes()
+    (place / "state.pt").write_bytes(content[:-100])
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "short state": truncate,
+    "no state": lambda place: (place / "state.pt").unlink(),
+    "no meta": lambda place: (place / "meta.json").unlink(),
+    "garbage": lambda place: (place / "meta.json").write_text("\0\0\0"),
+    "no text": lambda place: (place / "meta.json").write_bytes(b"\xff\xfe\xff"),
+    "no object": lambda place: (place / "meta.json").write_text("[1]"),
+    "lacks keys": lambda place: (place / "meta.json").write_text('{"format": 1}'),
+    "empty": lambda place: [(place / name).unlink() for name in ("meta.json", "state.pt")],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_ones_are_passed_over(
+    kept: Checkpoints, notes: list[str], damage: Callable[[Path], object]
+) -> None:
+    for step in (10, 20):
+        kept.save(step, state(step), CONFIG)
+    damage(kept.folder / "step_000020")
+    assert kept.steps() == [10]
+    assert not notes
+    assert kept.latest() == 10
+    assert len(notes) == 1
+    assert "step_000020 is damaged" in notes[0]
+    with pytest.raises(Damaged, match="step_000020 is damaged"):
+        kept.load(20, CONFIG)
+    kept.save(20, state(20), CONFIG)  # the run gets there again
+    assert kept.steps() == [10, 20]
+    assert loaded_step(kept, 20) == 20
+
+
+def test_a_folder_of_another_step_is_damaged(kept: Checkpoints) -> None:
+    shutil.copytree(kept.save(10, state(10), CONFIG), kept.folder / "step_000030")
+    assert kept.latest() == 10
+
+
+def test_changed_bytes_are_found_when_read(kept: Checkpoints) -> None:
+    file = kept.save(10, state(10), CONFIG) / "state.pt"
+    file.write_bytes(b"\0" * file.stat().st_size)
+    with pytest.raises(Damaged, match=r"cannot be read.*remove it to go on from the checkpoint"):
+        kept.load(10, CONFIG)
+
+
+def test_unfinished_ones_are_ignored_then_cleared(kept: Checkpoints) -> None:
+    kept.save(10, state(10), CONFIG)
+    unfinished = kept.folder / ".step_000020.4711.unfinished"
+    shutil.copytree(kept.folder / "step_000010", unfinished)
+    half_removed = kept.folder / ".step_000005.4711.removed"
+    half_removed.mkdir()
+    (kept.folder / ".notes").write_text("not ours")
+    assert kept.steps() == [10]
+    assert kept.latest() == 10
+    kept.save(20, state(20), CONFIG)
+    assert sorted(os.listdir(kept.folder)) == [".notes", "step_000010", "step_000020"]
+
+
+class Killed(BaseException):
+    """Nothing runs after it."""
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], bool]:
+    """From the operation `count` on, nothing reaches the disk. Tells whether it came to that.
+
+    The operation itself does half of its work where it can.
+    """
+    done = 0
+
+    def deadly(act: Callable[..., Any], half: Callable[..., Any] | None) -> Callable[..., Any]:
+        def operation(*arguments: Any, **options: Any) -> Any:
+            nonlocal done
+            done += 1
+            if done < count:
+                return act(*arguments, **options)
+            if done == count and half is not None:
+                half(*arguments)
+            raise Killed
+
+        return operation
+
+    def half_tree(path: Path, **_: object) -> None:
+        for file in sorted(path.glob("*"))[:1]:
+            file.unlink()
+
+    def half_save(_: object, file: Any) -> None:
+        file.write(b"PK half")
+
+    monkeypatch.setattr(torch, "save", deadly(torch.save, half_save))
+    monkeypatch.setattr(shutil, "rmtree", deadly(shutil.rmtree, half_tree))
+    monkeypatch.setattr(os, "rename", deadly(os.rename, None))
+    monkeypatch.setattr(os, "fsync", deadly(os.fsync, None))
+    return lambda: done >= count
+
+
+def test_dying_anywhere_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+    for count in range(1, 100):
+        kept = Checkpoints(tmp_path / str(count), 1)
+        kept.save(10, state(10), CONFIG)
+        with monkeypatch.context() as patched:
+            died = die_at(patched, count)
+            with suppress(Killed):
+                kept.save(20, state(20), CONFIG)
+            if not died():
+                break
+        again = Checkpoints(tmp_path / str(count), 1)
+        latest = again.latest()
+        assert latest is not None
+        seen.add(latest)
+        assert loaded_step(again, latest) == latest
+        again.save(30, state(30), CONFIG)
+        assert os.listdir(again.folder) == ["step_000030"]
+    assert count > 7, "three files, two folders, two renames"
+    assert seen == {10, 20}
+
+
+def test_an_error_while_writing_leaves_nothing(
+    kept: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.save(10, state(10), CONFIG)
+
+    def interrupted(_: object, file: Any) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            kept.save(20, state(20), CONFIG)
+    assert os.listdir(kept.folder) == ["step_000010"]
+
+
+def test_a_full_disk_says_what_to_do(kept: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/full fails inside torch.save, which hides the reason behind a RuntimeError."""
+    kept.save(10, state(10), CONFIG)
+    open_path = Path.open
+
+    def full(path: Path, *arguments: Any, **options: Any) -> Any:
+        target = Path("/dev/full") if path.name == "state.pt" else path
+        return open_path(target, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        with pytest.raises(OSError, match="no space left for a checkpoint") as caught:
+            kept.save(20, state(20), CONFIG)
+    size = 300 * 7 * 4 + 3 * 8 + 4 + len(torch.Generator().get_state())
+    assert str(caught.value) == (
+        f"no space left for a checkpoint of {size / 1024:.1f} KiB in {kept.folder}; the last one "
+        "is step 10; free space and start again: it goes on from there"
+    )
+    assert caught.value.errno == errno.ENOSPC
+    assert os.listdir(kept.folder) == ["step_000010"]
+    assert loaded_step(kept, 10) == 10
+
+
+def test_a_full_disk_at_the_last_moment(kept: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"there is none before it; free space and start again$"):
+        kept.save(20, state(20), CONFIG)
+    assert os.listdir(kept.folder) == []
+
+
+def test_other_errors_are_not_renamed(kept: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(torch, "save", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        kept.save(20, state(20), CONFIG)
+    assert os.listdir(kept.folder) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ({"a": [np.float64(1.0)]}, r"state\['a'\]\[0\]: got a numpy.float64"),
+        ({"rng": np.random.default_rng(0)}, r"state\['rng'\]: got a numpy"),
+        ({np.int64(1): 1}, "the keys of state: got a numpy.int64"),
+    ],
+)
+def test_what_cannot_be_read_back_is_refused_at_once(
+    kept: Checkpoints, value: dict[str, Any], where: str
+) -> None:
+    with pytest.raises(ValueError, match=where):
+        kept.save(10, value, CONFIG)
+    assert kept.steps() == []
+
+
+def test_keep_must_be_positive(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep: got 0, allowed: 1 at least"):
+        Checkpoints(tmp_path, 0)

@@ -1,0 +1,357 @@
+"""The run directory: lines by step, cut where a run goes on; rollouts equal when read; a lock."""
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("tomli_w")
+
+from sparrow.config import TrainConfig, load_config
+from sparrow.dataflow.runs import rollouts
+from sparrow.dataflow.runs.files import RunFiles
+from sparrow.dataflow.runs.rollouts import read_rollouts, rollout_steps
+from sparrow.records import NOT_SAMPLED, Group, Trajectory, Turn
+
+CONFIG = TrainConfig.model_validate({"model": {"name": "tiny"}, "data": {"task": "countdown"}})
+
+
+def open_files(folder: Path) -> RunFiles:
+    return RunFiles(folder, tensorboard=False)
+
+
+def run(folder: Path, first: int, stop: int) -> None:
+    """A run that leaves lines, an action and rollouts at every step, from `first` to `stop`."""
+    with open_files(folder) as files:
+        files.begin(CONFIG, first)
+        if first == 0:
+            files.validation(0, {"val-core/countdown/acc/mean@1": 0.0})
+        for step in range(first, stop):
+            files.metrics(step, {"critic/score/mean": step / 3, "actor/pg_loss": -0.5})
+            files.validation(step + 1, {"val-core/countdown/acc/mean@1": step / 7})
+            files.action({"step": step, "bin": 1, "reason": "p05 0.80 < 0.86"})
+            files.rollouts(step, groups(step))
+
+
+def trajectory(prompt: str, seed: int, **more: Any) -> Trajectory:
+    generator = np.random.default_rng(seed)
+    count = int(generator.integers(2, 9))
+    sampled = np.arange(3 + count) >= 3
+    logprob = -generator.exponential(size=3 + count).astype(np.float32)
+    fields: dict[str, Any] = {
+        "prompt_id": prompt,
+        "ids": generator.integers(0, 500, size=3 + count),
+        "loss_mask": sampled,
+        "rollout_logprob": np.where(sampled, logprob, 0),
+        "weight_version": np.where(sampled, 7, NOT_SAMPLED),
+        "policy_id": np.where(sampled, 1, NOT_SAMPLED),
+        "turns": (
+            Turn(start=0, stop=3, role="user"),
+            Turn(start=3, stop=3 + count, role="assistant"),
+        ),
+        "reward": float(seed % 2),
+        "acc": 1 / 3,
+        "note": "right \u2028 with a separator",
+        "text": "so 2 \u00d7 3\nis \ud800 6",
+        "truncated": bool(seed % 2),
+        "kept": generator.random(3 + count, dtype=np.float32),
+        "attention": "sparse",
+    }
+    return Trajectory(**{**fields, **more})
+
+
+def groups(seed: int) -> list[Group]:
+    """Two groups of one prompt side by side, one of another, with and without baseline."""
+    first = Group(prompt_id="a", trajectories=(trajectory("a", seed), trajectory("a", seed + 1)))
+    again = Group(prompt_id="a", trajectories=(trajectory("a", seed + 2),))
+    bare = trajectory(
+        "b", 3, reward=None, acc=None, note=None, text=None, kept=None, attention=None
+    )
+    return [
+        first.stamp(),
+        again.stamp(),
+        Group(prompt_id="b", trajectories=(bare,), baseline=0.1),
+    ]
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_what_a_run_leaves(tmp_path: Path) -> None:
+    run(tmp_path, 0, 2)
+    assert sorted(tree(tmp_path)) == [
+        "actions.jsonl",
+        "config.resolved.toml",
+        "metrics.jsonl",
+        "rollouts/step_000000.jsonl",
+        "rollouts/step_000001.jsonl",
+        "validation.jsonl",
+    ]
+    assert load_config(TrainConfig, [tmp_path / "config.resolved.toml"], []) == CONFIG
+    assert read(tmp_path / "metrics.jsonl") == [
+        {"step": 0, "critic/score/mean": 0.0, "actor/pg_loss": -0.5},
+        {"step": 1, "critic/score/mean": 1 / 3, "actor/pg_loss": -0.5},
+    ]
+    assert read(tmp_path / "actions.jsonl")[1]["reason"] == "p05 0.80 < 0.86"
+
+
+@pytest.mark.parametrize("checkpoint", [0, 2, 5])
+def test_going_on_gives_the_files_of_an_uninterrupted_run(tmp_path: Path, checkpoint: int) -> None:
+    run(tmp_path / "whole", 0, 6)
+    run(tmp_path / "parts", 0, 5)
+    torn = tmp_path / "parts" / "metrics.jsonl"
+    torn.write_text(torn.read_text() + '{"step": 5, "critic/sc')
+    (tmp_path / "parts" / "rollouts" / ".step_000005.jsonl.99.unfinished").write_text("{")
+    run(tmp_path / "parts", checkpoint, 6)
+    assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
+
+
+def test_a_last_line_of_zeros_is_torn_too(tmp_path: Path) -> None:
+    run(tmp_path, 0, 2)
+    actions = tmp_path / "actions.jsonl"
+    actions.write_bytes(actions.read_bytes() + b"\0\0\0\n")
+    run(tmp_path, 2, 3)
+    assert [line["step"] for line in read(actions)] == [0, 1, 2]
+
+
+def test_missing_lines_are_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+    run(tmp_path, 0, 4)
+    file = tmp_path / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([lines[0], lines[2], lines[3]]))
+    before = tree(tmp_path)
+    with (
+        open_files(tmp_path) as files,
+        pytest.raises(ValueError, match="2 of the 3 steps before the checkpoint, and not step 1"),
+    ):
+        files.begin(CONFIG, 3)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", '{"step": "1"}', '{"loss": 1}', "", "true"])
+def test_garbage_between_lines_is_refused(tmp_path: Path, line: str) -> None:
+    run(tmp_path, 0, 2)
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(line + "\n" + file.read_text())
+    with (
+        open_files(tmp_path) as files,
+        pytest.raises(ValueError, match=r"metrics.jsonl, line 1: got .* a whole number"),
+    ):
+        files.begin(CONFIG, 1)
+
+
+def test_numbers_that_json_has_not_become_null(tmp_path: Path) -> None:
+    with open_files(tmp_path) as files:
+        files.begin(CONFIG, 0)
+        files.metrics(0, {"a": math.nan, "b": -math.inf, "c": np.float32(0.5), "d": 3})
+    assert read(tmp_path / "metrics.jsonl") == [
+        {"step": 0, "a": None, "b": None, "c": 0.5, "d": 3.0}
+    ]
+
+
+@pytest.mark.parametrize("values", [{"loss": "0.1"}, {"loss": None}, {"step": 3.0}])
+def test_metrics_are_numbers(tmp_path: Path, values: dict[str, Any]) -> None:
+    with open_files(tmp_path) as files:
+        files.begin(CONFIG, 0)
+        with pytest.raises(ValueError, match="allowed: numbers by name"):
+            files.metrics(0, values)
+
+
+def test_an_action_names_its_step(tmp_path: Path) -> None:
+    with open_files(tmp_path) as files:
+        files.begin(CONFIG, 0)
+        with pytest.raises(ValueError, match="allowed: with a whole number 'step'"):
+            files.action({"reason": "none"})
+
+
+def test_nothing_is_written_before_the_beginning(tmp_path: Path) -> None:
+    with open_files(tmp_path) as files:
+        for write in (
+            lambda: files.metrics(0, {"a": 1.0}),
+            lambda: files.validation(0, {"a": 1.0}),
+            lambda: files.action({"step": 0}),
+            lambda: files.rollouts(0, groups(0)),
+        ):
+            with pytest.raises(ValueError, match="call begin first"):
+                write()
+
+
+def test_lines_are_there_at_once(tmp_path: Path) -> None:
+    with open_files(tmp_path) as files:
+        files.begin(CONFIG, 0)
+        files.metrics(0, {"a": 1.0})
+        assert read(tmp_path / "metrics.jsonl") == [{"step": 0, "a": 1.0}]
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def nearly_full(descriptor: int, data: bytes) -> int:
+        if len(data) < 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[:8])
+
+    with open_files(tmp_path) as files:
+        files.begin(CONFIG, 0)
+        files.metrics(0, {"a": 1.0})
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", nearly_full)
+            with pytest.raises(OSError, match=r"no space left for another line of .*metrics.jsonl"):
+                files.metrics(1, {"a": 2.0})
+        files.metrics(1, {"a": 3.0})
+    assert read(tmp_path / "metrics.jsonl") == [{"step": 0, "a": 1.0}, {"step": 1, "a": 3.0}]
+
+
+def test_rollouts_come_back_equal(tmp_path: Path) -> None:
+    written = groups(4)
+    count = sum(len(group.trajectories) for group in written)
+    with open_files(tmp_path) as files:
+        files.begin(CONFIG, 0)
+        path = files.rollouts(12, written)
+        assert path == tmp_path / "rollouts" / "step_000012.jsonl"
+        assert files.read_rollouts(12) == written
+    lines = read(path)
+    assert len(lines) == count
+    assert [line["group_index"] for line in lines] == [0, 0, 1, 2]
+    assert [line["baseline"] for line in lines] == [None, None, None, 0.1]
+    assert "hidden" not in lines[0]
+    assert rollout_steps(tmp_path) == [12]
+
+
+def test_hidden_states_are_left_out(tmp_path: Path) -> None:
+    bare = trajectory("a", 1)
+    states = np.ones(((bare.weight_version >= 0).sum(), 4), dtype=np.float32)
+    group = Group(prompt_id="a", trajectories=(replace(bare, hidden=states),), baseline=-1.5)
+    rollouts.write_rollouts(tmp_path, 0, [group])
+    assert read_rollouts(tmp_path, 0) == [replace(group, trajectories=(bare,))]
+
+
+def test_rollouts_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = rollouts.write_rollouts(tmp_path, 3, groups(3)).read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for step in (3, 4):
+        with pytest.raises(OSError, match=f"no space left for step_00000{step}.jsonl in"):
+            rollouts.write_rollouts(tmp_path, step, groups(4))
+    assert tree(tmp_path) == {"rollouts/step_000003.jsonl": before}
+
+
+def test_rollouts_that_are_not_there(tmp_path: Path) -> None:
+    rollouts.write_rollouts(tmp_path, 3, groups(3))
+    with pytest.raises(ValueError, match="no rollouts of step 4; it has those of: 3"):
+        read_rollouts(tmp_path, 4)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"group_index": 0}', '{"group_index": 0, "baseline": 1}']
+)
+def test_rollouts_that_are_none(tmp_path: Path, line: str) -> None:
+    path = rollouts.write_rollouts(tmp_path, 3, groups(3))
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(ValueError, match=r"step_000003.jsonl, line 5 is no trajectory"):
+        read_rollouts(tmp_path, 3)
+
+
+def test_groups_that_are_none(tmp_path: Path) -> None:
+    path = rollouts.write_rollouts(tmp_path, 3, groups(3))
+    lines = read(path)
+    lines[0]["prompt_id"] = "b"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match="a group that is none"):
+        read_rollouts(tmp_path, 3)
+
+
+def test_two_in_one_directory_are_refused(tmp_path: Path) -> None:
+    with (
+        open_files(tmp_path),
+        pytest.raises(ValueError, match=rf"{tmp_path} is in use .*id {os.getpid()}"),
+    ):
+        open_files(tmp_path)
+    open_files(tmp_path).close()
+
+
+def test_a_killed_process_lets_go_and_its_children_do_not_hold(tmp_path: Path) -> None:
+    """The holder forks a worker, and is killed; the worker lives until its input ends."""
+    program = f"""
+import os, sys
+from pathlib import Path
+from sparrow.dataflow.runs.disk import FolderLock
+lock = FolderLock(Path({str(tmp_path)!r}))
+if os.fork() == 0:
+    print("worker", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+os.kill(os.getpid(), 9)
+"""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"worker\n"
+    holder.wait()
+    open_files(tmp_path).close()
+    holder.stdin.close()
+    holder.stdout.read()
+    holder.stdout.close()
+
+
+def test_a_file_is_no_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"is no folder; name another run.dir"):
+        open_files(tmp_path / "file")
+
+
+def test_tensorboard_has_one_curve_after_going_on(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for first, stop, value in ((0, 4, 1.0), (2, 5, 2.0)):
+        with RunFiles(tmp_path) as files:
+            files.begin(CONFIG, first)
+            for step in range(first, stop):
+                files.metrics(step, {"a": value, "b": math.nan if step == 3 else 0.0})
+                files.validation(step + 1, {"c": value, "d": math.nan})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("a")]
+    assert found == [(0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0), (4, 2.0)]
+    assert [event.step for event in events.Scalars("b")] == [0, 1, 2, 4]
+    found = [(event.step, event.value) for event in events.Scalars("c")]
+    assert found == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
+
+
+def test_without_tensorboard_the_choice_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    for name in [name for name in sys.modules if name.split(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with (
+        RunFiles(tmp_path) as files,
+        pytest.raises(ValueError, match=r"pip install tensorboard, or set run.tensorboard=false"),
+    ):
+        files.begin(CONFIG, 0)
+    assert tree(tmp_path) == {}
