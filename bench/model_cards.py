@@ -37,7 +37,7 @@ license: apache-2.0
 {vocabulary} words, context {context}. It reads and writes the puzzle language of
 `sparrow/tasks/words.py` and nothing else.
 
-    sparrow evaluate {name}
+    sparrow eval {name}
 
 - **Weights**: `model.safetensors`, bf16, sha256
   `{sha256}`

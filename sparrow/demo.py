@@ -10,10 +10,10 @@ from rich.table import Table
 
 from sparrow.calibrate.replay import replay
 from sparrow.config import GenerateConfig, GenerateSampling, ModelConfig
-from sparrow.dataflow.evaluate import Judged, accuracies, attending, judge
+from sparrow.dataflow.evaluate import accuracies, answer_puzzles, attending, puzzles
+from sparrow.dataflow.evaluation import Answered
 from sparrow.engine.answer import Session
 from sparrow.models import Decoder
-from sparrow.records import SamplingParams
 from sparrow.sparse import Schedule
 from sparrow.tasks import PUZZLES
 
@@ -45,7 +45,7 @@ def run(console: Console) -> None:
         "alpha is the sum over the vocabulary of min(dense, sparse): 1 means one distribution. "
         "The mean hides the tail; the tail, p05, is what Sparrow is about. "
         "Next: [bold]sparrow calibrate --help[/], [bold]sparrow plan --help[/], "
-        "[bold]sparrow evaluate --help[/]"
+        "[bold]sparrow eval --help[/]"
     )
 
 
@@ -85,22 +85,21 @@ def _worth(console: Console, model: Decoder) -> Table:
     return table
 
 
-def _written(console: Console, model: Decoder) -> list[Judged]:
+def _written(console: Console, model: Decoder) -> list[Answered]:
     """A few chains that the sparse actor writes."""
     engine, schedule = attending(model, budget=KEPT)
-    rows = [PUZZLES["assignments"].row(seed, LONG) for seed in range(2)]
     with console.status(f"writing under a budget of {KEPT} tokens"):
-        return judge(engine, rows, SamplingParams(seed=0), schedule=schedule)
+        return answer_puzzles(engine, puzzles("assignments", LONG, 2), schedule=schedule)
 
 
-def _strays(console: Console, model: Decoder, written: list[Judged]) -> Table:
+def _strays(console: Console, model: Decoder, written: list[Answered]) -> Table:
     """Exact acceptance at every token that was written, under each budget, on the same tokens."""
     table = Table("budget (tokens)", "mean alpha", "p05 alpha", "tokens below 0.86")
     with _steps(console, "measuring", len(BUDGETS)) as done:
         for budget in BUDGETS:
             schedule = Schedule.fixed(budget, dense_layers=())
             seen = (
-                replay(model, one.prompt, one.completion.token_ids.tolist(), schedule)
+                replay(model, one.prompt_ids, one.completion.token_ids.tolist(), schedule)
                 for one in written
             )
             alpha = np.concatenate([one.alpha for one in seen])

@@ -197,15 +197,20 @@ def _ratio(difference: Array, error: Array) -> Array:
     return np.where(error < NOTHING, without, difference / np.maximum(error, NOTHING))
 
 
-def _student(effective: float, groups: int, tail: float) -> float:
-    """Student's critical value for that many groups, scaled to errors that `groups` gave."""
-    freedom = effective - 1
-    if freedom < NOTHING:
-        return float("inf")
+def student(freedom: float, tail: float) -> float:
+    """The value that Student's t of so many degrees of freedom exceeds by chance `tail`."""
     low, high = 1e-3, 1e6
     for _ in range(4):
         tried = np.geomspace(low, high, 64)
         beyond = betainc(freedom / 2, 0.5, freedom / (freedom + tried**2)) / 2
         first = max(1, int((beyond <= tail).argmax()))
         low, high = tried[first - 1], tried[first]
-    return float(high * np.sqrt((1 - 1 / groups) / (1 - 1 / effective)))
+    return float(high)
+
+
+def _student(effective: float, groups: int, tail: float) -> float:
+    """Student's critical value for that many groups, scaled to errors that `groups` gave."""
+    freedom = effective - 1
+    if freedom < NOTHING:
+        return float("inf")
+    return student(freedom, tail) * float(np.sqrt((1 - 1 / groups) / (1 - 1 / effective)))

@@ -1,6 +1,5 @@
-"""`sparrow puzzle`, `evaluate` and `warmup`: thinking models small enough to ship."""
+"""`sparrow puzzle` and `warmup`: thinking models small enough to ship."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,15 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparrow.cli.output import AsJson, console, notes, progress_bar, report
+from sparrow.cli.output import progress_bar, report
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sparrow.config import WarmupConfig
-    from sparrow.dataflow.evaluate import Accuracy
-
-    Accuracies = dict[str, dict[int, Accuracy]]
 
 FAMILIES = "assignments, countdown or graph"
 
@@ -55,93 +49,6 @@ def puzzle(
         print(chosen.chain(row, gold))
 
 
-def evaluate(
-    model: Annotated[str, typer.Argument(help="tiny, small, or a run of `sparrow warmup`.")],
-    family: Annotated[
-        list[str] | None, typer.Option("--family", "-f", help=f"{FAMILIES}; several. Default: all.")
-    ] = None,
-    length: Annotated[
-        list[int] | None,
-        typer.Option("--length", "-l", help="Chain lengths; several. Default: 200 500 1000."),
-    ] = None,
-    rows: Annotated[int, typer.Option("--rows", min=2, help="Puzzles of each kind.")] = 32,
-    temperature: Annotated[float, typer.Option(help="1 samples from the model itself.")] = 1.0,
-    budget: Annotated[
-        int | None, typer.Option(help="Sparse: tokens kept, 48 at least; no layer is dense.")
-    ] = None,
-    window: Annotated[
-        int | None, typer.Option(help="Only the last so many tokens are seen: a multiple of 16.")
-    ] = None,
-    gym: Annotated[
-        str | None,
-        typer.Option(help="A dataset of reasoning-gym instead, for models with a real tokenizer."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
-    as_json: AsJson = False,
-) -> None:
-    """Accuracy of a model on puzzles, by family and length: dense, sparse or through a window."""
-    if gym is not None:
-        if family or budget is not None or window is not None:
-            raise ValueError("--gym goes with --length, --rows and --temperature alone")
-        found = _evaluate_gym(model, gym, length, rows, temperature, device)
-    else:
-        found = _evaluate_puzzles(model, family, length, rows, temperature, budget, window, device)
-    if as_json:
-        from sparrow.dataflow.evaluate import as_plain
-
-        print(json.dumps(as_plain(found), indent=2))
-    else:
-        console.print(_table(found))
-
-
-def _evaluate_gym(
-    model: str, dataset: str, length: list[int] | None, rows: int, temperature: float, device: str
-) -> "Accuracies":
-    from sparrow.dataflow.evaluate import gym_accuracy
-
-    if length is not None and len(length) > 1:
-        raise ValueError("--gym takes one --length: how many tokens an answer may have")
-    tokens = length[0] if length else 512
-    with notes.status(f"{rows} tasks of {dataset}, answers of at most {tokens} tokens"):
-        cell = gym_accuracy(
-            model, dataset, rows=rows, tokens=tokens, temperature=temperature, device=device
-        )
-    return {dataset: {tokens: cell}}
-
-
-def _evaluate_puzzles(
-    model: str,
-    family: list[str] | None,
-    length: list[int] | None,
-    rows: int,
-    temperature: float,
-    budget: int | None,
-    window: int | None,
-    device: str,
-) -> "Accuracies":
-    from sparrow.dataflow.evaluate import accuracies, read_puzzles
-    from sparrow.models import load
-    from sparrow.tasks import PUZZLES
-
-    names = [_family(name).name for name in family or PUZZLES]
-    made = Path(model) / "model"  # of a run directory
-    loaded = load(made if made.is_dir() else model, device=device)
-    read_puzzles(loaded)
-    lengths = length or [200, 500, 1000]
-    with progress_bar() as bar:
-        task = bar.add_task(f"puzzles on {loaded.device}", total=len(names) * len(lengths) * rows)
-        return accuracies(
-            loaded,
-            names,
-            lengths,
-            rows=rows,
-            temperature=temperature,
-            budget=budget,
-            window=window,
-            on_answer=lambda: bar.advance(task),
-        )
-
-
 def warmup(
     config: Annotated[
         list[str],
@@ -174,24 +81,6 @@ def _family(name: str) -> Any:
     if name not in PUZZLES:
         raise ValueError(f"no puzzle {name!r}; there are {', '.join(PUZZLES)}")
     return PUZZLES[name]
-
-
-def _table(found: "Accuracies") -> "Table":
-    from rich.table import Table
-
-    table = Table("puzzle", "length", "accuracy", "tokens", "entropy", "cut off", "most frequent")
-    for family, by_length in found.items():
-        for length, cell in by_length.items():
-            table.add_row(
-                family,
-                str(length),
-                f"{cell.accuracy:.2f} ± {cell.error:.2f}",
-                f"{cell.tokens:.0f}",
-                f"{cell.entropy:.3f}",
-                f"{cell.unfinished:.0%}",
-                next(iter(cell.reasons)),
-            )
-    return table
 
 
 def _text(file: Path) -> str:

@@ -14,10 +14,8 @@ from typing import NamedTuple
 
 from sparrow.calibrate.replay import Replay, replay
 from sparrow.calibrate.tails import Tail, budget_for, in_bin, tail
-from sparrow.dataflow.evaluate import Accuracy, attending, judge
+from sparrow.dataflow.evaluate import Accuracy, answer_puzzles, attending, puzzles
 from sparrow.models import Decoder
-from sparrow.records import SamplingParams
-from sparrow.tasks import PUZZLES
 
 WINDOW = 256
 TARGETS = (0.75, 0.80, 0.86, 0.92)
@@ -56,12 +54,14 @@ def sampled_tail(actor: Decoder, policy: Decoder, plan: Plan, budget: int) -> Ta
 def _replays(actor: Decoder, policy: Decoder, plan: Plan, budget: int) -> Iterator[Replay]:
     engine, schedule = attending(actor, budget=budget)
     assert schedule is not None, "a budget was given"
-    puzzle, start = PUZZLES[plan.family], plan.bin[0]
-    rows = [puzzle.row(seed, plan.lengths[-1]) for seed in range(plan.sequences)]
-    for one in judge(engine, rows, SamplingParams(seed=0), schedule=schedule, room=1.25):
+    start = plan.bin[0]
+    rows = puzzles(plan.family, plan.lengths[-1], plan.sequences, room=1.25)
+    for one in answer_puzzles(engine, rows, schedule=schedule):
         answer = one.completion.token_ids.tolist()
-        if len(one.prompt) + len(answer) > start:
-            yield replay(policy, one.prompt, answer[: plan.bin[1] - len(one.prompt)], schedule)
+        if len(one.prompt_ids) + len(answer) > start:
+            yield replay(
+                policy, one.prompt_ids, answer[: plan.bin[1] - len(one.prompt_ids)], schedule
+            )
 
 
 def conditions(

