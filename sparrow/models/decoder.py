@@ -10,7 +10,7 @@ sparrow/ops/types.py; F is the intermediate size.
 """
 
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,12 @@ class Lora(Protocol):
     def __call__(self, layer: int, name: str, x: Tensor, projected: Tensor, /) -> Tensor: ...
 
 
+class Through(Protocol):
+    """Calls a layer with its arguments and gives what it gave: to checkpoint, cast or watch."""
+
+    def __call__(self, layer: nn.Module, x_TC: Tensor, /, *args: Any) -> Tensor: ...
+
+
 class Rotation(NamedTuple):
     """Cosine and sine of T positions, fp32 [T, D / 2]."""
 
@@ -65,13 +71,19 @@ class Decoder(nn.Module):
         self._rotations: dict[torch.device, Rotation] = {}
 
     def forward(
-        self, ids_T: Tensor, positions_T: Tensor, attention: Attention, lora: Lora | None = None
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        attention: Attention,
+        lora: Lora | None = None,
+        through: Through | None = None,
     ) -> Tensor:
-        """Final hidden states [T, C], after the last norm."""
+        """Final hidden states [T, C], after the last norm; `through` is how layers are called."""
         x_TC = self._embed(ids_T)
         rotation = self._rotation(positions_T)
         for layer in self.layers:
-            x_TC = layer(x_TC, rotation, attention, lora)
+            arguments = (x_TC, rotation, attention, lora)
+            x_TC = layer(*arguments) if through is None else through(layer, *arguments)
         return self.norm(x_TC)
 
     def _embed(self, ids_T: Tensor) -> Tensor:

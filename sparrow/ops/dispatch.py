@@ -1,7 +1,9 @@
 """Which version of an op runs: the faster one of the device where there is one, or the definition.
 
 Every version of an op computes the same function up to rounding; choosing one changes speed, not
-meaning. `versions` tells what runs, `using("reference")` forces the definitions.
+meaning. `versions` tells what runs, `using("reference")` forces the definitions, and so does
+`using("compiled")`, which has torch.compile join the small kernels of a layer: for training, which
+wants gradients.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-Choice = Literal["fastest", "reference"]
+Choice = Literal["fastest", "reference", "compiled"]
 
 # (op, device type) -> module with a function of the op's name, `supports(op, *arguments)` and
 # `fits(dtype, head size)`. The second item is the package that it needs beyond torch.
@@ -43,13 +45,15 @@ FASTER = {
     ("split_heads", "cuda"): ("sparrow.ops.kernels.heads", "triton"),
 }
 
+COMPILED = ("norm_linear", "linear_add", "norm_gated", "split_heads")
+
 _settled: ContextVar[bool] = ContextVar("weights_settled", default=False)
 _choice: ContextVar[Choice] = ContextVar("ops_choice", default="fastest")
 
 
 @contextmanager
 def using(choice: Choice) -> Iterator[None]:
-    """Run ops by their definitions ("reference") inside a with-block, in this thread."""
+    """Run ops by their definitions in a with-block, in this thread: as they are, or compiled."""
     if choice not in get_args(Choice):
         raise ValueError(f"choice must be one of {get_args(Choice)}, got {choice!r}")
     token = _choice.set(choice)
@@ -98,7 +102,19 @@ def run(op: str, definition: Callable[..., Any], *args: Any, **kwargs: Any) -> A
         module = _faster(op, first.device.type)
         if module is not None and module.supports(op, *args, **kwargs):
             return getattr(module, op)(*args, **kwargs)
+    if _choice.get() == "compiled" and op in COMPILED:
+        return _compiled(definition)(*args, **kwargs)
     return definition(*args, **kwargs)
+
+
+def joiner() -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+    """What makes one kernel of a function of small ones here; None: nothing does."""
+    return _compiled if _choice.get() == "compiled" else None
+
+
+@cache
+def _compiled(definition: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(definition)
 
 
 @cache

@@ -6,7 +6,7 @@ Legend of the dimension letters: sparrow/ops/types.py.
 from torch import Tensor
 
 from sparrow.ops.api.checks import chunking, head, known_ids, rows
-from sparrow.ops.dispatch import run
+from sparrow.ops.dispatch import joiner, run
 from sparrow.ops.reference import logprob as _logprob
 from sparrow.ops.reference.logprob import TokenStats, TopK
 
@@ -47,6 +47,7 @@ def token_stats(
         ids_T,
         temperature=temperature,
         chunk=chunk,
+        join=joiner(),
     )
 
 

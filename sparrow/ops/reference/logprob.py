@@ -6,7 +6,7 @@ for one chunk of tokens at a time, never as a [tokens, vocabulary] tensor.
 Legend of the dimension letters: sparrow/ops/types.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from sparrow.ops.reference.pages import accumulator
 
 CHUNK_BYTES = 64 * 2**20
+Join = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class TokenStats(NamedTuple):
@@ -45,15 +46,31 @@ def token_stats(
     *,
     temperature: float | Tensor = 1.0,
     chunk: int | None = None,
+    join: Join | None = None,
 ) -> TokenStats:
-    temperature_T = per_token(temperature, hidden_TC)
+    """join: what makes one kernel of the small ones behind the logits (torch.compile), if any."""
+    temperature_T = None if is_one(temperature) else per_token(temperature, hidden_TC)
     chunk = chunk or chunk_tokens(len(head_VC))
-    logprob_T, entropy_T = _TokenStats.apply(hidden_TC, head_VC, ids_T, temperature_T, chunk)
+    logprob_T, entropy_T = _TokenStats.apply(
+        hidden_TC, head_VC, ids_T, temperature_T, chunk, join or _as_it_is
+    )
     return TokenStats(logprob=logprob_T, entropy=entropy_T)
 
 
+def is_one(temperature: float | Tensor) -> bool:
+    """Whether logits stay as they are; a tensor is not looked at, which might wait for a GPU."""
+    return isinstance(temperature, int | float) and temperature == 1
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
 class _TokenStats(torch.autograd.Function):
-    """Both statistics with gradients to hidden and head; logits are made again on the way back."""
+    """Both statistics with gradients to hidden and head; logits are made again on the way back.
+
+    On a GPU the products of gradients have 16-bit factors where hidden states do: tensor cores.
+    """
 
     @staticmethod
     def forward(
@@ -61,53 +78,86 @@ class _TokenStats(torch.autograd.Function):
         hidden_TC: Tensor,
         head_VC: Tensor,
         ids_T: Tensor,
-        temperature_T: Tensor,
+        temperature_T: Tensor | None,
         chunk: int,
+        join: Join,
     ) -> tuple[Tensor, Tensor]:
         wide = accumulator(hidden_TC.dtype)
         logprob_T = hidden_TC.new_empty(len(hidden_TC), dtype=wide)
         entropy_T = hidden_TC.new_empty(len(hidden_TC), dtype=wide)
         for part in chunks(len(hidden_TC), chunk):
-            logp_nV = log_softmax(hidden_TC[part], head_VC, temperature_T[part])
-            logprob_T[part] = logp_nV.gather(1, ids_T[part, None].long()).squeeze(1)
-            entropy_T[part] = entropy(logp_nV)
+            logits_nV = logits(hidden_TC[part], head_VC)
+            found = join(_stats)(logits_nV, _part(temperature_T, part), ids_T[part])
+            logprob_T[part], entropy_T[part] = found
         ctx.save_for_backward(hidden_TC, head_VC, ids_T, temperature_T, entropy_T)
-        ctx.chunk = chunk
+        ctx.chunk, ctx.join = chunk, join
+        ctx.set_materialize_grads(False)
         return logprob_T, entropy_T
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_logprob_T, grad_entropy_T = grads
         hidden_TC, head_VC, ids_T, temperature_T, entropy_T = ctx.saved_tensors
         wants_head = ctx.needs_input_grad[1]
         wide = accumulator(hidden_TC.dtype)
-        wide_head_VC = head_VC.to(wide)
+        narrow = hidden_TC.dtype if hidden_TC.is_cuda else wide  # of the products' factors
+        factor_VC = head_VC.to(narrow)
         grad_hidden_TC = torch.empty_like(hidden_TC)
         grad_head_VC = torch.zeros_like(head_VC, dtype=wide) if wants_head else None
         for part in chunks(len(hidden_TC), ctx.chunk):
-            logp_nV = log_softmax(hidden_TC[part], head_VC, temperature_T[part])
-            grad_nV = _grad_logits(
-                logp_nV, ids_T[part], entropy_T[part], grad_logprob_T[part], grad_entropy_T[part]
-            ).div_(temperature_T[part, None])
-            grad_hidden_TC[part] = (grad_nV @ wide_head_VC).to(hidden_TC.dtype)
+            grad_nV = ctx.join(_grad_logits)(
+                logits(hidden_TC[part], head_VC),
+                _part(temperature_T, part),
+                ids_T[part],
+                entropy_T[part],
+                _part(grad_logprob_T, part),
+                _part(grad_entropy_T, part),
+                narrow,
+            )
+            grad_hidden_TC[part] = (grad_nV @ factor_VC).to(hidden_TC.dtype)
             if grad_head_VC is not None:
-                grad_head_VC.addmm_(grad_nV.T, hidden_TC[part].to(wide))
+                grad_head_VC += _wide_product(grad_nV.T, hidden_TC[part].to(narrow), wide)
         grad_head = grad_head_VC.to(head_VC.dtype) if grad_head_VC is not None else None
-        return grad_hidden_TC, grad_head, None, None, None
+        return grad_hidden_TC, grad_head, None, None, None, None
+
+
+def _part(tensor_T: Tensor | None, part: slice) -> Tensor | None:
+    return None if tensor_T is None else tensor_T[part]
+
+
+def _wide_product(left: Tensor, right: Tensor, wide: torch.dtype) -> Tensor:
+    """A product added up and given in `wide`, whatever its factors' dtype (16 bits: on a GPU)."""
+    return left @ right if left.dtype == wide else torch.mm(left, right, out_dtype=wide)
+
+
+def _stats(logits_nV: Tensor, temperature_n: Tensor | None, ids_n: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-prob of the given tokens, and entropy."""
+    logp_nV = normalised(logits_nV, temperature_n)
+    return logp_nV.gather(1, ids_n[:, None].long()).squeeze(1), entropy(logp_nV)
 
 
 def _grad_logits(
-    logp_nV: Tensor,
+    logits_nV: Tensor,
+    temperature_n: Tensor | None,
     ids_n: Tensor,
     entropy_n: Tensor,
-    grad_logprob_n: Tensor,
-    grad_entropy_n: Tensor,
+    grad_logprob_n: Tensor | None,
+    grad_entropy_n: Tensor | None,
+    dtype: torch.dtype,
 ) -> Tensor:
     """d logprob = onehot - p and d entropy = -p (log p + entropy), each times its gradient."""
-    p_nV = logp_nV.exp()
-    slope_nV = grad_logprob_n[:, None] + grad_entropy_n[:, None] * (logp_nV + entropy_n[:, None])
-    grad_nV = -p_nV * slope_nV
-    return grad_nV.scatter_add_(1, ids_n[:, None].long(), grad_logprob_n[:, None])
+    logp_nV = normalised(logits_nV, temperature_n)
+    slope_nV: Tensor | float = 0.0
+    if grad_entropy_n is not None:
+        slope_nV = grad_entropy_n[:, None] * (logp_nV + entropy_n[:, None])
+    if grad_logprob_n is not None:
+        slope_nV = slope_nV + grad_logprob_n[:, None]
+    grad_nV = -logp_nV.exp() * slope_nV
+    if grad_logprob_n is not None:
+        grad_nV = grad_nV.scatter_add(1, ids_n[:, None].long(), grad_logprob_n[:, None])
+    if temperature_n is not None:
+        grad_nV = grad_nV / temperature_n[:, None]
+    return grad_nV.to(dtype)
 
 
 @torch.no_grad()
@@ -142,13 +192,19 @@ def entropy(logp_nV: Tensor) -> Tensor:
     return -(logp_nV.exp() * logp_nV).sum(1)
 
 
-def log_softmax(hidden_nC: Tensor, head_VC: Tensor, temperature_n: Tensor) -> Tensor:
-    """Log-probs [n, V]. torch's own adds up in fp32 one after another on a CPU, which made those
+def log_softmax(hidden_nC: Tensor, head_VC: Tensor, temperature_n: Tensor | None) -> Tensor:
+    """Log-probs [n, V]."""
+    return normalised(logits(hidden_nC, head_VC), temperature_n)
+
+
+def normalised(logits_nV: Tensor, temperature_n: Tensor | None) -> Tensor:
+    """Logits to log-probs. torch's own adds up in fp32 one after another on a CPU, which made those
     over 150 thousand tokens wrong by 6e-5; a sum by halves leaves 1e-6."""
-    logits_nV = logits(hidden_nC, head_VC).div_(temperature_n[:, None])
+    if temperature_n is not None:
+        logits_nV = logits_nV / temperature_n[:, None]
     if logits_nV.is_cuda:
         return torch.log_softmax(logits_nV, dim=1)
-    logits_nV.sub_(logits_nV.amax(1, keepdim=True))
+    logits_nV = logits_nV - logits_nV.amax(1, keepdim=True)
     return logits_nV.sub_(logits_nV.exp().sum(1, keepdim=True).log_())
 
 
