@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparrow.records import Document
+from sparrow.records import BoolArray, Document, Int32Array, TrainSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,24 +41,27 @@ class Pack:
 
 
 def pack(documents: Sequence[Document]) -> Pack:
-    """All documents in one pack, in their order."""
-    if not documents:
+    """All documents in one pack, in their order; everything behind a prompt is learnt."""
+    learnt = [np.arange(len(one)) >= one.prompt for one in documents]
+    return _packed([document.ids for document in documents], learnt)
+
+
+def pack_samples(samples: Sequence[TrainSample]) -> Pack:
+    """All samples in one pack, in their order; what is in their loss is learnt."""
+    return _packed([sample.ids for sample in samples], [sample.loss_mask for sample in samples])
+
+
+def _packed(ids: Sequence[Int32Array], learnt: Sequence[BoolArray]) -> Pack:
+    if not ids:
         raise ValueError("pack: no documents")
-    lengths = [len(document) for document in documents]
-    bounds = [0, *accumulate(lengths)]
-    ids = np.concatenate([document.ids for document in documents])
-    positions = np.concatenate([np.arange(length) for length in lengths])
-    sources = np.concatenate(
-        [
-            np.arange(start + document.prompt - 1, start + len(document) - 1)
-            for start, document in zip(bounds, documents, strict=False)
-        ]
-    )
+    lengths = [len(one) for one in ids]
+    joined = np.concatenate(ids).astype(np.int64)
+    sources = np.flatnonzero(np.concatenate(learnt)) - 1
     return Pack(
-        ids_T=torch.from_numpy(ids.astype(np.int64)),
-        positions_T=torch.from_numpy(positions),
-        bounds=torch.tensor(bounds, dtype=torch.int32),
+        ids_T=torch.from_numpy(joined),
+        positions_T=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])),
+        bounds=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
         longest=max(lengths),
         sources_R=torch.from_numpy(sources),
-        targets_R=torch.from_numpy(ids[sources + 1].astype(np.int64)),
+        targets_R=torch.from_numpy(joined[sources + 1]),
     )

@@ -1,0 +1,210 @@
+"""What a learner does on ranks and alone: the same functions, to be compared."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+from sparrow.config import RateConfig
+from sparrow.models import Decoder
+from sparrow.models.attention import Packed
+from sparrow.records import TrainSample
+from sparrow.train.learner import Learner, Objective
+from sparrow.train.objectives.aggregates import token_mean
+from sparrow.train.objectives.surrogates import Surrogate, Terms, ppo
+from sparrow.train.policy import Policy, shard, whole
+from sparrow.train.world import World
+from support.samples import batch, sample, small_model
+
+PPO = Objective(surrogate=ppo, aggregate=token_mean)
+CLIP = 0.05  # far below the norm of any gradient here
+# tokens of a micro-batch, samples: one batch a rank; several; uneven ones; a rank without samples
+CASES = {"whole": (10_000, 7), "cut": (60, 7), "uneven": (1, 3), "alone": (10_000, 1)}
+Arrays = dict[str, torch.Tensor]
+
+
+def learner(
+    world: World, *, tokens: int = 60, seed: int = 0, clip: float = 1e9, **policy: Any
+) -> Learner:
+    made = Policy(small_model(seed), **policy)
+    if world.size > 1:
+        made = shard(made)
+    return Learner(made, RateConfig(rate=1e-3, clip=clip), steps=10, tokens=tokens, world=world)
+
+
+def ready(samples: Sequence[TrainSample]) -> list[TrainSample]:
+    """With what the initial policy, in one process, says of them as pi_old."""
+    found = learner(World(), tokens=1).read(samples)
+    done = []
+    for one, read in zip(samples, found, strict=True):
+        old = np.zeros(len(one), np.float32)
+        old[one.loss_mask] = read.logprob
+        done.append(replace(one, old_logprob=old))
+    return done
+
+
+def ones(samples: Sequence[TrainSample]) -> list[np.ndarray]:
+    return [np.ones(one.learnt, np.float32) for one in samples]
+
+
+def states_of(model: Decoder, one: TrainSample) -> np.ndarray:
+    ids = torch.from_numpy(one.ids.astype(np.int64))
+    with torch.no_grad():
+        hidden = model(ids, torch.arange(len(ids)), Packed(bounds=torch.tensor([0, len(ids)])))
+    return hidden[torch.from_numpy(np.flatnonzero(one.loss_mask)) - 1].numpy()
+
+
+def everything(world: World, folder: Path) -> dict[str, Any]:
+    """All scenarios one after the other: starting processes takes longer than any of them."""
+    found = {
+        "read": reading(world),
+        "gradients": {
+            (name, recompute): gradients(world, tokens, count, recompute)
+            for name, (tokens, count) in CASES.items()
+            for recompute in (False, True)
+        },
+        "updates": updates(world),
+        "skipped": skipping(world),
+        "state": stating(world),
+        "restored": going_on(world, torch.load(folder / "alone.pt", weights_only=False)),
+    }
+    if world.size > 1:
+        found |= {
+            "rounding": rounding(world),
+            "failing": failing(world),
+            "meeting": meeting(world),  # the last: the second rank ends
+        }
+    return found
+
+
+def reading(world: World) -> list[tuple[np.ndarray, ...]]:
+    """Log-probs, entropies and alphas; actor states lie on one rank alone, by turns."""
+    samples, other = batch(), small_model(seed=9)
+    watched = {number: turn % world.size for turn, number in enumerate((1, 3, 4))}
+    actors = [
+        states_of(other, one) if watched.get(number) == world.rank else None
+        for number, one in enumerate(samples)
+    ]
+    told: list[tuple[int, int]] = []
+    own = learner(world)
+    found = own.read(samples, actors, on_batch=lambda *done: told.append(done))
+    assert told[-1][0] == told[-1][1]
+    assert world.size == 1 or told[-1][1] < len(samples)
+    return [tuple(one) for one in found]
+
+
+def gradients(world: World, tokens: int, count: int, recompute: bool) -> Arrays:
+    own = learner(world, tokens=tokens, recompute=recompute)
+    samples = ready(batch(count))
+    sums = own._gradients(samples, ones(samples), PPO, None)
+    found = {
+        name: whole(weight.grad).clone()
+        for name, weight in own.policy.model.named_parameters()
+        if weight.grad is not None
+    }
+    return found | {name: torch.tensor(value) for name, value in sums.items()}
+
+
+def updates(world: World) -> dict[str, Any]:
+    own = learner(world, clip=CLIP)
+    samples = ready(batch())
+    stats = [own.update(samples, ones(samples), PPO) for _ in range(3)]
+    return {"stats": stats, "weights": own.named_weights()}
+
+
+def skipping(world: World) -> dict[str, Any]:
+    """One token of one sample is no number: on two ranks one of them alone sees it."""
+    own = learner(world)
+    samples = ready(batch())
+    own.update(samples, ones(samples), PPO)
+    before = {name: weight.clone() for name, weight in own.named_weights().items()}
+    bad = ones(samples)
+    bad[2][0] = float("nan")
+    stats = [own.update(samples, bad, PPO), own.update(samples, bad, replace(PPO, surrogate=far))]
+    same = all(torch.equal(before[name], weight) for name, weight in own.named_weights().items())
+    after = own.update(samples, ones(samples), PPO)
+    return {"skipped": [one.skipped for one in stats], "same": same, "after": after.skipped}
+
+
+def far(terms: Terms) -> Surrogate:
+    """Losses of +inf and of -inf."""
+    found = ppo(terms)
+    return Surrogate(found.loss_T * float("inf"), found.clipped_T)
+
+
+def stating(world: World) -> dict[str, Any]:
+    """The state after an update, and the weights after another."""
+    own = learner(world)
+    samples = ready(batch())
+    own.update(samples, ones(samples), PPO)
+    state = copied(own.state())
+    own.update(samples, ones(samples), PPO)
+    return {"state": state, "weights": own.named_weights()}
+
+
+def going_on(world: World, state: dict[str, Any]) -> dict[str, Any]:
+    """A learner with other weights takes up a state, tells it again, and updates once."""
+    own = learner(world, seed=5)
+    own.restore(state)
+    again = copied(own.state())
+    samples = ready(batch())
+    own.update(samples, ones(samples), PPO)
+    return {"state": again, "weights": own.named_weights(), "taken": own.taken}
+
+
+def copied(state: Any) -> Any:
+    """The same in memory of its own: a learner's state may be its weights themselves."""
+    if isinstance(state, dict):
+        return {name: copied(value) for name, value in state.items()}
+    return state.clone() if isinstance(state, torch.Tensor) else state
+
+
+def rounding(world: World) -> dict[str, Any]:
+    """In 16 bits shards round as one process does; the weights stay float32 whatever was done."""
+    samples = [sample(30 + rank, 9, seed=rank) for rank in range(world.size)]
+    sharded = learner(world, tokens=1, dtype=torch.bfloat16)
+    found = sharded.read(samples)
+    alone = learner(World(), tokens=1, dtype=torch.bfloat16).read(samples)
+    kinds = {str(weight.dtype) for weight in sharded.named_weights().values()}
+    equal = [np.array_equal(a.logprob, b.logprob) for a, b in zip(found, alone, strict=True)]
+    return {"equal": equal, "kinds": kinds}
+
+
+def failing(world: World) -> dict[str, str]:
+    """What each rank hears when one fails: the second in its work, then the first in its."""
+
+    def break_second() -> None:
+        if world.rank == 1:
+            raise OSError("the dog ate it")
+
+    def break_first() -> None:
+        raise ValueError("no space")
+
+    return {
+        "second": heard(lambda: world.together(break_second)),
+        "first": heard(lambda: world.only_first(break_first)),
+        "none": heard(lambda: world.only_first(lambda: world.rank + 7)),
+    }
+
+
+def meeting(world: World) -> dict[str, str]:
+    """What the first rank hears when the second is late, and when it has ended."""
+    group = distributed.new_group(backend="gloo")
+    if world.rank == 1:
+        time.sleep(2)
+        return {}
+    late = replace(world, group=group, deadline=timedelta(seconds=1))
+    return {"late": heard(lambda: late.collect(1)), "ended": heard(lambda: world.collect(1))}
+
+
+def heard(work: Callable[[], Any]) -> str:
+    try:
+        return f"no error: {work()}"
+    except (ValueError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
