@@ -1,0 +1,137 @@
+"""`sparrow train --dry-run`, for a terminal."""
+
+from typing import TYPE_CHECKING
+
+from sparrow.cli.output import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sparrow.dataflow.preview import Preview
+    from sparrow.dataflow.step_time import StepTime
+
+Lines = list[tuple[str, str]]
+GIB = 2**30
+
+
+def show(preview: "Preview", console: "Console") -> None:
+    """The whole plan: what runs, memory, batch, schedule, time; then what to keep in mind."""
+    from rich.table import Table
+
+    table = Table(title=f"{plain(preview.model)}: the plan, nothing was run", show_header=False)
+    for section in sections(preview):
+        table.add_section()
+        for name, text in section:
+            table.add_row(name, plain(text))
+    console.print(table)
+    if preview.kept:
+        console.print(_kept_table(preview))
+    for note in preview.notes:
+        console.print(f"[yellow]note:[/] {plain(note)}")
+    if not preview.fits:
+        console.print("[bold red]it does not fit[/]: see memory above")
+
+
+def lines(preview: "Preview") -> Lines:
+    """Everything that is shown in pairs of a name and a text."""
+    return [line for section in sections(preview) for line in section]
+
+
+def sections(preview: "Preview") -> list[Lines]:
+    return [_run(preview), _memory(preview), _batch(preview), _schedule(preview), _time(preview)]
+
+
+def _run(preview: "Preview") -> Lines:
+    size, machine = preview.parameters / 1e6, preview.machine
+    return [
+        ("model", f"{size:.1f} M weights, {preview.dtype} products ({preview.shape})"),
+        ("machine", f"{machine.name}, {_gib(machine.memory)}"),
+        ("rows", preview.rows),
+        ("algorithm", preview.algorithm),
+    ]
+
+
+def _memory(preview: "Preview") -> Lines:
+    trainer, engine = preview.trainer, preview.engine
+    state = trainer.weights + trainer.gradients + trainer.moments
+    verdict = "fits" if preview.fits else "DOES NOT FIT"
+    sleeps = "asleep meanwhile" if preview.sleeps else "awake meanwhile"
+    holds = f"{engine.tokens} tokens, {engine.sequences:.3g} sequences of {engine.context}"
+    return [
+        ("trainer", f"{_gib(trainer.total)}; the engine is {sleeps}"),
+        ("  weights, gradients, moments", _gib(state)),
+        ("  copies of weights", _gib(trainer.copies)),
+        ("  activations of a micro-batch", _gib(trainer.activations)),
+        ("  logits by chunks", _gib(trainer.logits)),
+        ("engine", f"{_gib(engine.total)}; of the trainer stay {_gib(_held(preview))}"),
+        ("  weights", _gib(engine.weights)),
+        ("  keys and values", f"{_gib(engine.kv)}: {holds}"),
+        ("at most", f"{_gib(max(preview.rollout_bytes, preview.update_bytes))}: {verdict}"),
+    ]
+
+
+def _held(preview: "Preview") -> int:
+    return preview.rollout_bytes - preview.engine.total
+
+
+def _batch(preview: "Preview") -> Lines:
+    batch = preview.batch
+    cut = f"{batch.micro_batches} micro-batches at most, {batch.half_micro_batches} at half length"
+    tokens = f"{batch.tokens} at most, {batch.half_tokens} at half length"
+    return [
+        ("answers of a step", f"{batch.sequences}, of the run {batch.answers}"),
+        ("tokens of a step", tokens),
+        ("optimiser steps of a step", f"{batch.updates}, each of {cut}"),
+        ("steps", str(batch.steps)),
+    ]
+
+
+def _schedule(preview: "Preview") -> Lines:
+    return [("rollout attention", preview.attention), ("tail gate", preview.gate)]
+
+
+def _time(preview: "Preview") -> Lines:
+    if preview.untimed is not None:
+        return [("time of a step", f"not predicted: {preview.untimed}")]
+    found = [
+        (f"a step, {one.case}", _step(one, sparse=bool(preview.kept))) for one in preview.times
+    ]
+    last = preview.times[-1]
+    total = last.step * preview.batch.steps
+    return [*found, ("the run", f"{_duration(total)}, {last.case}")]
+
+
+def _step(time: "StepTime", *, sparse: bool) -> str:
+    parts = (
+        f"{_duration(time.step)} = rollout {_duration(time.rollout)} + log-probs "
+        f"{_duration(time.logprobs)} + update {_duration(time.update)}"
+    )
+    if not sparse:
+        return parts
+    faster = time.dense_step / time.step
+    dense = _duration(time.dense_rollout)
+    return f"{parts}; with dense rollout ({dense}) {faster:.2f}x as long"
+
+
+def _kept_table(preview: "Preview") -> "Table":
+    from rich.table import Table
+
+    table = Table(title="tokens kept")
+    for heading in ("total length", "budget", "kept, all layers", "share"):
+        table.add_column(heading, justify="right")
+    for each in preview.kept:
+        budget = "all" if each.budget is None else str(each.budget)
+        share = f"{each.kept / each.length:.0%}"
+        table.add_row(str(each.length), budget, f"{each.kept:.0f}", share)
+    return table
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.3g} GiB" if size >= GIB / 10 else f"{size / 2**20:.3g} MiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -1,0 +1,105 @@
+"""Which model and machine a run is planned for, found without weights and without the machine."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from sparrow.calibrate.planning.hardware import Hardware, known
+from sparrow.engine.memory import host_memory
+from sparrow.models.checkpoint import CONFIG, locate, shipped
+from sparrow.models.fetch import fetched
+from sparrow.models.fetch import known as fetchable
+from sparrow.models.shapes import SHAPES
+from sparrow.models.spec import ModelSpec, spec_from_hf
+from sparrow.records import Record
+
+ABSENT = "h200"  # the machine that a run for a GPU is planned for where there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Machine(Record):
+    """What is planned for."""
+
+    name: str
+    kind: Literal["cpu", "cuda"]
+    memory: int  # bytes that can be had
+    here: bool
+    hardware: str | None  # whose step times are known: a name for `Hardware.load`
+
+
+class Model(NamedTuple):
+    """A model without weights."""
+
+    spec: ModelSpec
+    source: str
+
+
+def model_of(name: str) -> Model:
+    """A model's shape from its config.json, or by its published name; nothing is downloaded."""
+    if Path(name).expanduser().is_dir() or name in shipped() or _is_fetched(name):
+        return _read(locate(name) / CONFIG)
+    if (place := _downloaded(name)) is not None:
+        return _read(place)
+    short = name.rpartition("/")[2].lower()
+    if short in SHAPES and (name in fetchable() or name.count("/") == 1):
+        return Model(SHAPES[short], f"not at hand, by the published shape {short}")
+    raise ValueError(
+        f"no model {name!r} at hand, and no published shape of that name: give a folder, one of "
+        f"{', '.join((*shipped(), *fetchable()))}, or owner/NAME of {', '.join(SHAPES)}"
+    )
+
+
+def _is_fetched(name: str) -> bool:
+    return name in fetchable() and fetched(name) is not None
+
+
+def _downloaded(name: str) -> Path | None:
+    """The config.json of a hub's model that was downloaded before."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, CONFIG)
+    except HFValidationError:
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _read(file: Path) -> Model:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: holds {type(content).__name__}, not a table of keys")
+    return Model(spec_from_hf(content, str(file)), str(file))
+
+
+def machine_of(device: str) -> Machine:
+    """This machine; where it has no GPU and one is asked for, the one that is known best."""
+    if torch.cuda.is_available() and device != "cpu":
+        index = torch.device("cuda" if device == "auto" else device).index or 0
+        if index >= torch.cuda.device_count():
+            raise ValueError(f"device {device!r}: there are {torch.cuda.device_count()} GPUs here")
+        name = torch.cuda.get_device_name(index)
+        found = next((each for each in known() if each in name.lower()), None)
+        free, _ = torch.cuda.mem_get_info(index)
+        return Machine(name=name, kind="cuda", memory=free, here=True, hardware=found)
+    if device.startswith("cuda"):
+        memory = Hardware.load(ABSENT).memory
+        return Machine(name=ABSENT, kind="cuda", memory=memory, here=False, hardware=ABSENT)
+    return Machine(name="this CPU", kind="cpu", memory=host_memory(), here=True, hardware=None)
+
+
+def hardware_of(machine: Machine) -> Hardware:
+    assert machine.hardware is not None
+    return Hardware.load(machine.hardware)
+
+
+def dtype_of(wanted: str, machine: Machine) -> torch.dtype:
+    if wanted == "auto":
+        return torch.bfloat16 if machine.kind == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]

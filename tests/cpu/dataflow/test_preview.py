@@ -1,0 +1,281 @@
+"""The plan of a run: recipes as they ship, figures by hand, what is refused."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from sparrow.calibrate.planning.hardware import Hardware
+from sparrow.cli.preview import lines, show
+from sparrow.config import GateConfig, TrainConfig, load_config
+from sparrow.dataflow import place
+from sparrow.dataflow.preview import Preview, preview
+from sparrow.dataflow.preview_words import gate_words
+from sparrow.dataflow.step_time import ASSUMED_UTILISATION
+from sparrow.models.shapes import shape
+from sparrow.records import from_dict, to_dict
+from sparrow.sparse import preset
+from sparrow.train.flops import forward_flops, training_flops
+
+ROOT = Path(__file__).parents[3]
+RECIPES = sorted((ROOT / "configs/train").glob("*.toml"))
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root_without_a_gpu_or_downloads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(place, "_downloaded", lambda name: None)
+    monkeypatch.setenv("SPARROW_HOME", str(tmp_path))
+
+
+def config(**sections: dict[str, Any]) -> TrainConfig:
+    """A run of Qwen3-1.7B for a GPU, dense, of four long answers; sections change it."""
+    base: dict[str, dict[str, Any]] = {
+        "model": {"name": "Qwen/Qwen3-1.7B", "device": "cuda"},
+        "data": {"file": "absent.parquet", "reward": "math"},
+        "rollout": {"prompts": 2, "samples": 2, "max_tokens": 8000, "max_prompt": 192},
+        "run": {"steps": 3},
+    }
+    for name, values in sections.items():
+        base[name] = base.get(name, {}) | values
+    return TrainConfig.model_validate(base)
+
+
+def said(found: Preview) -> str:
+    shown = io.StringIO()
+    show(found, Console(width=200, file=shown))
+    return shown.getvalue()
+
+
+# Recipes.
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_can_be_previewed(recipe: Path) -> None:
+    """Without the model of the hub, without its data, without a GPU."""
+    found = preview(load_config(TrainConfig, [recipe]))
+    assert found.fits
+    assert found.kept
+    assert from_dict(Preview, json.loads(json.dumps(to_dict(found)))) == found
+    assert f"{found.batch.sequences}, of the run" in said(found)
+
+
+def test_the_recipe_of_qwen_is_planned_for_the_machine_that_it_names() -> None:
+    recipe = load_config(TrainConfig, [ROOT / "configs/train/qwen3-1.7b-math.toml"])
+    found = preview(recipe)
+    assert found.machine.name == "h200"
+    assert not found.machine.here
+    assert "published shape qwen3-1.7b" in found.shape
+    assert found.parameters == shape("qwen3-1.7b").parameters()
+    assert any("no GPU here" in note for note in found.notes)
+    assert any("polaris-53k.parquet is not here" in note for note in found.notes)
+    assert found.trainer.total < 100 * GIB  # a micro-batch of 32K tokens
+    assert len(found.times) == 2
+    assert all(time.rollout < time.dense_rollout for time in found.times)
+
+
+def test_a_recipe_for_this_cpu_says_that_no_time_is_known() -> None:
+    found = preview(load_config(TrainConfig, [ROOT / "configs/train/tiny.toml"]))
+    assert found.machine.kind == "cpu"
+    assert found.times == ()
+    assert dict(lines(found))["time of a step"].startswith("not predicted: step times are known")
+    assert found.batch.counted
+
+
+# Figures.
+
+
+def test_batch_by_hand() -> None:
+    found = preview(config(batch={"updates": 2, "tokens": 20000})).batch
+    assert (found.sequences, found.steps, found.answers) == (4, 3, 12)
+    assert found.prompt == 192  # assumed 200, but no longer one is let in
+    assert found.longest == 8192
+    assert found.tokens == 4 * 8192
+    # Answers of 1, 2667, 5334 and 8000 tokens, in some order.
+    assert found.half_tokens == 4 * 192 + 1 + 2667 + 5334 + 8000
+    assert (found.micro_batches, found.half_micro_batches) == (1, 1)
+    alone = preview(config(batch={"tokens": 8192})).batch
+    assert alone.micro_batches == 4
+
+
+def test_memory_by_hand() -> None:
+    found, spec = preview(config(rollout={"kv_gib": 1.0})), shape("qwen3-1.7b")
+    page = 28 * 8 * 2 * 16 * 128 * 2  # layers, KV heads, K and V, tokens, channels, bytes
+    assert found.engine.page_bytes == page
+    assert found.engine.pages == GIB // page
+    assert found.engine.sequences == GIB // page * 16 / 8192
+    assert found.engine.weights == 2 * spec.parameters()
+    assert found.rollout_bytes == 12 * spec.parameters() + found.engine.total
+    assert found.update_bytes == found.trainer.total
+    sparse = preview(config(rollout={"kv_gib": 1.0, "attention": {"budget": 512}}))
+    assert sparse.engine.page_bytes == page + 28 * 8 * 128 * 2  # a mean key
+
+
+def test_an_engine_that_stays_awake_lies_beside_the_trainer() -> None:
+    found = preview(config(rollout={"sleep": False, "kv_gib": 2.0}))
+    assert found.update_bytes == found.trainer.total + found.engine.total == found.rollout_bytes
+    unsaid = preview(config(rollout={"sleep": False}))
+    assert any("kv_gib is not given" in note for note in unsaid.notes)
+
+
+def test_the_engine_takes_nine_tenths_of_what_the_trainer_leaves() -> None:
+    rollout = {"max_tokens": 32000, "prompts": 32, "samples": 8}
+    found, spec = preview(config(rollout=rollout)), shape("qwen3-1.7b")
+    free = Hardware.load("h200").memory - 14 * spec.parameters()
+    given = int(free * 0.9) - 256 * spec.vocabulary * 4 * 3 - GIB
+    assert found.engine.pages == given // found.engine.page_bytes
+
+
+def test_step_time_by_hand() -> None:
+    found, spec = preview(config()), shape("qwen3-1.7b")
+    rate = 989e12 * ASSUMED_UTILISATION
+    lengths = [8192] * 4
+    worst = found.times[0]
+    assert worst.update == pytest.approx(training_flops(spec, lengths) / rate)
+    assert worst.logprobs == pytest.approx(forward_flops(spec, lengths) / rate * 3 / 4)
+    assert worst.rollout == worst.dense_rollout  # no schedule
+    assert worst.step == worst.rollout + worst.logprobs + worst.update
+    # 8000 steps of four rows at least read the weights, 3.4 GB at 3.9 TB/s.
+    assert worst.rollout > 8000 * 3.44e9 / 3.925e12
+    kept = preview(config(batch={"recompute": False})).times[0]
+    assert kept.update == pytest.approx(worst.update * 3 / 4)
+    assert found.times[1].step < worst.step
+
+
+def test_budgets_by_length() -> None:
+    attention = {"schedule": "qwen3-1.7b-0.86"}
+    found = preview(config(rollout={"attention": attention}))
+    schedule = preset("qwen3-1.7b-0.86")
+    assert [each.length for each in found.kept] == [1365, 2731, 4096, 5461, 6827, 8192]
+    assert [each.budget for each in found.kept] == [
+        schedule.budget(each.length) for each in found.kept
+    ]
+    last = found.kept[-1]  # 2 of 28 layers keep all 8192, the others 2048
+    assert (last.budget, last.kept) == (2048, (2 * 8192 + 26 * 2048) / 28)
+    assert found.attention == schedule.describe()
+
+
+# The model and the machine.
+
+
+def test_a_folder_is_read_and_its_weights_are_not(tmp_path: Path) -> None:
+    shipped = place.model_of("tiny")
+    (tmp_path / "config.json").write_text(Path(shipped.source).read_text())
+    found = place.model_of(str(tmp_path))
+    assert found.spec == shipped.spec
+    assert found.source == str((tmp_path / "config.json").resolve())
+
+
+def test_a_model_that_can_be_fetched_has_a_shape_before() -> None:
+    assert place.model_of("smollm2-135m").spec == shape("smollm2-135m")
+
+
+@pytest.mark.parametrize("name", ["nobody/model-7b", "qwen3-1.7b", "no-such", "a/b/qwen3-1.7b"])
+def test_an_unknown_model_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"no model '{name}' at hand"):
+        place.model_of(name)
+
+
+def test_a_broken_config_is_named(tmp_path: Path) -> None:
+    for text in ("{", "[]"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=r"config\.json"):
+            place.model_of(str(tmp_path))
+
+
+def test_without_a_gpu_auto_is_this_cpu() -> None:
+    assert place.machine_of("auto") == place.machine_of("cpu")
+    assert place.machine_of("cuda:1").hardware == "h200"
+
+
+def test_a_gpu_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (7 * GIB, 8 * GIB))
+    names = {"NVIDIA H200": "h200", "NVIDIA L4": None}
+    for name, hardware in names.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index, name=name: name)
+        found = place.machine_of("auto")
+        assert (found.name, found.memory, found.hardware) == (name, 7 * GIB, hardware)
+        assert found.here
+    with pytest.raises(ValueError, match="there are 1 GPUs"):
+        place.machine_of("cuda:3")
+
+
+# What does not go.
+
+
+def test_a_schedule_for_another_family_is_refused_unless_forced() -> None:
+    model = {"name": "smollm2-135m"}
+    attention = {"schedule": "qwen3-1.7b-0.86"}
+    rollout = {"max_tokens": 4000, "attention": attention}
+    with pytest.raises(ValueError, match="was not made for this: family 'qwen3'"):
+        preview(config(model=model, rollout=rollout))
+    attention["force"] = True
+    forced = preview(config(model=model, rollout=rollout))
+    assert "FORCED, made for family qwen3" in forced.attention
+
+
+def test_answers_longer_than_the_model_are_refused() -> None:
+    for rollout in ({"max_tokens": 40960}, {"max_tokens": 40900, "max_prompt": 61}):
+        with pytest.raises(ValueError, match="40960 positions"):
+            preview(config(rollout=rollout))
+    tight = preview(config(rollout={"max_tokens": 40900, "max_prompt": 60})).batch
+    assert (tight.context, tight.longest, tight.prompt) == (40960, 40960, 60)
+
+
+def test_without_a_limit_prompts_may_take_what_answers_leave() -> None:
+    model, data = {"name": "tiny", "device": "cpu"}, {"task": "assignments", "length": 200}
+    rollout = {"prompts": 2, "samples": 2, "max_tokens": 500}
+    settings = {"model": model, "data": data, "rollout": rollout}
+    found = preview(TrainConfig.model_validate(settings)).batch
+    assert found.context == 8192
+    assert 43 <= found.prompt <= 60  # words of the longest
+    assert found.longest == found.prompt + 500
+
+
+def test_unknown_parts_of_the_algorithm_are_refused() -> None:
+    with pytest.raises(ValueError, match="no-such"):
+        preview(config(algorithm={"corrections": ({"use": "no-such"},)}))
+
+
+def test_what_does_not_fit_is_said_and_not_raised() -> None:
+    found = preview(config(model={"name": "Qwen/Qwen3-14B"}))
+    assert not found.fits
+    assert found.engine.pages == 0
+    assert found.untimed is not None
+    assert "it does not fit" in said(found)
+
+
+def test_more_answers_than_counted_are_mentioned() -> None:
+    dapo = preview(config(algorithm={"name": "dapo", "overlong": 100}))
+    assert any("up to 4 times as many" in note for note in dapo.notes)
+    remax = preview(config(algorithm={"name": "remax"}))
+    assert any("2 greedy answers" in note for note in remax.notes)
+
+
+# Words.
+
+
+@pytest.mark.parametrize(
+    ("settings", "sparse", "expected"),
+    [
+        ({"mode": "off"}, True, "off"),
+        ({"mode": "warn"}, True, "below it: a warning"),
+        ({}, True, "raised by 1.5, up to 3 times, then it runs dense, then the run stops"),
+        ({"raises": 0}, True, "or surely: it runs dense"),
+        ({"lower": True}, True, "budgets fall where p05 is surely 0.04 above"),
+        ({"bin": 250}, True, "by bins of 250 tokens"),
+        ({}, False, "the run stops, as rollout is dense already"),
+    ],
+)
+def test_the_gate_in_words(settings: dict[str, Any], sparse: bool, expected: str) -> None:
+    assert expected in gate_words(GateConfig(**settings), sparse=sparse)
