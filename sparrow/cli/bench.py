@@ -107,6 +107,47 @@ def bench_rollout(
     show_result(result, rollout.table, as_json=as_json)
 
 
+@bench.command("train")
+def bench_train(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Published shape, such as qwen3-1.7b.")
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--case", help="sequences,tokens[,recompute][,compiled]; several. Default: by machine."
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps timed.")] = 5,
+    device: Annotated[str, typer.Option("--device", help="auto, cuda or cpu.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Optimiser steps: seconds, share of the tensor cores' peak, memory beside its prediction."""
+    from sparrow.bench import training
+
+    cases = [_train_case(text) for text in case] if case else None
+    with measuring() as progress:
+        result = training.run(
+            model=model, cases=cases, device=device, steps=steps, progress=progress
+        )
+    show_result(result, training.table, as_json=as_json)
+
+
+def _train_case(text: str) -> Any:
+    """sequences,tokens and how."""
+    from sparrow.bench.training import Case
+
+    match = re.fullmatch(r"(\d+),(\d+)(,recompute)?(,compiled)?", text)
+    if match is None or not int(match[1]) or int(match[2]) < 2:
+        raise ValueError(f"--case {text}: give sequences,tokens[,recompute][,compiled]")
+    return Case(
+        sequences=int(match[1]),
+        length=int(match[2]),
+        recompute=match[3] is not None,
+        compiled=match[4] is not None,
+    )
+
+
 def _case(text: str) -> tuple[int, int, str | None]:
     """batch,context or batch,context,schedule."""
     match = re.fullmatch(r"(\d+),(\d+)(?:,(.+))?", text)

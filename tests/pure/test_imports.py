@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "serve": ROLLOUT | {"engine"},
     "dataflow": ROLLOUT | {"engine", "train", "tasks", "calibrate"},
     "report": BASE,
-    "bench": ROLLOUT | {"engine", "calibrate"},
+    "bench": ROLLOUT | {"engine", "calibrate", "train"},
     "demo": ROLLOUT | {"engine", "tasks", "calibrate", "dataflow"},
     "__main__": {"cli"},
     "cli": BASE
