@@ -10,11 +10,13 @@ import typer
 from sparrow import __version__
 from sparrow.cli.bench import bench
 from sparrow.cli.calibrate import calibrate
+from sparrow.cli.evaluate import evaluate
 from sparrow.cli.flow import flow
 from sparrow.cli.generate import generate
 from sparrow.cli.output import console, notes, plain, report
 from sparrow.cli.plan import plan
-from sparrow.cli.puzzles import evaluate, puzzle, warmup
+from sparrow.cli.puzzles import puzzle, warmup
+from sparrow.cli.train import replay, train
 
 app = typer.Typer(
     help="RL on long chains of thought: sparse rollout, dense policy, a measured difference.",
@@ -26,9 +28,11 @@ app = typer.Typer(
 SETTINGS = {"ignore_unknown_options": True}  # --a.b=c are settings, not options
 app.command(context_settings=SETTINGS)(generate)
 app.command()(puzzle)
-app.command()(evaluate)
+app.command("eval")(evaluate)
 app.command()(calibrate)
 app.command()(plan)
+app.command(context_settings=SETTINGS)(train)
+app.command()(replay)
 app.command(context_settings=SETTINGS)(warmup)
 app.add_typer(bench, name="bench")
 app.add_typer(flow, name="flow")

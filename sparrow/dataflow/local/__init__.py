@@ -1,0 +1,1 @@
+"""RL in one process (or one per device): the loop, and what its parts do."""

@@ -1,0 +1,49 @@
+"""`sparrow train`: the loop, readable on one screen.
+
+    rows -> episodes -> rewards -> dense log-probs -> advantages -> update -> the engine's weights
+
+The actor that plays is sparse, the policy that learns is dense; the gate watches how far the two
+are apart, token by token, in its lower tail.
+"""
+
+from pathlib import Path
+
+from sparrow.dataflow.local import learning, playing
+from sparrow.dataflow.local.metrics import step_metrics
+from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop, Run
+from sparrow.dataflow.stopping import Stopped
+
+
+def train(run: Run) -> Path:
+    """Run the steps that are left; the model's folder. Whatever stops it, nothing is lost."""
+    try:
+        if run.step == 0:
+            run.validate()
+        while run.step < run.config.run.steps:
+            step(run)
+    except (Stopped, GateStop, Diverged, EpisodeFailed):
+        run.save()
+        raise
+    run.save()
+    return run.finish()
+
+
+def step(run: Run) -> None:
+    """One step."""
+    clock = run.clock()
+    with clock("gen"):
+        played = playing.play(run)
+    with clock("old_log_prob"):
+        run.engine_out()
+        batch = learning.read(run, played.groups)
+        look = run.gate.observe(run.step, batch.readings, batch.estimates)
+    with clock("update_actor"):
+        updates = learning.update(run, batch)
+    with clock("weights"):
+        run.engine_in()
+    run.advance(played.position, played.overlong, updates)
+    metrics = step_metrics(played, batch, updates, look, clock.seconds())
+    run.record(metrics, played.groups, look)
+    run.validate_if_due()
+    run.save_if_due()
+    run.heed(look)

@@ -1,0 +1,102 @@
+"""A step in numbers, under the names that people have dashboards for, and our own."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sparrow.calibrate.gate import Look
+from sparrow.calibrate.gate import metrics as gate_metrics
+from sparrow.dataflow.local.learning import Batch
+from sparrow.dataflow.local.playing import Played
+from sparrow.records import Trajectory
+from sparrow.train.learner import UpdateStats
+
+Metrics = dict[str, float]
+
+
+def step_metrics(
+    played: Played,
+    batch: Batch,
+    updates: Sequence[UpdateStats],
+    look: Look,
+    seconds: Mapping[str, float],
+) -> Metrics:
+    """Everything of a step; what is unknown is left out."""
+    trajectories = [one for group in played.groups for one in group.trajectories]
+    return (
+        _rollout(trajectories, played)
+        | _advantages(batch)
+        | _updates(updates)
+        | batch.mismatch
+        | gate_metrics(look)
+        | _density(trajectories)
+        | _timing(seconds, sum(len(one) for one in trajectories))
+    )
+
+
+def _rollout(trajectories: Sequence[Trajectory], played: Played) -> Metrics:
+    found: Metrics = {
+        "data/groups": float(len(played.groups)),
+        "data/overlong_prompts": float(len(played.overlong)),
+        "data/uninformative_groups": float(played.uninformative),
+        "data/rounds": float(played.rounds),
+    }
+    if played.acc is not None:
+        found["critic/acc/played"] = played.acc
+    if not trajectories:
+        return found
+    rewards = np.array([one.reward for one in trajectories], dtype=float)
+    lengths = np.array([(one.weight_version >= 0).sum() for one in trajectories])
+    prompts = np.array([len(one) for one in trajectories]) - lengths
+    found |= {
+        "critic/score/mean": float(rewards.mean()),
+        "critic/score/max": float(rewards.max()),
+        "critic/score/min": float(rewards.min()),
+        "response_length/mean": float(lengths.mean()),
+        "response_length/max": float(lengths.max()),
+        "response_length/clip_ratio": float(np.mean([one.truncated for one in trajectories])),
+        "prompt_length/mean": float(prompts.mean()),
+    }
+    accs = [one.acc for one in trajectories if one.acc is not None]
+    return found | ({"critic/acc/mean": float(np.mean(accs))} if accs else {})
+
+
+def _advantages(batch: Batch) -> Metrics:
+    if not batch.samples:
+        return {}
+    values = np.array([sample.advantage for sample in batch.samples])
+    entropy = np.concatenate([found.entropy for found in batch.reads])
+    return {
+        "critic/advantages/mean": float(values.mean()),
+        "critic/advantages/max": float(values.max()),
+        "critic/advantages/min": float(values.min()),
+        "critic/advantages/zero_frac": float((values == 0).mean()),
+        "actor/entropy": float(entropy.mean()) if len(entropy) else 0.0,
+    }
+
+
+def _updates(updates: Sequence[UpdateStats]) -> Metrics:
+    if not updates:
+        return {"actor/updates": 0.0}
+    return {
+        "actor/updates": float(len(updates)),
+        "actor/pg_loss": float(np.mean([one.loss for one in updates])),
+        "actor/pg_clipfrac": float(np.mean([one.clipped for one in updates])),
+        "actor/ppo_kl": float(np.mean([one.kl for one in updates])),
+        "actor/grad_norm": float(np.mean([one.gradient for one in updates])),
+        "actor/lr": updates[-1].rate,
+        "actor/skipped": float(sum(one.skipped for one in updates)),
+    }
+
+
+def _density(trajectories: Sequence[Trajectory]) -> Metrics:
+    """Share of keys and values that decode steps read, over all sampled tokens."""
+    kept = [one.kept[one.weight_version >= 0] for one in trajectories if one.kept is not None]
+    return {"sparse/density": float(np.concatenate(kept).mean())} if kept else {}
+
+
+def _timing(seconds: Mapping[str, float], tokens: int) -> Metrics:
+    return {f"timing_s/{part}": value for part, value in seconds.items()} | {
+        "perf/total_num_tokens": float(tokens),
+        "perf/throughput": tokens / seconds["step"],
+    }

@@ -1,0 +1,307 @@
+"""From a configuration to a run: what is wrong with it is said here, before anything is played."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparrow.calibrate.gate import Gate
+from sparrow.config import GateConfig, TrainConfig, load_config
+from sparrow.config.resolved import FILE_NAME
+from sparrow.dataflow.episodes import Episode, episode_of
+from sparrow.dataflow.language import Language, language_of
+from sparrow.dataflow.local.run import MODEL, Run
+from sparrow.dataflow.local.validating import validation_of
+from sparrow.dataflow.local.watching import Nobody, Watcher
+from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
+from sparrow.dataflow.runs.files import RunFiles
+from sparrow.dataflow.stopping import Stopping
+from sparrow.engine.answer import placed_schedule
+from sparrow.engine.engine import Engine
+from sparrow.models import Decoder, fingerprint, load
+from sparrow.models.checkpoint import pick_device
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.rule import Rule
+from sparrow.sparse.schedule import Schedule
+from sparrow.tasks import PUZZLES
+from sparrow.tasks.choosing import judge_of, rows_of
+from sparrow.tasks.example import Example, Examples, Judge
+from sparrow.tasks.rows import FileRows
+from sparrow.train.learner import Learner
+from sparrow.train.objectives.algorithms import Algorithm, algorithm_of
+from sparrow.train.policy import Policy, shard
+from sparrow.train.world import World, join_world, own_device
+from sparrow.train.world import own_rank as own_rank  # for the command line
+
+CHECKPOINTS = "checkpoints"
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a Python caller gives in place of what the configuration names."""
+
+    episode: Episode | None = None
+    rows: Examples | None = None
+    judge: Judge | None = None
+    algorithm: Algorithm | None = None
+
+
+def run_directory(config: TrainConfig) -> Path:
+    return config.run.dir or Path("runs") / "train" / config.run.name
+
+
+def open_run(
+    config: TrainConfig,
+    *,
+    parts: Parts = Parts(),  # noqa: B008 (immutable)
+    watch: Watcher | None = None,
+    stopping: Stopping | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Run:
+    """A run at its start, or where its last checkpoint was made. Close it by `close_run`."""
+    folder = run_directory(config)
+    if (folder / MODEL).exists():
+        raise ValueError(
+            f"{folder / MODEL} is there: this run has ended. Name another run.dir, or remove it "
+            "and raise run.steps to go on"
+        )
+    run = open_parts(config, folder, parts=parts, watch=watch, stopping=stopping, report=report)
+
+    def open_files() -> None:
+        run.files = RunFiles(folder, tensorboard=config.run.tensorboard)
+
+    try:
+        run.world.only_first(open_files)
+        go_on(run, folder, report or (lambda text: None))
+    except BaseException:
+        close_run(run)
+        raise
+    return run
+
+
+def open_parts(
+    config: TrainConfig,
+    folder: Path,
+    *,
+    parts: Parts = Parts(),  # noqa: B008 (immutable)
+    watch: Watcher | None = None,
+    stopping: Stopping | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Run:
+    """Everything of a run at its start, without its files."""
+    watch, say = watch or Nobody(), report or (lambda text: None)
+    device = own_device(pick_device(config.model.device))
+    world = join_world(device)
+    refuse_idle(config, world)
+    algorithm = parts.algorithm or algorithm_of(
+        config.algorithm, max_tokens=config.rollout.max_tokens
+    )
+    episode = parts.episode or episode_of(config.rollout.episode)
+    rows = parts.rows or rows_of(config.data, seed=config.run.seed)
+    dtype = dtype_of(config, device)
+    model = load(config.model.name, dtype="float32", device=device, report=report)
+    language = language_of(model, config.data.task in PUZZLES)
+    schedule, flow = placed_schedule(config.rollout.attention, model.spec.family)
+    max_prompt = prompt_room(config, model)
+    rows = fitting(rows, language, max_prompt, say)
+    identity = identity_of(config, model, rows, schedule, dtype)
+    return Run(
+        config=config,
+        identity=identity,
+        learner=learner_of(config, model, dtype, world),
+        engine=engine_of(config, dtype, device, schedule, flow, max_prompt),
+        rows=rows,
+        judge=parts.judge or judge_of(config.data, rows),
+        language=language,
+        episode=episode,
+        algorithm=algorithm,
+        gate=Gate(
+            config.gate,
+            schedule,
+            longest=max_prompt + config.rollout.max_tokens,
+            mass=flow.mass is not None,
+        ),
+        max_prompt=max_prompt,
+        files=None,
+        checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=say),
+        watch=watch,
+        stopping=stopping or Stopping(),
+        validation=validation_of(config),
+        world=world,
+    )
+
+
+def go_on(run: Run, folder: Path, say: Callable[[str], None]) -> None:
+    """Take up the latest checkpoint, if there is one; the run directory is cut to it."""
+    step = run.world.only_first(run.checkpoints.latest)
+    if step is not None:
+        other = changed_settings(folder / FILE_NAME, run.config)
+        try:
+            take_up(run, step)
+        except Damaged:
+            raise
+        except ValueError as error:
+            raise ValueError(f"{error}. Changed: {other}" if other else str(error)) from error
+        say(f"{folder}: goes on after {step} steps{f', with changes: {other}' if other else ''}")
+    files = run.files
+    run.world.only_first(lambda: None if files is None else files.begin(run.config, run.step))
+
+
+def changed_settings(file: Path, config: TrainConfig) -> str:
+    """In which settings a configuration differs from the one in a file, for people."""
+    try:
+        before = _flat(load_config(TrainConfig, [file]).model_dump(mode="json"))
+    except (ValueError, OSError):  # of another version, or gone: nothing to tell
+        return ""
+    now = _flat(config.model_dump(mode="json"))
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return ", ".join(f"{name} {before.get(name)} -> {now.get(name)}" for name in names)
+
+
+def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        deeper = isinstance(value, Mapping)
+        found |= _flat(value, f"{above}{name}.") if deeper else {f"{above}{name}": value}
+    return found
+
+
+def take_up(run: Run, step: int) -> None:
+    """Be as the run was after so many steps."""
+    run.restore(run.checkpoints.load(step, run.identity))
+    if run.step:
+        run.engine.update(run.hf_weights(), version=run.step)
+
+
+def close_run(run: Run) -> None:
+    """Let go of files, verifiers and other ranks."""
+    if run.files is not None:
+        run.files.close()
+    close = getattr(run.judge, "close", None)
+    if close is not None:
+        close()
+    run.world.leave()
+
+
+def refuse_idle(config: TrainConfig, world: World) -> None:
+    """Every rank plays some of the prompts."""
+    if config.rollout.prompts < world.size:
+        prompts = config.rollout.prompts
+        raise ValueError(f"rollout.prompts: got {prompts}, allowed: {world.size} or more, as ranks")
+
+
+def dtype_of(config: TrainConfig, device: torch.device) -> torch.dtype:
+    """Of the products: 16 bits on a GPU unless told otherwise."""
+    name = config.model.dtype
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def compiled_of(config: TrainConfig, device: torch.device) -> bool:
+    """Whether small kernels are joined: on a GPU unless told otherwise."""
+    wanted = config.batch.compile
+    return device.type == "cuda" if wanted is None else wanted
+
+
+def prompt_room(config: TrainConfig, model: Decoder) -> int:
+    """Tokens that a prompt may have."""
+    left = model.spec.max_positions - config.rollout.max_tokens
+    if left < 1:
+        raise ValueError(
+            f"rollout.max_tokens {config.rollout.max_tokens} leaves no room for a prompt in the "
+            f"model's {model.spec.max_positions} positions"
+        )
+    wanted = config.rollout.max_prompt
+    if wanted is not None and wanted > left:
+        raise ValueError(
+            f"rollout.max_prompt {wanted} and max_tokens {config.rollout.max_tokens} are more than "
+            f"the model's {model.spec.max_positions} positions"
+        )
+    return wanted or left
+
+
+def fitting(
+    rows: Examples, language: Language, max_prompt: int, say: Callable[[str], None]
+) -> Examples:
+    """Rows of a file whose prompts fit; what is wrong with the others is said."""
+    if not isinstance(rows, FileRows):
+        return rows
+
+    def fits(example: Example) -> str | None:
+        tokens = len(language.encode(example.prompt))
+        return None if tokens <= max_prompt else f"prompt of {tokens} tokens, over {max_prompt}"
+
+    kept = rows.keep(fits)
+    if kept.problems:
+        say(f"{rows.name}: {len(kept.problems)} rows are left out:")
+        for problem in kept.problems[:10]:
+            say(f"  {problem}")
+    return kept
+
+
+def learner_of(config: TrainConfig, model: Decoder, dtype: torch.dtype, world: World) -> Learner:
+    policy = Policy(
+        model,
+        dtype=dtype,
+        recompute=config.batch.recompute,
+        compiled=compiled_of(config, model.device),
+    )
+    return Learner(
+        shard(policy) if world.size > 1 else policy,
+        config.optimiser,
+        steps=config.run.steps * config.batch.updates,
+        tokens=config.batch.tokens,
+        world=world,
+    )
+
+
+def engine_of(
+    config: TrainConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    schedule: Schedule | None,
+    flow: Flow,
+    max_prompt: int,
+) -> Engine:
+    """The engine, with weights of its own."""
+    rollout = config.rollout
+    rule = None if schedule is None else Rule.of(schedule, flow)
+    return Engine(
+        load(config.model.name, dtype=dtype, device=device),
+        rule=rule,
+        max_running=rollout.max_running,
+        max_context=max_prompt + rollout.max_tokens,
+        kv_bytes=None if rollout.kv_gib is None else int(rollout.kv_gib * GIB),
+    )
+
+
+def identity_of(
+    config: TrainConfig,
+    model: Decoder,
+    rows: Examples,
+    schedule: Schedule | None,
+    dtype: torch.dtype,
+) -> str:
+    """What must be equal for a run to go on.
+
+    Not where it runs, what it shows and what the remedies of a run that stopped are: the gate's
+    settings, the rate, and the number of steps where the rate does not depend on it.
+    """
+    shown = {"dir", "name", "save_every", "keep", "rollouts", "tensorboard", "skips"}
+    kept = config.model_dump_json(
+        exclude={
+            "run": shown if config.optimiser.decay else {*shown, "steps"},
+            "model": {"device"},
+            "data": {"workers", "deadline"},
+            "gate": set(GateConfig.model_fields) - {"bin"},
+            "optimiser": {"rate"},
+        }
+    )
+    budgets = "dense" if schedule is None else schedule.describe()
+    text = f"{kept} {dtype} {fingerprint(model)} {rows.digest} {budgets}"
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,357 @@
+"""Every algorithm, surrogate and correction through the loop; episodes, messages and rewards."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("pydantic")
+
+from support.toys import TOOL
+from support.training import (
+    FIRST,
+    SPARSE,
+    config,
+    lines,
+    metrics,
+    model_folder,
+    trained,
+    weights_of,
+)
+
+from sparrow import load
+from sparrow.dataflow.episodes import Actor, episode_of, single_turn, trajectory_of
+from sparrow.dataflow.language import PUZZLE_LANGUAGE
+from sparrow.dataflow.local.run import EpisodeFailed, Run
+from sparrow.dataflow.runs.rollouts import read_rollouts
+from sparrow.models import hf_views
+from sparrow.records import Completion, SamplingParams, Trajectory
+from sparrow.tasks.base import RIGHT, Verdict, wrong
+from sparrow.tasks.example import Example
+from sparrow.tasks.words import encode
+
+SHORT = {"max_tokens": 8}
+ONE = {"steps": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("made") / "model", chat=True)
+
+
+def learnt(run: Run, model: Path) -> bool:
+    """Whether weights are others than those of the start."""
+    before = hf_views(load(model, dtype="float32", device="cpu"))
+    return any(not torch.equal(weight, before[name]) for name, weight in weights_of(run).items())
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "dapo", "rloo", "remax", "reinforce++"])
+def test_algorithms(model: Path, tmp_path: Path, name: str) -> None:
+    run = trained(config(model, tmp_path / "run", algorithm={"name": name}, rollout=SHORT, run=ONE))
+    (found,) = metrics(tmp_path / "run")
+    assert learnt(run, model)
+    assert found["actor/grad_norm"] > 0
+    assert found["actor/skipped"] == 0
+    (first, *_) = read_rollouts(tmp_path / "run", 0)
+    assert (first.baseline is not None) == (name == "remax")
+
+
+@pytest.mark.parametrize("use", ["gspo", "cispo", "dppo-tv", "reinforce"])
+def test_surrogates_and_several_updates_a_step(model: Path, tmp_path: Path, use: str) -> None:
+    run = trained(
+        config(
+            model,
+            tmp_path / "run",
+            algorithm={"surrogate": {"use": use}},
+            batch={"updates": 2},
+            rollout=SHORT,
+            run=ONE,
+        )
+    )
+    (found,) = metrics(tmp_path / "run")
+    assert found["actor/updates"] == 2
+    assert found["actor/ppo_kl"] > 0, "the second update is off-policy"
+    assert run.learner.taken == 2
+    assert learnt(run, model)
+
+
+def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
+    """A veto that rejects everything leaves nothing to learn; others change the gradient."""
+    rollout = {"attention": SPARSE, "max_tokens": 30, "samples": 2}
+    chosen: dict[str, list[dict[str, Any]]] = {
+        "none": [],
+        "icepop": [{"use": "icepop", "settings": {"low": 0.99, "high": 1.01}}],
+        "paper": [{"use": "sparse-rl-paper"}],
+        "release": [{"use": "sparse-rl-release"}],
+        "m2po": [{"use": "m2po"}],
+        "veto": [{"use": "token-tis"}, {"use": "veto", "settings": {"least": 1.5}}],
+    }
+    found = {}
+    for name, corrections in chosen.items():
+        trained(
+            config(
+                model,
+                tmp_path / name,
+                algorithm={"corrections": corrections},
+                rollout=rollout,
+                run=ONE,
+            )
+        )
+        (found[name],) = metrics(tmp_path / name)
+        assert found[name]["actor/skipped"] == 0
+    assert len({step["mismatch/k3"] for step in found.values()}) == 1, "the same rollouts"
+    assert found["none"]["mismatch/ess"] == pytest.approx(1)
+    assert 0 < found["icepop"]["mismatch/masked"] < 1
+    assert found["veto"]["mismatch/rejected"] == 1
+    assert found["veto"]["actor/grad_norm"] == 0
+    assert found["icepop"]["actor/grad_norm"] != found["none"]["actor/grad_norm"] > 0
+
+
+def right_from(position: int) -> Any:
+    """Rows before a position are all right; from there on every other answer is."""
+    judged = {"count": 0}
+
+    async def judge(example: Example, text: str) -> Verdict:
+        judged["count"] += 1
+        early = int(example.id.split("-")[-1]) - FIRST < position
+        return RIGHT if early or judged["count"] % 2 else wrong("odd")
+
+    return judge
+
+
+def test_dynamic_sampling_leaves_out_what_is_all_right_and_refills(
+    model: Path, tmp_path: Path
+) -> None:
+    run = trained(
+        config(model, tmp_path / "run", algorithm={"name": "dapo"}, rollout=SHORT, run=ONE),
+        judge=right_from(3),
+    )
+    (found,) = metrics(tmp_path / "run")
+    assert found["data/rounds"] == 3  # 2 left out, then 1 of 2, then 1
+    assert found["data/uninformative_groups"] == 3
+    assert found["data/groups"] == 2
+    assert found["critic/acc/mean"] == 0.5
+    assert found["critic/acc/played"] == 0.8, "three of five groups are all right"
+    assert run.position == 5
+    ids = [group.prompt_id for group in read_rollouts(tmp_path / "run", 0)]
+    assert ids == [f"assignments-100-{FIRST + n}" for n in (3, 4)]
+
+
+def test_a_step_without_anything_to_learn_from_is_said_and_taken(
+    model: Path, tmp_path: Path
+) -> None:
+    told: list[str] = []
+
+    class Hears:
+        def phase(self, name: str, done: int | None = None, total: int | None = None) -> None: ...
+        def step(self, metrics: Any) -> None: ...
+        def event(self, text: str, style: str = "") -> None:
+            told.append(text)
+
+    chosen = config(
+        model,
+        tmp_path / "run",
+        algorithm={"name": "dapo", "refills": 2},
+        batch={"updates": 2},
+        rollout=SHORT,
+        run={"steps": 2},
+    )
+    run = trained(chosen, judge=right_from(10**6), watch=Hears())
+    found = metrics(tmp_path / "run")
+    assert [step["actor/updates"] for step in found] == [0, 0]
+    assert [step["data/uninformative_groups"] for step in found] == [4, 4]
+    assert "critic/score/mean" not in found[0]
+    assert told == [f"step {n}: nothing to learn from, no update" for n in (0, 1)]
+    assert not learnt(run, model)
+    assert read_rollouts(tmp_path / "run", 0) == []
+    assert (run.step, run.position, run.engine.version) == (2, 8, 2)
+
+
+def test_two_turns_with_a_tool_between(model: Path, tmp_path: Path) -> None:
+    """By import path. What the tool says is read, and is not learnt."""
+    trained(
+        config(
+            model,
+            tmp_path / "run",
+            rollout={"max_tokens": 60, "episode": "support.toys:two_turns"},
+            gate={"sample": 3, "least": 1},
+            run=ONE,
+        )
+    )
+    groups = read_rollouts(tmp_path / "run", 0)
+    tool = encode(TOOL)
+    for one in (one for group in groups for one in group.trajectories):
+        user, first, between, second = one.turns
+        roles = [turn.role for turn in one.turns]
+        assert roles == ["user", "assistant", "tool", "assistant"]
+        assert one.ids[between.start : between.stop].tolist() == tool
+        expected = np.zeros(len(one), bool)
+        expected[first.start : first.stop] = expected[second.start : second.stop] = True
+        assert np.array_equal(one.loss_mask, expected)
+        assert (one.rollout_logprob[user.start : user.stop] == 0).all()
+        assert (one.rollout_logprob[between.start : between.stop] == 0).all()
+    seconds = {one.ids[one.turns[3].start :].tobytes() for g in groups for one in g.trajectories}
+    assert len(seconds) == 8, "samples do not draw alike"
+    (found,) = metrics(tmp_path / "run")
+    assert found["sparse/accept_p05"] > 0.999, "watched over both turns"
+    assert abs(found["mismatch/k3"]) < 1e-6
+    assert found["response_length/mean"] <= 16
+
+
+def completion(prompt: Sequence[int], answer: Sequence[int], hidden: bool = False) -> Completion:
+    return Completion(
+        prompt_ids=np.array(prompt),
+        token_ids=np.array(answer),
+        logprobs=np.full(len(answer), -1.0),
+        weight_versions=np.full(len(answer), 3),
+        finish_reason="stop",
+        attention="dense",
+        hidden=np.ones((len(answer), 2)) if hidden else None,
+    )
+
+
+def test_trajectories_of_turns_by_hand() -> None:
+    turns = [completion([1, 2], [3], True), completion([1, 2, 3, 9, 9], [4, 5], True)]
+    one = trajectory_of("row", turns, RIGHT, "text")
+    assert one.ids.tolist() == [1, 2, 3, 9, 9, 4, 5]
+    assert one.loss_mask.tolist() == [False, False, True, False, False, True, True]
+    assert one.weight_version.tolist() == [-1, -1, 3, -1, -1, 3, 3]
+    assert one.policy_id.tolist() == [-1, -1, 0, -1, -1, 0, 0]
+    assert one.rollout_logprob.tolist() == [0, 0, -1, 0, 0, -1, -1]
+    assert one.hidden is not None
+    assert one.hidden.shape == (3, 2)
+    at_once = [turns[0], completion([1, 2, 3], [4])]
+    assert [turn.role for turn in trajectory_of("row", at_once, RIGHT, "").turns] == [
+        "user",
+        "assistant",
+        "assistant",
+    ]
+    assert trajectory_of("row", at_once, RIGHT, "").hidden is None, "of one turn alone"
+    with pytest.raises(ValueError, match="turn 1 does not begin with the tokens before it"):
+        trajectory_of("row", [turns[0], completion([1, 2, 4], [4])], RIGHT, "")
+    failed = replace(turns[0], finish_reason="error", error="out of pages")
+    with pytest.raises(RuntimeError, match="row: the engine failed: out of pages"):
+        trajectory_of("row", [failed], RIGHT, "")
+
+
+class Echo:
+    """An engine that tells what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[SamplingParams, bool]] = []
+
+    async def generate(
+        self, prompt: list[int], params: SamplingParams, *, schedule: Any, options: Any
+    ) -> list[Completion]:
+        self.asked.append((params, options.hidden_states))
+        return [completion(prompt, [5], options.hidden_states) for _ in range(params.n)]
+
+
+def actor_of(engine: Any, **changes: Any) -> Actor:
+    base: dict[str, Any] = {
+        "engine": engine,
+        "language": PUZZLE_LANGUAGE,
+        "judge": None,
+        "params": SamplingParams(max_tokens=10),
+        "schedule": None,
+        "samples": 4,
+        "context": 12,
+        "watched": 3,
+        "key": (0, 0, 0),
+    }
+    return Actor(**(base | changes))
+
+
+def test_an_actor_gives_as_many_as_it_is_asked_for() -> None:
+    engine = Echo()
+    actor = actor_of(engine)
+
+    def asked(**settings: Any) -> list[bool]:
+        return [one.hidden is not None for one in asyncio.run(actor.generate([1], **settings))]
+
+    assert asked(n=4) == [False, True, True, True]
+    assert asked(n=2) == [True, True], "fewer than are to be watched"
+    engine.asked.clear()
+    assert [asked(turn=1, sample=number) for number in range(3)] == [[False]] * 3
+    assert asked(turn=1, sample=3, watched=1) == [True]
+    assert len({params.seed for params, _ in engine.asked}) == 4
+
+
+def test_an_actor_stays_in_the_context() -> None:
+    engine = Echo()
+    actor = actor_of(engine, watched=0)
+    asyncio.run(actor.generate([1] * 9))
+    assert engine.asked[0][0].max_tokens == actor.room([1] * 9) == 3
+    with pytest.raises(ValueError, match="12 tokens leaves no room for an answer in a context"):
+        asyncio.run(actor.generate([1] * 12))
+
+
+def test_chat_messages_and_a_reward_by_import_path(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        '{"prompt": [{"role": "user", "content": "x1 = 3"}], "answer": "3", "data_source": "own"}\n'
+        '{"prompt": "x2 = 3", "answer": "4", "data_source": "own"}\n'
+    )
+    data = {"file": str(file), "task": None, "reward": "support.rewards:odd", "workers": 1}
+    run = trained(config(model, tmp_path / "run", data=data, rollout=SHORT, run=ONE), judge=None)
+    groups = {group.prompt_id: group for group in read_rollouts(tmp_path / "run", 0)}
+    prompts = {
+        name: group.trajectories[0].ids[: group.trajectories[0].turns[0].stop].tolist()
+        for name, group in groups.items()
+    }
+    assert prompts == {"row 0": encode("x1 = 3 <think>"), "row 1": encode("x2 = 3 <think>")}
+    (found,) = metrics(tmp_path / "run")
+    assert 0 < found["critic/score/mean"] < 1
+    for one in (one for group in groups.values() for one in group.trajectories):
+        assert one.text is not None
+        assert one.reward == sum(map(len, one.text.split())) % 2
+    assert learnt(run, model)
+
+
+async def broken(actor: Actor, example: Example) -> list[Trajectory]:
+    if actor.key[1] == 1:
+        raise KeyError("a bug of the user's")
+    return await single_turn(actor, example)
+
+
+async def empty(actor: Actor, example: Example) -> list[Trajectory]:
+    return []
+
+
+async def unpaid(actor: Actor, example: Example) -> list[Trajectory]:
+    found = await single_turn(actor, example)
+    return [replace(one, reward=None) for one in found]
+
+
+def test_an_episode_that_fails_loses_nothing(model: Path, tmp_path: Path) -> None:
+    chosen = config(model, tmp_path / "run", rollout=SHORT, run={"steps": 2, "save_every": 50})
+    with pytest.raises(EpisodeFailed, match=r"step 1: the episode of assignments-.*: KeyError"):
+        trained(chosen, episode=broken)
+    assert (tmp_path / "run" / "checkpoints" / "step_000001").exists()
+    trained(chosen)
+    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("episode", "told"), [(empty, r"gave \[\], not trajectories"), (unpaid, "without a reward")]
+)
+def test_what_an_episode_must_give(model: Path, tmp_path: Path, episode: Any, told: str) -> None:
+    with pytest.raises(EpisodeFailed, match=told):
+        trained(config(model, tmp_path / "run", rollout=SHORT, run=ONE), episode=episode)
+
+
+def test_episodes_by_import_path() -> None:
+    assert episode_of(None) is single_turn
+    for path, told in (
+        ("nothing", "allowed: module:function"),
+        ("nowhere.at_all:one", "cannot be imported"),
+        ("support.toys:nothing", "cannot be imported"),
+        ("support.rewards:odd", "is no async function"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            episode_of(path)

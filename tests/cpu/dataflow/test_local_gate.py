@@ -1,0 +1,159 @@
+"""The tail gate in the loop: a tail that drops, what is done about it, and what is written down."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pydantic")
+
+from support.training import SPARSE, config, lines, metrics, model_folder, noisy, trained
+from typer.testing import CliRunner
+
+from sparrow.cli import app
+from sparrow.config import save_resolved
+from sparrow.dataflow.local.loop import train
+from sparrow.dataflow.local.opening import Parts, close_run, open_run
+from sparrow.dataflow.local.run import GateStop
+from sparrow.train.learner import Learner, Read
+
+ROLLOUT = {"attention": SPARSE, "max_tokens": 60, "samples": 3}
+DENSE = {**ROLLOUT, "attention": {}}
+WATCH = {"target": 0.99, "bin": 64, "window": 1, "least": 20, "raises": 1}
+WATCH |= {"factor": 1.1, "patience": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights so large that a budget of 48 strays far from dense."""
+    return model_folder(tmp_path_factory.mktemp("made") / "model", size=24)
+
+
+def drop(monkeypatch: pytest.MonkeyPatch, to: float, when: Callable[[int], bool]) -> None:
+    """Exact acceptance of every twelfth token falls at some readings of the learner."""
+    inner = Learner.read
+    calls = iter(range(1000))
+
+    def read(self: Learner, *given: Any, **settings: Any) -> list[Read]:
+        found, dropped = inner(self, *given, **settings), when(next(calls))
+        return [_with_tail(one, to) if dropped and one.alpha is not None else one for one in found]
+
+    monkeypatch.setattr(Learner, "read", read)
+
+
+def _with_tail(one: Read, to: float) -> Read:
+    assert one.alpha is not None
+    places = np.arange(len(one.alpha)) % 12 == 5
+    return one._replace(alpha=np.where(places, np.float32(to), one.alpha))
+
+
+def test_act_raises_then_runs_dense_and_the_tail_recovers(model: Path, tmp_path: Path) -> None:
+    """From 64 tokens on the budget goes up once, by a page, and then the bin keeps everything."""
+    chosen = config(
+        model,
+        tmp_path / "run",
+        rollout=ROLLOUT,
+        gate={**WATCH, "mode": "act"},
+        optimiser={"rate": 1e-5},
+        run={"steps": 5},
+    )
+    run = trained(chosen)
+    actions, found = lines(tmp_path / "run" / "actions.jsonl"), metrics(tmp_path / "run")
+    long = [action for action in actions if action["start"] == 64]
+    assert [action["kind"] for action in long] == ["raise", "dense"]
+    assert long[0]["after"] == long[0]["before"] + 16
+    assert "stop" not in [action["kind"] for action in actions]
+    for action in actions:
+        assert action["p05"] < 0.99
+        assert action["after"] > action["before"]
+        assert "p05 of acceptance at lengths" in action["reason"]
+        assert f"budget {action['before']} -> " in action["reason"]
+    last = max(action["step"] for action in actions)
+    assert last < 4, "it came to rest"
+    assert found[0]["sparse/accept_p05"] < 0.95
+    assert found[-1]["sparse/accept_p05"] > 0.999
+    assert found[-1]["sparse/gate_violation_frac"] == 0
+    assert found[-1]["sparse/kv_budget"] > found[0]["sparse/kv_budget"]
+    assert found[-1]["sparse/density"] > found[0]["sparse/density"]
+    assert run.gate.schedule is not None
+    assert run.gate.schedule.name == f"fixed-48+gate{len(actions)}"
+
+
+@pytest.mark.parametrize(("mode", "kinds"), [("warn", {"warn"}), ("off", set())])
+def test_warn_tells_and_off_does_not_look(
+    model: Path, tmp_path: Path, mode: str, kinds: set[str]
+) -> None:
+    gate = {**WATCH, "mode": mode}
+    chosen = config(model, tmp_path / "run", rollout=ROLLOUT, gate=gate, run={"steps": 2})
+    run = trained(chosen)
+    actions, found = lines(tmp_path / "run" / "actions.jsonl"), metrics(tmp_path / "run")
+    assert {action["kind"] for action in actions} == kinds
+    assert run.gate.schedule is not None
+    assert set(run.gate.schedule.budgets.tolist()) == {48}
+    assert ("sparse/accept_p05" in found[0]) == (mode == "warn")
+    assert all(0.8 < step["sparse/accept_estimate"] < 1 for step in found)
+
+
+def test_an_injected_drop_is_answered_in_its_step(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tail that is fine at first: nothing happens before the drop, and more budget after it."""
+    drop(monkeypatch, 0.3, lambda call: call >= 2)
+    gate = {**WATCH, "mode": "act", "target": 0.6}
+    chosen = config(
+        model, tmp_path / "run", rollout=ROLLOUT, gate=gate, optimiser={"rate": 0}, run={"steps": 3}
+    )
+    trained(chosen)
+    actions = lines(tmp_path / "run" / "actions.jsonl")
+    assert actions
+    assert {action["step"] for action in actions} == {2}
+    assert {action["kind"] for action in actions} <= {"raise", "dense"}
+    found = metrics(tmp_path / "run")
+    assert found[1]["sparse/accept_p05"] > 0.8
+    assert found[2]["sparse/accept_p05"] == pytest.approx(0.3)
+
+
+def test_a_dense_rollout_that_strays_stops_the_run_and_a_checkpoint_is_there(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop(monkeypatch, 0.3, lambda call: call >= 1)
+    gate = {**WATCH, "mode": "act"}
+    chosen = config(model, tmp_path / "run", rollout=DENSE, gate=gate, run={"save_every": 100})
+    run = open_run(chosen, parts=Parts(judge=noisy))
+    with pytest.raises(
+        GateStop, match="the rollout is dense, so the engine and the trainer differ"
+    ):
+        train(run)
+    close_run(run)
+    assert run.checkpoints.steps() == [2]
+    (action, *_) = lines(tmp_path / "run" / "actions.jsonl")
+    assert (action["step"], action["kind"]) == (1, "stop")
+    assert len(metrics(tmp_path / "run")) == 2
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_the_command_ends_with_3_and_goes_on_when_the_gate_is_told_otherwise(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop(monkeypatch, 0.3, lambda call: call < 2)
+    chosen = config(
+        model,
+        tmp_path / "run",
+        rollout={**DENSE, "episode": "support.toys:episode"},
+        gate={**WATCH, "mode": "act"},
+        run={"steps": 2},
+    )
+    file = save_resolved(chosen, tmp_path / "own")
+    ended = CliRunner().invoke(app, ["train", str(file)])
+    assert ended.exit_code == 3, ended.output
+    told = " ".join(ended.output.split())
+    assert "the gate stopped the run: p05 of acceptance at lengths" in told
+    assert "after 1 steps; the checkpoint is there" in told
+    again = CliRunner().invoke(app, ["train", str(file), "--gate.mode=warn"])
+    assert again.exit_code == 0, again.output
+    told = " ".join(again.output.split())
+    assert "goes on after 1 steps, with changes: gate.mode act -> warn" in told
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [0, 1]
+    assert (tmp_path / "run" / "model" / "config.json").exists()

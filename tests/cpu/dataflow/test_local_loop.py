@@ -1,0 +1,219 @@
+"""The training loop: what does not change at rate 0, what comes again, what it leaves behind."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("pydantic")
+
+from support.training import (
+    SPARSE,
+    config,
+    lines,
+    metrics,
+    model_folder,
+    noisy,
+    trained,
+    weights_of,
+)
+
+from sparrow import load
+from sparrow.dataflow.episodes import Actor, single_turn
+from sparrow.dataflow.local.replaying import replay
+from sparrow.dataflow.runs.rollouts import read_rollouts
+from sparrow.models import hf_views
+from sparrow.models.attention import Packed
+from sparrow.records import Completion, Trajectory
+from sparrow.tasks.example import Example
+
+STILL = {"rate": 0.0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("made") / "model")
+
+
+@pytest.fixture(scope="module")
+def done(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sparse run of three steps with all its checkpoints."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    trained(
+        config(
+            model,
+            folder,
+            rollout={"attention": SPARSE, "samples": 3},
+            run={"steps": 3, "save_every": 1, "keep": 9, "tensorboard": True},
+            validation={"every": 2, "rows": 2},
+        )
+    )
+    return folder
+
+
+def test_dense_rollout_is_the_policy_however_often_the_engine_got_weights(
+    model: Path, tmp_path: Path
+) -> None:
+    """With a rate, so that a stale weight in the engine would show."""
+    trained(config(model, tmp_path / "run", run={"steps": 4}, rollout={"max_tokens": 20}))
+    found = metrics(tmp_path / "run")
+    assert len(found) == 4
+    for step in found:
+        assert step["actor/grad_norm"] > 0
+        assert abs(step["mismatch/k3"]) < 1e-6
+        assert step["sparse/accept_p05"] > 0.999
+        assert step["mismatch/ratio_p01"] > 0.999
+
+
+def test_rate_0_keeps_the_mismatch_flat(model: Path, tmp_path: Path) -> None:
+    """The same rows with other draws at every step, by weights that keep their bits."""
+    run = trained(
+        config(
+            model,
+            tmp_path / "run",
+            data={"rows": 2},
+            rollout={"attention": SPARSE},
+            optimiser=STILL,
+            gate={"window": 1},
+            run={"steps": 6},
+        )
+    )
+    before = hf_views(load(model, dtype="float32", device="cpu"))
+    for name, weight in weights_of(run).items():
+        assert torch.equal(weight, before[name]), name
+    for name, weight in hf_views(run.engine.model).items():
+        assert torch.equal(weight, before[name]), name
+    found = metrics(tmp_path / "run")
+    for name, near in (("mismatch/accept_estimate", 0.006), ("sparse/accept_p05", 0.02)):
+        values = np.array([step[name] for step in found])
+        assert np.abs(values - values.mean()).max() < near, (name, values)
+        assert abs(np.polyfit(np.arange(6), values, 1)[0]) < near / 4, (name, values)
+    assert {step["critic/score/mean"] for step in found} != {found[0]["critic/score/mean"]}
+    assert [step["actor/lr"] for step in found] == [0.0] * 6
+
+
+def test_sleep_changes_nothing(model: Path, tmp_path: Path) -> None:
+    runs = [
+        trained(
+            config(
+                model,
+                tmp_path / str(sleep),
+                rollout={"attention": SPARSE, "sleep": sleep, "max_tokens": 24},
+                run={"steps": 2},
+            )
+        )
+        for sleep in (True, False)
+    ]
+    assert metrics(tmp_path / "True") == metrics(tmp_path / "False")
+    mine, other = map(weights_of, runs)
+    assert all(torch.equal(mine[name], other[name]) for name in mine)
+    assert not any(torch.equal(mine[n], w) for n, w in hf_views(load(model)).items() if "mlp" in n)
+
+
+def test_tokens_go_from_engine_to_trainer_as_they_are(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever text is made of them: here all decode to nothing."""
+    drawn: list[Completion] = []
+    played: list[Trajectory] = []
+
+    async def episode(actor: Actor, example: Example) -> list[Trajectory]:
+        language = actor.language._replace(decode=lambda ids: "")
+        found = await single_turn(replace(actor, language=language, judge=noisy), example)
+        played.extend(found)
+        return found
+
+    inner = Actor.generate
+
+    async def generate(self: Actor, *given: Any, **settings: Any) -> list[Completion]:
+        found = await inner(self, *given, **settings)
+        drawn.extend(found)
+        return found
+
+    monkeypatch.setattr(Actor, "generate", generate)
+    folder = tmp_path / "run"
+    run = trained(
+        config(model, folder, rollout={"max_tokens": 8}, run={"steps": 2}), episode=episode
+    )
+    kept = [t for step in (0, 1) for g in read_rollouts(folder, step) for t in g.trajectories]
+    answers = {one.token_ids.tobytes(): one for one in drawn}
+    assert len(kept) == len(played) == len(drawn) == 16
+    for one in kept:
+        sampled = one.weight_version >= 0
+        answer = answers[one.ids[sampled].tobytes()]
+        assert one.ids[~sampled].tolist() == answer.prompt_ids.tolist()
+        assert np.array_equal(one.rollout_logprob[sampled], answer.logprobs)
+        assert np.array_equal(one.loss_mask, sampled)
+        assert one.text == ""
+    assert {int(v) for one in kept[:8] for v in one.weight_version} == {-1, 0}
+    assert {int(v) for one in kept[8:] for v in one.weight_version} == {-1, 1}
+    assert run.engine.version == 2
+
+
+def test_what_a_run_leaves_behind(done: Path) -> None:
+    names = {path.name for path in done.iterdir()}
+    assert names >= {
+        "config.resolved.toml",
+        "metrics.jsonl",
+        "validation.jsonl",
+        "actions.jsonl",
+        "rollouts",
+        "tensorboard",
+        "checkpoints",
+        "model",
+    }
+    assert [line["step"] for line in lines(done / "metrics.jsonl")] == [0, 1, 2]
+    assert [line["step"] for line in lines(done / "validation.jsonl")] == [0, 2, 3]
+    assert len(list((done / "rollouts").iterdir())) == 3
+    step = lines(done / "metrics.jsonl")[0]
+    parts = ("gen", "old_log_prob", "update_actor", "weights")
+    assert sum(step[f"timing_s/{part}"] for part in parts) <= step["timing_s/step"]
+
+
+def test_the_folder_at_the_end_is_the_learner_s_model_in_transformers(done: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(done / "model").float()
+    ours = load(done / "model", dtype="float32", device="cpu")
+    ids = torch.arange(2, 40)
+    with torch.no_grad():
+        hidden = ours(ids, torch.arange(38), Packed(bounds=torch.tensor([0, 38])))
+        torch.testing.assert_close(
+            ours.logits(hidden), theirs(ids[None]).logits[0], atol=2e-5, rtol=1e-4
+        )
+    state = torch.load(done / "checkpoints" / "step_000003" / "state.pt", weights_only=True)
+    for name, weight in ours.named_parameters():
+        assert torch.equal(weight, state["learner"]["weights"][name]), name
+    assert transformers.AutoTokenizer.from_pretrained(done / "model").encode("x1 = 5") != []
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_rollout_played_again_gives_the_same_tokens(done: Path, step: int) -> None:
+    """The judge of the configuration, which differs from the run's, changes rewards alone."""
+    found = replay(done, step, "rollout")
+    assert (found["step"], found["kept"], found["same_tokens"]) == (step, 6, 6)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_an_update_done_again_gives_the_same_numbers(done: Path, step: int) -> None:
+    """All but what the gate sees, as hidden states are not kept."""
+    before, found = metrics(done)[step], replay(done, step, "train")
+    compared = [name for name in before if name.startswith(("actor/", "critic/", "mismatch/"))]
+    compared.remove("critic/acc/played")  # it is of the rollout
+    assert {name: found[name] for name in compared} == {name: before[name] for name in compared}
+    assert len(compared) > 20
+
+
+def test_replay_says_what_is_possible(done: Path, tmp_path: Path) -> None:
+    assert replay(done, None, "train")["step"] == 2
+    assert replay(done, None, "rollout", out=tmp_path)["step"] == 2
+    assert len(read_rollouts(tmp_path, 2)) == 2
+    with pytest.raises(
+        ValueError, match=r"step 7: cannot be replayed.* before steps \[0, 1, 2, 3\]"
+    ):
+        replay(done, 7, "train")
+    with pytest.raises(ValueError, match=r"is .* a run directory of sparrow train"):
+        replay(tmp_path, None, "train")
+    assert not (done / "rollouts" / "step_000003.jsonl").exists()

@@ -1,0 +1,51 @@
+"""Ctrl-C as a wish."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from sparrow.dataflow.stopping import Stopped, Stopping
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_is_a_wish_and_the_second_an_order(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with Stopping() as stopping:
+        assert not stopping.wanted
+        os.kill(os.getpid(), number)
+        assert stopping.wanted
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(number) is before
+
+
+def test_work_is_cancelled_and_cleans_up_before_it_ends() -> None:
+    done: list[str] = []
+
+    async def long() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+        finally:
+            done.append("cleaned up")
+
+    with Stopping() as stopping, pytest.raises(Stopped):
+        asyncio.run(stopping.unless(long()))
+    assert done == ["cleaned up"]
+
+
+def test_work_that_is_done_counts_and_its_faults_are_its_own() -> None:
+    async def quick() -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return 7
+
+    async def broken() -> int:
+        raise KeyError("own")
+
+    with Stopping() as stopping:
+        assert asyncio.run(stopping.unless(quick())) == 7, "nothing is thrown away"
+        assert stopping.wanted
+    with pytest.raises(KeyError, match="own"):
+        asyncio.run(Stopping().unless(broken()))

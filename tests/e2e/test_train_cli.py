@@ -1,0 +1,200 @@
+"""`sparrow train` as a user meets it: killed, interrupted and started again, it is the same run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("pydantic")
+
+from support.forking import Commands
+from support.training import SPARSE, lines, metrics, model_folder, settings
+from typer.testing import CliRunner
+
+from sparrow.cli import app
+from sparrow.config import TrainConfig, save_resolved
+
+TESTS = Path(__file__).parents[1]
+STEPS = 5
+FULL = 150_000  # bytes that a file may have where a disk is full: less than a checkpoint has
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("made") / "model", size=16)
+
+
+def config_file(model: Path, folder: Path, **changes: Any) -> Path:
+    """Sparse rollout with a gate that acts, two updates a step, validation, deadly functions."""
+    rollout = {"attention": SPARSE, "episode": "support.toys:episode"}
+    chosen = settings(
+        model,
+        folder / "run",
+        rollout={"prompts": 2, "samples": 3, "max_tokens": 32, "max_prompt": 40, "kv_gib": 0.01}
+        | rollout,
+        algorithm={"surrogate": {"use": "support.toys:deadly"}},
+        batch={"tokens": 256, "updates": 2},
+        gate={
+            "mode": "act",
+            "target": 0.99,
+            "bin": 32,
+            "least": 20,
+            "prompts": 2,
+            "patience": 1,
+            "sample": 4,
+        },
+        validation={"every": 4, "rows": 1},
+        run={"dir": str(folder / "run"), "steps": STEPS, "save_every": 2, **changes},
+    )
+    return save_resolved(TrainConfig.model_validate_json(json.dumps(chosen)), folder)
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Commands]:
+    with Commands() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody interrupted, by the command itself."""
+    place = tmp_path_factory.mktemp("whole")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    done = subprocess.run(
+        [sys.executable, "-m", "sparrow", "train", str(config_file(model, place))],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(place / "run" / "model")
+    return place / "run"
+
+
+def assert_same_run(one: Path, two: Path) -> None:
+    """Weights and files by their bytes; the last state, which has the gate's, value by value."""
+    for name in ("model/model.safetensors", "actions.jsonl", "validation.jsonl"):
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    assert metrics(one) == metrics(two)
+    files = [sorted(path.name for path in (run / "rollouts").iterdir()) for run in (one, two)]
+    assert files[0] == files[1] == [f"step_{step:06d}.jsonl" for step in range(STEPS)]
+    for name in files[0]:
+        assert (one / "rollouts" / name).read_bytes() == (two / "rollouts" / name).read_bytes()
+    states = [
+        torch.load(run / f"checkpoints/step_{STEPS:06d}/state.pt", weights_only=True)
+        for run in (one, two)
+    ]
+    assert_equal(*states)
+    assert states[0]["gate"]["schedule"]["name"].startswith("fixed-48+gate")
+
+
+def assert_equal(one: Any, two: Any) -> None:
+    assert type(one) is type(two)
+    if isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for key in one:
+            assert_equal(one[key], two[key])
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, two)
+    else:
+        assert one == two
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "run" / "checkpoints").glob("step_*"))
+
+
+def test_killed_anywhere_and_started_again_is_the_same_run(
+    model: Path, whole: Path, commands: Commands, tmp_path: Path
+) -> None:
+    """A full disk and three times SIGKILL: in a rollout, in an update, in a checkpoint."""
+    file = config_file(model, tmp_path)
+    limited = commands.run(tmp_path, "train", file, most_bytes=FULL)
+    assert limited.returncode == 2, limited.stderr
+    assert "error:" in limited.stderr
+    assert "Traceback" not in limited.stderr
+    assert checkpoints(tmp_path) == []
+    for where, number, left in (
+        ("rollout", 3, ["step_000002"]),
+        ("update", 4, ["step_000002"]),  # of step 3: after one call to try it, and two a step
+        ("checkpoint", 4, ["step_000002"]),
+    ):
+        toy = f"{where} {number} SIGKILL {tmp_path / where}"
+        killed = commands.run(tmp_path, "train", file, toy=toy)
+        assert killed.returncode == -signal.SIGKILL, (where, killed.stderr)
+        assert checkpoints(tmp_path) == left, where
+    assert list((tmp_path / "run" / "checkpoints").glob(".step_000004.*.unfinished"))
+    last = commands.run(tmp_path, "train", file)
+    assert last.returncode == 0, last.stderr
+    assert "goes on after 2 steps" in last.stderr
+    assert_same_run(whole, tmp_path / "run")
+    assert checkpoints(tmp_path) == ["step_000004", "step_000005"]
+    assert not list((tmp_path / "run" / "checkpoints").glob(".step*"))
+
+
+def test_ctrl_c_saves_and_goes_on(
+    model: Path, whole: Path, commands: Commands, tmp_path: Path
+) -> None:
+    """In a rollout the step is given up, in an update it is finished."""
+    file = config_file(model, tmp_path, save_every=100)
+    for where, number, steps in (("rollout", 1, 1), ("update", 3, 2)):
+        ended = commands.run(
+            tmp_path, "train", file, toy=f"{where} {number} SIGINT {tmp_path / where}"
+        )
+        assert ended.returncode == 130, (where, ended.stderr)
+        assert f"after {steps} steps; the checkpoint is there" in " ".join(ended.stderr.split())
+        assert checkpoints(tmp_path)[-1] == f"step_{steps:06d}"
+        assert len(metrics(tmp_path / "run")) == steps
+    assert commands.run(tmp_path, "train", file).returncode == 0
+    assert_same_run(whole, tmp_path / "run")
+
+
+def invoke(*words: str | Path) -> Any:
+    return CliRunner().invoke(app, [*map(str, words)])
+
+
+def test_what_was_made_can_be_replayed_and_evaluated(whole: Path) -> None:
+    again = invoke("replay", whole, "--step", "4", "--json")
+    found = json.loads(again.stdout)
+    assert (found["kept"], found["same_tokens"]) == (6, 6)
+    again = invoke("replay", whole, "--part", "train", "--json")
+    found, before = json.loads(again.stdout), metrics(whole)[4]
+    assert found["step"] == 4
+    for name in ("actor/pg_loss", "actor/grad_norm", "mismatch/k3", "actor/entropy"):
+        assert found[name] == before[name], name
+    measured = invoke(
+        "eval", whole, "-t", "assignments", "-l", "100", "-n", "2", "--max-tokens", "20", "--json"
+    )
+    assert measured.exit_code == 0, measured.output
+    assert json.loads(measured.stdout)
+
+
+def test_finished_or_changed_is_refused(whole: Path) -> None:
+    file = whole.parent / "config.resolved.toml"
+    finished = invoke("train", file)
+    assert isinstance(finished.exception, ValueError)
+    assert "this run has ended" in str(finished.exception)
+    assert len(lines(whole / "metrics.jsonl")) == STEPS
+
+
+def test_bad_words_are_one_message(model: Path, tmp_path: Path) -> None:
+    file = config_file(model, tmp_path)
+    for words, told in (
+        (("--rollout.episode=nowhere:at_all",), "rollout.episode: 'nowhere:at_all' cannot be"),
+        (("--rollout.max_tokens=250",), "more than the model's 256 positions"),
+        (("--data.task=chess",), "no task 'chess'"),
+        (("--algorithm.advantage=best",), "algorithm.advantage: got 'best', allowed: grpo"),
+    ):
+        result = invoke("train", file, *words)
+        assert isinstance(result.exception, ValueError), result.output
+        assert told in str(result.exception)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,104 @@
+"""Training runs that take a second: a small random model in a folder, noisy rewards, few tokens."""
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparrow import models
+from sparrow.config import TrainConfig
+from sparrow.dataflow.local.loop import train
+from sparrow.dataflow.local.opening import Parts, close_run, open_run
+from sparrow.dataflow.local.run import Run
+from sparrow.dataflow.local.watching import Watcher
+from sparrow.tasks.base import Verdict
+from sparrow.tasks.example import Example
+from sparrow.tasks.tokenizer import puzzle_tokenizer
+from sparrow.tasks.words import WORDS
+
+CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}<think>"
+SPARSE = {"budget": 48}
+FIRST = 5000  # seed of the first row
+Json = dict[str, Any]
+
+
+def model_folder(folder: Path, *, size: float = 6.0, chat: bool = False, layers: int = 3) -> Path:
+    """A model of the puzzles' words, whose third layer is sparse under a budget.
+
+    size: by which its weights are multiplied; the larger, the further sparse strays from dense.
+    """
+    made = models.random(
+        "qwen3-0.6b",
+        layers=layers,
+        hidden=32,
+        intermediate=48,
+        heads=4,
+        kv_heads=2,
+        head_size=16,
+        vocabulary=len(WORDS),
+        max_positions=256,
+        eos_ids=(1,),
+        seed=3,
+    )
+    with torch.no_grad():
+        for name, view in models.hf_views(made).items():
+            if "norm" not in name:
+                view.mul_(size)
+    tokenizer = puzzle_tokenizer()
+    if chat:
+        tokenizer.chat_template = CHAT
+    return models.save(made, folder, tokenizer=tokenizer)
+
+
+def settings(model: Path, folder: Path, **changes: Mapping[str, Any]) -> Json:
+    """A configuration as plain data: a few steps of 2 x 4 answers; `changes` by section."""
+    base: dict[str, Json] = {
+        "model": {"name": str(model), "device": "cpu"},
+        "data": {"task": "assignments", "length": 100, "first": FIRST},
+        "rollout": {"prompts": 2, "samples": 4, "max_tokens": 40, "max_prompt": 40, "kv_gib": 0.01},
+        "algorithm": {},
+        "batch": {"tokens": 256},
+        "optimiser": {"rate": 1e-3},
+        "gate": {"mode": "warn", "sample": 4, "least": 20, "prompts": 2},
+        "run": {"dir": str(folder), "steps": 4, "save_every": 2, "tensorboard": False},
+    }
+    return {key: {**base.get(key, {}), **changes.get(key, {})} for key in {*base, *changes}}
+
+
+def config(model: Path, folder: Path, **changes: Mapping[str, Any]) -> TrainConfig:
+    return TrainConfig.model_validate_json(json.dumps(settings(model, folder, **changes)))
+
+
+async def noisy(example: Example, text: str) -> Verdict:
+    """A reward from 0 to 1 that nobody can foretell, but always the same; half are right."""
+    number = zlib.crc32(f"{example.id} {text}".encode())
+    return Verdict(score=number % 7 / 6, acc=float(number % 2), reason="noise")
+
+
+def trained(chosen: TrainConfig, *, watch: Watcher | None = None, **parts: Any) -> Run:
+    """A run after its last step, closed."""
+    run = open_run(chosen, parts=Parts(**{"judge": noisy, **parts}), watch=watch)
+    try:
+        train(run)
+    finally:
+        close_run(run)
+    return run
+
+
+def lines(file: Path) -> list[Json]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def metrics(folder: Path) -> list[Json]:
+    """What a run wrote of its steps, without what depends on the machine's speed."""
+    return [
+        {k: v for k, v in line.items() if not k.startswith("timing_s/") and k != "perf/throughput"}
+        for line in lines(folder / "metrics.jsonl")
+    ]
+
+
+def weights_of(run: Run) -> dict[str, torch.Tensor]:
+    return {name: view.clone() for name, view in models.hf_views(run.learner.policy.model).items()}
