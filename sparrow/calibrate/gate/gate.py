@@ -8,8 +8,8 @@ lower end is above target + slack.
 Act, bins in order of length, when a bin is surely below, or below at `patience` looks in a row:
 1. Raise its budget by `factor`, in whole pages, at most `raises` times.
 2. Then run the bin dense: a budget that no length of it exceeds. A raise that gets there is that.
-3. A bin that is dense already and still below stops the run: budgets cannot help. With a dense
-   rollout that is the first answer.
+3. A bin that is dense already and still surely below stops the run: budgets cannot help. With a
+   dense rollout that is the first answer. Below without being surely so is a warning there.
 Budgets may not fall with the length, so later bins are lifted to at least the same.
 
 Lower (with `lower`): a bin that has slack at `patience` looks in a row goes down by `factor`, never
@@ -196,28 +196,32 @@ class Gate:
         watch.below = watch.below + 1 if p05 < config.target else 0
         watch.slack = watch.slack + 1 if low > config.target + config.slack else 0
         if high < config.target or watch.below >= config.patience:
-            return self._warn(place, bin) if config.mode == "warn" else self._guard(place, bin)
+            if config.mode == "warn":
+                return self._warn(place, bin, "nothing was changed, as the gate only warns")
+            return self._guard(place, bin, sure=high < config.target)
         may_lower = config.lower and config.mode == "act" and watch.ups == 0
         if may_lower and watch.slack >= config.patience and self._schedule is not None:
             return self._lower(place, bin, self._schedule)
         return None
 
-    def _warn(self, place: int, bin: BinLook) -> Action | None:
+    def _warn(self, place: int, bin: BinLook, why: str) -> Action | None:
+        """At most once in a window."""
         watch = self._watches[place]
         if watch.warned is not None and self._step - watch.warned < self.config.window:
             return None
         watch.warned = self._step
-        return self._action("warn", place, bin, "nothing was changed, as the gate only warns")
+        return self._action("warn", place, bin, why)
 
-    def _guard(self, place: int, bin: BinLook) -> Action:
+    def _guard(self, place: int, bin: BinLook, *, sure: bool) -> Action | None:
         """Raise, then dense, then stop."""
+        if self._schedule is not None and not self._dense(place):
+            return self._up(place, bin, self._schedule)
+        why = "the bin is dense already, so no budget of it can help"
         if self._schedule is None:
-            why = "the rollout is dense, so the engine and the trainer differ: training stops"
-            return self._action("stop", place, bin, why)
-        if self._dense(place):
-            why = "the bin is dense already, so no budget of it can help: training stops"
-            return self._action("stop", place, bin, why)
-        return self._up(place, bin, self._schedule)
+            why = "the rollout is dense, so the engine and the trainer differ"
+        if not sure:
+            return self._warn(place, bin, f"{why}; it stops once it is surely below")
+        return self._action("stop", place, bin, f"{why}: training stops")
 
     def _up(self, place: int, bin: BinLook, before: Schedule) -> Action:
         """More budget for a bin that is not dense: a raise while there are any left."""

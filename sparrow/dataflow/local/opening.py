@@ -137,7 +137,7 @@ def open_parts(
 
 def go_on(run: Run, folder: Path, say: Callable[[str], None]) -> None:
     """Take up the latest checkpoint, if there is one; the run directory is cut to it."""
-    step = run.world.only_first(run.checkpoints.latest)
+    step, other = run.world.only_first(run.checkpoints.latest), ""
     if step is not None:
         other = changed_settings(folder / FILE_NAME, run.config)
         try:
@@ -147,8 +147,16 @@ def go_on(run: Run, folder: Path, say: Callable[[str], None]) -> None:
         except ValueError as error:
             raise ValueError(f"{error}. Changed: {other}" if other else str(error)) from error
         say(f"{folder}: goes on after {step} steps{f', with changes: {other}' if other else ''}")
-    files = run.files
-    run.world.only_first(lambda: None if files is None else files.begin(run.config, run.step))
+    run.world.only_first(lambda: begin_files(run, other))
+
+
+def begin_files(run: Run, changes: str) -> None:
+    """Cut the files to the run's step; what was changed since it stopped is noted with actions."""
+    if run.files is None:
+        return
+    run.files.begin(run.config, run.step)
+    if changes:
+        run.files.action({"step": run.step, "kind": "changed", "reason": changes})
 
 
 def changed_settings(file: Path, config: TrainConfig) -> str:
@@ -181,9 +189,10 @@ def close_run(run: Run) -> None:
     """Let go of files, verifiers and other ranks."""
     if run.files is not None:
         run.files.close()
-    close = getattr(run.judge, "close", None)
-    if close is not None:
-        close()
+    for part in (run.judge, run.validation):
+        close = getattr(part, "close", None)
+        if close is not None:
+            close()
     run.world.leave()
 
 

@@ -6,7 +6,7 @@ small, and a resumed run goes on bit for bit (on a CPU).
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from sparrow.calibrate.gate import Gate, Look
 from sparrow.config import TrainConfig
 from sparrow.dataflow.episodes import Episode
 from sparrow.dataflow.language import Language
+from sparrow.dataflow.local.validating import Validation
 from sparrow.dataflow.local.watching import Clock, Watcher
 from sparrow.dataflow.runs.checkpoints import Checkpoints
 from sparrow.dataflow.runs.files import RunFiles
@@ -54,7 +55,7 @@ class EpisodeFailed(Exception):
 
 @dataclass(kw_only=True)
 class Run:
-    """See the module. `validation` measures accuracy by the engine, or is None."""
+    """See the module. Where `validation` is None, none is asked for."""
 
     config: TrainConfig
     identity: str
@@ -71,7 +72,7 @@ class Run:
     checkpoints: Checkpoints
     watch: Watcher
     stopping: Stopping
-    validation: Callable[["Run"], dict[str, float]] | None = None
+    validation: Validation | None = None
     world: World = field(default_factory=World)
     step: int = 0
     position: int = 0
@@ -107,6 +108,8 @@ class Run:
         """The engine gets the learner's weights; their version is the number of steps taken."""
         self.watch.phase("weights")
         if self.engine.asleep:
+            if self.learner.device.type == "cuda":
+                torch.cuda.empty_cache()  # what the learner let go of: the engine counts free bytes
             self.engine.wake()
         self.engine.update(self.hf_weights(), version=self.step + 1)
 
@@ -244,8 +247,10 @@ class Run:
         if self.validation is None:
             return
         self.watch.phase("validation")
-        measure = self.validation
-        found = self.world.only_first(lambda: measure(self))
+        validation, schedule = self.validation, self.gate.schedule
+        found = self.world.only_first(
+            lambda: validation.measure(self.engine, self.language, schedule)
+        )
         if self.files is not None:
             self.files.validation(self.step, found)
         told = ", ".join(f"{name} {value:.3f}" for name, value in found.items())

@@ -1,43 +1,79 @@
 """Accuracy while a run goes: rows that are held out, answered every so many steps."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from sparrow.config import RowsConfig, TrainConfig
-from sparrow.dataflow.evaluation import Part, evaluate
-from sparrow.dataflow.local.run import Run
+from sparrow.dataflow.evaluation import Cell, Part, evaluate
+from sparrow.dataflow.language import Language
+from sparrow.engine.engine import Engine
 from sparrow.records import SamplingParams
+from sparrow.sparse.schedule import Schedule
 from sparrow.tasks.choosing import judge_of, rows_of
+from sparrow.tasks.judging import InProcess, Judges
+from sparrow.tasks.rows import FileRows
 
 SEED = 2**40  # where the seeds of validation begin: rows of a run never use them
 
 
-def validation_of(config: TrainConfig) -> Callable[[Run], dict[str, float]] | None:
-    """What measures accuracy by the run's engine; None where none is asked for."""
-    wanted = config.validation
-    if not wanted.every:
-        return None
-    rows = rows_of(_rows_config(config), seed=config.run.seed)
-    judge = judge_of(_rows_config(config), rows)
-    first = 0 if config.data.task is not None and wanted.file is None else wanted.first
-    parts = Part.of(rows, judge, count=wanted.rows, first=first)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """Rows with their judge, and how they are answered: always alike, so that points compare."""
 
-    def measure(run: Run) -> dict[str, float]:
-        params = SamplingParams(n=wanted.samples, max_tokens=config.rollout.max_tokens, seed=SEED)
-        schedule = run.gate.schedule if wanted.sparse else None
+    model: str
+    parts: tuple[Part, ...]
+    judge: Judges | InProcess
+    params: SamplingParams
+    sparse: bool
+
+    def measure(
+        self, engine: Engine, language: Language, schedule: Schedule | None
+    ) -> dict[str, float]:
+        """Accuracy by source, with its interval; dense unless it is to be as training is."""
+        chosen = schedule if self.sparse else None
         found = evaluate(
-            run.engine, parts, run.language, params, schedule=schedule, model=config.model.name
+            engine, self.parts, language, self.params, schedule=chosen, model=self.model
         )
         named: dict[str, float] = {}
         for cell in found.evaluation.cells:
-            name = f"val-core/{cell.source}/acc"
-            named[f"{name}/mean@{wanted.samples}"] = cell.mean.value
-            if cell.mean.low is not None and cell.mean.high is not None:
-                named |= {f"{name}/low": cell.mean.low, f"{name}/high": cell.mean.high}
-            named[f"val-aux/{cell.source}/length/mean"] = cell.tokens
-            named[f"val-aux/{cell.source}/cut_off"] = cell.cut_off
+            named |= _named(cell, self.params.n)
         return named
 
-    return measure
+    def close(self) -> None:
+        if isinstance(self.judge, Judges):
+            self.judge.close()
+
+
+def _named(cell: Cell, samples: int) -> dict[str, float]:
+    name = f"val-core/{cell.source}/acc"
+    found = {f"{name}/mean@{samples}": cell.mean.value}
+    if cell.mean.low is not None and cell.mean.high is not None:
+        found |= {f"{name}/low": cell.mean.low, f"{name}/high": cell.mean.high}
+    return found | {
+        f"val-aux/{cell.source}/length/mean": cell.tokens,
+        f"val-aux/{cell.source}/cut_off": cell.cut_off,
+    }
+
+
+def validation_of(config: TrainConfig) -> Validation | None:
+    """None where none is asked for."""
+    wanted = config.validation
+    if not wanted.every:
+        return None
+    chosen = _rows_config(config)
+    rows = rows_of(chosen, seed=config.run.seed)
+    first, count = 0, wanted.rows
+    if isinstance(rows, FileRows):
+        first, count = wanted.first, min(wanted.rows, len(rows) - wanted.first)
+        if count < 1:
+            raise ValueError(f"validation.first {first}: {rows.name} has {len(rows)} rows")
+    judge = judge_of(chosen, rows)
+    return Validation(
+        model=config.model.name,
+        parts=tuple(Part.of(rows, judge, count=count, first=first)),
+        judge=judge,
+        params=SamplingParams(n=wanted.samples, max_tokens=config.rollout.max_tokens, seed=SEED),
+        sparse=wanted.sparse,
+    )
 
 
 def _rows_config(config: TrainConfig) -> RowsConfig:
