@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from sparrow.calibrate.planning.hardware import Hardware, known
+from sparrow.config import RolloutConfig
 from sparrow.engine.memory import host_memory
 from sparrow.models.checkpoint import CONFIG, locate, shipped
 from sparrow.models.fetch import fetched
@@ -99,7 +100,19 @@ def hardware_of(machine: Machine) -> Hardware:
     return Hardware.load(machine.hardware)
 
 
-def dtype_of(wanted: str, machine: Machine) -> torch.dtype:
+def dtype_of(wanted: str, kind: str) -> torch.dtype:
+    """Of the products: 16 bits on a GPU unless told otherwise."""
     if wanted == "auto":
-        return torch.bfloat16 if machine.kind == "cuda" else torch.float32
+        return torch.bfloat16 if kind == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
+
+
+def prompt_room(config: RolloutConfig, spec: ModelSpec) -> int:
+    """Tokens that a prompt may have."""
+    left = spec.max_positions - config.max_tokens
+    if left < (config.max_prompt or 1):
+        raise ValueError(
+            f"rollout.max_tokens {config.max_tokens} and a prompt of {config.max_prompt or 1}: "
+            f"allowed are the model's {spec.max_positions} positions for both"
+        )
+    return config.max_prompt or left

@@ -14,9 +14,16 @@ import torch
 from sparrow import ops
 from sparrow.calibrate.planning.hardware import known, stretched
 from sparrow.config import TrainConfig
-from sparrow.dataflow.place import Machine, dtype_of, hardware_of, machine_of, model_of
+from sparrow.dataflow.place import (
+    Machine,
+    dtype_of,
+    hardware_of,
+    machine_of,
+    model_of,
+    prompt_room,
+)
 from sparrow.dataflow.preview_words import algorithm_words, gate_words, rows_words
-from sparrow.dataflow.step_time import ASSUMED_UTILISATION, Case, StepTime, Work, step_times
+from sparrow.dataflow.step_time import UTILISATION, Case, StepTime, Work, step_times
 from sparrow.engine.answer import placed_schedule
 from sparrow.engine.memory import CPU_SHARE, GPU_SHARE, LOGITS_BYTES
 from sparrow.engine.pool import PAGE
@@ -135,7 +142,7 @@ def preview(config: TrainConfig) -> Preview:
     """The plan of a run; ValueError for what could never run."""
     spec, source = model_of(config.model.name)
     machine = machine_of(config.model.device)
-    dtype = dtype_of(config.model.dtype, machine)
+    dtype = dtype_of(config.model.dtype, machine.kind)
     schedule, flow = placed_schedule(config.rollout.attention, spec.family)
     rule = None if schedule is None else Rule.of(schedule, flow)
     batch, cases = _batch(config, spec)
@@ -209,14 +216,7 @@ def _batch(config: TrainConfig, spec: ModelSpec) -> tuple[Batch, tuple[Case, Cas
 
 def _context(config: TrainConfig, spec: ModelSpec) -> int:
     """Tokens of the longest prompt that is let in, and of its answer."""
-    rollout = config.rollout
-    wanted = (rollout.max_prompt or 1) + rollout.max_tokens
-    if wanted > spec.max_positions:
-        raise ValueError(
-            f"rollout.max_tokens {rollout.max_tokens} and a prompt of {rollout.max_prompt or 1}: "
-            f"allowed are the model's {spec.max_positions} positions for both"
-        )
-    return spec.max_positions if rollout.max_prompt is None else wanted
+    return prompt_room(config.rollout, spec) + config.rollout.max_tokens
 
 
 def _prompt(config: TrainConfig, room: int, spec: ModelSpec) -> tuple[int, bool]:
@@ -341,7 +341,7 @@ def _notes(
     if _untimed(machine, engine) is None:
         rows = min(batch.sequences, engine.running, int(engine.sequences))
         said += stretched(hardware_of(machine), spec, rows)
-        share = f"{ASSUMED_UTILISATION:.0%}"
+        share = f"{UTILISATION:.0%}"
         said.append(
             f"log-probs and update assume a utilisation of {share}; small models reach less"
         )

@@ -16,6 +16,7 @@ from sparrow.dataflow.language import Language, language_of
 from sparrow.dataflow.local.run import MODEL, Run
 from sparrow.dataflow.local.validating import validation_of
 from sparrow.dataflow.local.watching import Nobody, Watcher
+from sparrow.dataflow.place import dtype_of, prompt_room
 from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
 from sparrow.dataflow.runs.files import RunFiles
 from sparrow.dataflow.stopping import Stopping
@@ -102,11 +103,11 @@ def open_parts(
     )
     episode = parts.episode or episode_of(config.rollout.episode)
     rows = parts.rows or rows_of(config.data, seed=config.run.seed)
-    dtype = dtype_of(config, device)
+    dtype = dtype_of(config.model.dtype, device.type)
     model = load(config.model.name, dtype="float32", device=device, report=report)
     language = language_of(model, config.data.task in PUZZLES)
     schedule, flow = placed_schedule(config.rollout.attention, model.spec.family)
-    max_prompt = prompt_room(config, model)
+    max_prompt = prompt_room(config.rollout, model.spec)
     rows = fitting(rows, language, max_prompt, say)
     identity = identity_of(config, model, rows, schedule, dtype)
     return Run(
@@ -203,35 +204,10 @@ def refuse_idle(config: TrainConfig, world: World) -> None:
         raise ValueError(f"rollout.prompts: got {prompts}, allowed: {world.size} or more, as ranks")
 
 
-def dtype_of(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """Of the products: 16 bits on a GPU unless told otherwise."""
-    name = config.model.dtype
-    if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "float32"
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-
-
 def compiled_of(config: TrainConfig, device: torch.device) -> bool:
     """Whether small kernels are joined: on a GPU unless told otherwise."""
     wanted = config.batch.compile
     return device.type == "cuda" if wanted is None else wanted
-
-
-def prompt_room(config: TrainConfig, model: Decoder) -> int:
-    """Tokens that a prompt may have."""
-    left = model.spec.max_positions - config.rollout.max_tokens
-    if left < 1:
-        raise ValueError(
-            f"rollout.max_tokens {config.rollout.max_tokens} leaves no room for a prompt in the "
-            f"model's {model.spec.max_positions} positions"
-        )
-    wanted = config.rollout.max_prompt
-    if wanted is not None and wanted > left:
-        raise ValueError(
-            f"rollout.max_prompt {wanted} and max_tokens {config.rollout.max_tokens} are more than "
-            f"the model's {model.spec.max_positions} positions"
-        )
-    return wanted or left
 
 
 def fitting(

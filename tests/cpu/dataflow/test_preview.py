@@ -15,7 +15,7 @@ from sparrow.config import GateConfig, TrainConfig, load_config
 from sparrow.dataflow import place
 from sparrow.dataflow.preview import Preview, preview
 from sparrow.dataflow.preview_words import gate_words
-from sparrow.dataflow.step_time import ASSUMED_UTILISATION
+from sparrow.dataflow.step_time import UTILISATION
 from sparrow.models.shapes import shape
 from sparrow.records import from_dict, to_dict
 from sparrow.sparse import preset
@@ -136,7 +136,7 @@ def test_the_engine_takes_nine_tenths_of_what_the_trainer_leaves() -> None:
 
 def test_step_time_by_hand() -> None:
     found, spec = preview(config()), shape("qwen3-1.7b")
-    rate = 989e12 * ASSUMED_UTILISATION
+    rate = 989e12 * UTILISATION
     lengths = [8192] * 4
     worst = found.times[0]
     assert worst.update == pytest.approx(training_flops(spec, lengths) / rate)

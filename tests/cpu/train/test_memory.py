@@ -21,8 +21,9 @@ def test_sixteen_bytes_a_parameter_and_twelve_while_the_engine_runs() -> None:
     assert found.weights + found.gradients + found.moments == 16 * TINY.parameters()
     assert found.resident == 12 * TINY.parameters()
     assert found.copies == 0
-    parts = (found.activations, found.logits)
-    assert found.total == 16 * TINY.parameters() + sum(parts)
+    passing = found.activations + found.logits
+    assert passing > found.gradients
+    assert found.total == 12 * TINY.parameters() + passing
 
 
 def test_a_layer_by_hand() -> None:
@@ -57,16 +58,16 @@ def test_recompute_keeps_one_layer_instead_of_all() -> None:
 def test_logits_are_a_chunk_and_the_head() -> None:
     """Few tokens do not fill a chunk."""
     few = trainer_memory(TINY, tokens=10, longest=10, item=2, recompute=True, gpu=True)
-    assert few.logits == 5 * 10 * 64 * 4 + 2 * 64 * 32 * 4
+    assert few.logits == 3 * 10 * 64 * 4 + 2 * 64 * 32 * 4
     wide = replace(TINY, vocabulary=151_936)
     many = trainer_memory(wide, tokens=32_768, longest=32_768, item=2, recompute=True, gpu=True)
-    assert many.logits == 5 * GIB + 2 * 151_936 * 32 * 4
+    assert many.logits == 3 * GIB + 2 * 151_936 * 32 * 4
 
 
 def test_a_long_sequence_of_qwen_needs_less_than_a_card() -> None:
     spec = shape("qwen3-1.7b")
     found = trainer_memory(spec, tokens=32_768, longest=32_768, item=2, recompute=True, gpu=True)
-    assert 30 * GIB < found.total < 60 * GIB
+    assert 28.9 * GIB < found.total < 40 * GIB  # measured: 28.9
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -108,4 +109,4 @@ def test_what_cannot_be_is_refused(given: dict[str, int]) -> None:
 
 def test_it_is_a_record() -> None:
     made = TrainerMemory(weights=4, gradients=4, moments=8, copies=2, activations=100, logits=10)
-    assert (made.resident, made.total) == (12, 128)
+    assert (made.resident, made.total) == (12, 124)
