@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM as a wish: the run ends where nothing is lost. A second one ends it now."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Coroutine
 from types import FrameType
@@ -8,6 +9,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TOLD = b"\nending at the next safe place, with a checkpoint; once more ends it at once\n"
 LOOK_EVERY = 0.2  # seconds between looks at the wish while episodes run
 
 
@@ -35,6 +37,7 @@ class Stopping:
         if self.wanted:
             raise KeyboardInterrupt
         self.wanted = True
+        os.write(2, TOLD)  # printing takes locks, which a signal's handler must not
 
     async def unless(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which is cancelled as soon as the end is wanted."""

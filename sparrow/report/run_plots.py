@@ -5,7 +5,7 @@ side by side.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,14 +61,11 @@ def curves(runs: Sequence[Curve], *, title: str, note: str = "", target: float =
         raise ValueError("curves: got no run, or one without a step")
     width, body, places = boxes(4, 2.1)
     page = sheet(width, body, title, " · ".join(run.name for run in runs), note)
-    panels: tuple[Callable[[Sheet, Box, Sequence[Curve]], None], ...] = (
-        lambda *given: _lines_panel(*given, REWARD, "mean reward of a step"),
-        _validation_panel,
-        lambda *given: _lines_panel(*given, LENGTH, "mean tokens of an answer"),
-        lambda *given: _tail_panel(*given, target),
-    )
-    for draw, box in zip(panels, places, strict=True):
-        draw(page, box, runs)
+    reward, held_out, length, tail = places
+    _lines_panel(page, reward, runs, REWARD, "mean reward of a step")
+    _validation_panel(page, held_out, runs)
+    _lines_panel(page, length, runs, LENGTH, "mean tokens of an answer")
+    _tail_panel(page, tail, runs, target)
     return page.figure
 
 

@@ -242,8 +242,9 @@ class Rule:
             force = ", ".join(f"{field}={value!r}" for field, value in pairs)
             raise ValueError(
                 f"schedule {schedule.name!r} was not made for this: {', '.join(made)}; give one "
-                f"that was, or force this one: schedule.forced_onto({force}), for `sparrow "
-                "generate` --attention.force=true"
+                f"that was, or force this one: schedule.forced_onto({force}), on the command line "
+                "--attention.force=true (generate), --rollout.attention.force=true (train) or "
+                "--force (eval)"
             )
 
     def _place(self, page: int) -> dict[str, Any]:

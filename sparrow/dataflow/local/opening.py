@@ -18,6 +18,7 @@ from sparrow.dataflow.local.validating import validation_of
 from sparrow.dataflow.local.watching import Nobody, Watcher
 from sparrow.dataflow.place import dtype_of, prompt_room
 from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
+from sparrow.dataflow.runs.disk import write_whole
 from sparrow.dataflow.runs.files import RunFiles
 from sparrow.dataflow.stopping import Stopping
 from sparrow.engine.answer import placed_schedule
@@ -37,7 +38,7 @@ from sparrow.train.policy import Policy, shard
 from sparrow.train.world import World, join_world, own_device
 from sparrow.train.world import own_rank as own_rank  # for the command line
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, LEFT_OUT = "checkpoints", "left_out.txt"
 GIB = 2**30
 
 
@@ -156,6 +157,9 @@ def begin_files(run: Run, changes: str) -> None:
     if run.files is None:
         return
     run.files.begin(run.config, run.step)
+    problems = run.rows.problems if isinstance(run.rows, FileRows) else ()
+    if problems:
+        write_whole(run.files.folder / LEFT_OUT, (f"{problem}\n" for problem in problems))
     if changes:
         run.files.action({"step": run.step, "kind": "changed", "reason": changes})
 
@@ -223,7 +227,7 @@ def fitting(
 
     kept = rows.keep(fits)
     if kept.problems:
-        say(f"{rows.name}: {len(kept.problems)} rows are left out:")
+        say(f"{rows.name}: {len(kept.problems)} rows are left out (all in {LEFT_OUT}):")
         for problem in kept.problems[:10]:
             say(f"  {problem}")
     return kept

@@ -74,7 +74,9 @@ def test_rows_that_cannot_be_used_are_counted_and_named(model: Path, tmp_path: P
         train(run)
     finally:
         close_run(run)
-    assert f"{data['file']}: 3 rows are left out:" in told
+    assert f"{data['file']}: 3 rows are left out (all in left_out.txt):" in told
+    named = (tmp_path / "run" / "left_out.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.partition(":")[0] for line in named] == ["row 1", "row 3", "row 2"]
     said = "\n".join(told)
     assert "row 1: no reward_model.ground_truth" in said
     assert "row 2: prompt of 80 tokens, over 40" in said
