@@ -1,6 +1,5 @@
 """Which model and machine a run is planned for, found without weights and without the machine."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -10,7 +9,7 @@ import torch
 from sparrow.calibrate.planning.hardware import Hardware, known
 from sparrow.config import RolloutConfig
 from sparrow.engine.memory import host_memory
-from sparrow.models.checkpoint import CONFIG, locate, shipped
+from sparrow.models.checkpoint import CONFIG, locate, read_json, shipped
 from sparrow.models.fetch import fetched
 from sparrow.models.fetch import known as fetchable
 from sparrow.models.shapes import SHAPES
@@ -70,13 +69,7 @@ def _downloaded(name: str) -> Path | None:
 
 
 def _read(file: Path) -> Model:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file}: holds {type(content).__name__}, not a table of keys")
-    return Model(spec_from_hf(content, str(file)), str(file))
+    return Model(spec_from_hf(read_json(file), str(file)), str(file))
 
 
 def machine_of(device: str) -> Machine:

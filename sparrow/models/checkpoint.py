@@ -60,7 +60,7 @@ def load(
     where there is one. Weights are streamed: no second copy of the model is in memory.
     """
     folder = locate(path_or_name, report=report)
-    config = _read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG)
     spec = _with_generation_eos(spec_from_hf(config, str(folder / CONFIG)), folder)
     model = _empty(spec)
     stored = stored_tensors(folder)
@@ -216,7 +216,7 @@ def _download(name: str) -> Path:
 def _with_generation_eos(spec: ModelSpec, folder: Path) -> ModelSpec:
     """Generation configs name every id that ends an answer; model configs often only one."""
     file = folder / GENERATION_CONFIG
-    eos = token_ids(_read_json(file).get("eos_token_id")) if file.is_file() else ()
+    eos = token_ids(read_json(file).get("eos_token_id")) if file.is_file() else ()
     try:
         return replace(spec, eos_ids=eos) if eos else spec
     except ValueError as error:
@@ -237,7 +237,7 @@ def _write_tokenizer(place: Path, tokenizer: Any) -> None:
             shutil.copyfile(source / name, place / name)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
