@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 STOPPED, GATED, DIVERGED = 130, 3, 4  # exit codes: Ctrl-C, the gate, no finite loss
 
+GO_ON = "the same command goes on from it"
+
 Words = Annotated[
     list[str],
     typer.Argument(
@@ -97,7 +99,10 @@ def _run(config: "TrainConfig", stopping: Any, train_run: Any) -> None:
     except Stopped:
         _end(run, "stopped", STOPPED)
     except GateStop as error:
-        _end(run, f"the gate stopped the run: {error}", GATED)
+        how = (
+            "with other settings of the gate (gate.mode=warn, gate.target) the same command goes on"
+        )
+        _end(run, f"the gate stopped the run: {error}", GATED, how)
     except Diverged as error:
         _end(run, str(error), DIVERGED)
     except EpisodeFailed as error:
@@ -109,17 +114,15 @@ def _run(config: "TrainConfig", stopping: Any, train_run: Any) -> None:
         print(folder)
 
 
-def _end(run: "Run", why: str, code: int) -> None:
-    _say_end(run, why)
+def _end(run: "Run", why: str, code: int, how: str = GO_ON) -> None:
+    _say_end(run, why, how)
     raise typer.Exit(code)
 
 
-def _say_end(run: "Run", why: str) -> None:
+def _say_end(run: "Run", why: str, how: str = GO_ON) -> None:
     if run.world.first:
-        notes.print(
-            f"[bold yellow]{plain(why)}[/]\nafter {run.step} steps; the checkpoint is there, and "
-            "the same command goes on from it"
-        )
+        told = f"after {run.step} steps; the checkpoint is there, and {how}"
+        notes.print(f"[bold yellow]{plain(why)}[/]\n{plain(told)}")
 
 
 @contextmanager

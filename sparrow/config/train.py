@@ -167,6 +167,22 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _refuse_seen(self) -> Self:
+        """Rows of validation must not be rows of training."""
+        held, data = self.validation, self.data
+        if not held.every or held.file is not None:
+            return self
+        if data.file is not None:
+            allowed = "a file of its own where data.file is: rows that are trained on tell nothing"
+            raise FieldError("TrainConfig", {"validation.file": (None, allowed)})
+        last = None if data.rows is None else data.first + data.rows
+        if held.first + held.rows > data.first and (last is None or held.first < last):
+            seeds = f"{data.first} to {'no end' if last is None else last - 1}"
+            allowed = f"rows apart from those of training, {seeds}"
+            raise FieldError("TrainConfig", {"validation.first": (held.first, allowed)})
+        return self
+
+    @model_validator(mode="after")
     def _refuse_uneven(self) -> Self:
         if self.rollout.prompts % self.batch.updates:
             allowed = f"a divisor of rollout.prompts, {self.rollout.prompts}"

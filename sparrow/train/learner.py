@@ -52,12 +52,17 @@ class UpdateStats:
     """One optimiser step. It was skipped where loss or gradient is no number."""
 
     loss: float
-    entropy: float
     clipped: float  # share of tokens
     kl: float  # of the policy from pi_old, k3
     gradient: float
     rate: float
     skipped: bool
+
+    @classmethod
+    def not_taken(cls) -> "UpdateStats":
+        """One for which there was no loss: what it needs is no number."""
+        nan = math.nan
+        return cls(loss=nan, clipped=nan, kl=nan, gradient=nan, rate=nan, skipped=True)
 
 
 class Learner:
@@ -153,7 +158,6 @@ class Learner:
         tokens = max(1, sum(sample.learnt for sample in samples))
         return UpdateStats(
             loss=sums["loss"],
-            entropy=sums["entropy"] / tokens,
             clipped=sums["clipped"] / tokens,
             kl=sums["kl"] / tokens,
             gradient=norm,
@@ -170,7 +174,7 @@ class Learner:
     ) -> dict[str, float]:
         """Accumulate the gradient of all samples; sums over the tokens of all ranks."""
         coefficients = objective.aggregate(np.array([sample.learnt for sample in samples]))
-        total: dict[str, float] = dict.fromkeys(("loss", "entropy", "clipped", "kl"), 0.0)
+        total: dict[str, float] = dict.fromkeys(("loss", "clipped", "kl"), 0.0)
         batches = self._batches(samples)
         for done, (numbers, filler) in enumerate(batches, 1):
             chosen = [samples[number] for number in numbers]
@@ -204,12 +208,11 @@ class Learner:
         found = torch.stack(
             [
                 loss.detach(),
-                scores.entropy_R.detach().sum(),
                 surrogate.clipped_T.sum(),
                 (log_r_R.exp() - 1 - log_r_R).sum(),
             ]
         )
-        return dict(zip(("loss", "entropy", "clipped", "kl"), found.tolist(), strict=True))
+        return dict(zip(("loss", "clipped", "kl"), found.tolist(), strict=True))
 
     def _batches(
         self, samples: Sequence[TrainSample], owners: Mapping[int, int] | None = None

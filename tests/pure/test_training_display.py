@@ -20,7 +20,7 @@ METRICS = {
     "critic/score/mean": 0.25,
     "critic/acc/mean": 0.5,
     "response_length/mean": 812.4,
-    "sparse/accept_p05": 0.871,
+    "sparse/accept_p05_min": 0.871,
     "sparse/kv_budget": 512.0,
     "actor/pg_loss": -0.00123,
     "actor/grad_norm": 0.75,
@@ -208,7 +208,7 @@ def test_sparklines_rise_with_what_they_show() -> None:
         screen.step(
             **{
                 "critic/score/mean": math.nan if count == 4 else count / 7,
-                "sparse/accept_p05": 0.9,
+                "sparse/accept_p05_min": 0.9,
             }
         )
     assert "│ reward ▁▂▃▄ ▆▇█ 1.000  p05 ▅▅▅▅▅▅▅▅ 0.900 " in "\n".join(screen.lines())
@@ -223,7 +223,7 @@ def test_long_sparklines_show_means() -> None:
 )
 def test_p05_is_coloured_by_its_target(p05: float, code: str) -> None:
     screen = Screen(colours="standard")
-    screen.step(**{"sparse/accept_p05": p05})
+    screen.step(**{"sparse/accept_p05_min": p05})
     row = screen.lines()[4]
     assert f"\x1b[{code}m" in row
 

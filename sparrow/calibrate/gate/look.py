@@ -119,24 +119,34 @@ def metrics(look: Look) -> dict[str, float]:
     """The look as named numbers. What is unknown (no tokens, no judged bin) is left out.
 
     accept_* are over the exact tokens of all windows together (the last steps, as many as the gate
-    looks at; less after an action), accept_estimate over all their tokens; accept_p05/bin_START is
-    of judged bins. kv_budget is the mean over this step's tokens of what the common budget lets
-    them read, never more than their length. gate_violation_frac is the share of judged bins with
-    p05 below target.
+    looks at; less after an action), accept_estimate over all their tokens. accept_*/bin_START are
+    of one judged bin, and accept_p05_min is p05 of the worst of them: what the target is about.
+    kv_budget is the mean over this step's tokens of what the common budget lets them read, never
+    more than their length. gate_violation_frac is the share of judged bins with p05 below target.
     """
     judged = [each for each in look.bins if each.judged]
-    below = [each for each in judged if each.tail[0] < look.target]
-    named = {
-        "accept_p01": look.overall.p01,
-        "accept_p05": look.overall.p05,
-        "accept_p05_low": look.overall.low,
-        "accept_p05_high": look.overall.high,
-        "accept_mean": look.overall.mean,
-        "accept_estimate": look.overall.estimate,
-        "kv_budget": look.budget,
-        "gate_violation_frac": len(below) / len(judged) if judged else None,
-    } | {f"accept_p05/bin_{each.start}": each.p05 for each in judged}
+    named = {f"accept_{name}": value for name, value in _figures(look.overall).items()}
+    named["kv_budget"] = look.budget
+    if judged:
+        tails = [each.tail[0] for each in judged]
+        named["accept_p05_min"] = min(tails)
+        named["gate_violation_frac"] = sum(p05 < look.target for p05 in tails) / len(tails)
+    for each in judged:
+        figures = _figures(each).items()
+        named |= {f"accept_{name}/bin_{each.start}": value for name, value in figures}
     return {f"sparse/{name}": value for name, value in named.items() if value is not None}
+
+
+def _figures(found: Figures) -> dict[str, float | None]:
+    return {
+        "p01": found.p01,
+        "p05": found.p05,
+        "p05_low": found.low,
+        "p05_high": found.high,
+        "p50": found.p50,
+        "mean": found.mean,
+        "estimate": found.estimate,
+    }
 
 
 def _outside(values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:

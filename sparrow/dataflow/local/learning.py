@@ -26,37 +26,53 @@ class Batch:
     readings: tuple[Reading, ...]  # exact acceptance, of the watched trajectories
     estimates: tuple[Estimate, ...]  # its cheap estimate, of all
     mismatch: dict[str, float]
+    broken: bool = False  # the dense pass gave what is no number
 
 
-def read(run: Run, groups: Sequence[Group]) -> Batch:
-    """Advantages, and one dense pass: pi_old of all tokens, exact acceptance of the watched."""
-    trajectories = [one for group in groups for one in group.trajectories]
-    samples = credit(run, groups)
+NOTHING = Batch(samples=(), groups=(), weights=(), reads=(), readings=(), estimates=(), mismatch={})
+
+
+def read(run: Run, groups: Sequence[Group], watched: Sequence[Trajectory] = ()) -> Batch:
+    """Advantages, and one dense pass: pi_old of all tokens, exact acceptance of the watched.
+
+    watched: trajectories for the gate alone, of groups that are not learnt from.
+    """
+    learnt = [one for group in groups for one in group.trajectories]
+    every = [*learnt, *watched]
+    samples = [*credit(run, groups), *(TrainSample.of(one, 0.0) for one in watched)]
     run.watch.phase("dense log-probs", 0, len(samples))
     reads = run.learner.read(
         samples,
-        [_states(one) for one in trajectories],
+        [_states(one) for one in every],
         on_batch=lambda done, total: run.watch.phase("dense log-probs", done, total),
     )
-    samples = [_with_old(one, found) for one, found in zip(samples, reads, strict=True)]
-    weights, mismatch = _weights(run, samples, reads)
-    pairs = list(zip(trajectories, reads, strict=True))
+    if not all(_finite(found) for found in reads):
+        return replace(NOTHING, broken=True)
+    pairs = list(zip(every, reads, strict=True))
+    own = [_with_old(one, found) for one, found in zip(samples, reads, strict=True)][: len(learnt)]
+    weights, mismatch = _weights(run, own, reads[: len(learnt)])
     return Batch(
-        samples=tuple(samples),
+        samples=tuple(own),
         groups=tuple(n for n, group in enumerate(groups) for _ in group.trajectories),
         weights=tuple(weights),
-        reads=tuple(reads),
+        reads=tuple(reads[: len(learnt)]),
         readings=tuple(_reading(one, r.alpha) for one, r in pairs if r.alpha is not None),
         estimates=tuple(_estimate(one, found) for one, found in pairs),
         mismatch=mismatch,
     )
 
 
+def _finite(found: Read) -> bool:
+    """Whether the policy gave numbers; if not, nothing can be made of the step."""
+    alpha = np.zeros(0) if found.alpha is None else found.alpha
+    return bool(np.isfinite(found.logprob).all() and np.isfinite(alpha).all())
+
+
 def credit(run: Run, groups: Sequence[Group]) -> list[TrainSample]:
     """Rewards, shaped where the algorithm says so, to the advantage of each trajectory."""
     rewards = [
         Rewards(
-            rewards=np.array([_reward(run, one) for one in group.trajectories]),
+            rewards=np.array([shaped_reward(run, one) for one in group.trajectories]),
             baseline=group.baseline,
         )
         for group in groups
@@ -69,7 +85,8 @@ def credit(run: Run, groups: Sequence[Group]) -> list[TrainSample]:
     ]
 
 
-def _reward(run: Run, trajectory: Trajectory) -> float:
+def shaped_reward(run: Run, trajectory: Trajectory) -> float:
+    """Its reward, with the penalty on long answers where the algorithm has one."""
     assert trajectory.reward is not None, "the episode gave one"
     if not run.algorithm.overlong:
         return trajectory.reward
@@ -81,7 +98,9 @@ def _reward(run: Run, trajectory: Trajectory) -> float:
 
 
 def update(run: Run, batch: Batch) -> list[UpdateStats]:
-    """The step's optimiser steps, each on a share of the groups."""
+    """The step's optimiser steps, each on a share of the groups; one that is skipped if broken."""
+    if batch.broken:
+        return [UpdateStats.not_taken()]
     objective = Objective(
         surrogate=run.algorithm.surrogate,
         aggregate=run.algorithm.aggregate,

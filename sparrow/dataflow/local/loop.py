@@ -15,7 +15,11 @@ from sparrow.dataflow.stopping import Stopped
 
 
 def train(run: Run) -> Path:
-    """Run the steps that are left; the model's folder. Whatever stops it, nothing is lost."""
+    """Run the steps that are left; the model's folder.
+
+    A wish to stop, the gate, a loss that is no number and a failed episode save what there is; what
+    else may come (a full disk, a kill) leaves the last checkpoint.
+    """
     try:
         if run.step == 0:
             run.validate()
@@ -35,7 +39,7 @@ def step(run: Run) -> None:
         played = playing.play(run)
     with clock("old_log_prob"):
         run.engine_out()
-        batch = learning.read(run, played.groups)
+        batch = learning.read(run, played.groups, played.watched)
         look = run.gate.observe(run.step, batch.readings, batch.estimates)
     with clock("update_actor"):
         updates = learning.update(run, batch)

@@ -1,6 +1,7 @@
 """From a configuration to a run: what is wrong with it is said here, before anything is played."""
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,13 @@ from sparrow.dataflow.local.watching import Nobody, Watcher
 from sparrow.dataflow.place import dtype_of, prompt_room
 from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
 from sparrow.dataflow.runs.disk import write_whole
-from sparrow.dataflow.runs.files import RunFiles
+from sparrow.dataflow.runs.files import CHANGED, RunFiles
 from sparrow.dataflow.stopping import Stopping
 from sparrow.engine.answer import placed_schedule
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder, fingerprint, load
 from sparrow.models.checkpoint import pick_device
+from sparrow.records import to_dict
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
@@ -110,6 +112,7 @@ def open_parts(
     schedule, flow = placed_schedule(config.rollout.attention, model.spec.family)
     max_prompt = prompt_room(config.rollout, model.spec)
     rows = fitting(rows, language, max_prompt, say)
+    validation = validation_of(config)
     identity = identity_of(config, model, rows, schedule, dtype)
     return Run(
         config=config,
@@ -132,7 +135,7 @@ def open_parts(
         checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=say),
         watch=watch,
         stopping=stopping or Stopping(),
-        validation=validation_of(config),
+        validation=validation,
         world=world,
     )
 
@@ -148,6 +151,7 @@ def go_on(run: Run, folder: Path, say: Callable[[str], None]) -> None:
             raise
         except ValueError as error:
             raise ValueError(f"{error}. Changed: {other}" if other else str(error)) from error
+        run.refuse_stopped()
         say(f"{folder}: goes on after {step} steps{f', with changes: {other}' if other else ''}")
     run.world.only_first(lambda: begin_files(run, other))
 
@@ -161,7 +165,7 @@ def begin_files(run: Run, changes: str) -> None:
     if problems:
         write_whole(run.files.folder / LEFT_OUT, (f"{problem}\n" for problem in problems))
     if changes:
-        run.files.action({"step": run.step, "kind": "changed", "reason": changes})
+        run.files.action({"step": run.step, "kind": CHANGED, "reason": changes})
 
 
 def changed_settings(file: Path, config: TrainConfig) -> str:
@@ -278,8 +282,8 @@ def identity_of(
 ) -> str:
     """What must be equal for a run to go on.
 
-    Not where it runs, what it shows and what the remedies of a run that stopped are: the gate's
-    settings, the rate, and the number of steps where the rate does not depend on it.
+    Not where and how it runs, what it shows and what the remedies of a run that stopped are: the
+    gate's settings, the rate, memory, and the number of steps where the rate does not depend on it.
     """
     shown = {"dir", "name", "save_every", "keep", "rollouts", "tensorboard", "skips"}
     kept = config.model_dump_json(
@@ -287,10 +291,12 @@ def identity_of(
             "run": shown if config.optimiser.decay else {*shown, "steps"},
             "model": {"device"},
             "data": {"workers", "deadline"},
+            "rollout": {"max_running", "kv_gib", "sleep"},
+            "batch": {"tokens", "recompute", "compile"},
             "gate": set(GateConfig.model_fields) - {"bin"},
             "optimiser": {"rate"},
         }
     )
-    budgets = "dense" if schedule is None else schedule.describe()
+    budgets = "dense" if schedule is None else json.dumps(to_dict(schedule))
     text = f"{kept} {dtype} {fingerprint(model)} {rows.digest} {budgets}"
     return hashlib.sha256(text.encode()).hexdigest()

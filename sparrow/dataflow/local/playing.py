@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sparrow.dataflow.episodes import Actor
+from sparrow.dataflow.local.learning import shaped_reward
 from sparrow.dataflow.local.run import EpisodeFailed, Run
 from sparrow.dataflow.stopping import Stopped
 from sparrow.engine.asynchronous import AsyncEngine
@@ -37,6 +38,7 @@ class Played:
     position: int  # where the next step goes on
     overlong: tuple[str, ...]  # rows whose prompt does not fit, by name
     uninformative: int = 0  # groups that dynamic sampling left out
+    watched: tuple[Trajectory, ...] = ()  # of those: what the gate shall see all the same
     acc: float | None = None  # over all that was played, what was left out included
     rounds: int = 1
 
@@ -53,14 +55,28 @@ def play(run: Run) -> Played:
         fresh = _round(run, seats)
         every += fresh
         groups += [group for group in fresh if _kept(run, group)]
+    dropped = [group for group in every if not _kept(run, group)]
     return Played(
         groups=tuple(groups),
         position=position,
         overlong=tuple(overlong),
-        uninformative=len(every) - len(groups),
+        uninformative=len(dropped),
+        watched=_watched_of(run, dropped),
         acc=_accuracy(every),
         rounds=rounds,
     )
+
+
+def _watched_of(run: Run, groups: Sequence[Group]) -> tuple[Trajectory, ...]:
+    """Trajectories whose hidden states some rank has, in the same order on all."""
+    held = [
+        (place, number)
+        for place, group in enumerate(groups)
+        for number, one in enumerate(group.trajectories)
+        if one.hidden is not None
+    ]
+    places = sorted({each for part in run.world.collect(held) for each in part})
+    return tuple(groups[place].trajectories[number] for place, number in places)
 
 
 def _accuracy(groups: Sequence[Group]) -> float | None:
@@ -70,7 +86,7 @@ def _accuracy(groups: Sequence[Group]) -> float | None:
 
 def _kept(run: Run, group: Group) -> bool:
     """By accuracy, not by reward: shaping must not make a group look informative."""
-    return not run.algorithm.dynamic or informative([t.acc or 0.0 for t in group.trajectories])
+    return not run.algorithm.dynamic or informative([one.acc or 0 for one in group.trajectories])
 
 
 def _seats(run: Run, position: int, count: int) -> tuple[list[Seat], int, list[str]]:
@@ -169,11 +185,13 @@ async def _episode(run: Run, engine: AsyncEngine, seat: Seat) -> Group:
     )
     actors = [actor, actor.as_greedy()] if run.algorithm.greedy else [actor]
     played = await asyncio.gather(*(_trajectories(run, one, seat.example) for one in actors))
-    return Group(
-        prompt_id=seat.example.id,
-        trajectories=tuple(played[0]),
-        baseline=played[1][0].reward if run.algorithm.greedy else None,
-    )
+    baseline = shaped_reward(run, played[1][0]) if run.algorithm.greedy else None
+    try:
+        return Group(prompt_id=seat.example.id, trajectories=tuple(played[0]), baseline=baseline)
+    except ValueError as error:
+        raise EpisodeFailed(
+            f"step {run.step}: the episode of {seat.example.id}: {error}"
+        ) from error
 
 
 async def _trajectories(run: Run, actor: Actor, example: Example) -> list[Trajectory]:
@@ -187,4 +205,8 @@ async def _trajectories(run: Run, actor: Actor, example: Example) -> list[Trajec
         raise EpisodeFailed(f"the episode of {example.id} gave {found!r:.80}, not trajectories")
     if any(one.reward is None for one in found):
         raise EpisodeFailed(f"the episode of {example.id} gave a trajectory without a reward")
+    if run.algorithm.dynamic and any(one.acc is None for one in found):
+        raise EpisodeFailed(
+            f"the episode of {example.id} gave no acc, which dynamic sampling needs"
+        )
     return found

@@ -78,6 +78,7 @@ class Run:
     position: int = 0
     skips: int = 0  # steps in a row without a finite loss
     counts: Counter[str] = field(default_factory=Counter)
+    stopped: dict[str, str] = field(default_factory=dict)  # by the gate: why, and its settings
     _verdicts: Counter[str] = field(default_factory=Counter)  # before the step that is under way
 
     def header(self) -> list[str]:
@@ -192,18 +193,32 @@ class Run:
 
     def _faults(self) -> dict[str, int]:
         """Counts that should be 0, of the run so far."""
-        return {name: self.counts[name] for name in FAULTS}
+        left_out = len(getattr(self.rows, "problems", ()))
+        return {"left_out_rows": left_out, **{name: self.counts[name] for name in FAULTS}}
 
     def heed(self, look: Look) -> None:
         """Stop where the gate or the loss says so."""
         for action in look.actions:
             if action.kind == "stop":
+                self.stopped = {"reason": action.reason, "gate": self._gate_settings()}
                 raise GateStop(action.reason)
         if self.skips >= self.config.run.skips:
             raise Diverged(
                 f"no finite loss and gradient at {self.skips} steps in a row: lower "
                 "optimiser.rate, or look at the last rollouts"
             )
+
+    def refuse_stopped(self) -> None:
+        """A run that the gate has stopped does not go on as if nothing were."""
+        if self.stopped and self.stopped["gate"] == self._gate_settings():
+            raise ValueError(
+                f"the gate stopped this run: {self.stopped['reason']}. To go on all the same, "
+                "change the gate: gate.mode=warn, or another gate.target"
+            )
+        self.stopped = {}
+
+    def _gate_settings(self) -> str:
+        return self.config.gate.model_dump_json()
 
     # Checkpoints.
 
@@ -213,6 +228,7 @@ class Run:
             "position": self.position,
             "skips": self.skips,
             "counts": dict(self.counts),
+            "stopped": self.stopped,
             "gate": self.gate.state(),
             "learner": self.learner.state(),
         }
@@ -222,6 +238,7 @@ class Run:
         self.gate = Gate.restore(self.config.gate, state["gate"])
         self.step, self.position = state["step"], state["position"]
         self.skips, self.counts = state["skips"], Counter(state["counts"])
+        self.stopped = state["stopped"]
 
     def save(self) -> None:
         """A checkpoint of now, unless it is there; all ranks must ask, the first one writes."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 METRICS, ACTIONS, VALIDATION = "metrics.jsonl", "actions.jsonl", "validation.jsonl"
 TENSORBOARD = "tensorboard"
+CHANGED = "changed"  # the kind of an action that says which settings were changed at a resume
 FLUSH_SECONDS = 10  # between looks that TensorBoard gets
 REMOVE = "remove the run directory to begin anew"
 
@@ -85,6 +86,11 @@ class RunFiles:
         Nothing is changed where the lines of earlier steps are not all there.
         """
         kept = {name: self._before(name, next_step) for name in (METRICS, ACTIONS)}
+        kept[ACTIONS] += [
+            (step, line)
+            for step, line in self._before(ACTIONS, next_step + 1)
+            if step == next_step and json.loads(line).get("kind") == CHANGED
+        ]
         # What is measured after n steps stands under n, before the checkpoint of n is made.
         kept[VALIDATION] = self._before(VALIDATION, next_step + 1) if next_step else []
         _refuse_gap(self.folder / METRICS, [step for step, _ in kept[METRICS]], next_step)
