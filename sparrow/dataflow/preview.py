@@ -193,7 +193,7 @@ def _batch(config: TrainConfig, spec: ModelSpec) -> tuple[Batch, tuple[Case, Cas
     count = rollout.prompts * rollout.samples
     most = Case("all as long as allowed", np.full(count, prompt + rollout.max_tokens))
     answers = np.linspace(1, rollout.max_tokens, count).round().astype(np.int64)
-    half = Case("half of that on average", prompt + np.random.default_rng(0).permutation(answers))
+    half = Case("answers half as long on average", prompt + np.random.default_rng(0).permutation(answers))
     share = count // updates
     cut = [
         len(micro_batches(c.lengths[:share].tolist(), config.batch.tokens)) for c in (most, half)

@@ -73,9 +73,15 @@ def test_the_reward_rises(steps: list[dict[str, Any]]) -> None:
 
 
 def test_the_tail_stays_in_range(steps: list[dict[str, Any]]) -> None:
-    """p05 of exact acceptance over the gate's window, of every step."""
+    """p05 of exact acceptance: over all lengths at every step, and in each bin at the end.
+
+    A bin that is below target on the way is what the gate is for: it raises its budget.
+    """
     assert all(0.86 <= line["sparse/accept_p05"] <= 1.0001 for line in steps)
     assert all(line["mismatch/accept_estimate"] > 0.9 for line in steps)
+    for line in steps[-3:]:
+        assert line["sparse/accept_p05_min"] >= 0.86
+        assert line["sparse/gate_violation_frac"] == 0
 
 
 def test_the_rollout_was_sparse(steps: list[dict[str, Any]]) -> None:

@@ -1,0 +1,209 @@
+"""What must not pass unnoticed: a policy without numbers, other budgets, a run that stopped."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pydantic")
+
+from support.training import config, lines, metrics, model_folder, noisy, trained
+
+from sparrow.config import ConfigError, TrainConfig, load_config
+from sparrow.dataflow.episodes import Actor, single_turn
+from sparrow.dataflow.local import learning
+from sparrow.dataflow.local.loop import step, train
+from sparrow.dataflow.local.opening import Parts, close_run, open_run
+from sparrow.dataflow.local.playing import play
+from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop
+from sparrow.records import Trajectory
+from sparrow.sparse.schedule import Schedule
+from sparrow.tasks.base import RIGHT, Verdict
+from sparrow.tasks.example import Example
+from sparrow.train.learner import Learner, Read
+
+WATCH = {"mode": "act", "sample": 8, "least": 10, "prompts": 2, "patience": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("made") / "model")
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, since: int, **parts: float) -> None:
+    """From a call of `read` on, every token has these values, where it has any."""
+    inner, calls = Learner.read, []
+
+    def read(self: Learner, *given: Any, **named: Any) -> Any:
+        found = inner(self, *given, **named)
+        calls.append(1)
+        if len(calls) > since:
+            found = [one._replace(**_filled(one, parts)) for one in found]
+        return found
+
+    monkeypatch.setattr(Learner, "read", read)
+
+
+def _filled(one: Read, parts: dict[str, float]) -> dict[str, Any]:
+    known = {name: getattr(one, name) for name in parts}
+    return {
+        name: None if values is None else np.full_like(values, parts[name])
+        for name, values in known.items()
+    }
+
+
+def test_a_dense_pass_that_gives_no_numbers_is_skipped_counted_and_ends_the_run(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, 1, logprob=float("nan"))
+    chosen = config(model, tmp_path / "run", run={"steps": 9, "skips": 2, "save_every": 100})
+    run = open_run(chosen, parts=Parts(judge=noisy))
+    with pytest.raises(Diverged, match="2 steps in a row"):
+        train(run)
+    close_run(run)
+    assert run.checkpoints.steps() == [3]
+    found = metrics(tmp_path / "run")
+    assert [line["actor/skipped"] for line in found] == [0, 1, 1]
+    assert found[-1]["faults/skipped_updates"] == 2
+    assert found[-1]["actor/pg_loss"] is None
+
+
+def test_acceptance_that_is_no_number_is_not_taken_for_a_tail(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, 0, alpha=float("nan"))
+    trained(config(model, tmp_path / "run", gate=WATCH, run={"steps": 1, "skips": 5}))
+    assert metrics(tmp_path / "run")[0]["actor/skipped"] == 1
+    assert not lines(tmp_path / "run" / "actions.jsonl")
+
+
+async def right(example: Example, text: str) -> Verdict:
+    return RIGHT
+
+
+def test_the_greedy_baseline_is_shaped_as_the_answers_are(model: Path, tmp_path: Path) -> None:
+    """All are right, and every token costs an eighth: 1 - 1/8 at most, and 1 only unshaped."""
+    algorithm = {"name": "remax", "overlong": 8}
+    chosen = config(model, tmp_path / "run", algorithm=algorithm, rollout={"max_tokens": 8})
+    run = open_run(chosen, parts=Parts(judge=right))
+    try:
+        groups = play(run).groups
+    finally:
+        close_run(run)
+    assert {group.baseline for group in groups} <= {1 - tokens / 8 for tokens in range(1, 9)}
+    for group, sample in zip(groups, learning.credit(run, groups)[::4], strict=True):
+        tokens = int((group.trajectories[0].weight_version >= 0).sum())
+        assert sample.advantage == pytest.approx(1 - tokens / 8 - group.baseline)
+
+
+def test_the_gate_sees_groups_that_dynamic_sampling_leaves_out(model: Path, tmp_path: Path) -> None:
+    chosen = config(
+        model, tmp_path / "run", algorithm={"name": "dapo", "refills": 2}, run={"steps": 1}
+    )
+    trained(chosen, judge=right)
+    (found,) = metrics(tmp_path / "run")
+    assert (found["data/groups"], found["actor/updates"]) == (0, 0)
+    assert found["sparse/accept_p05"] > 0.5
+
+
+async def without_acc(actor: Actor, example: Example) -> list[Trajectory]:
+    return [replace(one, acc=None) for one in await single_turn(actor, example)]
+
+
+async def misnamed(actor: Actor, example: Example) -> list[Trajectory]:
+    return [replace(one, prompt_id="other") for one in await single_turn(actor, example)]
+
+
+@pytest.mark.parametrize(
+    ("episode", "told"), [(without_acc, "gave no acc"), (misnamed, "Group.trajectories")]
+)
+def test_episodes_that_give_too_little_fail(
+    model: Path, tmp_path: Path, episode: Any, told: str
+) -> None:
+    with pytest.raises(EpisodeFailed, match=told):
+        trained(config(model, tmp_path / "run", algorithm={"name": "dapo"}), episode=episode)
+
+
+def test_a_schedule_that_was_edited_is_another_run(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "schedule.json"
+
+    def save(budgets: list[int]) -> None:
+        lengths = np.array([0, 40, 60], np.int32)
+        Schedule(name="own", lengths=lengths, budgets=np.array(budgets, np.int32)).save(file)
+
+    def chosen() -> TrainConfig:
+        attention = {"schedule": str(file)}
+        return config(model, tmp_path / "run", rollout={"attention": attention}, run={"steps": 9})
+
+    save([48, 64, 96])
+    run = open_run(chosen(), parts=Parts(judge=noisy))
+    step(run)
+    run.save()
+    close_run(run)
+    save([48, 96, 96])
+    with pytest.raises(ValueError, match="configuration"):
+        open_run(chosen(), parts=Parts(judge=noisy))
+
+
+def test_changes_at_a_resume_stay_noted(model: Path, tmp_path: Path) -> None:
+    """Also where the run goes on twice from one checkpoint."""
+    for number, rate in enumerate((1e-3, 2e-3, 2e-3)):
+        chosen = config(model, tmp_path / "run", optimiser={"rate": rate}, run={"save_every": 100})
+        run = open_run(chosen, parts=Parts(judge=noisy))
+        step(run)
+        if number == 0:
+            run.save()
+        close_run(run)
+    (noted,) = [
+        one for one in lines(tmp_path / "run" / "actions.jsonl") if one["kind"] == "changed"
+    ]
+    assert noted["reason"] == "optimiser.rate 0.001 -> 0.002"
+
+
+def test_a_run_that_the_gate_stopped_goes_on_only_with_another_gate(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, 0, alpha=0.0)
+    dense = {"attention": {"dense": True}}
+
+    def chosen(**gate: Any) -> TrainConfig:
+        return config(model, tmp_path / "run", rollout=dense, gate={**WATCH, "window": 1, **gate})
+
+    run = open_run(chosen(), parts=Parts(judge=noisy))
+    with pytest.raises(GateStop):
+        train(run)
+    close_run(run)
+    with pytest.raises(ValueError, match="the gate stopped this run: p05 of acceptance"):
+        open_run(chosen(), parts=Parts(judge=noisy))
+    again = open_run(chosen(mode="warn"), parts=Parts(judge=noisy))
+    assert again.step == run.step
+    assert not again.stopped
+    close_run(again)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--data.task=graph", "--data.first=10"], "rows apart from those of training, 10"),
+        (["--data.task=graph", "--data.first=0", "--data.rows=5"], "training, 0 to 4"),
+        (["--data.file=rows.jsonl"], "validation.file"),
+    ],
+)
+def test_rows_that_are_trained_on_are_no_validation(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_config(TrainConfig, [], ["--model.name=tiny", "--validation.every=1", *words])
+    apart = ["--data.task=graph", "--data.first=0", "--data.rows=5", "--validation.first=5"]
+    load_config(TrainConfig, [], ["--model.name=tiny", "--validation.every=1", *apart])
+
+
+def test_the_worst_bin_is_told(model: Path, tmp_path: Path) -> None:
+    trained(config(model, tmp_path / "run", gate={**WATCH, "mode": "warn"}, run={"steps": 2}))
+    found = metrics(tmp_path / "run")[-1]
+    bins = [value for name, value in found.items() if name.startswith("sparse/accept_p05/bin_")]
+    assert found["sparse/accept_p05_min"] == min(bins)
+    for figure in ("p01", "p05_low", "p05_high", "p50", "mean", "estimate"):
+        assert any(name.startswith(f"sparse/accept_{figure}/bin_") for name in found), figure
+    assert json.dumps(found)
