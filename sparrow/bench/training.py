@@ -84,6 +84,9 @@ def _measure(
 ) -> dict[str, Any]:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     decoder = models.random(shape, device=device, **changes)
+    if case.length > decoder.spec.max_positions:
+        most = decoder.spec.max_positions
+        raise ValueError(f"{case.name}: {shape} has {most} positions, give at most so many tokens")
     policy = Policy(decoder, dtype=dtype, recompute=case.recompute, compiled=case.compiled)
     tokens = case.sequences * case.length
     learner = Learner(policy, RateConfig(rate=1e-6), steps=1000, tokens=tokens)
@@ -151,6 +154,12 @@ def _peak(device: torch.device) -> float | None:
     return next((peak for key, peak in PEAKS.items() if key in name), None)
 
 
+def _shape(result: dict[str, Any]) -> str:
+    """The model, and in what it differs from the one of that name."""
+    cut = ", ".join(f"{name} {value}" for name, value in result["changes"].items())
+    return f"{result['model']}{f' cut to {cut}' if cut else ''}"
+
+
 def table(result: dict[str, Any]) -> Table:
     made = Table(
         "sequences x tokens",
@@ -159,7 +168,7 @@ def table(result: dict[str, Any]) -> Table:
         "TFLOP/s",
         "utilisation",
         "memory (predicted)",
-        title=f"{result['model']}, one optimiser step | {describe(result['machine'])}",
+        title=f"{_shape(result)}, one optimiser step | {describe(result['machine'])}",
     )
     for row in result["cases"]:
         share, used = row["utilisation"], row["memory_gib"]

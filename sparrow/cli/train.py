@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sparrow.config import TrainConfig
     from sparrow.dataflow.local.run import Run
 
-STOPPED, GATED, DIVERGED = 130, 3, 4  # exit codes: Ctrl-C, the gate, no finite loss
+STOPPED, GATED, DIVERGED, UNJUDGED = 130, 3, 4, 5  # exit codes of a run that has not ended
 
 GO_ON = "the same command goes on from it"
 
@@ -40,10 +40,13 @@ def train(
 ) -> None:
     """Train a model by RL: sparse rollout, dense policy, a guarded tail. Started again, it goes on.
 
-    configs/train/ has recipes. Ctrl-C saves a checkpoint and ends; so does the gate where no budget
-    keeps the tail (exit code 3).
+    configs/train/ has recipes, docs/train.md says what there is to choose, sparrow/config/train.py
+    has every setting with its default. A run that ends early leaves a checkpoint: Ctrl-C (exit code
+    130), the gate (3), no finite loss (4), verdicts that all fail (5).
     """
     loaded = _load(config, dense)
+    if as_json and not dry_run:
+        raise ValueError("--json goes with --dry-run; a run writes metrics.jsonl")
     if dry_run:
         _preview(loaded, as_json)
         return
@@ -74,12 +77,14 @@ def _preview(config: "TrainConfig", as_json: bool) -> None:
         print(json.dumps(to_dict(found), indent=2))
     else:
         show(found, console)
+    if not found.fits:
+        raise typer.Exit(1)
 
 
 def _run(config: "TrainConfig", stopping: Any, train_run: Any) -> None:
     from sparrow.cli.training_display import Display
     from sparrow.dataflow.local.opening import close_run, open_run, own_rank
-    from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop
+    from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop, Unjudged
     from sparrow.dataflow.stopping import Stopped
 
     quiet = bool(own_rank())  # of several ranks the first one speaks
@@ -105,7 +110,11 @@ def _run(config: "TrainConfig", stopping: Any, train_run: Any) -> None:
         _end(run, f"the gate stopped the run: {error}", GATED, how)
     except Diverged as error:
         _end(run, str(error), DIVERGED)
+    except Unjudged as error:
+        _end(run, str(error), UNJUDGED)
     except EpisodeFailed as error:
+        if error.__cause__ is None:
+            _end(run, str(error), 1)
         _say_end(run, str(error))
         raise  # whose code it is wants to see where
     finally:

@@ -42,14 +42,14 @@ COLUMNS = (
     Column(title="acc", metric="critic/acc/mean", width=6),
     Column(title="length", metric="response_length/mean", width=7, form=".0f"),
     Column(title="p05", metric=P05, width=6),
-    Column(title="budget", metric="sparse/kv_budget", width=7, form=".0f"),
+    Column(title="kept", metric="sparse/kv_budget", width=7, form=".0f"),
     Column(title="loss", metric="actor/pg_loss", width=9, form=".3g"),
     Column(title="grad", metric="actor/grad_norm", width=8, form=".3g"),
     Column(title="seconds", metric="timing_s/step", width=8, form=".1f"),
 )
 STEP = 6  # room of the step's number
 # What a narrow terminal goes without, in this order.
-LEAST_FIRST = ("loss", "grad", "acc", "budget", "length", "seconds", "p05")
+LEAST_FIRST = ("loss", "grad", "acc", "kept", "length", "seconds", "p05")
 
 # name, metric, colour, block, block where the terminal has ASCII alone
 SPLIT = (

@@ -15,6 +15,7 @@ from sparrow.models.fetch import known as fetchable
 from sparrow.models.shapes import SHAPES
 from sparrow.models.spec import ModelSpec, spec_from_hf
 from sparrow.records import Record
+from sparrow.sparse.schedule import Schedule
 
 ABSENT = "h200"  # the machine that a run for a GPU is planned for where there is none
 
@@ -109,3 +110,21 @@ def prompt_room(config: RolloutConfig, spec: ModelSpec) -> int:
             f"allowed are the model's {spec.max_positions} positions for both"
         )
     return config.max_prompt or left
+
+
+def schedule_notes(schedule: Schedule | None, model: str, longest: int) -> list[str]:
+    """What of a schedule may not be what its user thinks."""
+    if schedule is None:
+        return []
+    found, name = list[str](), Path(model).name
+    if schedule.model is not None and schedule.model.lower() != name.lower():
+        found.append(
+            f"schedule {schedule.name} was measured on {schedule.model}, and this is {name}: how "
+            "far it strays here nobody has measured; the gate will"
+        )
+    rows = [schedule.budgets, *(one.budgets for one in schedule.layers)]
+    if min(int(row.min()) for row in rows) >= longest:
+        found.append(
+            f"schedule {schedule.name} keeps all of the at most {longest} tokens: never sparse"
+        )
+    return found

@@ -14,6 +14,7 @@ import torch
 from sparrow import ops
 from sparrow.calibrate.planning.hardware import known, stretched
 from sparrow.config import TrainConfig
+from sparrow.dataflow.episodes import episode_of
 from sparrow.dataflow.place import (
     Machine,
     dtype_of,
@@ -21,6 +22,7 @@ from sparrow.dataflow.place import (
     machine_of,
     model_of,
     prompt_room,
+    schedule_notes,
 )
 from sparrow.dataflow.preview_words import algorithm_words, gate_words, rows_words
 from sparrow.dataflow.step_time import UTILISATION, Case, StepTime, Work, step_times
@@ -33,6 +35,7 @@ from sparrow.sparse import Schedule
 from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import DENSE
 from sparrow.tasks import PUZZLES
+from sparrow.tasks.choosing import rows_of, source_of
 from sparrow.tasks.words import WORDS
 from sparrow.train.batching import micro_batches
 from sparrow.train.memory import TrainerMemory, trainer_memory
@@ -139,7 +142,8 @@ class Preview(Record):
 
 
 def preview(config: TrainConfig) -> Preview:
-    """The plan of a run; ValueError for what could never run."""
+    """The plan of a run; ValueError for what could never run, as far as it is cheap to tell."""
+    _check_parts(config)
     spec, source = model_of(config.model.name)
     machine = machine_of(config.model.device)
     dtype = dtype_of(config.model.dtype, machine.kind)
@@ -167,8 +171,21 @@ def preview(config: TrainConfig) -> Preview:
         gate=gate_words(config.gate, sparse=schedule is not None),
         times=() if untimed else step_times(hardware_of(machine), work, cases),
         untimed=untimed,
-        notes=tuple(_notes(config, spec, machine, batch, engine)),
+        notes=(
+            *schedule_notes(schedule, config.model.name, batch.context),
+            *_notes(config, spec, machine, batch, engine),
+        ),
     )
+
+
+def _check_parts(config: TrainConfig) -> None:
+    """The task and the episode must be there, and a file that is there must hold rows."""
+    episode_of(config.rollout.episode)
+    data = config.data
+    if data.task is not None:
+        source_of(data.task)
+    elif data.file is not None and Path(data.file).is_file():
+        rows_of(data, seed=config.run.seed)
 
 
 def _kept(schedule: Schedule, spec: ModelSpec, longest: int) -> tuple[Kept, ...]:
@@ -193,7 +210,9 @@ def _batch(config: TrainConfig, spec: ModelSpec) -> tuple[Batch, tuple[Case, Cas
     count = rollout.prompts * rollout.samples
     most = Case("all as long as allowed", np.full(count, prompt + rollout.max_tokens))
     answers = np.linspace(1, rollout.max_tokens, count).round().astype(np.int64)
-    half = Case("answers half as long on average", prompt + np.random.default_rng(0).permutation(answers))
+    half = Case(
+        "answers half as long on average", prompt + np.random.default_rng(0).permutation(answers)
+    )
     share = count // updates
     cut = [
         len(micro_batches(c.lengths[:share].tolist(), config.batch.tokens)) for c in (most, half)

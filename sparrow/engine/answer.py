@@ -190,6 +190,11 @@ def encode_messages(
         )
     except TemplateError as error:
         raise ValueError(f"{model}: bad chat template: {error}") from error
+    except Exception as error:
+        if type(error) is not Exception:  # what tokenizers raise for a word they do not know
+            raise
+        texts = " ".join(str(message.get("content", "")) for message in messages)
+        raise _unknown_words(error, tokenizer, texts, model) from error
     return list(encoded["input_ids"])
 
 
@@ -197,14 +202,18 @@ def _plain_ids(tokenizer: Any, prompt: str, model: str) -> list[int]:
     try:
         return list(tokenizer.encode(prompt, verbose=False))
     except Exception as error:
-        if type(error) is not Exception:  # what tokenizers raises for a word it does not know
+        if type(error) is not Exception:
             raise
-        known = tokenizer.get_vocab()
-        unknown = [word for word in prompt.split() if word not in known]
-        raise ValueError(
-            f"{model} does not know {', '.join(map(repr, unknown[:5]))} ({error}); a model that is "
-            "part of the package reads puzzles alone, such as: sparrow puzzle assignments"
-        ) from error
+        raise _unknown_words(error, tokenizer, prompt, model) from error
+
+
+def _unknown_words(error: Exception, tokenizer: Any, prompt: str, model: str) -> ValueError:
+    known = tokenizer.get_vocab()
+    unknown = [word for word in prompt.split() if word not in known]
+    return ValueError(
+        f"{model} does not know {', '.join(map(repr, unknown[:5]))} ({error}); a model that is "
+        "part of the package reads puzzles alone, such as: sparrow puzzle assignments"
+    )
 
 
 def _check_text(prompt: str) -> None:

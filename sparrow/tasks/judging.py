@@ -51,6 +51,7 @@ class Judges:
             raise ValueError(f"workers must be at least 1, got {workers}")
         setup = Setup(score=score, deadline=deadline, preload=tuple(preload))
         self.counts: Counter[str] = Counter()
+        self.last_fault = ""  # what the last verdict that failed says
         self._lock = threading.Lock()
         self._closed = False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -104,6 +105,7 @@ class Judges:
             self.counts["judged"] += 1
             if outcome.fault:
                 self.counts[outcome.fault] += 1
+                self.last_fault = outcome.verdict.reason
 
     def close(self) -> None:
         """Kill all workers, whatever they are doing. Who waits gets a ValueError."""

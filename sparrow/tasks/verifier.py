@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -33,7 +34,7 @@ SPAWN = multiprocessing.get_context("spawn")  # a fork would inherit a GPU that 
 FORMS = "module:function or path/to/file.py:function"
 START = 300.0  # seconds until a process must have loaded its function
 GUARD = 60.0  # seconds after which a pipe that takes or gives nothing is called broken
-ORPHANED = 2.0  # seconds past the deadline after which a process ends itself: nobody killed it
+ORPHANED = 2.0  # seconds between looks at the parent, and past a deadline that nobody enforced
 TOLD = 500  # characters of what strangers' code says that are kept
 
 
@@ -202,6 +203,7 @@ def _uninterrupted() -> Iterator[None]:
 def serve(pipe: Connection, setup: Setup) -> None:
     """Judge what comes until nothing can come any more."""
     os.setsid()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what verifiers print is no output of the program
     try:
@@ -218,6 +220,13 @@ def serve(pipe: Connection, setup: Setup) -> None:
             outcome = _scored(score, question)
             faulthandler.cancel_dump_traceback_later()
             pipe.send(outcome)
+
+
+def _end_with(parent: int) -> None:
+    """End this process and all it started soon after the one that would have killed it is gone."""
+    while os.getppid() == parent:
+        time.sleep(ORPHANED)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 def _loaded(setup: Setup) -> Score:

@@ -190,7 +190,7 @@ def test_bad_words_are_one_message(model: Path, tmp_path: Path) -> None:
     file = config_file(model, tmp_path)
     for words, told in (
         (("--rollout.episode=nowhere:at_all",), "rollout.episode: 'nowhere:at_all' cannot be"),
-        (("--rollout.max_tokens=250",), "more than the model's 256 positions"),
+        (("--rollout.max_tokens=250",), "allowed are the model's 256 positions for both"),
         (("--data.task=chess",), "no task 'chess'"),
         (("--algorithm.advantage=best",), "algorithm.advantage: got 'best', allowed: grpo"),
     ):

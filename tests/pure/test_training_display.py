@@ -116,7 +116,7 @@ def test_plain_lines() -> None:
     assert file.getvalue().splitlines() == [
         "tiny on countdown",
         "sparse rollout: preset [0.86]",
-        "  step   reward     acc   length     p05   budget       loss      grad   seconds",
+        "  step   reward     acc   length     p05     kept       loss      grad   seconds",
         "     3    0.250   0.500      812   0.871      512   -0.00123      0.75      10.0",
         "gate: budget of bin 2 raised to 768",
         "     4        -       -    20480       -        -          -       nan       2.5",
@@ -153,7 +153,7 @@ def test_the_panel_at_80_columns() -> None:
     assert lines[1].startswith("│ 3/10 steps  ━")
     assert lines[1].endswith("  1:06 left, 10 s a step │")  # 7 of 10 s, 4 s of them over
     assert lines[2].startswith("│ rollout 34/128 for 0:04 ")
-    assert words(lines[3]) == "step reward acc length p05 budget loss grad seconds"
+    assert words(lines[3]) == "step reward acc length p05 kept loss grad seconds"
     assert words(lines[6]) == "2 0.250 0.500 812 0.871 512 -0.00123 0.75 10.0"
     assert lines[9] == (
         "│ tokens/s 15234   entropy 0.412   clipped 0.2%   cut off 3.0%   density 18.0% │"

@@ -10,22 +10,22 @@ from pathlib import Path
 
 from sparrow.dataflow.local import learning, playing
 from sparrow.dataflow.local.metrics import step_metrics
-from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop, Run
+from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop, Run, Unjudged
 from sparrow.dataflow.stopping import Stopped
 
 
 def train(run: Run) -> Path:
     """Run the steps that are left; the model's folder.
 
-    A wish to stop, the gate, a loss that is no number and a failed episode save what there is; what
-    else may come (a full disk, a kill) leaves the last checkpoint.
+    A wish to stop, the gate, a loss that is no number, verifiers and episodes that fail save what
+    there is; what else may come (a full disk, a kill) leaves the last checkpoint.
     """
     try:
         if run.step == 0:
             run.validate()
         while run.step < run.config.run.steps:
             step(run)
-    except (Stopped, GateStop, Diverged, EpisodeFailed):
+    except (Stopped, GateStop, Diverged, Unjudged, EpisodeFailed):
         run.save()
         raise
     run.save()

@@ -17,7 +17,7 @@ from sparrow.dataflow.language import Language, language_of
 from sparrow.dataflow.local.run import MODEL, Run
 from sparrow.dataflow.local.validating import validation_of
 from sparrow.dataflow.local.watching import Nobody, Watcher
-from sparrow.dataflow.place import dtype_of, prompt_room
+from sparrow.dataflow.place import dtype_of, prompt_room, schedule_notes
 from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
 from sparrow.dataflow.runs.disk import write_whole
 from sparrow.dataflow.runs.files import CHANGED, RunFiles
@@ -70,8 +70,8 @@ def open_run(
     folder = run_directory(config)
     if (folder / MODEL).exists():
         raise ValueError(
-            f"{folder / MODEL} is there: this run has ended. Name another run.dir, or remove it "
-            "and raise run.steps to go on"
+            f"{folder / MODEL} is there: this run has ended. Name another run.dir; or, to make it "
+            f"longer, remove {folder / MODEL} (that folder alone) and raise run.steps"
         )
     run = open_parts(config, folder, parts=parts, watch=watch, stopping=stopping, report=report)
 
@@ -112,6 +112,8 @@ def open_parts(
     schedule, flow = placed_schedule(config.rollout.attention, model.spec.family)
     max_prompt = prompt_room(config.rollout, model.spec)
     rows = fitting(rows, language, max_prompt, say)
+    for note in schedule_notes(schedule, config.model.name, max_prompt + config.rollout.max_tokens):
+        say(note)
     validation = validation_of(config)
     identity = identity_of(config, model, rows, schedule, dtype)
     return Run(
@@ -152,20 +154,30 @@ def go_on(run: Run, folder: Path, say: Callable[[str], None]) -> None:
         except ValueError as error:
             raise ValueError(f"{error}. Changed: {other}" if other else str(error)) from error
         run.refuse_stopped()
+        if run.step > run.config.run.steps:
+            raise ValueError(
+                f"run.steps: got {run.config.run.steps}, but {folder} has taken {run.step} steps"
+            )
         say(f"{folder}: goes on after {step} steps{f', with changes: {other}' if other else ''}")
-    run.world.only_first(lambda: begin_files(run, other))
+    gap = run.world.only_first(lambda: begin_files(run, other))
+    if gap:
+        say(f"{folder}: metrics.jsonl lacks {len(gap)} steps before that, {gap[0]} first")
 
 
-def begin_files(run: Run, changes: str) -> None:
-    """Cut the files to the run's step; what was changed since it stopped is noted with actions."""
+def begin_files(run: Run, changes: str) -> list[int]:
+    """Cut the files to the run's step; what was changed since it stopped is noted with actions.
+
+    The steps whose metrics are missing come back.
+    """
     if run.files is None:
-        return
-    run.files.begin(run.config, run.step)
+        return []
+    gap = run.files.begin(run.config, run.step)
     problems = run.rows.problems if isinstance(run.rows, FileRows) else ()
     if problems:
         write_whole(run.files.folder / LEFT_OUT, (f"{problem}\n" for problem in problems))
     if changes:
         run.files.action({"step": run.step, "kind": CHANGED, "reason": changes})
+    return gap
 
 
 def changed_settings(file: Path, config: TrainConfig) -> str:

@@ -17,7 +17,7 @@ from sparrow.calibrate.gate import Gate, Look
 from sparrow.config import TrainConfig
 from sparrow.dataflow.episodes import Episode
 from sparrow.dataflow.language import Language
-from sparrow.dataflow.local.validating import Validation
+from sparrow.dataflow.local.validating import Validation, told
 from sparrow.dataflow.local.watching import Clock, Watcher
 from sparrow.dataflow.runs.checkpoints import Checkpoints
 from sparrow.dataflow.runs.files import RunFiles
@@ -49,6 +49,10 @@ class Diverged(Exception):
     """Too many steps in a row without a finite loss and gradient."""
 
 
+class Unjudged(Exception):
+    """Not one verdict of a step came about: there is nothing to learn from."""
+
+
 class EpisodeFailed(Exception):
     """An episode raised, or gave what is none. The step in which it was played is not taken."""
 
@@ -78,6 +82,7 @@ class Run:
     position: int = 0
     skips: int = 0  # steps in a row without a finite loss
     counts: Counter[str] = field(default_factory=Counter)
+    unjudged: bool = False  # whether all verdicts of the last step failed
     stopped: dict[str, str] = field(default_factory=dict)  # by the gate: why, and its settings
     _verdicts: Counter[str] = field(default_factory=Counter)  # before the step that is under way
 
@@ -147,8 +152,7 @@ class Run:
         """The step has been taken: move on, and count what went wrong in it."""
         self.step += 1
         self.position = position
-        for name, count in (self._all_verdicts() - self._verdicts).items():
-            self.counts[f"verifier_{name}"] += count
+        self._count_verdicts(self._all_verdicts() - self._verdicts)
         self.counts["overlong_prompts"] += len(overlong)
         if overlong:
             named = ", ".join(overlong[:NAMED]) + (" ..." if len(overlong) > NAMED else "")
@@ -158,6 +162,21 @@ class Run:
                 "yellow",
             )
         self._count_skips(updates)
+
+    def _count_verdicts(self, new: Counter[str]) -> None:
+        for name, count in new.items():
+            self.counts[f"verifier_{name}"] += count
+        faults = {name: new[name] for name in ("timeouts", "crashes", "errors") if new[name]}
+        failed = sum(faults.values())
+        self.unjudged = bool(failed) and failed == new["judged"]
+        if failed:
+            kinds = ", ".join(f"{count} {name}" for name, count in faults.items())
+            why = getattr(self.judge, "last_fault", "")
+            self.watch.event(
+                f"step {self.step - 1}: {failed} of {new['judged']} verdicts failed and gave 0 "
+                f"({kinds}): {why}",
+                "red",
+            )
 
     def _count_skips(self, updates: Sequence[UpdateStats]) -> None:
         skipped = [one for one in updates if one.skipped]
@@ -189,6 +208,9 @@ class Run:
                 self.files.action(to_dict(action))
         for action in look.actions:
             self.watch.event(f"step {number}: gate {action.kind}: {action.reason}", "yellow")
+        if metrics.get("critic/advantages/zero_frac") == 1:
+            equal = "the rewards of every group are equal, so there is nothing to learn from"
+            self.watch.event(f"step {number}: {equal}", "yellow")
         self.watch.step({"step": number, **metrics})
 
     def _faults(self) -> dict[str, int]:
@@ -202,6 +224,11 @@ class Run:
             if action.kind == "stop":
                 self.stopped = {"reason": action.reason, "gate": self._gate_settings()}
                 raise GateStop(action.reason)
+        if self.unjudged:
+            raise Unjudged(
+                f"every verdict of step {self.step - 1} failed: "
+                f"{getattr(self.judge, 'last_fault', '')}"
+            )
         if self.skips >= self.config.run.skips:
             raise Diverged(
                 f"no finite loss and gradient at {self.skips} steps in a row: lower "
@@ -270,8 +297,7 @@ class Run:
         )
         if self.files is not None:
             self.files.validation(self.step, found)
-        told = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
-        self.watch.event(f"after {self.step} steps: {told}", "cyan")
+        self.watch.event(f"after {self.step} steps: {told(found)}", "cyan")
 
     def finish(self) -> Path:
         """Write the Hugging Face folder, in the dtype of the products; by way of the host's memory.

@@ -1,5 +1,6 @@
 """Accuracy while a run goes: rows that are held out, answered every so many steps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparrow.config import RowsConfig, TrainConfig
@@ -52,6 +53,21 @@ def _named(cell: Cell, samples: int) -> dict[str, float]:
         f"val-aux/{cell.source}/length/mean": cell.tokens,
         f"val-aux/{cell.source}/cut_off": cell.cut_off,
     }
+
+
+def told(named: Mapping[str, float]) -> str:
+    """What was measured, for people."""
+    found = []
+    for name, value in named.items():
+        place, _, samples = name.rpartition("/mean@")
+        if place:
+            source = place.removeprefix("val-core/").removesuffix("/acc")
+            ends = [named.get(f"{place}/{end}") for end in ("low", "high")]
+            between = "" if None in ends else f" [{ends[0]:.2f}, {ends[1]:.2f}]"
+            tokens, cut = (named[f"val-aux/{source}/{key}"] for key in ("length/mean", "cut_off"))
+            accuracy = f"{source}: mean@{samples} {value:.3f}{between}"
+            found.append(f"{accuracy}, {tokens:.0f} tokens an answer, {cut:.0%} cut off")
+    return "; ".join(found)
 
 
 def validation_of(config: TrainConfig) -> Validation | None:

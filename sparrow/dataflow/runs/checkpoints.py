@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import warnings
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import sha256
@@ -29,7 +30,8 @@ FORMAT = 1
 STATE, META = "state.pt", "meta.json"
 NAME = re.compile(r"step_(\d{6,})")
 LEFTOVER = re.compile(r"\.step_\d{6,}\.\d+\.(unfinished|removed)")
-KEYS = {"format", "step", "identity", "bytes"}
+PART = 2**24  # bytes that are read at a time
+KEYS = {"format", "step", "identity", "bytes", "crc32"}
 PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype)
 
 State = dict[str, Any]
@@ -98,6 +100,11 @@ class Checkpoints:
             known = ", ".join(map(str, self.steps())) or "none"
             raise ValueError(f"{self.folder} has no checkpoint of step {step}; it has: {known}")
         self._refuse_other(step, identity)
+        if _crc32(place / STATE) != _meta(place, step)["crc32"]:
+            raise Damaged(
+                f"{place} is damaged (the bytes of {STATE} are not those that were written); "
+                "remove it to go on from the checkpoint before it"
+            )
         try:
             state = torch.load(place / STATE, map_location="cpu", weights_only=True)
         except (RuntimeError, EOFError, IndexError, ValueError, UnpicklingError) as error:
@@ -196,6 +203,7 @@ def _write(folder: Path, step: int, state: State, identity: str) -> None:
         "step": step,
         "identity": _digest(identity),
         "bytes": (folder / STATE).stat().st_size,
+        "crc32": _crc32(folder / STATE),
     }
     with (folder / META).open("wb") as file:
         file.write(f"{json.dumps(meta, indent=2)}\n".encode())
@@ -236,6 +244,15 @@ def _bytes_of(value: Any, where: str = "state") -> int:
         allowed = "tensors, numbers, text, None, and dicts, lists and tuples of them"
         raise ValueError(f"{where}: got a {kind.__module__}.{kind.__name__}, allowed: {allowed}")
     return 0
+
+
+def _crc32(path: Path) -> int:
+    """A checksum of a file's bytes: cheap enough for tens of GB, and finds what size does not."""
+    found = 0
+    with path.open("rb") as file:
+        while part := file.read(PART):
+            found = zlib.crc32(part, found)
+    return found
 
 
 def _digest(identity: str) -> str:

@@ -80,10 +80,10 @@ class RunFiles:
             self._writer = self._metrics = self._actions = self._validation = None
             self._lock.close()
 
-    def begin(self, config: Section, next_step: int) -> None:
+    def begin(self, config: Section, next_step: int) -> list[int]:
         """Go on at `next_step`, 0 for a new run; what is there of later steps is taken out.
 
-        Nothing is changed where the lines of earlier steps are not all there.
+        The earlier steps whose metrics are not there come back: the run has a gap in its curve.
         """
         kept = {name: self._before(name, next_step) for name in (METRICS, ACTIONS)}
         kept[ACTIONS] += [
@@ -93,7 +93,6 @@ class RunFiles:
         ]
         # What is measured after n steps stands under n, before the checkpoint of n is made.
         kept[VALIDATION] = self._before(VALIDATION, next_step + 1) if next_step else []
-        _refuse_gap(self.folder / METRICS, [step for step, _ in kept[METRICS]], next_step)
         open_writer = _summary_writer() if self._tensorboard else None
         save_resolved(config, self.folder)
         for name, lines in kept.items():
@@ -104,6 +103,7 @@ class RunFiles:
             place = str(self.folder / TENSORBOARD)
             self._writer = open_writer(place, purge_step=next_step, flush_secs=FLUSH_SECONDS)
             self._chart_again(next_step, kept[VALIDATION])
+        return _gap([step for step, _ in kept[METRICS]], next_step)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Add a step's line. NaN and infinities are written as null: JSON has no word for them.
@@ -160,13 +160,8 @@ class RunFiles:
                 rollouts_file(self.folder, step).unlink()
 
 
-def _refuse_gap(file: Path, steps: Iterable[int], next_step: int) -> None:
-    missing = sorted(set(range(next_step)) - set(steps))
-    if missing:
-        raise ValueError(
-            f"{file} has {next_step - len(missing)} of the {next_step} steps before the "
-            f"checkpoint, and not step {missing[0]}; {REMOVE}"
-        )
+def _gap(steps: Iterable[int], next_step: int) -> list[int]:
+    return sorted(set(range(next_step)) - set(steps))
 
 
 def _summary_writer() -> "type[SummaryWriter]":

@@ -157,10 +157,17 @@ def test_a_folder_of_another_step_is_damaged(kept: Checkpoints) -> None:
     assert kept.latest() == 10
 
 
-def test_changed_bytes_are_found_when_read(kept: Checkpoints) -> None:
+@pytest.mark.parametrize("all_of_it", [True, False])
+def test_changed_bytes_are_found_when_read(kept: Checkpoints, all_of_it: bool) -> None:
+    """Also where the file can still be read, and a weight is another number."""
     file = kept.save(10, state(10), CONFIG) / "state.pt"
-    file.write_bytes(b"\0" * file.stat().st_size)
-    with pytest.raises(Damaged, match=r"cannot be read.*remove it to go on from the checkpoint"):
+    content = bytearray(file.read_bytes())
+    if all_of_it:
+        content[:] = bytes(len(content))
+    else:
+        content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(Damaged, match=r"not those that were written.*remove it to go on"):
         kept.load(10, CONFIG)
 
 

@@ -120,24 +120,38 @@ def test_a_verifier_that_hangs_crashes_or_raises_gives_0_and_is_counted(
         model,
         tmp_path / "run",
         data=data,
-        rollout={**SHORT, "samples": 2},
-        run={"steps": 3, "save_every": 2},
+        rollout={**SHORT, "prompts": 4, "samples": 2},
+        run={"steps": 2, "save_every": 1},
     )
-    run = open_run(chosen)
-    step(run), step(run)
+    watch = Hears()
+    run = open_run(chosen, watch=watch)
+    step(run)
     close_run(run)
-    first, second = metrics(tmp_path / "run")
-    assert (first["faults/verifier_timeouts"], first["faults/verifier_crashes"]) == (2, 2)
-    assert first["critic/score/mean"] == 0
-    assert second["faults/verifier_errors"] == 2
-    by_row = {group.prompt_id: group for n in (0, 1) for group in read_rollouts(chosen.run.dir, n)}
+    (first,) = metrics(tmp_path / "run")
+    kinds = ("timeouts", "crashes", "errors")
+    assert [first[f"faults/verifier_{kind}"] for kind in kinds] == [2, 2, 2]
+    assert (
+        "step 0: 6 of 8 verdicts failed and gave 0 (2 timeouts, 2 crashes, 2 errors)"
+        in watch.told[0]
+    )
+    by_row = {group.prompt_id: group for group in read_rollouts(chosen.run.dir, 0)}
     for row in ("row 0", "row 1", "row 2"):
         assert {one.reward for one in by_row[row].trajectories} == {0.0}
     assert by_row["row 0"].trajectories[0].note is not None
     assert "0.5" in by_row["row 0"].trajectories[0].note, "it says after how many seconds"
     trained(chosen)
-    third = metrics(tmp_path / "run")[2]
-    assert third["faults/verifier_timeouts"] == 2, "counts go through a resume"
+    second = metrics(tmp_path / "run")[1]
+    assert second["faults/verifier_timeouts"] == 2, "counts go through a resume"
+
+
+def test_a_step_whose_verdicts_all_fail_ends_the_run(model: Path, tmp_path: Path) -> None:
+    data = rows_file(tmp_path, [{"extra_info": {"fault": "raise"}}])
+    chosen = config(model, tmp_path / "run", data=data, rollout=SHORT)
+    file = save_resolved(chosen, tmp_path / "own")
+    ended = CliRunner().invoke(app, ["train", str(file)])
+    assert ended.exit_code == 5, ended.output
+    assert "every verdict of step 0 failed" in " ".join(ended.output.split())
+    assert (tmp_path / "run" / "checkpoints" / "step_000001").is_dir()
 
 
 def test_a_loss_that_is_no_number_skips_the_update(model: Path, tmp_path: Path) -> None:

@@ -11,14 +11,17 @@ import pytest
 pytest.importorskip("pydantic")
 
 from support.training import config, lines, metrics, model_folder, noisy, trained
+from typer.testing import CliRunner
 
-from sparrow.config import ConfigError, TrainConfig, load_config
+from sparrow.cli import app
+from sparrow.config import ConfigError, TrainConfig, load_config, save_resolved
 from sparrow.dataflow.episodes import Actor, single_turn
 from sparrow.dataflow.local import learning
 from sparrow.dataflow.local.loop import step, train
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
 from sparrow.dataflow.local.playing import play
 from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop
+from sparrow.dataflow.place import schedule_notes
 from sparrow.records import Trajectory
 from sparrow.sparse.schedule import Schedule
 from sparrow.tasks.base import RIGHT, Verdict
@@ -207,3 +210,47 @@ def test_the_worst_bin_is_told(model: Path, tmp_path: Path) -> None:
     for figure in ("p01", "p05_low", "p05_high", "p50", "mean", "estimate"):
         assert any(name.startswith(f"sparse/accept_{figure}/bin_") for name in found), figure
     assert json.dumps(found)
+
+
+def test_fewer_steps_than_were_taken_are_refused(model: Path, tmp_path: Path) -> None:
+    run = open_run(config(model, tmp_path / "run"), parts=Parts(judge=noisy))
+    step(run), step(run)
+    run.save()
+    close_run(run)
+    with pytest.raises(ValueError, match="has taken 2 steps"):
+        open_run(config(model, tmp_path / "run", run={"steps": 1}), parts=Parts(judge=noisy))
+
+
+def test_a_gap_in_the_metrics_is_told_and_the_run_goes_on(model: Path, tmp_path: Path) -> None:
+    chosen, told = config(model, tmp_path / "run"), list[str]()
+    run = open_run(chosen, parts=Parts(judge=noisy))
+    step(run), step(run)
+    run.save()
+    close_run(run)
+    file = tmp_path / "run" / "metrics.jsonl"
+    file.write_text(file.read_text(encoding="utf-8").splitlines(keepends=True)[0], encoding="utf-8")
+    again = open_run(chosen, parts=Parts(judge=noisy), report=told.append)
+    close_run(again)
+    assert again.step == 2
+    assert any("metrics.jsonl lacks 1 steps before that, 1 first" in line for line in told)
+
+
+def test_what_a_schedule_may_not_be_is_said() -> None:
+    lengths = np.zeros(1, np.int32)
+    made = Schedule(name="s", lengths=lengths, budgets=np.array([512], np.int32), model="small")
+    measured, never = schedule_notes(made, "tiny", 300)
+    assert "was measured on small, and this is tiny" in measured
+    assert "never sparse" in never
+    assert schedule_notes(made, "small", 600) == []
+    assert schedule_notes(None, "tiny", 600) == []
+
+
+def test_words_of_the_command_that_cannot_be(model: Path, tmp_path: Path) -> None:
+    file = save_resolved(config(model, tmp_path / "run"), tmp_path / "own")
+    asked = CliRunner().invoke(app, ["train", str(file), "--json"])
+    assert "--json goes with --dry-run" in str(asked.exception)
+    for word, told in (("--data.task=chess", "no task"), ("--rollout.episode=no:way", "imported")):
+        refused = CliRunner().invoke(app, ["train", str(file), "--dry-run", word])
+        assert told in str(refused.exception)
+    small = CliRunner().invoke(app, ["train", str(file), "--dry-run", "--rollout.kv_gib=1e-6"])
+    assert small.exit_code == 1, small.output
