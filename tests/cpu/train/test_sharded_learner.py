@@ -78,7 +78,6 @@ def test_updates_are_those_of_one_process(alone: Results, ranks: list[Results]) 
             assert mine.gradient > 2 * CLIP
             assert mine.loss == pytest.approx(theirs.loss, abs=1e-4)
             assert mine.kl == pytest.approx(theirs.kl, abs=1e-4)
-            assert mine.entropy == pytest.approx(theirs.entropy, abs=1e-3)
             assert (mine.rate, mine.skipped) == (theirs.rate, False)
         gaps = torch.cat(
             [
