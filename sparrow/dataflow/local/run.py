@@ -207,6 +207,8 @@ class Run:
             for action in look.actions:
                 self.files.action(to_dict(action))
         for action in look.actions:
+            if action.kind == "stop":  # before a checkpoint of this step is made
+                self.stopped = {"reason": action.reason, "gate": self._gate_settings()}
             self.watch.event(f"step {number}: gate {action.kind}: {action.reason}", "yellow")
         if metrics.get("critic/advantages/zero_frac") == 1:
             equal = "the rewards of every group are equal, so there is nothing to learn from"
@@ -222,7 +224,6 @@ class Run:
         """Stop where the gate or the loss says so."""
         for action in look.actions:
             if action.kind == "stop":
-                self.stopped = {"reason": action.reason, "gate": self._gate_settings()}
                 raise GateStop(action.reason)
         if self.unjudged:
             raise Unjudged(

@@ -166,14 +166,21 @@ def test_changes_at_a_resume_stay_noted(model: Path, tmp_path: Path) -> None:
     assert noted["reason"] == "optimiser.rate 0.001 -> 0.002"
 
 
+@pytest.mark.parametrize("save_every", [1, 100])
 def test_a_run_that_the_gate_stopped_goes_on_only_with_another_gate(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save_every: int
 ) -> None:
     spoil(monkeypatch, 0, alpha=0.0)
     dense = {"attention": {"dense": True}}
 
     def chosen(**gate: Any) -> TrainConfig:
-        return config(model, tmp_path / "run", rollout=dense, gate={**WATCH, "window": 1, **gate})
+        return config(
+            model,
+            tmp_path / "run",
+            rollout=dense,
+            gate={**WATCH, "window": 1, **gate},
+            run={"save_every": save_every},
+        )
 
     run = open_run(chosen(), parts=Parts(judge=noisy))
     with pytest.raises(GateStop):
