@@ -45,7 +45,7 @@ def run(console: Console) -> None:
         "alpha is the sum over the vocabulary of min(dense, sparse): 1 means one distribution. "
         "The mean hides the tail; the tail, p05, is what Sparrow is about. "
         "Next: [bold]sparrow calibrate --help[/], [bold]sparrow plan --help[/], "
-        "[bold]sparrow eval --help[/]"
+        "[bold]sparrow train --help[/]"
     )
 
 
