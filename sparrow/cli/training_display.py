@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -120,12 +119,7 @@ class Display:
             self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """The last panel stays."""
         self._phase = None
         if self._live is not None:

@@ -50,7 +50,8 @@ class Curve:
             if means and line[means[0]] is not None:
                 value, name = line[means[0]], means[0].rpartition("/mean@")[0]
                 low, high = (line.get(f"{name}/{end}") for end in ("low", "high"))
-                found.append((line["step"], value, low or value, high or value))
+                ends = (value if end is None else end for end in (low, high))
+                found.append((line["step"], value, *ends))
         return found
 
 

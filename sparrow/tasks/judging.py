@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from multiprocessing.util import Finalize
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from sparrow.tasks.base import Verdict, wrong
@@ -30,7 +29,20 @@ class _Job(NamedTuple):
     future: "Future[Verdict]"
 
 
-class Judges:
+class _Closed:
+    """Closed at the end of a with-block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what is held."""
+
+
+class Judges(_Closed):
     """Verdicts by worker processes, each of which can be killed alone.
 
     score: module:function or path/to/file.py:function, with verl's signature
@@ -125,19 +137,8 @@ class Judges:
                 if job is not None and job.future.set_running_or_notify_cancel():
                     job.future.set_exception(ValueError(CLOSED))
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class InProcess:
+class InProcess(_Closed):
     """Verdicts in this process, by code that is trusted to be quick and to raise ValueError only.
 
     It has the manners of `Judges`, so that either can stand for the other.
@@ -146,6 +147,7 @@ class InProcess:
     def __init__(self, reward: Callable[[Example, str], Verdict]) -> None:
         self._reward = reward
         self.counts: Counter[str] = Counter()
+        self.last_fault = ""
 
     async def __call__(self, example: Example, text: str) -> Verdict:
         """Judge a text now. A row that cannot be judged gives 0 and is counted."""
@@ -154,18 +156,5 @@ class InProcess:
             return self._reward(example, text)
         except ValueError as error:
             self.counts["errors"] += 1
-            return wrong(f"the verifier raised ValueError: {error}")
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+            self.last_fault = f"the verifier raised ValueError: {error}"
+            return wrong(self.last_fault)

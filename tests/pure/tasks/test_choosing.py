@@ -64,7 +64,7 @@ def test_gym_has_a_process() -> None:
     config = RowsConfig(task="gym/leg_counting", workers=1, deadline=60.0)
     rows, judge = chosen(config)
     assert isinstance(judge, Judges)
-    made = rows.source.row(0, config.length)
+    made = rows.source.row(config.first, config.length)
     text = f"</think><answer>{made.data['answer']}</answer>"
     assert verdict(judge, rows.at(0), text).score == 1
 
