@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-all test-kernels lint format clean
+.PHONY: help demo test test-all test-kernels test-browser lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -19,11 +19,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[dev,math,parquet]'
 	@touch $@
 
-demo: $(STAMP)  ## watch a shipped model think, dense and sparse
+demo: $(STAMP)  ## the whole idea in minutes on a CPU: calibrate, plan, train, one page
 	$(BIN)/sparrow demo
 
 test: $(STAMP)  ## the tests that fit into minutes
-	$(BIN)/python -m pytest --timeout=300 -m "not slow"
+	$(BIN)/python -m pytest --timeout=300 -m "not slow and not browser"
 
 test-all: $(STAMP)  ## the same, and the slow sweeps
 	$(BIN)/python -m pytest --timeout=1800 --hypothesis-profile=thorough
@@ -31,6 +31,14 @@ test-all: $(STAMP)  ## the same, and the slow sweeps
 test-kernels: $(STAMP)  ## the GPU kernels without a GPU, in Triton's interpreter (installs triton)
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt triton
 	$(BIN)/python -m pytest --timeout=300 tests/cpu/kernels
+
+test-browser: $(STAMP)  ## the report in a real browser, headless (wants Chromium; on Debian as root it is installed)
+	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[browser]'
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+	  command -v google-chrome >/dev/null || test -n "$$SPARROW_CHROMIUM" || \
+	  { apt-get update -q && apt-get install -yq --no-install-recommends chromium; } || \
+	  { echo "no Chromium: install it (apt install chromium), or name it in SPARROW_CHROMIUM"; exit 1; }
+	SPARROW_BROWSER=1 $(BIN)/python -m pytest --timeout=300 tests/browser
 
 lint: $(STAMP)  ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

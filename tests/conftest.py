@@ -13,7 +13,7 @@ else:
     settings.register_profile("thorough", deadline=None, max_examples=1000)
     settings.load_profile("default")
 
-TIERS = ("pure", "cpu", "gpu", "e2e")
+TIERS = ("pure", "cpu", "gpu", "e2e", "browser")
 ROOT = Path(__file__).parent
 
 

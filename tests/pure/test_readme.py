@@ -28,7 +28,7 @@ def test_every_make_target_of_the_readme_exists() -> None:
 
 def test_ci_runs_lint_and_test() -> None:
     assert re.search(
-        r"^make lint test test-kernels$", (ROOT / ".ci/run").read_text(), flags=re.MULTILINE
+        r"^make lint test test-browser test-kernels$", (ROOT / ".ci/run").read_text(), flags=re.MULTILINE
     )
 
 

@@ -1,0 +1,147 @@
+"""The page in a real browser: nothing complains, nothing is cut, every theme and width works.
+
+Screenshots go to $SPARROW_SHOTS, where it is set, to be looked at.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.browsing import CUT_AND_COVERED, SIDEWAYS, Visit
+from support.pages import rich_page
+
+from sparrow.report.page.html import html
+from sparrow.report.page.parts import Bars, Chart
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+KEYS = [
+    item.key
+    for part in rich_page().sections
+    for item in part.items
+    if isinstance(item, Chart | Bars)
+]
+WIDTHS = (360, 390, 768, 1280)
+BACKGROUND = "() => getComputedStyle(document.body).backgroundColor"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    target = tmp_path_factory.mktemp("page") / "page.html"
+    target.write_text(html(rich_page()), encoding="utf-8")
+    return target.as_uri()
+
+
+@pytest.fixture
+def shots(tmp_path: Path) -> Path:
+    folder = Path(os.environ.get("SPARROW_SHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def pixels(colour: str) -> list[int]:
+    return [int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+def test_every_figure_is_there(browser: "Browser", address: str, script: bool) -> None:
+    with Visit(browser, address, java_script_enabled=script) as page:
+        for key in KEYS:
+            drawing = page.locator(f"#{key} svg")
+            assert drawing.count() == 1, key
+            box = drawing.bounding_box()
+            assert box is not None, key
+            assert min(box["width"], box["height"]) > 50, key
+            assert drawing.locator("path, rect").count() > 0, key
+        assert page.locator(".toggle").is_visible() == script
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_cut_or_covered(browser: "Browser", address: str, width: int) -> None:
+    with Visit(browser, address, width) as page:
+        assert page.evaluate(SIDEWAYS) == 0
+        assert page.evaluate(CUT_AND_COVERED) == []
+
+
+def test_words_can_be_read_on_a_phone(browser: "Browser", address: str, shots: Path) -> None:
+    with Visit(browser, address, 390, device_scale_factor=2) as page:
+        box = page.locator("#reward svg").bounding_box()
+        assert box is not None
+        assert 13 * box["width"] / 460 > 9.5  # pixels of the charts' words
+        scrolls = "() => document.querySelector('.scroll').scrollWidth > 390"
+        assert page.evaluate(scrolls), "the table scrolls inside its own box"
+        page.screenshot(path=shots / "phone.png", full_page=True)
+
+
+def test_dark_and_light(browser: "Browser", address: str, shots: Path) -> None:
+    with Visit(browser, address, color_scheme="light") as page:
+        assert pixels(page.evaluate(BACKGROUND)) == [255, 255, 255]
+        page.screenshot(path=shots / "light.png", full_page=True)
+        page.emulate_media(color_scheme="dark")
+        dark = page.evaluate(BACKGROUND)
+        assert max(pixels(dark)) < 60
+        page.screenshot(path=shots / "dark.png", full_page=True)
+        page.emulate_media(color_scheme="light")
+        page.get_by_role("button", name="Dark").click()
+        assert page.evaluate(BACKGROUND) == dark
+        page.get_by_role("button", name="Light").click()
+        assert pixels(page.evaluate(BACKGROUND)) == [255, 255, 255]
+
+
+def test_values_under_the_pointer(browser: "Browser", address: str, shots: Path) -> None:
+    with Visit(browser, address) as page:
+        tip = page.locator("#reward .tip")
+        assert not tip.is_visible()
+        page.locator("#reward svg").hover()
+        assert tip.is_visible()
+        said = tip.inner_text()
+        assert said.startswith("step ")
+        assert "dense" in said
+        assert "sparse" in said
+        page.locator("#reward").screenshot(path=shots / "tip.png")
+        page.locator("h1").hover()
+        assert not tip.is_visible()
+
+
+def test_steps_hold_their_value_under_the_pointer(browser: "Browser", address: str) -> None:
+    with Visit(browser, address) as page:
+        drawing = page.locator("#schedule svg")
+        box = drawing.bounding_box()
+        assert box is not None
+        # The line "all of them" ends at 420 tokens, where 320 are planned since 384.
+        drawing.hover(position={"x": box["width"] * 0.57, "y": box["height"] / 2})
+        said = page.locator("#schedule .tip").inner_text().split()
+        assert said[:4] == ["tokens", "so", "far", "420"]
+        assert said[said.index("planned") + 1] == "320"
+
+
+def test_values_under_a_finger(browser: "Browser", address: str) -> None:
+    with Visit(browser, address, 390, has_touch=True, is_mobile=True) as page:
+        page.locator("#six svg").tap(position={"x": 200, "y": 100})
+        tip = page.locator("#six .tip")
+        assert tip.is_visible()
+        inner, outer = tip.bounding_box(), page.locator("#six .plot").bounding_box()
+        assert inner is not None
+        assert outer is not None
+        assert inner["x"] >= outer["x"]
+        assert inner["x"] + inner["width"] <= outer["x"] + outer["width"] + 1
+        assert page.evaluate(SIDEWAYS) == 0
+        page.locator("h1").tap()
+        assert not tip.is_visible()
+
+
+def test_on_paper(browser: "Browser", address: str, shots: Path) -> None:
+    with Visit(browser, address, 800, color_scheme="dark") as page:
+        page.get_by_role("button", name="Light").click()
+        page.get_by_role("button", name="Dark").click()  # dark by choice: paper stays white
+        page.emulate_media(media="print")
+        assert not page.locator(".toggle").is_visible()
+        assert pixels(page.evaluate(BACKGROUND)) == [255, 255, 255]
+        left, right = (page.locator(f"#{key}").bounding_box() for key in ("reward", "tail"))
+        assert left is not None
+        assert right is not None
+        assert left["y"] == right["y"], "two columns"
+        page.screenshot(path=shots / "print.png", full_page=True)
+        assert page.pdf(path=shots / "page.pdf", format="A4").startswith(b"%PDF")

@@ -1,0 +1,215 @@
+"""From run directories to a page: what is on it, and that its figures are those of the files."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support import run_folders
+
+from sparrow.report.page.calibration import plan_table
+from sparrow.report.page.comparison import difference
+from sparrow.report.page.html import html
+from sparrow.report.page.markdown import markdown
+from sparrow.report.page.parts import Bars, Chart, Item, Page, Remarks, Table
+from sparrow.report.page.runs import Point, read_run, read_runs
+from sparrow.report.page.speed import verdict
+from sparrow.report.page.story import page_of
+
+
+def items(page: Page) -> dict[str, Item]:
+    return {item.key: item for section in page.sections for item in section.items}
+
+
+def chart(page: Page, key: str) -> Chart:
+    found = items(page)[key]
+    assert isinstance(found, Chart)
+    return found
+
+
+def rows(page: Page, key: str) -> dict[str, tuple[str, ...]]:
+    found = items(page)[key]
+    assert isinstance(found, Table)
+    return {name: tuple(values) for name, *values in found.rows}
+
+
+def test_a_demo_has_every_part_that_the_page_promises(tmp_path: Path) -> None:
+    page = page_of([run_folders.demo(tmp_path / "demo")])
+    keys = [section.key for section in page.sections]
+    assert keys == ["surface", "schedule", "learning", "tail", "kept", "time", "final"]
+    assert all(section.say.endswith(".") for section in page.sections)
+    assert {"surface-0", "kept-tokens", "reward-by-step", "tail-0", "kept-kv", "speed-0"} <= set(
+        items(page)
+    )
+    assert [number.value for number in page.numbers] == ["55% → 90%", "0.900", "2.0x", "80%"]
+
+
+def test_curves_are_those_of_the_files(tmp_path: Path) -> None:
+    page = page_of([run_folders.training(tmp_path / "run")])
+    (reward,) = chart(page, "reward-by-step").lines
+    assert reward.points[0] == (1, 0.5)
+    assert reward.points[-1] == (12, pytest.approx(0.72))
+    (by_time,) = chart(page, "reward-by-time").lines
+    assert by_time.points[-1][0] == pytest.approx(1.2)  # 12 steps of 6 s, in minutes
+    (accuracy,) = chart(page, "accuracy-by-time").lines
+    assert [x for x, _ in accuracy.points] == [0, pytest.approx(1.2)]
+    assert accuracy.spans[1] == (pytest.approx(1.2), pytest.approx(0.8), pytest.approx(1.0))
+
+
+def test_long_curves_are_smoothed_and_shown_raw(tmp_path: Path) -> None:
+    page = page_of([run_folders.training(tmp_path / "run", steps=60)])
+    raw, smooth = chart(page, "reward-by-step").lines
+    assert (raw.faint, smooth.faint) == (True, False)
+    assert smooth.points[3][1] == pytest.approx((0.5 + 0.52 + 0.54 + 0.56) / 4)
+
+
+def test_the_tail_has_a_line_a_bin_and_the_gates_words(tmp_path: Path) -> None:
+    page = page_of([run_folders.training(tmp_path / "run")])
+    tail = chart(page, "tail-0")
+    assert [line.name for line in tail.lines] == ["0 to 96 tokens", "from 96 tokens"]
+    assert tail.lines[0].spans[0] == (1, 0.93, 0.97)
+    assert [level.y for level in tail.levels] == [0.86]
+    remarks = items(page)["gate-0"]
+    assert isinstance(remarks, Remarks)
+    assert remarks.lines == ("Step 3: raise: p05 0.80 [0.75, 0.84] at 96 to 192",)
+
+
+def test_runs_are_compared_with_intervals(tmp_path: Path) -> None:
+    folders = [
+        run_folders.training(tmp_path / "a"),
+        run_folders.training(tmp_path / "b", after=0.7, seed=5),
+    ]
+    page = page_of(folders)
+    table = rows(page, "final-table")
+    assert table["and after"] == ("0.90 [0.80, 1.00]", "0.70 [0.60, 0.80]")
+    assert table["after, against a"] == ("-", "-0.20 [-0.34, -0.06] at 12")
+    assert table["p05 of the worst length, lowest"] == ("0.890", "0.890")
+    assert rows(page, "settings") == {"run.seed": ("0", "5")}
+    assert {line.role for line in chart(page, "reward-by-step").lines} == {"run-0", "run-1"}
+    assert not page.numbers
+
+
+def test_the_difference_joins_both_intervals() -> None:
+    a = Point(step=1, value=0.9, low=0.86, high=0.93)
+    b = Point(step=1, value=0.7, low=0.67, high=0.73)
+    low, value, high = difference(a, b)
+    assert (low, value, high) == (
+        pytest.approx(0.2 - 0.05),
+        pytest.approx(0.2),
+        pytest.approx(0.2 + (0.03**2 + 0.03**2) ** 0.5),
+    )
+
+
+def test_a_dense_run_beside_a_sparse_one(tmp_path: Path) -> None:
+    folders = [
+        run_folders.training(tmp_path / "sparse"),
+        run_folders.dense_training(tmp_path / "d"),
+    ]
+    table = rows(page_of(folders), "final-table")
+    assert table["keys and values read"] == ("80%", "100%")
+    assert table["p05 of the worst length, lowest"] == ("0.890", "-")
+
+
+def test_a_calibration_alone_and_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    page = page_of([run_folders.calibration(tmp_path / "surface", planned=False)])
+    assert [section.key for section in page.sections] == ["surface"]
+    empty = run_folders.training(tmp_path / "new")
+    for name in ("metrics.jsonl", "validation.jsonl", "actions.jsonl"):
+        (empty / name).write_text("", encoding="utf-8")
+    assert [section.key for section in page_of([empty]).sections] == ["schedule"]
+
+
+def test_a_schedule_keeps_no_more_than_there_is(tmp_path: Path) -> None:
+    page = page_of([run_folders.calibration(tmp_path / "plan")])
+    own, everything = chart(page, "kept-tokens").lines
+    assert own.points[:3] == ((0, 0), (64, 64), (96, 64))
+    assert all(y <= x for x, y in own.points)
+    assert everything.role == "quiet"
+
+
+def test_the_plan_as_a_table(tmp_path: Path) -> None:
+    table = plan_table(read_run(run_folders.calibration(tmp_path / "plan")))
+    assert table.rows == (
+        ("0 to 96", "64", "0.950 [0.930, 0.970]", "100%"),
+        ("96 to 192", "96", "0.900 [0.880, 0.920]", "70%"),
+        ("192 on", "all", "-", "100%"),
+    )
+
+
+def test_speed_says_which_is_faster(tmp_path: Path) -> None:
+    speed = items(page_of([run_folders.demo(tmp_path / "demo")]))["speed-0"]
+    assert isinstance(speed, Bars)
+    assert [group.say for group in speed.groups] == [
+        "Sparse is 1.10x slower",
+        "Sparse is 2.00x faster",
+    ]
+    assert "Little to skip." in speed.say
+    assert (speed.groups[0].bars[0].low, speed.groups[0].bars[0].high) == (10, 12)
+    assert verdict(1.01) == "Sparse and dense take the same time"
+
+
+def test_the_same_files_give_the_same_page(tmp_path: Path) -> None:
+    folder = run_folders.demo(tmp_path / "demo")
+    for write in (html, markdown):
+        assert write(page_of([folder])) == write(page_of([folder]))
+
+
+def test_values_that_are_null_are_left_out(tmp_path: Path) -> None:
+    folder = run_folders.training(tmp_path / "run")
+    lines = [run_folders.step(0), run_folders.step(1, **{"critic/score/mean": None})]
+    run_folders.write_lines(folder / "metrics.jsonl", lines)
+    (reward,) = chart(page_of([folder]), "reward-by-step").lines
+    assert len(reward.points) == 1
+
+
+def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    folder = run_folders.training(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 12, "critic')
+    assert len(read_run(folder).steps) == 12
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("metrics.jsonl", "{]\n", "line 1 is no JSON"),
+        ("metrics.jsonl", "{}\n", "line 1 names no step"),
+        ("metrics.jsonl", '{"step": true}\n', "line 1 names no step"),
+        ("config.resolved.toml", "=", "is no TOML"),
+        ("schedule.json", "[1]", "holds list, allowed: an object"),
+        ("plan.json", "nothing", "plan.json is no JSON"),
+    ],
+)
+def test_broken_files_are_named(tmp_path: Path, file: str, text: str, says: str) -> None:
+    folder = run_folders.training(tmp_path / "run")
+    (folder / file).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=says) as error:
+        page_of([folder])
+    assert str(folder / file) in str(error.value)
+
+
+def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
+    run = run_folders.training(tmp_path / "run")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match="is no run directory"):
+        page_of([tmp_path / "other"])
+    with pytest.raises(ValueError, match="is no folder"):
+        page_of([tmp_path / "absent"])
+    with pytest.raises(ValueError, match="was given twice"):
+        page_of([run, tmp_path / "run" / ".." / "run"])
+    with pytest.raises(ValueError, match="got no run directory"):
+        page_of([])
+    many = [run_folders.training(tmp_path / f"r{i}") for i in range(7)]
+    with pytest.raises(ValueError, match="allowed: 6 at most"):
+        page_of(many)
+
+
+def test_names_tell_runs_apart(tmp_path: Path) -> None:
+    folders = [run_folders.training(tmp_path / side / "run") for side in ("a", "b")]
+    assert [run.name for run in read_runs(folders)] == ["a/run", "b/run"]
+
+
+def test_a_surface_of_another_kind_is_named(tmp_path: Path) -> None:
+    folder = run_folders.calibration(tmp_path / "c")
+    (folder / "surface.json").write_text(json.dumps({"format": 9}), encoding="utf-8")
+    with pytest.raises(ValueError, match="is no file of format 1 with cells, floor"):
+        page_of([folder])

@@ -1,0 +1,179 @@
+"""Run directories made by hand, as `sparrow train`, `calibrate`, `plan` and `demo` leave them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Plain = dict[str, Any]
+SETTINGS = """
+[model]
+name = "tiny"
+
+[rollout.attention]
+{attention}
+
+[gate]
+mode = "act"
+target = 0.86
+window = 8
+
+[run]
+seed = {seed}
+"""
+
+
+def write_lines(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def step(number: int, **changes: float | None) -> Plain:
+    return {
+        "step": number,
+        "critic/score/mean": 0.5 + 0.02 * number,
+        "response_length/mean": 170.0 - number,
+        "sparse/accept_p05": 0.93,
+        "sparse/accept_p05_min": 0.9 - 0.01 * (number == 2),
+        "sparse/accept_p05/bin_0": 0.95,
+        "sparse/accept_p05_low/bin_0": 0.93,
+        "sparse/accept_p05_high/bin_0": 0.97,
+        "sparse/accept_p05/bin_96": 0.9,
+        "sparse/density": 0.8,
+        "timing_s/gen": 3.0,
+        "timing_s/old_log_prob": 1.0,
+        "timing_s/update_actor": 2.0,
+        "timing_s/step": 6.0,
+        **changes,
+    }
+
+
+def validation(step: int, value: float, half: float = 0.1) -> Plain:
+    stem = "val-core/assignments/acc"
+    return {
+        "step": step,
+        f"{stem}/mean@2": value,
+        f"{stem}/low": value - half,
+        f"{stem}/high": value + half,
+    }
+
+
+def training(folder: Path, *, steps: int = 12, after: float = 0.9, seed: int = 0) -> Path:
+    """A sparse training run that learnt."""
+    folder.mkdir(parents=True)
+    write_lines(folder / "metrics.jsonl", [step(number) for number in range(steps)])
+    write_lines(folder / "validation.jsonl", [validation(0, 0.55), validation(steps, after)])
+    action = {"step": 3, "kind": "raise", "reason": "p05 0.80 [0.75, 0.84] at 96 to 192"}
+    changed = {"step": 4, "kind": "changed", "reason": "run.steps 6 -> 12"}
+    write_lines(folder / "actions.jsonl", [action, changed])
+    settings = SETTINGS.format(attention='schedule = "s.json"', seed=seed)
+    (folder / "config.resolved.toml").write_text(settings, encoding="utf-8")
+    (folder / "schedule.json").write_text(json.dumps(schedule()), encoding="utf-8")
+    return folder
+
+
+def dense_training(folder: Path, *, steps: int = 12) -> Path:
+    folder.mkdir(parents=True)
+    hidden = {f"sparse/{name}": None for name in ("accept_p05_min", "density")}
+    write_lines(folder / "metrics.jsonl", [step(number, **hidden) for number in range(steps)])
+    settings = SETTINGS.format(attention="dense = true", seed=0)
+    (folder / "config.resolved.toml").write_text(settings, encoding="utf-8")
+    return folder
+
+
+def schedule() -> Plain:
+    return {
+        "name": "tiny-0.86",
+        "lengths": [0, 96, 192],
+        "budgets": [64, 96, 2**31 - 1],
+        "layers": [],
+        "flow": "block-mean",
+        "dense_layers": [3],
+    }
+
+
+def cell(budget: int | None, start: int, p05: float) -> Plain:
+    return {
+        "variant": "block-mean" if budget else "dense",
+        "budget": budget,
+        "start": start,
+        "stop": start + 96,
+        "prompts": 48,
+        "mean": 0.99,
+        "p05": p05,
+        "low": p05 - 0.02,
+        "high": p05 + 0.02,
+    }
+
+
+def calibration(folder: Path, *, planned: bool = True) -> Path:
+    folder.mkdir(parents=True)
+    surface = {
+        "format": 1,
+        "model": "tiny",
+        "dtype": "float32",
+        "device": "cpu",
+        "prompts": "assignments, length 150",
+        "targets": [0.86],
+        "variants": [{"name": "block-mean"}],
+        "cells": [cell(64, 0, 0.95), cell(64, 96, 0.6), cell(96, 0, 0.97), cell(96, 96, 0.9)],
+        "floor": [cell(None, 0, 0.999), cell(None, 96, 0.998)],
+        "versions": ["torch 2.13.0"],
+        "command": "sparrow calibrate tiny",
+        "created": "2026-11-15T00:00:00+00:00",
+    }
+    (folder / "surface.json").write_text(json.dumps(surface), encoding="utf-8")
+    if planned:
+        (folder / "plan.json").write_text(json.dumps(plan()), encoding="utf-8")
+    return folder
+
+
+def plan() -> Plain:
+    bins = [
+        {"start": 0, "stop": 96, "budget": 64, "kept_share": 1.02, **_tail(0.95)},
+        {"start": 96, "stop": 192, "budget": 96, "kept_share": 0.7, **_tail(0.9)},
+        {"start": 192, "stop": None, "budget": None, "kept_share": 1.0, **_tail(None)},
+    ]
+    return {
+        "format": 1,
+        "variant": "block-mean",
+        "target": 0.86,
+        "by": "low",
+        "bins": bins,
+        "check": None,
+        "notes": ["fewer than 48 prompts at 96 to 192 (18)"],
+        "schedule": schedule(),
+    }
+
+
+def _tail(p05: float | None) -> Plain:
+    around = {"low": None, "high": None} if p05 is None else {"low": p05 - 0.02, "high": p05 + 0.02}
+    return {"p05": p05, **around}
+
+
+def speed() -> Plain:
+    return {
+        "format": 1,
+        "machine": {"device": "arm", "cpus": 2, "torch": "2.13.0"},
+        "note": "2.5 M weights in float32.",
+        "cases": [
+            {
+                "name": "Up to 230 tokens",
+                "dense_ms": [10.0, 12.0, 11.0],
+                "sparse_ms": [12.0, 13.0, 12.1],
+                "why": "Little to skip.",
+            },
+            {
+                "name": "At 8192 tokens",
+                "dense_ms": [40.0, 44.0, 42.0],
+                "sparse_ms": [21.0, 20.0, 22.0],
+                "why": "Much to skip.",
+            },
+        ],
+    }
+
+
+def demo(folder: Path) -> Path:
+    calibration(folder / "calibration")
+    training(folder / "train")
+    (folder / "speed.json").write_text(json.dumps(speed()), encoding="utf-8")
+    return folder
