@@ -114,7 +114,7 @@ def attending(
     given = {"budget": budget, "window": window, "schedule": schedule}
     several = [name for name, value in given.items() if value is not None]
     if len(several) > 1:
-        raise ValueError(f"give a budget, a window or a schedule, not both: got {several}")
+        raise ValueError(f"give one of a budget, a window and a schedule, got {several}")
     if flow is not None and budget is None and schedule is None:
         raise ValueError(f"flow {flow!r} goes with a budget or a schedule")
     if force and schedule is None:

@@ -43,7 +43,7 @@ def gate_words(gate: GateConfig, *, sparse: bool) -> str:
         return f"{looks}; below it: a warning"
     surely = f"below it at {gate.patience} looks in a row, or surely"
     if not sparse:
-        return f"{looks}; {surely}: the run stops, as rollout is dense already"
+        return f"{looks}; surely below it: the run stops, as rollout is dense already"
     raised = f"its budget is raised by {gate.factor:g}, up to {gate.raises} times, then "
     lower = f"; budgets fall where p05 is surely {gate.slack:g} above it" if gate.lower else ""
     act = f"{raised if gate.raises else ''}it runs dense, then the run stops"

@@ -244,7 +244,7 @@ class Rule:
                 f"schedule {schedule.name!r} was not made for this: {', '.join(made)}; give one "
                 f"that was, or force this one: schedule.forced_onto({force}), on the command line "
                 "--attention.force=true (generate), --rollout.attention.force=true (train) or "
-                "--force (eval)"
+                "--force (eval, calibrate)"
             )
 
     def _place(self, page: int) -> dict[str, Any]:

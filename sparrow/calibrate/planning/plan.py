@@ -282,7 +282,11 @@ def _plan(
             *table.notes,
             *_doubts(ground, table, target, budgets),
             *_far(ground, variant),
-            *_slow(sum(e.seconds for e in bins), sum(e.dense_seconds for e in bins)),
+            *_slow(
+                ground.hardware.name,
+                sum(e.seconds for e in bins),
+                sum(e.dense_seconds for e in bins),
+            ),
         ),
     )
 
@@ -308,11 +312,11 @@ def _far(ground: Ground, variant: Variant) -> list[str]:
     return stretched(ground.hardware, ground.spec, rows)
 
 
-def _slow(seconds: float, dense: float) -> list[str]:
+def _slow(machine: str, seconds: float, dense: float) -> list[str]:
     """A word where sparse rollout does not pay."""
     if seconds < dense:
         return []
-    said = f"on this machine the schedule is no faster than dense ({dense / seconds:.2f}x)"
+    said = f"on {machine} the schedule is no faster than dense ({dense / seconds:.2f}x)"
     return [f"{said}: choosing what to read costs more than reading less saves"]
 
 

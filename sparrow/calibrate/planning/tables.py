@@ -82,6 +82,6 @@ def compare_table(planned: Planned) -> Table:
             "-" if own["measured"] is None else str(own["measured"]),
         )
     speeds = f"speed-up {planned.best.speed_up:.2f}x and {other['speed_up']:.2f}x"
-    differs = f"; it was made for another {', '.join(other['differs'])}" if other["differs"] else ""
+    differs = f"; made for {', '.join(other['differs'])}" if other["differs"] else ""
     table.caption = speeds + differs
     return table
