@@ -1,0 +1,109 @@
+"""`sparrow doctor` as a user meets it, on a sound installation and on broken ones."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
+
+
+def run(
+    *words: str, first: Path | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The verb, with modules of a folder before all others."""
+    paths = [str(first)] if first is not None else []
+    environment = {
+        **os.environ,
+        "COLUMNS": "80",
+        "TERM": "dumb",
+        "PYTHONPATH": os.pathsep.join([*paths, str(ROOT)]),
+    }
+    command = [sys.executable, "-m", "sparrow", "doctor", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=280, cwd=cwd
+    )
+
+
+def broken(folder: Path, name: str, text: str) -> Path:
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(text)
+    return folder
+
+
+def test_a_sound_installation_is_ready(tmp_path: Path) -> None:
+    done = run(cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert "torch" in said
+    assert "the same bits" in said
+    assert "ready for: generate, calibrate, plan, train" in said
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert not list(tmp_path.iterdir()), "it looks and writes nothing"
+
+
+def test_json_has_the_same_as_plain_data() -> None:
+    done = run("--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ready"]
+    assert found["devices"][0] == "cpu"
+    assert found["self_test"]["passed"]
+    assert found["kernels"][0]["passed"]
+    assert {each["name"] for each in found["models"]["shipped"]} == {"small", "tiny"}
+    assert 0 < found["memory"]["available"] <= found["memory"]["total"]
+    assert {each["what"] for each in found["disk"]} == {"runs", "models", "hub"}
+    assert {each["name"] for each in found["packages"]} >= {"torch", "numba", "math-verify"}
+    assert found["fits"][0]["device"] == "cpu"
+    assert found["broken"] is None
+
+
+def test_without_checks() -> None:
+    done = run("--no-check", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["self_test"] is found["kernels"] is None
+    assert found["torch"]["threads"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise OSError('libcudart.so.12: no such file')", "libcudart.so.12: no such file"),
+        ("import no_such_module_of_torch", "No module named 'no_such_module_of_torch'"),
+        (CRASH, "killed by SIGABRT"),
+    ],
+)
+def test_a_broken_torch_is_a_line(tmp_path: Path, text: str, said: str) -> None:
+    done = run(first=broken(tmp_path, "torch", text))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    shown = " ".join(done.stdout.split())
+    assert said in shown
+    assert "not ready" in shown
+    assert "--force-reinstall torch" in shown
+
+
+def test_a_broken_numba_is_a_line_and_the_rest_is_told(tmp_path: Path) -> None:
+    place = broken(tmp_path, "numba", "raise RuntimeError('numba needs another numpy')")
+    done = run("--json", first=place)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert "numba needs another numpy" in found["broken"]["why"]
+    assert found["torch"]["threads"] >= 1
+    assert "numba needs another numpy" in found["problems"][0]["what"]
+
+
+def test_a_package_that_is_too_old_is_named(tmp_path: Path) -> None:
+    old = tmp_path / "torch-2.5.1.dist-info"
+    old.mkdir()
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.5.1\n")
+    done = run("--no-check", first=tmp_path)
+    assert done.returncode == 1
+    shown = " ".join(done.stdout.split())
+    assert "torch 2.5.1 is older than 2.11" in shown
+    assert "install 'torch>=2.11'" in shown
