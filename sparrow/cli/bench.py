@@ -8,20 +8,45 @@ import typer
 from sparrow.cli.bench_trace import bench_trace
 from sparrow.cli.output import AsJson, measuring, show_result
 
-bench = typer.Typer(help="Measure this machine; figures to compare by ratio.", no_args_is_help=True)
+bench = typer.Typer(
+    help="Measure the speed of this machine. Figures of two machines, or of two runs on a busy "
+    "one, are best compared by their ratios.",
+    no_args_is_help=True,
+)
+Device = Annotated[
+    str,
+    typer.Option("--device", metavar="NAME", help="auto (a GPU where there is one), cuda or cpu."),
+]
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="SHAPE",
+        help="Published shape with random weights, such as qwen3-1.7b. Default: by the machine.",
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", metavar="NAME", help="bf16 or fp32. Default: bf16 on a GPU, fp32 on a CPU."
+    ),
+]
 
 
 @bench.command("attention")
 def bench_attention(
-    device: Annotated[
-        str, typer.Option("--device", help="auto (a GPU where there is one), cuda or cpu.")
-    ] = "auto",
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Decode attention against memory bandwidth, dense beside sparse.
+    """Time decode attention, dense beside sparse, against how fast memory can be read.
 
-    On a GPU one layer's: score and select, attend, append, in CUDA graphs. On a CPU as a ratio to
-    a plain memory read in the same run.
+    On a GPU it is one layer's work: score and select pages, attend, append. On a CPU the times are
+    also given as a ratio to a plain read of memory in the same run.
+
+    For example:
+
+      sparrow bench attention --device cpu
     """
     from sparrow.models.checkpoint import pick_device
 
@@ -52,24 +77,39 @@ def _on_cpu(as_json: bool) -> None:
 
 @bench.command("decode")
 def bench_decode(
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Published shape, such as qwen3-1.7b.")
-    ] = None,
+    model: Shape = None,
     case: Annotated[
         list[str] | None,
         typer.Option(
             "--case",
-            help="batch,context[,schedule]; several. A preset's name or fixed-N is sparse.",
+            metavar="CASE",
+            help="batch,context or batch,context,schedule, where the schedule is a preset's name "
+            "or fixed-N (N tokens kept); can be given several times. Default: by the machine.",
         ),
     ] = None,
     flow: Annotated[
-        str, typer.Option("--flow", help="What chooses pages: FILE[:name] or a built-in name.")
+        str,
+        typer.Option(
+            "--flow",
+            metavar="FLOW",
+            help="What chooses the tokens to keep: a built-in name or FILE[:name].",
+        ),
     ] = "block_mean",
-    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp32.")] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps timed in a round.")] = 64,
+    dtype: Dtype = None,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, metavar="N", help="Steps timed in a round.")
+    ] = 64,
     as_json: AsJson = False,
 ) -> None:
-    """Decode steps of the whole engine against memory bandwidth, dense beside sparse."""
+    """Time whole decode steps of the engine, dense beside sparse, and say where the time goes.
+
+    Also given: the bytes that a step reads, and on a GPU that we know their share of its peak.
+
+    For example:
+
+      sparrow bench decode
+      sparrow bench decode --case 16,4096 --case 16,4096,fixed-512
+    """
     from sparrow.bench import decode
     from sparrow.sparse.flows.loading import load_flow
 
@@ -83,19 +123,30 @@ def bench_decode(
 @bench.command("rollout")
 def bench_rollout(
     preset: Annotated[
-        str | None, typer.Argument(help="gpu, cpu-tiny or cpu-smollm2; default: by the machine.")
+        str | None,
+        typer.Argument(
+            metavar="WORKLOAD", help="gpu, cpu-tiny or cpu-smollm2. Default: by the machine."
+        ),
     ] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp32.")] = None,
+    dtype: Dtype = None,
     peer: Annotated[bool, typer.Option(help="Also run transformers' generate.")] = True,
     peer_tokens: Annotated[
-        int | None, typer.Option(min=1, help="New tokens of transformers; default: the preset's.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Its new tokens. Default: by the workload."),
     ] = None,
     batching: Annotated[
         bool, typer.Option(help="On a GPU: also transformers' continuous batching.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Whole rollouts in tokens per second, beside transformers' generate on the same weights."""
+    """Time whole rollouts, in tokens per second, beside transformers on the same weights.
+
+    Both sides have the same prompts, dtype and device, in the same run.
+
+    For example:
+
+      sparrow bench rollout cpu-tiny
+    """
     from sparrow.bench import rollout
     from sparrow.models.checkpoint import pick_device
 
@@ -109,20 +160,29 @@ def bench_rollout(
 
 @bench.command("train")
 def bench_train(
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Published shape, such as qwen3-1.7b.")
-    ] = None,
+    model: Shape = None,
     case: Annotated[
         list[str] | None,
         typer.Option(
-            "--case", help="sequences,tokens[,recompute][,compiled]; several. Default: by machine."
+            "--case",
+            metavar="CASE",
+            help="sequences,tokens and, if wanted, ,recompute and ,compiled after it; can be given "
+            "several times. Default: by the machine.",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps timed.")] = 5,
-    device: Annotated[str, typer.Option("--device", help="auto, cuda or cpu.")] = "auto",
+    steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Steps timed.")] = 5,
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Optimiser steps: seconds, share of the tensor cores' peak, memory beside its prediction."""
+    """Time optimiser steps: seconds, share of the tensor cores' peak, memory and its prediction.
+
+    On a CPU the shape is cut to two layers.
+
+    For example:
+
+      sparrow bench train
+      sparrow bench train -m qwen3-1.7b --case 4,4096,recompute
+    """
     from sparrow.bench import training
 
     cases = [_train_case(text) for text in case] if case else None

@@ -9,25 +9,44 @@ from sparrow.cli.output import AsJson, measuring, show_result
 
 def bench_trace(
     model: Annotated[
-        str, typer.Option("--model", "-m", help="Published shape, such as qwen3-8b.")
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="SHAPE",
+            help="Published shape with random weights, such as qwen3-8b.",
+        ),
     ] = "qwen3-1.7b",
     schedule: Annotated[
         str | None,
         typer.Option(
-            "--schedule", help="A preset's name or fixed-N; default: the model's at 0.86."
+            "--schedule",
+            metavar="NAME",
+            help="A preset, or fixed-N (N tokens kept). Default: the shape's preset at 0.86.",
         ),
     ] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 or fp32.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of the workload.")] = 60,
-    longest: Annotated[int, typer.Option(min=17, help="Where their lengths end.")] = 32_768,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="NAME", help="bf16 (the default) or fp32.")
+    ] = None,
+    requests: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Requests of the workload.")
+    ] = 60,
+    longest: Annotated[
+        int, typer.Option(min=17, metavar="N", help="Longest request, in tokens.")
+    ] = 32_768,
     cutoff: Annotated[
-        int, typer.Option(min=17, help="Where lengths of the complete run end.")
+        int, typer.Option(min=17, metavar="N", help="Longest request of the complete run.")
     ] = 2048,
     as_json: AsJson = False,
 ) -> None:
-    """Whole rollouts of the published workload: measured steps, added up over its trace.
+    """Predict a rollout of the published workload on this GPU from steps measured one by one.
 
-    Dense beside sparse, against the bytes-only limit; one complete run, cut short, confirms it.
+    Steps are timed at many lengths and batches, dense and sparse, and added up over the workload,
+    beside what bytes alone would allow. A complete run of the workload, cut short, confirms it.
+
+    For example:
+
+      sparrow bench trace -m qwen3-1.7b
     """
     from sparrow.bench import trace
 

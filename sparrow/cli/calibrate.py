@@ -4,13 +4,23 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparrow.cli.flow import layers_of
-from sparrow.cli.output import AsJson, console, measuring, notes, plain, progress_bar, report
+from sparrow.cli.output import (
+    OUTPUT,
+    OutputJson,
+    console,
+    measuring,
+    notes,
+    plain,
+    progress_bar,
+    report,
+)
 
 if TYPE_CHECKING:
     from sparrow.calibrate.collecting import Progress
@@ -19,111 +29,196 @@ if TYPE_CHECKING:
     from sparrow.models import Decoder
     from sparrow.sparse import Schedule
 
-PARTS = (16, 12, 8, 6, 4, 3, 2)  # default budgets: these parts of the longest length
-BINS = 8
 FEW_PROMPTS = 8  # below, nothing can be planned
-PAGE = 16
+
+
+_prompts = partial(typer.Option, rich_help_panel="Prompts: give one of task, rows, texts, ids")
+_measured = partial(typer.Option, rich_help_panel="What is measured")
+_layers = partial(typer.Option, rich_help_panel="Layers")
+_amount = partial(typer.Option, rich_help_panel="How much")
+_machine = partial(typer.Option, rich_help_panel="Machine")
+_output = partial(typer.Option, rich_help_panel=OUTPUT)
 
 
 def calibrate(
-    model: Annotated[str, typer.Argument(help="tiny, small, smollm2-135m, a folder, a hub name.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="tiny, small, smollm2-135m, a folder, owner/name."),
+    ],
     task: Annotated[
         str | None,
-        typer.Option("--task", help="Prompts: assignments, countdown, graph or gym/NAME."),
+        _prompts("--task", metavar="NAME", help="assignments, countdown, graph or gym/NAME."),
     ] = None,
     length: Annotated[
-        int, typer.Option("--length", "-l", help="Of a task's chains, about, in tokens.")
+        int,
+        _prompts("--length", "-l", metavar="TOKENS", help="About how long a task's answers are."),
     ] = 500,
     rows: Annotated[
-        Path | None, typer.Option("--rows", help='Prompts: JSON lines or parquet with "prompt".')
+        Path | None,
+        _prompts("--rows", metavar="FILE", help='.jsonl or .parquet with a column "prompt".'),
     ] = None,
     texts: Annotated[
         str | None,
-        typer.Option("--texts", help="Forced mode: a folder of texts, or standard (ten texts)."),
+        _prompts(
+            "--texts",
+            metavar="FOLDER",
+            help="Read texts instead of answering (forced mode): .txt, .py and .md files of a "
+            "folder, or standard: ten known texts.",
+        ),
     ] = None,
     ids: Annotated[
         Path | None,
-        typer.Option("--ids", help='Forced mode: JSON lines with "ids" and "start".'),
+        _prompts(
+            "--ids",
+            metavar="FILE",
+            help='Read tokens instead of answering: JSON lines with "ids" and "start".',
+        ),
     ] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=3, help="Of every text.")] = 2048,
-    start: Annotated[int, typer.Option("--start", min=1, help="Where texts begin to count.")] = 1,
+    tokens: Annotated[
+        int, _prompts("--tokens", min=3, metavar="N", help="With --texts: tokens of each text.")
+    ] = 2048,
+    start: Annotated[
+        int,
+        _prompts("--start", min=1, metavar="N", help="With --texts: first tokens, not counted."),
+    ] = 1,
     flow: Annotated[
         list[str] | None,
-        typer.Option("--flow", help="Flows: built-in names or FILE[:name]; several."),
+        _measured(
+            "--flow",
+            metavar="FLOW",
+            help="What chooses the tokens to keep: a built-in name or FILE[:name]; can be given "
+            "several times. Default: block_mean.",
+        ),
     ] = None,
     budget: Annotated[
         list[int] | None,
-        typer.Option(
-            "--budget", "-b", help="Tokens kept; several. Default: 1/16 to 1/2 of the length."
+        _measured(
+            "--budget",
+            "-b",
+            metavar="TOKENS",
+            help="Tokens kept; can be given several times. Default: 1/16 to 1/2 of the longest.",
         ),
     ] = None,
     dense_layers: Annotated[
         list[str] | None,
-        typer.Option(
+        _layers(
             "--dense-layers",
-            help="Layers that stay dense, as 0,1, or none; given twice, both are measured.",
+            metavar="LAYERS",
+            help="Layers that stay dense, such as 0,1, or none (the default). Given twice, both "
+            "are measured.",
         ),
     ] = None,
     target: Annotated[
         list[float] | None,
-        typer.Option("--target", "-t", help="p05 to keep; samples go where it is in doubt."),
+        _measured(
+            "--target",
+            "-t",
+            metavar="P05",
+            help="The p05 of acceptance that you will plan for: more is measured near it. "
+            "Default: 0.86.",
+        ),
     ] = None,
     bins: Annotated[
         int | None,
-        typer.Option("--bin", min=16, help="Width of a bin of lengths; default: an eighth of all."),
+        _measured(
+            "--bin",
+            min=16,
+            metavar="TOKENS",
+            help="Lengths are told apart in bins so wide. Default: an eighth of the longest.",
+        ),
     ] = None,
-    prompts: Annotated[
-        int,
-        typer.Option("--prompts", "-n", min=1, help="Prompts, at most, for every budget and flow."),
-    ] = 96,
-    first_round: Annotated[
-        int, typer.Option("--first-round", min=1, help="Prompts before anything is decided.")
-    ] = 24,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Answers to every prompt.")] = 1,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", min=2, help="Longest answer; default: 2.5 x length."),
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option("--temperature", help="Of sampling; both sides have it.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random draws.")] = 0,
-    skip: Annotated[
-        int, typer.Option("--skip", min=0, help="First row: a check should take new ones.")
-    ] = 0,
     layer_groups: Annotated[
-        int, typer.Option("--layer-groups", min=0, help="Groups of layers sparse alone; 0: none.")
+        int,
+        _layers(
+            "--layer-groups",
+            min=0,
+            metavar="N",
+            help="Make so many groups of layers sparse one at a time, to see which lose most; "
+            "0: none.",
+        ),
     ] = 6,
     by_layer: Annotated[
-        bool, typer.Option(help="Also measure budgets shared out by what layers lose.")
+        bool, _layers(help="Also measure larger budgets for the layers that lose most.")
     ] = True,
     schedule: Annotated[
-        str | None, typer.Option("--schedule", help="Check run: measure this file or preset.")
+        str | None,
+        _measured(
+            "--schedule",
+            metavar="NAME",
+            help="Check this schedule (a file or a preset) instead of measuring budgets.",
+        ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Run a schedule that was made for another model.")
+        bool, _measured("--force", help="Check a schedule that was made for another model.")
     ] = False,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda.")] = "auto",
+    prompts: Annotated[
+        int,
+        _amount("--prompts", "-n", min=1, metavar="N", help="Most prompts for a budget and flow."),
+    ] = 96,
+    first_round: Annotated[
+        int,
+        _amount(
+            "--first-round", min=1, metavar="N", help="Prompts before more go where doubt is left."
+        ),
+    ] = 24,
+    skip: Annotated[
+        int,
+        _amount("--skip", min=0, metavar="N", help="Leave out the first prompts: a check does."),
+    ] = 0,
+    samples: Annotated[
+        int, _amount("--samples", min=1, metavar="N", help="Answers to each prompt.")
+    ] = 1,
+    max_tokens: Annotated[
+        int | None,
+        _amount(
+            "--max-tokens",
+            min=2,
+            metavar="N",
+            help="Longest answer. Default: 2.5 x length for a task, else 1024.",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float,
+        _amount("--temperature", metavar="T", help="Of sampling; acceptance is at the same one."),
+    ] = 1.0,
+    seed: Annotated[int, _amount("--seed", min=0, metavar="N", help="Of the random draws.")] = 0,
+    device: Annotated[
+        str,
+        _machine("--device", metavar="NAME", help="auto (a GPU where there is one), cpu, cuda."),
+    ] = "auto",
     dtype: Annotated[
-        str, typer.Option("--dtype", help="auto, float32, bfloat16: that of training.")
+        str,
+        _machine(
+            "--dtype",
+            metavar="NAME",
+            help="auto, float32 or bfloat16: take the one that you train with.",
+        ),
     ] = "auto",
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder to go on in; default: runs/calibrate-MODEL."),
+        _output("--out", "-o", metavar="FOLDER", help="Default: runs/calibrate-MODEL."),
     ] = None,
-    plots: Annotated[bool, typer.Option(help="Also draw the surface.")] = True,
-    as_json: AsJson = False,
+    plots: Annotated[bool, _output(help="Also draw the surface.")] = True,
+    as_json: OutputJson = False,
 ) -> None:
-    """Measure how far sparse decoding strays, by flow, budget and length, with intervals.
+    """Measure how far sparse decoding strays from a model, by tokens kept and by length.
 
-    Answers prompts with sparse attention and compares each token with the dense policy, exactly;
-    or reads given texts (forced mode). More samples go where the plan is still in doubt.
+    The model answers prompts with sparse attention, and each token's distribution is compared with
+    that of dense attention, exactly: acceptance is what the two share, 1 where they are equal. Its
+    p05, the value that 5 % of tokens fall below, is printed for every budget and length, with
+    intervals over prompts, and written to surface.json for `sparrow plan`. Minutes for tiny on a
+    CPU. Stopped and started again, it goes on.
 
-    For example: sparrow calibrate tiny --task assignments --length 300 -n 48
+    For example:
+
+      sparrow calibrate tiny --task assignments --length 300 -n 48
+      sparrow plan runs/calibrate-tiny/surface.json --target 0.86
+
+    Exit codes: 0 measured, 2 a mistake in the options, 130 stopped by Ctrl-C.
     """
     from sparrow.calibrate.calibration import Settings
     from sparrow.calibrate.collecting import Sampling
-    from sparrow.dataflow.calibrate import Request
+    from sparrow.dataflow.calibrate import Request, budgets_for, edges_for, longest_of
     from sparrow.dataflow.calibrate import calibrate as measure
     from sparrow.models import load
 
@@ -136,7 +231,7 @@ def calibrate(
         loaded = load(model, dtype=dtype, device=device, report=report)
     source = _source(loaded, task, length, rows, texts, ids, tokens, start, prompts, skip)
     most = max_tokens or (round(2.5 * length) if task else 1024)
-    longest = _longest(source, loaded, most)
+    longest = longest_of(source, loaded, most)
     checked = None if schedule is None else _schedule(schedule, loaded, flow or [], force, skip)
     request = Request(
         flows=tuple(flow or ["block_mean"]),
@@ -145,8 +240,8 @@ def calibrate(
         flow=flow[0] if flow else None,
     )
     settings = Settings(
-        budgets=tuple(sorted(set(budget or _budgets(longest)))),
-        edges=_edges(longest, bins),
+        budgets=tuple(sorted(set(budget or budgets_for(longest)))),
+        edges=edges_for(longest, bins),
         targets=tuple(target or [_promised(checked)]),
         first_round=first_round,
         more=first_round,
@@ -157,7 +252,7 @@ def calibrate(
     if len(source.prompts) < FEW_PROMPTS:
         report(f"{len(source.prompts)} prompts: sparrow plan wants {FEW_PROMPTS} in a bin at least")
     folder = out or Path("runs") / f"calibrate-{Path(model).name}"
-    with _going_on(folder), _progress() as progress:
+    with _going_on(folder), progress_of() as progress:
         surface = measure(
             loaded, source, request, settings, sampling, folder, progress=progress, report=report
         )
@@ -192,22 +287,6 @@ def _source(
         return prompts.of_texts(model, found[skip : skip + count], tokens=tokens, start=start)
     assert ids is not None
     return prompts.of_ids(model, ids, count=count, skip=skip)
-
-
-def _longest(source: "Source", model: "Decoder", most: int) -> int:
-    """The greatest total length at which a token may be drawn."""
-    own = max(len(prompt.ids) for prompt in source.prompts)
-    return min(own + (most if source.mode == "generated" else 0), model.spec.max_positions)
-
-
-def _budgets(longest: int) -> list[int]:
-    """Whole pages, from the least that keeps a choice to half of the longest length."""
-    return [max(4 * PAGE, longest // part // PAGE * PAGE) for part in PARTS]
-
-
-def _edges(longest: int, width: int | None) -> tuple[int, ...]:
-    wide = width or max(64, -(-longest // BINS // 64) * 64)
-    return tuple(range(0, longest + wide, wide))
 
 
 def _schedule(
@@ -246,7 +325,7 @@ def _going_on(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _progress() -> "Iterator[Progress]":
+def progress_of() -> "Iterator[Progress]":
     with progress_bar() as bar:
         task = bar.add_task("measuring", total=None)
         shown = [""]

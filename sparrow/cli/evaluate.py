@@ -3,12 +3,21 @@
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparrow.cli.output import AsJson, console, measuring, plain, progress_bar, report
+from sparrow.cli.output import (
+    OUTPUT,
+    OutputJson,
+    console,
+    measuring,
+    plain,
+    progress_bar,
+    report,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,89 +36,144 @@ WIDE = 75  # columns of a table in which reasons have room
 FEW = 5  # skipped rows that are named
 
 
+_asked = partial(typer.Option, rich_help_panel="What is asked")
+_answered = partial(typer.Option, rich_help_panel="How it is answered")
+_sparse = partial(typer.Option, rich_help_panel="Sparse attention (without these it is dense)")
+_output = partial(typer.Option, rich_help_panel=OUTPUT)
+
+
 def evaluate(
     model: Annotated[
         str,
-        typer.Argument(help="A name, a folder, or a run directory of `sparrow warmup` or `train`."),
+        typer.Argument(
+            metavar="MODEL",
+            help="tiny, small, smollm2-135m, a folder, owner/name, or the run directory of a "
+            "`sparrow train` or `warmup` that has ended.",
+        ),
     ],
     task: Annotated[
         list[str] | None,
-        typer.Option(
+        _asked(
             "--task",
             "-t",
-            help="assignments, countdown, graph or gym/NAME; several. Default: the first three.",
+            metavar="NAME",
+            help="assignments, countdown, graph or gym/NAME; can be given several times. Default: "
+            "the first three.",
         ),
     ] = None,
     file: Annotated[
         str | None,
-        typer.Option(
+        _asked(
             "--file",
-            help="Rows instead: .parquet or .jsonl in verl's schema, or a hub's owner/name.",
+            metavar="FILE",
+            help="Rows of a file instead: .parquet or .jsonl in verl's schema, or a dataset of the "
+            "hub (owner/name).",
         ),
     ] = None,
     reward: Annotated[
         str | None,
-        typer.Option("--reward", help="Who judges rows of a file: math, or module:function."),
+        _asked("--reward", metavar="NAME", help="Who judges a file: math, or module:function."),
     ] = None,
     length: Annotated[
         list[int] | None,
-        typer.Option(
+        _asked(
             "--length",
             "-l",
-            help="Of a puzzle's chain: default 200 500 1000; of a gym's answer: 512. Several.",
+            metavar="TOKENS",
+            help="About how long a puzzle's answer is (default: 200, 500 and 1000), or the most "
+            "for gym (default: 512); can be given several times.",
         ),
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option("--rows", "-n", min=1, help=f"Of each kind: default {ROWS}; of a file: all."),
+        _asked(
+            "--rows",
+            "-n",
+            min=1,
+            metavar="N",
+            help=f"Rows of each task and length (default: {ROWS}), or of a file (default: all).",
+        ),
     ] = None,
-    skip: Annotated[int, typer.Option("--skip", min=0, help="The number of the first row.")] = 0,
+    skip: Annotated[
+        int, _asked("--skip", min=0, metavar="N", help="Rows to leave out at the start.")
+    ] = 0,
     samples: Annotated[
-        int, typer.Option("--samples", "-k", min=1, help="Answers to every row: mean@k, pass@k.")
+        int,
+        _answered("--samples", "-k", min=1, metavar="N", help="Answers to every row: the k."),
     ] = 1,
     temperature: Annotated[
-        float, typer.Option("--temperature", help="1 samples from the model itself, 0 is greedy.")
+        float,
+        _answered("--temperature", metavar="T", help="1 is the model's own, 0 is greedy."),
     ] = 1.0,
     max_tokens: Annotated[
         int | None,
-        typer.Option(
+        _answered(
             "--max-tokens",
             min=1,
-            help="Longest answer; default: 2.5 x a puzzle's length, "
+            metavar="N",
+            help="Longest answer. Default: 2.5 x a puzzle's length, "
             f"{FILE_TOKENS} for rows of a file.",
         ),
     ] = None,
     schedule: Annotated[
         str | None,
-        typer.Option("--schedule", help="Sparse: a published schedule's name, or a file."),
+        _sparse(
+            "--schedule",
+            metavar="NAME",
+            help="Budgets by length: a file, or a name of `sparrow presets`.",
+        ),
     ] = None,
     budget: Annotated[
         int | None,
-        typer.Option("--budget", help="Sparse: tokens kept, 48 at least; no layer is dense."),
+        _sparse(
+            "--budget",
+            metavar="TOKENS",
+            help="Tokens kept at every length, 48 at least, in all layers.",
+        ),
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option("--window", help="Only the last so many tokens are seen: a multiple of 16."),
+        _sparse(
+            "--window",
+            metavar="TOKENS",
+            help="For comparison: only the last tokens are seen; a multiple of 16.",
+        ),
     ] = None,
     flow: Annotated[
         str | None,
-        typer.Option("--flow", help="Who chooses, under a schedule or budget: FILE[:name]."),
+        _sparse(
+            "--flow",
+            metavar="FLOW",
+            help="What chooses the tokens to keep: a built-in name or FILE[:name].",
+        ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Run a schedule that was made for another model.")
+        bool, _sparse("--force", help="Use a schedule that was made for another model.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random draws.")] = 0,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16.")] = "auto",
+    seed: Annotated[int, _answered("--seed", min=0, metavar="N", help="Of the random draws.")] = 0,
+    device: Annotated[
+        str,
+        _answered("--device", metavar="NAME", help="auto (a GPU where there is one), cpu, cuda."),
+    ] = "auto",
+    dtype: Annotated[
+        str, _answered("--dtype", metavar="NAME", help="auto, float32 or bfloat16.")
+    ] = "auto",
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Write every answer there, a JSON line each."),
+        _output("--out", "-o", metavar="FILE", help="Also write every answer, a JSON line each."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: OutputJson = False,
 ) -> None:
-    """Accuracy of a model: mean@k and pass@k, with 95 % intervals over rows.
+    """Ask a model questions with known answers, and say how often it is right.
 
-    For example: sparrow eval tiny -t assignments -l 500 -k 4 --budget 256
+    mean@k is the share of right answers, pass@k the share of rows with a right one among k, with
+    95 % intervals over rows. With a budget or schedule it answers under sparse attention.
+
+    For example:
+
+      sparrow eval tiny
+      sparrow eval tiny -t assignments -l 500 -k 4 --budget 256
+      sparrow eval runs/train/tiny -t assignments -l 200 --samples 4
     """
     from sparrow.dataflow.evaluate import attending
     from sparrow.dataflow.evaluation import evaluate as measure

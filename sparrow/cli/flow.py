@@ -15,27 +15,44 @@ if TYPE_CHECKING:
     from sparrow.calibrate.flows.texts import Text
 
 flow = typer.Typer(
-    help="Check, score and time flows: formulas that choose what attention keeps.",
+    help="Check, score and time flows: formulas that choose which tokens attention keeps. "
+    "docs/flows.md shows how to write one in a few lines of Python.",
     no_args_is_help=True,
 )
 WHERE = "file.py[:name], module:name, or a built-in flow such as quest or 'fine_means(2)'"
-File = Annotated[str, typer.Argument(metavar="FILE", help=f"The flow: {WHERE}.")]
-Files = Annotated[list[str], typer.Argument(metavar="FILE...", help=f"Flows: {WHERE}.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cuda or cpu.")]
+File = Annotated[str, typer.Argument(metavar="FLOW", help=f"{WHERE}.")]
+Files = Annotated[list[str], typer.Argument(metavar="FLOW", help=f"{WHERE}; several.")]
+Device = Annotated[
+    str,
+    typer.Option("--device", metavar="NAME", help="auto (a GPU where there is one), cuda or cpu."),
+]
+Page = Annotated[int, typer.Option("--page", min=1, metavar="N", help="Tokens in a page.")]
 
 
 @flow.command("check")
 def flow_check(
     file: File,
-    page: Annotated[int, typer.Option("--page", min=1, help="Tokens in a page.")] = 16,
-    head_size: Annotated[int, typer.Option("--head-size", min=1, help="Of a head.")] = 128,
-    group: Annotated[int, typer.Option("--group", min=1, help="Query heads of a KV head.")] = 2,
+    page: Page = 16,
+    head_size: Annotated[
+        int, typer.Option("--head-size", min=1, metavar="N", help="Numbers of a head.")
+    ] = 128,
+    group: Annotated[
+        int, typer.Option("--group", min=1, metavar="N", help="Query heads of a KV head.")
+    ] = 2,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Build a flow and show its program, then compare decoding with one pass on random pages.
+    """Say whether a flow is sound, and show the program that is made of it.
 
-    Exits 2 with the author's line if the flow is broken, 1 if the comparison fails.
+    On random pages, decoding token by token is compared with one pass over all of them. Takes
+    seconds, needs no model.
+
+    For example:
+
+      sparrow flow check quest
+      sparrow flow check mine.py
+
+    Exit codes: 0 sound, 1 the comparison fails, 2 the flow is broken (with its line).
     """
     from sparrow.calibrate.flows import check as flow_check
     from sparrow.calibrate.flows import tables as flow_tables
@@ -59,43 +76,87 @@ def flow_check(
 def flow_score(
     files: Files,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="A name or folder, as for generate.")
+        str,
+        typer.Option("--model", "-m", metavar="MODEL", help="A name, a folder, or owner/name."),
     ] = "smollm2-135m",
     budget: Annotated[
         list[int] | None,
-        typer.Option("--budget", "-b", help="Tokens kept; several. Default: 512 1024."),
+        typer.Option(
+            "--budget",
+            "-b",
+            metavar="TOKENS",
+            help="Tokens kept; can be given several times. Default: 512 and 1024.",
+        ),
     ] = None,
     texts: Annotated[
         Path | None,
-        typer.Option("--texts", help="Folder of .txt, .py, .md files; default: ten known texts."),
+        typer.Option(
+            "--texts",
+            metavar="FOLDER",
+            help="Texts to read: .txt, .py and .md files. Default: ten known texts.",
+        ),
     ] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of every text.")] = 8192,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=2, metavar="N", help="Tokens of every text.")
+    ] = 8192,
     against: Annotated[
         list[str] | None,
-        typer.Option("--against", help="Flows to compare with. Default: block_mean oracle."),
+        typer.Option(
+            "--against",
+            metavar="FLOW",
+            help="Flow to compare with; can be given several times. Default: block_mean and "
+            "oracle.",
+        ),
     ] = None,
-    page: Annotated[int, typer.Option("--page", min=1, help="Tokens in a page.")] = 16,
-    first: Annotated[int, typer.Option("--first", min=0, help="First pages, always kept.")] = 1,
-    last: Annotated[int, typer.Option("--last", min=1, help="Last pages, always kept.")] = 2,
+    page: Page = 16,
+    first: Annotated[
+        int, typer.Option("--first", min=0, metavar="N", help="First pages, always kept.")
+    ] = 1,
+    last: Annotated[
+        int, typer.Option("--last", min=1, metavar="N", help="Last pages, always kept.")
+    ] = 2,
     dense_layers: Annotated[
-        str, typer.Option("--dense-layers", help="Layers that stay dense, as 0,1; or none.")
+        str,
+        typer.Option(
+            "--dense-layers", metavar="LAYERS", help="Layers that stay dense: such as 0,1, or none."
+        ),
     ] = "0,1",
     device: Device = "auto",
     dtype: Annotated[
-        str, typer.Option("--dtype", help="float32 shows sparsity alone, without rounding.")
+        str,
+        typer.Option(
+            "--dtype",
+            metavar="NAME",
+            help="auto, float32 or bfloat16; float32 shows sparsity without rounding.",
+        ),
     ] = "float32",
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Run folder; what is measured there is not again.")
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", help="What is there is not measured a second time."
+        ),
     ] = Path("runs/flow-score"),
     leaderboard: Annotated[
-        Path | None, typer.Option("--leaderboard", help="Append a JSON line a flow and budget.")
+        Path | None,
+        typer.Option(
+            "--leaderboard",
+            metavar="FILE",
+            help="Append a JSON line for each flow and budget, with what is due to the formula "
+            "and what to the configuration.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """p05 of exact acceptance on long texts, under several budgets, beside built-in flows.
+    """Measure how good flows are: p05 of acceptance on long texts, beside built-in flows.
 
-    Also recall of the true top pages, kept attention mass and output error. Started again it goes
-    on; a leaderboard tells what the formula gained from what the configuration gained.
+    For every budget also how many of the truly best pages were found, how much attention they
+    hold, and how far off the output is. Long on a CPU: give fewer --tokens to try it. Stopped and
+    started again, it goes on.
+
+    For example:
+
+      sparrow flow score mine.py -b 512
+      sparrow flow score quest --tokens 1024 -b 256 -m smollm2-135m
     """
     from sparrow.calibrate.flows import tables as flow_tables
     from sparrow.calibrate.flows.score import Configuration, samples, score
@@ -133,19 +194,36 @@ def flow_score(
 def flow_bench(
     files: Files,
     device: Device = "auto",
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Rows.")] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, metavar="N", help="Sequences at once.")
+    ] = None,
     context: Annotated[
-        int | None, typer.Option("--context", min=1, help="Tokens of every row.")
+        int | None, typer.Option("--context", min=1, metavar="N", help="Tokens of every sequence.")
     ] = None,
     kept: Annotated[
-        int | None, typer.Option("--kept", min=3, help="Pages a row keeps, 3 reserved.")
+        int | None,
+        typer.Option(
+            "--kept",
+            min=3,
+            metavar="N",
+            help="Pages that a sequence keeps, the 3 always kept included.",
+        ),
     ] = None,
     brief: Annotated[
-        bool, typer.Option("--brief", help="This one shape; no other contexts and lengths.")
+        bool, typer.Option("--brief", help="Time this one shape; no others beside it.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Decode time of one layer at matched budget, beside dense attention and the block mean."""
+    """Time flows on a GPU: one layer's decoding, beside dense attention and the block mean.
+
+    All keep the same number of pages. On a CPU it has to be asked for (--device cpu), since times
+    there say nothing about a GPU.
+
+    For example:
+
+      sparrow flow bench mine.py
+      sparrow flow bench quest --device cpu --brief
+    """
     from sparrow.models.checkpoint import pick_device
     from sparrow.sparse.flows.library import block_mean
     from sparrow.sparse.flows.loading import load_flow
@@ -172,9 +250,16 @@ def flow_bench(
 
 @flow.command("texts")
 def flow_texts(
-    folder: Annotated[Path, typer.Argument(help="Where to copy the ten texts of `flow score`.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to copy them.")],
 ) -> None:
-    """Copy the texts that flows are scored on, for `--texts` on another machine."""
+    """Copy the ten texts that flows are scored on, to carry to another machine.
+
+    There they are given as --texts to `sparrow flow score` or `sparrow calibrate`.
+
+    For example:
+
+      sparrow flow texts texts
+    """
     from sparrow.calibrate.flows.texts import write
 
     print(write(folder, report=report))

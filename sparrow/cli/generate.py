@@ -20,25 +20,52 @@ def generate(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PROMPT]... [--a.b=c]...",
-            help="Prompts (or one on standard input), and settings such as --sampling.top_p=0.9.",
+            metavar="PROMPT",
+            help="Prompts in quotes, and settings as --section.key=value. Without a prompt, it is "
+            "read from standard input.",
         ),
     ] = None,
     config: Annotated[
         list[Path] | None,
-        typer.Option("--config", "-c", help="TOML file; several are merged left to right."),
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="TOML file of settings; of several, later ones win.",
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="tiny, small, smollm2-135m, a folder, or a hub name."),
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="tiny, small, smollm2-135m (the default), a folder, or a hub name (owner/name).",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Run directory for settings and completions.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", help="New folder for settings and completions."
+        ),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Prompts as they are, no chat template.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Generate text with a model; every setting of the configuration can be given as --a.b=c."""
+    """Generate text with a model, dense or with sparse attention.
+
+    Every setting can be given as --section.key=value, or in TOML files (configs/generate/ has
+    some). The sections are model, sampling, attention and run; sparrow/config/schema.py lists all
+    keys with their defaults. Sampling is close to greedy unless told otherwise.
+
+    For example:
+
+      sparrow generate "Why is the sky blue?"
+      sparrow generate "Tell me a story" --attention.budget=192
+      sparrow generate -m tiny --raw "countdown 3 5 7 reach 22 <think>"
+    """
     from sparrow.config import GenerateConfig, load_config
     from sparrow.engine.answer import Session
 

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 console = Console()
 notes = Console(stderr=True)
 
+OUTPUT = "Output"  # the panel of options that say what is written
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+OutputJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON instead of text.", rich_help_panel=OUTPUT)
+]
 
 
 def plain(text: str) -> str:

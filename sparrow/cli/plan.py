@@ -1,85 +1,137 @@
 """`sparrow plan`: from a surface to the cheapest schedule that keeps a target."""
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sparrow.cli.output import AsJson, console, notes, plain, report
+from sparrow.cli.output import OUTPUT, OutputJson, console, notes, plain, report
 
 if TYPE_CHECKING:
     from sparrow.calibrate.planning.files import Planned
     from sparrow.calibrate.planning.hardware import Hardware
-    from sparrow.calibrate.planning.pricing import Ground
-    from sparrow.calibrate.surface import Surface
+
+
+_target = partial(typer.Option, rich_help_panel="What to keep")
+_hardware = partial(typer.Option, rich_help_panel="The machine of the rollouts")
+_work = partial(typer.Option, rich_help_panel="The workload whose time is predicted")
+_output = partial(typer.Option, rich_help_panel=OUTPUT)
 
 
 def plan(
-    surface: Annotated[Path, typer.Argument(help="What sparrow calibrate wrote: surface.json.")],
+    surface: Annotated[
+        Path, typer.Argument(metavar="SURFACE", help="surface.json of `sparrow calibrate`.")
+    ],
     target: Annotated[
-        float, typer.Option("--target", "-t", help="p05 of acceptance to keep.")
+        float,
+        _target(
+            "--target",
+            "-t",
+            metavar="P05",
+            help="The p05 of acceptance to keep at every length, 0 to 1.",
+        ),
     ] = 0.86,
     by: Annotated[
-        str, typer.Option("--by", help="low: the interval's lower end reaches it; or p05 itself.")
+        str,
+        _target(
+            "--by",
+            metavar="low|p05",
+            help="What must reach the target: low, the lower end of p05's 95 % interval, or p05 "
+            "itself.",
+        ),
     ] = "low",
     variant: Annotated[
-        list[str] | None, typer.Option("--variant", help="Only these flows of the surface.")
+        list[str] | None,
+        _target(
+            "--variant",
+            metavar="NAME",
+            help="Choose among these variants of the surface alone; can be given several times.",
+        ),
     ] = None,
     allow_dense: Annotated[
-        bool, typer.Option("--allow-dense", help="Bins that nothing reaches run dense.")
+        bool, _target("--allow-dense", help="Go dense at lengths where no budget is enough.")
     ] = False,
     hardware: Annotated[
-        str, typer.Option("--hardware", help="A known machine (h200) or a .json file of one.")
+        str, _hardware("--hardware", metavar="NAME", help="A measured machine: h200, or a .json.")
     ] = "h200",
     bandwidth: Annotated[
         float | None,
-        typer.Option("--bandwidth", help="Instead: bytes a second of a machine nobody measured."),
+        _hardware(
+            "--bandwidth",
+            metavar="BYTES",
+            help="For any other machine: bytes of memory that it reads in a second, such as "
+            "2e12; with --memory and --flops.",
+        ),
     ] = None,
     memory: Annotated[
-        float | None, typer.Option("--memory", help="Bytes of it for weights, keys and values.")
+        float | None,
+        _hardware("--memory", metavar="BYTES", help="Its memory for weights, keys and values."),
     ] = None,
     flops: Annotated[
-        float | None, typer.Option("--flops", help="Its operations a second, for eFLOPs.")
+        float | None,
+        _hardware("--flops", metavar="FLOPS", help="Its operations in a second, such as 3e14."),
     ] = None,
     lengths: Annotated[
         str | None,
-        typer.Option(
-            "--lengths", help="Workload: published, surface (as measured), or a file of lengths."
+        _work(
+            "--lengths",
+            metavar="NAME",
+            help="Lengths of the answers: surface (as measured; the default where answers were), "
+            "published, or a file.",
         ),
     ] = None,
     prompts: Annotated[
-        int | None, typer.Option("--prompts", min=1, help="Prompts of a rollout.")
+        int | None, _work("--prompts", min=1, metavar="N", help="Prompts of one rollout.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option("--samples", min=1, help="Answers to a prompt; 8 by default.")
+        int | None,
+        _work("--samples", min=1, metavar="N", help="Answers to each, with --prompts. Default: 8."),
     ] = None,
     prompt_tokens: Annotated[
         int | None,
-        typer.Option("--prompt-tokens", min=1, help="Of a prompt; default: as measured, or 16."),
+        _work(
+            "--prompt-tokens",
+            min=1,
+            metavar="N",
+            help="Length of a prompt. Default: as measured, or 16.",
+        ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="Sequences at once, at most.")
+        int | None, _work("--batch", min=1, metavar="N", help="Most sequences at once.")
     ] = None,
     compare: Annotated[
-        str | None, typer.Option("--compare", help="A preset or a schedule file to set beside it.")
+        str | None,
+        _output("--compare", metavar="NAME", help="A preset or schedule file to set beside it."),
     ] = None,
     check: Annotated[
-        Path | None, typer.Option("--check", help="Surface of a check run to show beside it.")
+        Path | None,
+        _output("--check", metavar="FILE", help="check.json of a check run to set beside it."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder; default: that of the surface.")
+        Path | None,
+        _output("--out", "-o", metavar="FOLDER", help="Default: the folder of the surface."),
     ] = None,
-    plots: Annotated[bool, typer.Option(help="Also draw the plan.")] = True,
-    as_json: AsJson = False,
+    plots: Annotated[bool, _output(help="Also draw the plan.")] = True,
+    as_json: OutputJson = False,
 ) -> None:
-    """Find the cheapest budgets that keep p05 at a target, and what they promise.
+    """Find the cheapest budgets that keep acceptance at a target, and what they promise.
 
-    Writes schedule.json, to use in rollouts, and plan.json. For example:
-    sparrow plan runs/calibrate-tiny/surface.json --target 0.86. Exits 1 where the target cannot be
-    reached, with the nearest one that can.
+    From the surface of `sparrow calibrate` it takes, at every length, budgets whose p05 reaches the
+    target, and of those the set that costs the least time on a machine. Writes schedule.json, which
+    generate, eval and train take, and plan.json.
+
+    For example:
+
+      sparrow plan runs/calibrate-tiny/surface.json --target 0.86
+      sparrow plan runs/calibrate-tiny/surface.json --compare qwen3-1.7b-0.86
+
+    Exit codes: 0 planned, 1 the target cannot be kept (the nearest one that can is said), 2 a
+    mistake in the options.
     """
     from sparrow.calibrate.planning import files as plan_files
+    from sparrow.calibrate.planning.ground import ground_of
     from sparrow.calibrate.planning.plan import Unreachable
     from sparrow.calibrate.surface import Surface
     from sparrow.sparse import named_schedule
@@ -88,14 +140,16 @@ def plan(
         raise ValueError(f"--by {by}: give low or p05")
     chosen: Literal["low", "p05"] = "low" if by == "low" else "p05"
     found = Surface.load(surface)
-    ground = _ground(
+    if samples is not None and prompts is None:
+        raise ValueError("--samples goes with --prompts: together they say how many sequences run")
+    ground = ground_of(
         found,
-        _machine(hardware, bandwidth, memory, flops),
-        lengths,
-        prompts,
-        samples,
-        batch,
-        prompt_tokens,
+        _priced_by(hardware, bandwidth, memory, flops),
+        lengths=lengths,
+        prompts=prompts,
+        samples=samples or 8,
+        batch=batch,
+        prompt_tokens=prompt_tokens,
     )
     try:
         planned = plan_files.make(
@@ -115,49 +169,7 @@ def plan(
     _show(planned, [*files, *(_draw(folder) if plots else ())], as_json)
 
 
-def _ground(
-    surface: "Surface",
-    hardware: "Hardware",
-    lengths: str | None,
-    prompts: int | None,
-    samples: int | None,
-    batch: int | None,
-    prompt_tokens: int | None,
-) -> "Ground":
-    from sparrow.calibrate.planning.plan import measured_to
-    from sparrow.calibrate.planning.pricing import Ground
-    from sparrow.calibrate.planning.workload import PROMPT, workload
-    from sparrow.models.spec import spec_from_hf
-
-    usual = "surface" if surface.mode == "generated" and surface.lengths else "published"
-    if samples is not None and prompts is None:
-        raise ValueError("--samples goes with --prompts: together they say how many sequences run")
-    name = lengths or usual
-    known = surface.prompt_tokens if name == "surface" else 0
-    work = workload(
-        name,
-        measured=surface.lengths,
-        prompts=prompts,
-        samples=samples or 8,
-        most=batch,
-        cutoff=measured_to(surface),
-        prompt=prompt_tokens or known or PROMPT,
-    )
-    spec = spec_from_hf(_shape(surface), "the surface's model")
-    return Ground(surface=surface, spec=spec, hardware=hardware, workload=work)
-
-
-def _shape(surface: "Surface") -> dict[str, Any]:
-    try:
-        shape = json.loads(surface.shape)
-    except ValueError as error:
-        raise ValueError(f"the surface's shape is no JSON: {error}") from error
-    if not isinstance(shape, dict):
-        raise ValueError(f"the surface's shape is no config.json of a model: {surface.shape:.60}")
-    return shape
-
-
-def _machine(
+def _priced_by(
     name: str, bandwidth: float | None, memory: float | None, flops: float | None
 ) -> "Hardware":
     from sparrow.calibrate.planning.hardware import Hardware

@@ -16,25 +16,45 @@ FAMILIES = "assignments, countdown or graph"
 
 
 def puzzle(
-    family: Annotated[str, typer.Argument(help=f"{FAMILIES}.")],
+    family: Annotated[str, typer.Argument(metavar="FAMILY", help=f"{FAMILIES}.")],
     length: Annotated[
-        int, typer.Option("--length", "-l", help="About how many tokens a chain has: 100 to 8000.")
+        int,
+        typer.Option(
+            "--length",
+            "-l",
+            metavar="TOKENS",
+            help="About how long a chain of thought that solves it is, 100 to 8000.",
+        ),
     ] = 300,
-    seed: Annotated[int, typer.Option("--seed", "-s", help="Which row.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", "-s", metavar="N", help="Which puzzle: each seed is another.")
+    ] = 0,
     gold: Annotated[
-        int | None, typer.Option("--gold", help="Also print the gold chain of this seed.")
+        int | None,
+        typer.Option(
+            "--gold",
+            metavar="N",
+            help="Also print a right chain of thought; each number is another.",
+        ),
     ] = None,
     judge: Annotated[
         Path | None,
         typer.Option(
-            "--judge", help="Judge the completion in this file instead; exits 1 if wrong."
+            "--judge", metavar="FILE", help="Judge the answer in this file; prints no puzzle."
         ),
     ] = None,
 ) -> None:
-    """Print a puzzle's prompt, one of its gold chains, or the verdict on an answer.
+    """Print a puzzle, with a chain of thought that solves it, or judge an answer to it.
 
-    A model answers it with: sparrow puzzle countdown | sparrow generate -m tiny
-    --sampling.temperature=1 --sampling.top_p=1 --sampling.max_tokens=2000
+    Puzzles have no end: family, seed and length give the same one on every machine. The shipped
+    models tiny and small think in their language.
+
+    For example:
+
+      sparrow puzzle countdown --length 200 --gold 1
+      sparrow puzzle countdown | sparrow generate -m tiny --sampling.temperature=1
+
+    Exit codes: with --judge 0 for a right answer, 1 for a wrong one.
     """
     if gold is not None and judge is not None:
         raise ValueError("give --gold or --judge, not both")
@@ -53,14 +73,20 @@ def warmup(
     config: Annotated[
         list[str],
         typer.Argument(
-            metavar="CONFIG... [--a.b=c]...",
-            help="TOML files, merged left to right, and settings such as --run.workers=8.",
+            metavar="CONFIG",
+            help="TOML files, of which later ones win, and settings such as --run.workers=8.",
         ),
     ],
 ) -> None:
-    """Train a small thinking model from nothing on puzzles; started again, it goes on.
+    """Train a small thinking model on puzzles with gold chains: how tiny and small were made.
 
-    configs/warmup/ has the recipes of the shipped models.
+    Takes minutes on a GPU. Stopped and started again, it goes on. The recipes are in
+    configs/warmup/; tiny and small go on from the model that base makes. Prints the model's folder.
+
+    For example:
+
+      sparrow warmup configs/warmup/base.toml
+      sparrow warmup configs/warmup/tiny.toml --run.workers=8
     """
     from sparrow.config import WarmupConfig, load_config
     from sparrow.dataflow.warmup import MODEL, run_directory, warm_up

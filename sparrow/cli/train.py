@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from sparrow.cli.output import AsJson, console, notes, plain, report
 if TYPE_CHECKING:
     from sparrow.config import TrainConfig
     from sparrow.dataflow.local.run import Run
+    from sparrow.dataflow.stopping import Stopping
 
 STOPPED, GATED, DIVERGED, UNJUDGED = 130, 3, 4, 5  # exit codes of a run that has not ended
 
@@ -22,8 +23,8 @@ GO_ON = "the same command goes on from it"
 Words = Annotated[
     list[str],
     typer.Argument(
-        metavar="CONFIG... [--a.b=c]...",
-        help="TOML files, merged left to right, and settings such as --run.steps=50.",
+        metavar="CONFIG",
+        help="TOML files, of which later ones win, and settings such as --run.steps=50.",
     ),
 ]
 
@@ -31,18 +32,33 @@ Words = Annotated[
 def train(
     config: Words,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan (memory, batch, time) and end.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Only say what the run will take: memory, batch, schedule, time."
+        ),
     ] = False,
     dense: Annotated[
-        bool, typer.Option("--dense", help="Roll out densely, whatever the configuration says.")
+        bool,
+        typer.Option("--dense", help="Dense rollouts, whatever the files say: to compare with."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model by RL: sparse rollout, dense policy, a guarded tail. Started again, it goes on.
+    """Train a model by RL with sparse rollouts, under a gate that watches how far they stray.
 
-    configs/train/ has recipes, docs/train.md says what there is to choose, sparrow/config/train.py
-    has every setting with its default. A run that ends early leaves a checkpoint: Ctrl-C (exit code
-    130), the gate (3), no finite loss (4), verdicts that all fail (5).
+    The gate measures acceptance at every step, and raises budgets, goes dense or stops where its
+    tail falls below the target. configs/train/ has recipes, docs/train.md says what can be chosen,
+    sparrow/config/train.py lists every setting with its default. Stopped and started again, a run
+    goes on from its last checkpoint. Prints the run directory.
+
+    For example:
+
+      sparrow train configs/train/tiny.toml --dry-run
+      sparrow train configs/train/tiny.toml --run.steps=50
+      sparrow report runs/train/tiny
+
+    Exit codes: 0 the run has ended, 1 it would not fit (--dry-run), 2 a mistake in the settings,
+    130 stopped by Ctrl-C, 3 by the gate, 4 by a loss that is not finite, 5 as no answer could be
+    judged.
     """
     loaded = _load(config, dense)
     if as_json and not dry_run:
@@ -50,11 +66,13 @@ def train(
     if dry_run:
         _preview(loaded, as_json)
         return
-    from sparrow.dataflow.local.loop import train as train_run
+    from sparrow.dataflow.local.opening import own_rank
     from sparrow.dataflow.stopping import Stopping
 
     with Stopping() as stopping, _named_rank():
-        _run(loaded, stopping, train_run)
+        folder = run_training(loaded, stopping)
+        if not own_rank():
+            print(folder)
 
 
 def _load(words: list[str], dense: bool) -> "TrainConfig":
@@ -81,8 +99,13 @@ def _preview(config: "TrainConfig", as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _run(config: "TrainConfig", stopping: Any, train_run: Any) -> None:
+def run_training(config: "TrainConfig", stopping: "Stopping", *, brief: bool = False) -> Path:
+    """Open the run and show it on the terminal; one that stops early ends the program.
+
+    brief: without the lines that say how everything is set.
+    """
     from sparrow.cli.training_display import Display
+    from sparrow.dataflow.local.loop import train as train_run
     from sparrow.dataflow.local.opening import close_run, open_run, own_rank
     from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop, Unjudged
     from sparrow.dataflow.stopping import Stopped
@@ -95,12 +118,12 @@ def _run(config: "TrainConfig", stopping: Any, train_run: Any) -> None:
             Console(quiet=True) if quiet else console,
             steps=config.run.steps,
             first=run.step,
-            header=run.header(),
+            header=() if brief else run.header(),
             target=config.gate.target,
         )
         with display:
             run.watch = display
-            folder = train_run(run)
+            return train_run(run)
     except Stopped:
         _end(run, "stopped", STOPPED)
     except GateStop as error:
@@ -119,11 +142,9 @@ def _run(config: "TrainConfig", stopping: Any, train_run: Any) -> None:
         raise  # whose code it is wants to see where
     finally:
         close_run(run)
-    if not quiet:
-        print(folder)
 
 
-def _end(run: "Run", why: str, code: int, how: str = GO_ON) -> None:
+def _end(run: "Run", why: str, code: int, how: str = GO_ON) -> NoReturn:
     _say_end(run, why, how)
     raise typer.Exit(code)
 
@@ -149,21 +170,39 @@ def _named_rank() -> Iterator[None]:
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(help="A run directory of `sparrow train`.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory of `sparrow train`.")],
     step: Annotated[
-        int | None, typer.Option("--step", min=0, help="Which step; default: the latest possible.")
+        int | None,
+        typer.Option(
+            "--step",
+            min=0,
+            metavar="N",
+            help="Which step; its checkpoint must be there. Default: the latest possible.",
+        ),
     ] = None,
     part: Annotated[
-        str, typer.Option("--part", help="rollout: play it again. train: learn from what is kept.")
+        str,
+        typer.Option(
+            "--part",
+            metavar="PART",
+            help="rollout: answer the step's prompts again. train: learn again from the answers "
+            "that were kept.",
+        ),
     ] = "rollout",
     out: Annotated[
-        Path | None, typer.Option("--out", help="A folder for the trajectories played again.")
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Where to write the new rollout."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Do the rollout or the update of a saved step again, from its checkpoint; the run stays as is.
+    """Repeat the rollout or the update of a saved step, to see whether the same comes out.
 
-    The rollout tells whether the same tokens come again, the update which numbers it gives.
+    The rollout tells how many tokens are the same (on a CPU all of them), the update which numbers
+    it gives. It starts from a checkpoint and leaves the run as it is.
+
+    For example:
+
+      sparrow replay runs/train/tiny --part rollout
     """
     from sparrow.dataflow.local.replaying import replay as replay_step
 

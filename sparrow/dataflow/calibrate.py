@@ -25,6 +25,9 @@ from sparrow.sparse.flows.loading import flow_of, load_flow
 from sparrow.sparse.schedule import Schedule
 
 SURFACE, CHECK = "surface.json", "check.json"
+PARTS = (16, 12, 8, 6, 4, 3, 2)  # default budgets: these parts of the longest length
+BINS = 8
+PAGE = 16
 FEWER = 0.75  # of the share of dense answers that reach a bin: then it is said
 
 
@@ -69,6 +72,23 @@ def calibrate(
     made = _surface(model, weights, source, settings, sampling, found)
     made.save(Path(folder) / (CHECK if checked else SURFACE))
     return made
+
+
+def longest_of(source: Source, model: Decoder, most: int) -> int:
+    """The greatest total length at which a token may be drawn, with answers of `most` tokens."""
+    own = max(len(prompt.ids) for prompt in source.prompts)
+    return min(own + (most if source.mode == "generated" else 0), model.spec.max_positions)
+
+
+def budgets_for(longest: int) -> list[int]:
+    """Whole pages, from the least that keeps a choice to half of the longest length."""
+    return [max(4 * PAGE, longest // part // PAGE * PAGE) for part in PARTS]
+
+
+def edges_for(longest: int, width: int | None = None) -> tuple[int, ...]:
+    """Edges of bins that reach the longest length; about eight where no width is given."""
+    wide = width or max(64, -(-longest // BINS // 64) * 64)
+    return tuple(range(0, longest + wide, wide))
 
 
 def _flows(model: Decoder, request: Request) -> list[tuple[Flow, Variant]]:

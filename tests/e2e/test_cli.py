@@ -169,7 +169,7 @@ def test_prompts_come_from_standard_input_and_settings_from_files(
         (("generate", "hi", "-t", "0.5"), "no option -t"),
         (("generate", ""), "no prompt"),
         (("generate",), "no prompt"),
-        (("fetch", "gpt-9"), "unknown model 'gpt-9'"),
+        (("fetch", "gpt-9"), "no model 'gpt-9'"),
     ],
 )
 def test_mistakes_are_one_message(words: tuple[str, ...], message: str) -> None:

@@ -123,7 +123,7 @@ def test_a_model_of_another_language_needs_a_task(tmp_path: Path) -> None:
         (("nobody", "-t", "graph"), "small, tiny"),
         (("tiny", "--length", "50"), "100 to 8000"),
         (("tiny", "--task", "sudoku"), "no task 'sudoku'"),
-        (("tiny", "--budget", "64", "--window", "64"), "not both"),
+        (("tiny", "--budget", "64", "--window", "64"), "give one of a budget"),
         (("tiny", "--flow", "quest"), "goes with a budget or a schedule"),
         (("tiny", "--force"), "force goes with a schedule"),
         (("tiny", "--file", "x.jsonl", "--task", "graph"), "one or the other"),

@@ -28,11 +28,12 @@ ALLOWED: dict[str, set[str]] = {
     "dataflow": ROLLOUT | {"engine", "train", "tasks", "calibrate"},
     "report": BASE,
     "bench": ROLLOUT | {"engine", "calibrate", "train"},
-    "demo": ROLLOUT | {"engine", "tasks", "calibrate", "dataflow"},
+    "api": ROLLOUT | {"calibrate", "dataflow", "report"},
+    "demo": ROLLOUT | {"engine", "tasks", "calibrate", "dataflow", "bench", "api"},
     "__main__": {"cli"},
     "cli": BASE
     | {"sparse", "models", "engine", "tasks", "bench", "calibrate", "dataflow", "serve"}
-    | {"report", "demo"},
+    | {"report", "api", "demo"},
 }
 
 

@@ -40,7 +40,7 @@ from sparrow.train.policy import Policy, shard
 from sparrow.train.world import World, join_world, own_device
 from sparrow.train.world import own_rank as own_rank  # for the command line
 
-CHECKPOINTS, LEFT_OUT = "checkpoints", "left_out.txt"
+CHECKPOINTS, LEFT_OUT, SCHEDULE = "checkpoints", "left_out.txt", "schedule.json"
 GIB = 2**30
 
 
@@ -175,6 +175,8 @@ def begin_files(run: Run, changes: str) -> list[int]:
     problems = run.rows.problems if isinstance(run.rows, FileRows) else ()
     if problems:
         write_whole(run.files.folder / LEFT_OUT, (f"{problem}\n" for problem in problems))
+    if run.gate.schedule is not None and run.step == 0:
+        run.gate.schedule.save(run.files.folder / SCHEDULE)
     if changes:
         run.files.action({"step": run.step, "kind": CHANGED, "reason": changes})
     return gap

@@ -1,0 +1,146 @@
+"""Sparrow from Python: what the verbs do, as functions with their defaults.
+
+    from sparrow import api
+
+    surface = api.calibrate("tiny", "runs/mine", task="assignments", length=150)
+    planned = api.plan(surface, target=0.86, folder="runs/mine")
+    trained = api.train("configs/train/tiny.toml", "--run.steps=12")
+    page = api.report("runs/mine", trained.parent)
+
+Each leaves files behind and goes on from those it finds, as the verbs do.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from sparrow.calibrate.calibration import Settings
+from sparrow.calibrate.collecting import Progress, Sampling
+from sparrow.calibrate.planning import files as plan_files
+from sparrow.calibrate.planning.files import Planned
+from sparrow.calibrate.planning.ground import ground_of
+from sparrow.calibrate.planning.hardware import Hardware
+from sparrow.calibrate.planning.plan import By
+from sparrow.calibrate.surface import Surface
+from sparrow.config import TrainConfig, load_config
+from sparrow.dataflow import prompts as sources
+from sparrow.dataflow.calibrate import Request, budgets_for, edges_for, longest_of
+from sparrow.dataflow.calibrate import calibrate as measure
+from sparrow.dataflow.local.loop import train as train_run
+from sparrow.dataflow.local.opening import close_run, open_run
+from sparrow.dataflow.local.watching import Watcher
+from sparrow.models import Decoder, load
+from sparrow.report.page.html import html
+from sparrow.report.page.markdown import markdown
+from sparrow.report.page.story import page_of
+
+ROOM = 2.5  # longest answer to a puzzle: so many times its length
+
+
+def calibrate(
+    model: Decoder | str,
+    folder: str | Path,
+    *,
+    task: str | None = None,
+    length: int = 500,
+    rows: str | Path | None = None,
+    budgets: Sequence[int] = (),
+    flows: Sequence[str] = ("block_mean",),
+    dense_layers: Sequence[Sequence[int]] = ((),),
+    target: float = 0.86,
+    bin: int | None = None,
+    prompts: int = 96,
+    first_round: int = 24,
+    skip: int = 0,
+    samples: int = 1,
+    max_tokens: int | None = None,
+    layer_groups: int = 6,
+    by_layer: bool = True,
+    seed: int = 0,
+    progress: Progress | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Surface:
+    """Measure acceptance by flow, budget and length on prompts of a task or of a file of rows.
+
+    Options as `sparrow calibrate` has them. The surface is also in folder/surface.json.
+    """
+    if (task is None) == (rows is None):
+        raise ValueError(f"calibrate: got task {task!r} and rows {rows!r}, allowed: one of them")
+    loaded = load(model) if isinstance(model, str) else model
+    if task is not None:
+        source = sources.of_task(loaded, task, length=length, count=prompts, skip=skip)
+    else:
+        assert rows is not None
+        source = sources.of_rows(loaded, rows, count=prompts, skip=skip)
+    most = max_tokens or (round(ROOM * length) if task else 1024)
+    longest = longest_of(source, loaded, most)
+    request = Request(flows=tuple(flows), dense_layers=tuple(map(tuple, dense_layers)))
+    settings = Settings(
+        budgets=tuple(sorted(set(budgets or budgets_for(longest)))),
+        edges=edges_for(longest, bin),
+        targets=(target,),
+        first_round=first_round,
+        more=first_round,
+        layer_groups=min(layer_groups, loaded.spec.layers),
+        by_layer=by_layer,
+    )
+    sampling = Sampling(samples=samples, max_tokens=most, seed=seed)
+    return measure(
+        loaded, source, request, settings, sampling, folder, progress=progress, report=report
+    )
+
+
+def plan(
+    surface: Surface | str | Path,
+    target: float = 0.86,
+    *,
+    by: By = "low",
+    allow_dense: bool = False,
+    hardware: str = "h200",
+    folder: str | Path | None = None,
+) -> Planned:
+    """The cheapest schedule that keeps the target: `planned.best.schedule`.
+
+    With a folder, schedule.json and plan.json are written there.
+    """
+    found = surface if isinstance(surface, Surface) else Surface.load(surface)
+    ground = ground_of(found, Hardware.load(hardware))
+    planned = plan_files.make(ground, target, by=by, allow_dense=allow_dense)
+    if folder is not None:
+        plan_files.write(planned, folder)
+    return planned
+
+
+def train(
+    config: TrainConfig | str | Path,
+    *settings: str,
+    watch: Watcher | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Path:
+    """Train, or go on, and give the folder of the trained model.
+
+    Settings are as on the command line, such as "--run.steps=50".
+    """
+    if isinstance(config, TrainConfig):
+        if settings:
+            raise ValueError(
+                f"train: got settings {settings} for a made configuration, allowed: none"
+            )
+        loaded = config
+    else:
+        loaded = load_config(TrainConfig, [Path(config)], settings)
+    run = open_run(loaded, watch=watch, report=report)
+    try:
+        return train_run(run)
+    finally:
+        close_run(run)
+
+
+def report(
+    *runs: str | Path, format: Literal["html", "md"] = "html", title: str | None = None
+) -> str:
+    """The page of some run directories as one text."""
+    page = page_of(runs, title=title)
+    if format not in ("html", "md"):
+        raise ValueError(f"report: got format {format!r}, allowed: html or md")
+    return html(page) if format == "html" else markdown(page)

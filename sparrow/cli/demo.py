@@ -1,0 +1,186 @@
+"""`sparrow demo`: calibrate, plan, train, time and report, on a laptop and before one's eyes."""
+
+import time
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparrow.cli.calibrate import progress_of
+from sparrow.cli.output import console, notes, plain
+
+if TYPE_CHECKING:
+    from sparrow.demo.recipe import Place
+
+STAGES = 5
+STOPPED = 130
+NUMBERS = 3
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for everything that it measures.")
+    ] = Path("runs/demo"),
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew; otherwise it goes on from what is there.")
+    ] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open the page in a browser at the end.")
+    ] = False,
+) -> None:
+    """See the whole idea work in minutes, on a CPU: calibrate, plan, train, evaluate, one page.
+
+    A model of the package learns puzzles while it reads only part of its own memory. Nothing is
+    fetched. Stopped by Ctrl-C and started again, it goes on.
+
+    For example: sparrow demo --open
+    """
+    from sparrow.demo import stages
+    from sparrow.demo.recipe import Place
+
+    place, begun = Place(folder=out), time.monotonic()
+    stages.open_folder(place, fresh=fresh)
+    try:
+        _think()
+        _calibrate(place)
+        _plan(place)
+        _train(place)
+        _time(place)
+    except KeyboardInterrupt:
+        notes.print(f"\nstopped; the same command goes on from {plain(str(out))}")
+        raise typer.Exit(STOPPED) from None
+    page = stages.page(place)
+    _finish(place, time.monotonic() - begun)
+    if open_page:
+        webbrowser.open(page.resolve().as_uri())
+
+
+def _stage(number: int, title: str, say: str) -> None:
+    console.rule(f"[bold]{number} of {STAGES} · {title}", align="left")
+    console.print(say, highlight=False)
+
+
+@contextmanager
+def _timed(what: str) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    console.print(f"[dim]{what}, {time.monotonic() - begun:.0f} s[/]\n", highlight=False)
+
+
+def _think() -> None:
+    from sparrow.demo import recipe, stages
+
+    console.rule(f"[bold]Meet {recipe.MODEL}", align="left")
+    console.print(
+        "2.5 million weights, part of the package. It thinks in a small language of puzzles:",
+        highlight=False,
+    )
+    verdict = stages.think(
+        on_prompt=lambda text: console.print(f"[bold]{plain(text)}[/]", highlight=False),
+        on_text=lambda piece: console.out(piece, end="", highlight=False),
+    )
+    console.print(f"\n[dim]the verifier says: {plain(verdict)}[/]\n", highlight=False)
+
+
+def _calibrate(place: "Place") -> None:
+    from sparrow.demo import recipe, stages
+
+    _stage(
+        1,
+        "calibrate",
+        f"It answers {recipe.PROMPTS} puzzles while it may look back at {recipe.BUDGETS[0]} to "
+        f"{recipe.BUDGETS[-1]} tokens only, and once at all of them. At each token: how far is "
+        "what it would say from what it would say with everything in view?",
+    )
+    with _timed("measured"), progress_of() as progress:
+        surface = stages.calibrate(place, progress)
+    last = max(cell.start for cell in surface.cells)
+    for cell in sorted(surface.cells, key=lambda one: one.budget or 0):
+        if cell.start == last:
+            shown = f"{cell.mean:.3f}, but only {cell.p05:.3f} is reached by 95 % of the tokens"
+            console.print(f"  {cell.budget:4} tokens kept: mean {shown}", highlight=False)
+    console.print(
+        f"[dim]  acceptance (1: the same) at lengths {last} and more: the mean hides the tail[/]"
+    )
+
+
+def _plan(place: "Place") -> None:
+    from rich.table import Table
+
+    from sparrow.demo import recipe, stages
+    from sparrow.report.page.calibration import plan_table
+    from sparrow.report.page.runs import read_run
+
+    _stage(
+        2,
+        "plan",
+        f"The cheapest budgets that keep this tail, p05, at {recipe.TARGET} or more, by length:",
+    )
+    with _timed("planned"):
+        stages.plan(place)
+        found = plan_table(read_run(place.calibration))
+        table = Table(*found.columns)
+        for row in found.rows:
+            table.add_row(*map(plain, row))
+        console.print(table)
+
+
+def _train(place: "Place") -> None:
+    from sparrow.cli.train import run_training
+    from sparrow.dataflow.stopping import Stopping
+    from sparrow.demo import recipe
+
+    _stage(
+        3,
+        "train and evaluate",
+        f"{recipe.STEPS} steps of reinforcement learning: sparse answers, a dense policy that "
+        "learns from them, and a gate that watches the tail. Before and after, new puzzles are "
+        "answered with everything in view.",
+    )
+    if place.model.exists():
+        console.print("[dim]done before[/]\n")
+        return
+    with _timed("trained"), Stopping() as stopping:
+        run_training(recipe.training(place), stopping, brief=True)
+
+
+def _time(place: "Place") -> None:
+    from sparrow.demo import recipe, stages
+    from sparrow.report.page.speed import speed_up, verdict
+
+    _stage(
+        4,
+        "time",
+        "Is it faster? At the demo's few tokens there is little to save; at "
+        f"{recipe.LONG} tokens of context there is.",
+    )
+    with _timed("timed"), progress_of() as progress:
+        found = stages.time(place, progress)
+    for case in found["cases"]:
+        told = f"{verdict(speed_up(case))}. {case['why']}"
+        console.print(f"  [bold]{plain(case['name'])}[/]: {plain(told)}", highlight=False)
+
+
+def _finish(place: "Place", seconds: float) -> None:
+    from sparrow.report.page.runs import read_run
+    from sparrow.report.page.story import numbers
+
+    _stage(STAGES, "report", "Everything on one page, which opens without a network:")
+    console.print(f"  [bold green]{plain(str(place.page))}[/]\n", highlight=False, soft_wrap=True)
+    for number in numbers(read_run(place.folder))[:NUMBERS]:
+        console.print(
+            f"  [bold]{number.value:>10}[/]  {number.name} ({number.say})", highlight=False
+        )
+    minutes, left = divmod(round(seconds), 60)
+    console.print(f"\n[dim]{minutes} min {left} s in all[/]\n\nWhat to try next:")
+    for command, why in (
+        (f"sparrow eval {place.train} -t assignments -l 150 --samples 4", "ask the trained model"),
+        ("sparrow doctor", "what this machine can do"),
+        ("sparrow calibrate MODEL --rows PROMPTS.jsonl", "your own model: a folder or a hub name"),
+    ):
+        console.print(
+            f"  {plain(command)}\n      [dim]{plain(why)}[/]", highlight=False, soft_wrap=True
+        )

@@ -1,0 +1,60 @@
+"""`sparrow report`: one page for runs."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparrow.cli.output import report as note
+
+FORMATS = {"html": ".html", "md": ".md"}
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run directories of train, calibrate or demo: one, or up to six."),
+    ],
+    format: Annotated[
+        str, typer.Option("--format", "-f", help="html, a page; or md, for a pull request.")
+    ] = "html",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File to write, - for the terminal. Default: report.html in the first run; "
+            "md goes to the terminal.",
+        ),
+    ] = None,
+    title: Annotated[
+        str | None, typer.Option("--title", help="Default: names of the runs.")
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Make one page of run directories: the surface, the schedule, curves by step and by time.
+
+    Several runs are compared: each curve in one chart, a final table with intervals, settings that
+    differ. The page holds everything it needs and opens offline. It is made from files alone, so
+    the same files give the same page.
+
+    For example: sparrow report runs/train/sparse runs/train/dense -o comparison.html
+    """
+    from sparrow import api
+
+    if format not in FORMATS:
+        raise ValueError(f"--format {format}: give html or md")
+    text = api.report(*runs, format="md" if format == "md" else "html", title=title)
+    place = out or (Path("-") if format == "md" else runs[0] / f"report{FORMATS[format]}")
+    if str(place) == "-":
+        if open_page:
+            raise ValueError("--open needs a file: give --out")
+        print(text)
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text, encoding="utf-8")
+    note(f"{len(text) / 1024:.0f} KiB")
+    print(place)
+    if open_page:
+        webbrowser.open(place.resolve().as_uri())

@@ -1,0 +1,126 @@
+"""`sparrow demo` as a newcomer meets it, on smaller numbers: every stage, stopped and gone on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic")
+
+ROOT = Path(__file__).parents[2]
+# The real verb; only the numbers of its recipe are smaller.
+SMALLER = """
+from sparrow.demo import recipe
+
+recipe.BUDGETS, recipe.PROMPTS, recipe.STEPS, recipe.GROUPS = (64, 96), 8, 3, 2
+recipe.SAMPLES, recipe.LENGTH, recipe.MAX_TOKENS = 4, 100, 96
+recipe.LONG, recipe.LONG_BUDGET, recipe.LONG_ROWS, recipe.HELD_OUT = 512, 128, 2, 4
+from sparrow.cli import main
+
+main()
+"""
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    script = folder.parent / "smaller.py"
+    script.write_text(SMALLER, encoding="utf-8")
+    return subprocess.Popen(
+        [sys.executable, str(script), "demo", "--out", str(folder), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160", "TERM": "dumb"},
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    said, _ = process.communicate(timeout=240)
+    return process.returncode, said
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "train" / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def stop_after_a_step(process: subprocess.Popen[str], folder: Path) -> None:
+    while process.poll() is None and not metrics(folder):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def stopped_and_ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A demo that was stopped while it trained, and then went on to its end."""
+    folder = tmp_path_factory.mktemp("demo") / "demo"
+    process = start(folder)
+    stop_after_a_step(process, folder)
+    code, before = ended(process)
+    assert code == 130, before
+    measured = (folder / "calibration" / "surface.json").stat().st_mtime_ns
+    code, after = ended(start(folder))
+    assert code == 0, after
+    assert (folder / "calibration" / "surface.json").stat().st_mtime_ns == measured
+    return folder, before, after
+
+
+def test_an_interrupted_demo_goes_on(stopped_and_ended: tuple[Path, str, str]) -> None:
+    folder, before, after = stopped_and_ended
+    assert "goes on" in before
+    assert "goes on after 1 steps" in after or "goes on after 2 steps" in after
+    assert [line["step"] for line in metrics(folder)] == [0, 1, 2]
+
+
+def test_it_ends_with_the_page_three_numbers_and_what_is_next(
+    stopped_and_ended: tuple[Path, str, str],
+) -> None:
+    folder, _, after = stopped_and_ended
+    tail = after[after.index("5 of 5") :]
+    assert str(folder / "report.html") in tail
+    shown = tail[tail.index("report.html") : tail.index("in all")].splitlines()[1:]
+    assert len([line for line in shown if "(" in line]) == 3
+    assert "sparrow eval" in tail[tail.index("What to try next") :]
+
+
+def test_the_page_has_everything_that_was_promised(
+    stopped_and_ended: tuple[Path, str, str],
+) -> None:
+    page = (stopped_and_ended[0] / "report.html").read_text(encoding="utf-8")
+    for figure in ("surface-0", "kept-tokens", "plan-0", "reward-by-step", "accuracy-by-step"):
+        assert f'id="{figure}"' in page, figure
+    for figure in ("tail-0", "kept-kv", "speed-0", "final-table"):
+        assert f'id="{figure}"' in page, figure
+    assert "At 512 tokens" in page
+
+
+def test_a_demo_that_has_ended_is_shown_again_at_once(
+    stopped_and_ended: tuple[Path, str, str],
+) -> None:
+    folder, _, _ = stopped_and_ended
+    lines, speed = metrics(folder), (folder / "speed.json").read_text()
+    page = (folder / "report.html").read_bytes()
+    code, said = ended(start(folder))
+    assert code == 0, said
+    assert (metrics(folder), (folder / "speed.json").read_text()) == (lines, speed)
+    assert (folder / "report.html").read_bytes() == page
+
+
+def test_folders_of_others_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "mine"
+    (other / "train").mkdir(parents=True)
+    code, said = ended(start(other))
+    assert code == 2
+    assert "holds other runs" in said
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "demo.json").write_text("{}", encoding="utf-8")
+    code, said = ended(start(older))
+    assert code == 2
+    assert "--fresh begins anew" in said
