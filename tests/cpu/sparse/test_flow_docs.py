@@ -1,4 +1,4 @@
-"""docs/flows.md: its flow is made and means what ours means, and its table has every flow."""
+"""docs/flows.md: its flow means what ours means, and its table has every flow."""
 
 import re
 from pathlib import Path

@@ -1,0 +1,255 @@
+"""Every command of README, CONTRIBUTING and docs is executed, or says why it is not.
+
+The rules, for whoever writes a document (docs/log.md is a lab log of past commands and is not
+read here):
+
+- Every line of every ```sh block is a command; a backslash at the end continues it, and `# ...`
+  at the end is a comment. ```python blocks are scripts. A block whose first line is `# mine.py`
+  (or `# mine.toml`, any language) is a file that the reader writes before going on.
+- All are executed as written, in order, in one folder that is like the root of a fresh clone:
+  no GPU, no network, no fetched model.
+- A comment (of a script: its first line) may say `needs a GPU` or `needs a network`: never
+  executed. `takes minutes`: executed by `make test-all` alone. A command that reads something
+  under runs/ which such a command would have made is left out along with it.
+- What begins with a word of NOT_HERE is not executed, for the reason that stands there.
+- Whether or not it is executed, the verb, options, settings and configuration files of every
+  `sparrow ...` must exist, and so must every target of `make ...`; also inside of sentences.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("typer")
+
+from support.documents import DOCUMENTS, MARKS, ROOT, Place, Step, fences, inputs, stages, steps
+
+TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in DOCUMENTS}
+LANGUAGES = {"sh", "python", "toml", "json", "text", "mermaid", "bibtex"}
+NOT_HERE = {
+    "make": "installs; CI runs lint and tests, test_demo_cli.py the demo; targets must exist",
+    "git clone": "needs a network, and the clone is what the test runs in",
+    "cd": "goes into the clone, where the test is already",
+    ". .venv/bin/activate": "the test has its own environment",
+    "pip install": "needs a network, and changes the environment of the test",
+    "pytest": "would be the tests themselves",
+}
+LONGEST = 240.0  # seconds of one command; only so that what hangs ends
+LONGEST_SLOW = 1500.0
+
+
+def with_steps() -> list[str]:
+    return [name for name, text in TEXTS.items() if steps(text)]
+
+
+def with_minutes() -> list[str]:
+    return [
+        name
+        for name, text in TEXTS.items()
+        if any("takes minutes" in step.marks for step in steps(text))
+    ]
+
+
+def not_here(step: Step) -> bool:
+    first = "|".join(map(re.escape, NOT_HERE))
+    return step.kind == "sh" and re.match(rf"({first})(\s|$)", step.text) is not None
+
+
+def execute(document: str, folder: Path, unless: tuple[str, ...], longest: float) -> None:
+    """Do the steps of a document in order, but for those with a mark of `unless`."""
+    place, left_out = Place.make(folder), False
+    for step in steps(TEXTS[document]):
+        if not_here(step):
+            continue
+        if set(step.marks) & set(unless) or (left_out and place.lacks(step)):
+            left_out = True
+            continue
+        said = place.do(step, timeout=longest)
+        assert said is None, f"{document}:{step.line}\n{step.text}\n{said}"
+
+
+@pytest.mark.parametrize("document", with_steps())
+def test_commands_work(document: str, tmp_path: Path) -> None:
+    execute(document, tmp_path, MARKS, LONGEST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", with_minutes())
+def test_commands_that_take_minutes_work(document: str, tmp_path: Path) -> None:
+    execute(document, tmp_path, ("needs a GPU", "needs a network"), LONGEST_SLOW)
+
+
+@cache
+def verbs() -> Any:
+    from typer.main import get_group
+
+    from sparrow.cli import app
+
+    return get_group(app)
+
+
+def find(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that words begin with, and the words after its name."""
+    command = verbs()
+    while words and hasattr(command, "commands") and re.match(r"[a-z]", words[0]):
+        if words[0] not in command.commands:
+            raise ValueError(f"{words[0]}: no such verb; there are {', '.join(command.commands)}")
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def parse(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """The verb and what its arguments are, with nothing run; a mistake raises."""
+    command, rest = find(words)
+    return command.name, command.make_context(command.name, list(rest)).params
+
+
+def check_settings(verb: str, values: dict[str, Any]) -> None:
+    """Settings and files of the verbs that take any number of them."""
+    from sparrow.config import GenerateConfig, TrainConfig, WarmupConfig, load_config
+
+    classes = {"generate": GenerateConfig, "train": TrainConfig, "warmup": WarmupConfig}
+    if verb not in classes:
+        return
+    given = values["words" if verb == "generate" else "config"] or []
+    settings = [word for word in given if word.startswith("--")]
+    files = values["config"] or [] if verb == "generate" else given
+    known = [ROOT / file for file in files if str(file).startswith("configs/")]
+    load_config(classes[verb], known, settings)
+
+
+def sparrow_words(words: list[str]) -> list[str] | None:
+    """What follows `sparrow` in `sparrow ...`, `python -m sparrow ...`, `torchrun ... sparrow`."""
+    started = words[0] in ("sparrow", "python", "torchrun") and "sparrow" in words
+    return words[words.index("sparrow") + 1 :] if started else None
+
+
+def sparrow_commands() -> dict[str, list[str]]:
+    """The words of every `sparrow ...` of a block, by where it stands."""
+    return {
+        f"{name}:{step.line}:{number}": given
+        for name, text in TEXTS.items()
+        for step in steps(text)
+        if step.kind == "sh"
+        for number, words in enumerate(stages(step.text))
+        if (given := sparrow_words(words)) is not None
+    }
+
+
+@pytest.mark.parametrize(("where", "words"), sparrow_commands().items())
+def test_verb_options_and_settings_exist(where: str, words: list[str]) -> None:
+    check_settings(*parse(words))
+
+
+def sentences(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", TEXTS)
+def test_verbs_and_options_inside_of_sentences_exist(document: str) -> None:
+    for said in re.findall(r"`sparrow ([a-z][^`]*)`", sentences(TEXTS[document])):
+        command, words = find(said.split())
+        known = {option for each in command.params for option in each.opts} | {"--help"}
+        options = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        unknown = {option for option in options - known if "." not in option}
+        assert not unknown, f"{document}: sparrow {said}"
+
+
+@pytest.mark.parametrize("document", TEXTS)
+def test_targets_of_make_exist(document: str) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, flags=re.MULTILINE))
+    said = [words.split() for words in re.findall(r"`make ([^`]+)`", sentences(TEXTS[document]))]
+    blocks = [step.text for step in steps(TEXTS[document]) if step.kind == "sh"]
+    said += [words[1:] for text in blocks for words in stages(text) if words[0] == "make"]
+    for words in said:
+        assert {word for word in words if "=" not in word} <= targets, words
+
+
+def test_the_readme_has_its_two_commands() -> None:
+    commands = [step.text for step in steps(TEXTS["README.md"])]
+    assert any(command.startswith("make demo") for command in commands)
+    assert any(command.startswith("sparrow ") for command in commands)
+
+
+@pytest.mark.parametrize("document", TEXTS)
+def test_blocks_are_of_known_languages(document: str) -> None:
+    """A block of another name (bash, console) would not be executed."""
+    assert {language for _, language, _ in fences(TEXTS[document])} <= LANGUAGES
+    assert TEXTS[document].count("```") == 2 * len(list(fences(TEXTS[document])))
+
+
+def test_steps_of_a_text() -> None:
+    text = """words
+```sh
+a "b # c" \\
+    --d=x#1   # takes minutes
+# only a comment
+
+A=1 b | c > runs/d  # needs a GPU and needs a network
+```
+```python
+# mine.py
+print(1)
+```
+```toml
+# mine.toml
+[a]
+```
+```json
+{}
+```
+"""
+    first, second, script, file = steps(text)
+    assert (first.line, second.line, script.line, file.line) == (3, 7, 10, 14)
+    assert first.text == 'a "b # c" \\\n    --d=x#1   # takes minutes'
+    assert (first.marks, second.marks) == (("takes minutes",), ("needs a GPU", "needs a network"))
+    assert (script.kind, script.file, file.kind, file.file) == (
+        "python",
+        "mine.py",
+        "file",
+        "mine.toml",
+    )
+    assert stages(first.text) == [["a", "b # c", "--d=x#1"]]
+    assert stages(second.text) == [["b"], ["c"]]
+
+
+def test_inputs_of_a_command() -> None:
+    assert inputs("a runs/b --c=runs/d -o runs/e --out runs/f --out=runs/g > runs/h") == [
+        "runs/b",
+        "runs/d",
+    ]
+    assert inputs("a configs/runs/b") == []
+
+
+MISTAKES = {
+    "trian configs/train/tiny.toml": "trian: no such verb",
+    "flow chek mine.py": "chek: no such verb",
+    "eval tiny --lenght 3": "No such option: --lenght",
+    "plan --target 0.86": "Missing parameter",
+    "train configs/train/tiny.toml --rnu.steps=3": "rnu",
+    "generate -c configs/generate/none.toml": "none.toml",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_noticed(words: str) -> None:
+    with pytest.raises(Exception, match=MISTAKES[words]):  # typer's, or ours
+        check_settings(*parse(words.split()))
+
+
+def test_a_failing_step_says_what_it_said(tmp_path: Path) -> None:
+    place = Place.make(tmp_path)
+    failing = Step(line=1, kind="sh", text="false | cat; echo never")
+    assert "exit code 1" in (place.do(failing, timeout=60) or "")
+    script = Step(line=1, kind="python", text="raise SystemExit('no such bird')")
+    assert "no such bird" in (place.do(script, timeout=60) or "")
+    reading = Step(line=1, kind="sh", text="sparrow plan runs/a/surface.json")
+    assert place.lacks(reading)
+    (tmp_path / "runs/a").mkdir(parents=True)
+    (tmp_path / "runs/a/surface.json").touch()
+    assert not place.lacks(reading)
