@@ -1,5 +1,7 @@
 """`sparrow demo`: calibrate, plan, train, time and report, on a laptop and before one's eyes."""
 
+import shutil
+import sys
 import time
 import webbrowser
 from collections.abc import Iterator
@@ -176,11 +178,17 @@ def _finish(place: "Place", seconds: float) -> None:
         )
     minutes, left = divmod(round(seconds), 60)
     console.print(f"\n[dim]{minutes} min {left} s in all[/]\n\nWhat to try next:")
-    for command, why in (
-        (f"sparrow eval {place.train} -t assignments -l 150 --samples 4", "ask the trained model"),
-        ("sparrow doctor", "what this machine can do"),
-        ("sparrow calibrate MODEL --rows PROMPTS.jsonl", "your own model: a folder or a hub name"),
+    for words, why in (
+        (f"eval {place.train} -t assignments -l 150 --samples 4", "ask the trained model"),
+        ("doctor", "what this machine can do"),
+        ("calibrate MODEL --rows PROMPTS.jsonl", "your own model: a folder or a hub name"),
     ):
-        console.print(
-            f"  {plain(command)}\n      [dim]{plain(why)}[/]", highlight=False, soft_wrap=True
-        )
+        command = plain(f"{_own_name()} {words}")
+        console.print(f"  {command}\n      [dim]{plain(why)}[/]", highlight=False, soft_wrap=True)
+
+
+def _own_name() -> str:
+    """What to type for this program: `make demo` runs it where no path leads to it."""
+    called = Path(sys.argv[0])
+    known = shutil.which("sparrow")
+    return str(called) if called.name == "sparrow" and known is None else "sparrow"

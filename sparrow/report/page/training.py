@@ -193,10 +193,24 @@ def gate_actions(run: Run) -> list[str]:
 
 def _gate_remarks(run: Run, named: bool) -> Remarks:
     whose = f"What the gate did: {run.name}" if named else "What the gate did"
-    mode = run.settings.get("gate", {}).get("mode", "act")
-    nothing = "It watched and had no reason to act." if mode != "off" else "It was switched off."
-    lines = gate_actions(run) or [nothing]
+    lines = gate_actions(run) or [_silence(run)]
     return Remarks(key=f"gate-{run.number}", title=whose, lines=tuple(lines))
+
+
+def _silence(run: Run) -> str:
+    """Why a gate has done nothing."""
+    gate = run.settings.get("gate", {})
+    if gate.get("mode") == "off":
+        return "It was switched off."
+    looks = [value for _, value in run.values(WORST)]
+    below = sum(value < run.target for value in looks) if run.target is not None else 0
+    if not below:
+        return "It watched and had no reason to act."
+    return (
+        f"It watched and did not act: at {below} of {len(looks)} looks p05 of the worst length was "
+        f"below the target, but never surely (by its interval), nor in one bin at "
+        f"{gate.get('patience', 'several')} looks in a row."
+    )
 
 
 def kept_section(runs: Sequence[Run]) -> Section | None:

@@ -213,3 +213,19 @@ def test_a_surface_of_another_kind_is_named(tmp_path: Path) -> None:
     (folder / "surface.json").write_text(json.dumps({"format": 9}), encoding="utf-8")
     with pytest.raises(ValueError, match="is no file of format 1 with cells, floor"):
         page_of([folder])
+
+
+def test_a_silent_gate_says_why(tmp_path: Path) -> None:
+    folder = run_folders.training(tmp_path / "run")
+    (folder / "actions.jsonl").write_text("", encoding="utf-8")
+    assert said(folder) == ("It watched and had no reason to act.",)
+    lines = [run_folders.step(i, **{"sparse/accept_p05_min": 0.84 + 0.01 * i}) for i in range(4)]
+    run_folders.write_lines(folder / "metrics.jsonl", lines)
+    (told,) = said(folder)
+    assert "at 2 of 4 looks p05 of the worst length was below the target" in told
+
+
+def said(folder: Path) -> tuple[str, ...]:
+    remarks = items(page_of([folder]))["gate-0"]
+    assert isinstance(remarks, Remarks)
+    return remarks.lines
