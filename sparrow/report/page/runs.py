@@ -8,28 +8,24 @@
 A folder with the parts `calibration` and `train`, such as that of the demo, is one run.
 """
 
-import json
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Plain = Mapping[str, Any]
+from sparrow.report.page import reading
+from sparrow.report.page.reading import Plain
 
 PARTS = ("calibration", "train")
 LINES = {"steps": "metrics.jsonl", "validation": "validation.jsonl", "actions": "actions.jsonl"}
-RECORDS = {"surface": "surface.json", "plan": "plan.json", "check": "check.json"}
-FORMAT = 1  # of these files
-HOLDS = {
-    "surface.json": ("cells", "floor", "variants", "targets"),
-    "check.json": ("cells",),
-    "plan.json": ("bins", "schedule", "target"),
-    "schedule.json": ("lengths", "budgets"),
-    "speed.json": ("cases", "machine"),
+RECORDS = {
+    "surface": "surface.json",
+    "plan": "plan.json",
+    "check": "check.json",
+    "speed": "speed.json",
 }
-SPEED, SCHEDULE, SETTINGS = "speed.json", "schedule.json", "config.resolved.toml"
-KNOWN = ("metrics.jsonl", "surface.json", "plan.json", "check.json", SPEED)
+SCHEDULE, SETTINGS = "schedule.json", "config.resolved.toml"
+KNOWN = ("metrics.jsonl", *RECORDS.values())
 VALIDATION = "val-core/"
 
 
@@ -136,11 +132,13 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> Run:
             f"{folder} is no run directory: it has none of {', '.join(KNOWN)} "
             f"(nor have its folders {' and '.join(PARTS)})"
         )
-    found: dict[str, Any] = {key: _lines(_first(places, file)) for key, file in LINES.items()}
-    found |= {key: _record(_first(places, file)) for key, file in RECORDS.items()}
-    found["speed"] = _record(_first(places, SPEED))
+    found: dict[str, Any] = {
+        key: reading.lines(_first(places, file), numbers=key != "actions")
+        for key, file in LINES.items()
+    }
+    found |= {key: reading.record(_first(places, file)) for key, file in RECORDS.items()}
     found["schedule"] = _schedule(places, found["plan"])
-    found["settings"] = _settings(_first(places, SETTINGS))
+    found["settings"] = reading.settings(_first(places, SETTINGS))
     return Run(name=name or folder.resolve().name, folder=folder, number=number, **found)
 
 
@@ -161,47 +159,5 @@ def _first(places: Sequence[Path], file: str) -> Path | None:
 def _schedule(places: Sequence[Path], plan: Plain | None) -> Plain | None:
     """That of the training, else that of the plan."""
     trained = [place for place in places if (place / "metrics.jsonl").is_file()]
-    own = _record(_first(trained, SCHEDULE))
+    own = reading.record(_first(trained, SCHEDULE))
     return own or (None if plan is None else plan["schedule"])
-
-
-def _record(file: Path | None) -> Plain | None:
-    if file is None:
-        return None
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{file} holds {type(data).__name__}, allowed: an object")
-    lacking = [key for key in HOLDS[file.name] if key not in data]
-    if lacking or data.get("format", FORMAT) != FORMAT:
-        raise ValueError(f"{file} is no file of format {FORMAT} with {', '.join(HOLDS[file.name])}")
-    return data
-
-
-def _lines(file: Path | None) -> list[Plain]:
-    """JSON lines, each of a step. A last line without an end is one that is being written."""
-    if file is None:
-        return []
-    text = file.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1].splitlines()
-    found = []
-    for number, line in enumerate(whole, 1):
-        try:
-            data = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{file}, line {number} is no JSON: {error}") from error
-        if not isinstance(data, dict) or type(data.get("step")) is not int:
-            raise ValueError(f"{file}, line {number} names no step")
-        found.append(data)
-    return sorted(found, key=lambda line: line["step"])
-
-
-def _settings(file: Path | None) -> Plain:
-    if file is None:
-        return {}
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is no TOML: {error}") from error

@@ -1,13 +1,15 @@
 """From runs to a page: which parts it has, what stands at its top, and how it was made."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sparrow.report.page.calibration import schedule_section, surface_section
 from sparrow.report.page.comparison import final_section
-from sparrow.report.page.parts import Number, Page
+from sparrow.report.page.parts import Chart, Number, Page, Section
 from sparrow.report.page.runs import Run, read_runs
 from sparrow.report.page.speed import speed_section, speed_up
+from sparrow.report.page.thinning import thinned
 from sparrow.report.page.training import (
     DENSITY,
     WORST,
@@ -52,9 +54,15 @@ def tell(runs: Sequence[Run], *, title: str | None = None) -> Page:
         title=title or _title(runs),
         lead=LEAD,
         numbers=numbers(runs[0]) if len(runs) == 1 else (),
-        sections=tuple(section for section in sections if section is not None),
+        sections=tuple(_light(section) for section in sections if section is not None),
         foot=tuple(provenance(runs)),
     )
+
+
+def _light(section: Section) -> Section:
+    """The section with charts that are not heavier than a screen can show."""
+    items = (thinned(item) if isinstance(item, Chart) else item for item in section.items)
+    return replace(section, items=tuple(items))
 
 
 def _title(runs: Sequence[Run]) -> str:

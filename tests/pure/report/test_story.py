@@ -172,10 +172,13 @@ def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     ("file", "text", "says"),
     [
         ("metrics.jsonl", "{]\n", "line 1 is no JSON"),
-        ("metrics.jsonl", "{}\n", "line 1 names no step"),
-        ("metrics.jsonl", '{"step": true}\n', "line 1 names no step"),
+        ("metrics.jsonl", "{}\n", "line 1 has no 'step'"),
+        ("metrics.jsonl", '{"step": true}\n', "step: got true, allowed: a whole number"),
+        ("metrics.jsonl", '{"step": 1}\n' * 2, "line 2: step 1 is there twice"),
+        ("metrics.jsonl", '{"step": 1, "critic/score/mean": "x"}\n', 'got "x", allowed'),
+        ("validation.jsonl", "\x00\x01\n", "line 1 is no JSON"),
         ("config.resolved.toml", "=", "is no TOML"),
-        ("schedule.json", "[1]", "holds list, allowed: an object"),
+        ("schedule.json", "[1]", "got .1., allowed: an object"),
         ("plan.json", "nothing", "plan.json is no JSON"),
     ],
 )
@@ -211,7 +214,7 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
 def test_a_surface_of_another_kind_is_named(tmp_path: Path) -> None:
     folder = run_folders.calibration(tmp_path / "c")
     (folder / "surface.json").write_text(json.dumps({"format": 9}), encoding="utf-8")
-    with pytest.raises(ValueError, match="is no file of format 1 with cells, floor"):
+    with pytest.raises(ValueError, match="is of format 9, allowed: 1"):
         page_of([folder])
 
 
@@ -229,3 +232,31 @@ def said(folder: Path) -> tuple[str, ...]:
     remarks = items(page_of([folder]))["gate-0"]
     assert isinstance(remarks, Remarks)
     return remarks.lines
+
+
+def test_what_files_hold_inside_is_checked(tmp_path: Path) -> None:
+    folder = run_folders.demo(tmp_path / "demo")
+    surface = folder / "calibration" / "surface.json"
+    data = json.loads(surface.read_text())
+    data["cells"][1]["p05"] = "high"
+    surface.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(ValueError, match='cells 1, p05: got "high"'):
+        page_of([folder])
+
+
+def test_numbers_that_are_none_count_as_not_measured(tmp_path: Path) -> None:
+    folder = run_folders.training(tmp_path / "run")
+    values = ("NaN", "Infinity", "1e999", "0.5")
+    text = "".join(f'{{"step": {i}, "critic/score/mean": {v}}}\n' for i, v in enumerate(values))
+    (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+    assert read_run(folder).values("critic/score/mean") == [(3, 0.5)]
+    assert "nan" not in html(page_of([folder])).lower()
+
+
+def test_very_long_curves_are_drawn_by_means(tmp_path: Path) -> None:
+    page = page_of([run_folders.training(tmp_path / "run", steps=2000)])
+    length = chart(page, "answer-length")
+    (line,) = length.lines
+    assert len(line.points) == 500
+    assert line.points[0] == (2.5, pytest.approx(170 - 1.5))
+    assert "mean of 4 steps" in length.say

@@ -1,0 +1,182 @@
+"""The files of a run, read and checked: what is wrong is said with the file and the place in it.
+
+NaN and infinities, which JSON does not have and some writers write, count as not measured.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Plain = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OrNull:
+    """A shape, or null."""
+
+    shape: "Shape"
+
+
+Shape = type | tuple[Any, ...] | dict[str, Any] | list[Any] | OrNull
+"""What a value may be: a type or several, an object with keys, a list of something."""
+
+FORMAT = 1
+NUMBER, MAYBE, WHOLE = (int, float), (int, float, type(None)), (int, type(None))
+TAIL = {"p05": MAYBE, "low": MAYBE, "high": MAYBE}
+CELL = {
+    "variant": str,
+    "budget": WHOLE,
+    "start": int,
+    "stop": int,
+    "prompts": int,
+    "mean": NUMBER,
+    "p05": NUMBER,
+    "low": NUMBER,
+    "high": NUMBER,
+}
+SCHEDULE = {
+    "name": str,
+    "lengths": [int],
+    "budgets": [int],
+    "layers": list,
+    "flow": str,
+    "dense_layers": [int],
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "surface.json": {
+        "format": int,
+        "model": str,
+        "dtype": str,
+        "device": str,
+        "prompts": str,
+        "targets": [NUMBER],
+        "variants": [{"name": str}],
+        "cells": [CELL],
+        "floor": [CELL],
+        "versions": [str],
+        "command": str,
+        "created": str,
+    },
+    "check.json": {"format": int, "cells": [CELL]},
+    "plan.json": {
+        "format": int,
+        "variant": str,
+        "target": NUMBER,
+        "by": str,
+        "bins": [{"start": int, "stop": WHOLE, "budget": WHOLE, "kept_share": NUMBER, **TAIL}],
+        "check": OrNull([{"start": int, **TAIL}]),
+        "notes": [str],
+        "schedule": SCHEDULE,
+    },
+    "schedule.json": SCHEDULE,
+    "speed.json": {
+        "format": int,
+        "machine": {"device": str, "cpus": int, "torch": str},
+        "note": str,
+        "cases": [{"name": str, "why": str, "dense_ms": [NUMBER], "sparse_ms": [NUMBER]}],
+    },
+}
+
+
+def record(file: Path | None) -> Plain | None:
+    """A JSON file by its name; None where there is none."""
+    if file is None:
+        return None
+    data = _parsed(_text(file), f"{file}")
+    if isinstance(data, dict) and data.get("format", FORMAT) != FORMAT:
+        raise ValueError(f"{file} is of format {_shown(data['format'])}, allowed: {FORMAT}")
+    check(data, SHAPES[file.name], str(file))
+    return dict(data)
+
+
+def check(value: object, shape: Shape, where: str) -> None:
+    """Raise ValueError where a value is not as its shape says."""
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            raise ValueError(f"{where}: got {_shown(value)}, allowed: an object")
+        for key, inner in shape.items():
+            if key not in value:
+                raise ValueError(f"{where} has no {key!r}")
+            check(value[key], inner, f"{where}, {key}")
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            raise ValueError(f"{where}: got {_shown(value)}, allowed: a list")
+        for number, each in enumerate(value):
+            check(each, shape[0], f"{where} {number}")
+    elif isinstance(shape, OrNull):
+        if value is not None:
+            check(value, shape.shape, where)
+    elif not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
+        raise ValueError(f"{where}: got {_shown(value)}, allowed: {_named(shape)}")
+
+
+def lines(file: Path | None, *, numbers: bool) -> list[Plain]:
+    """JSON lines, each of a step. A last line without an end is one that is being written.
+
+    numbers: every value is a number, or null where it was none.
+    """
+    if file is None:
+        return []
+    found: dict[int, Plain] = {}
+    rows: list[Plain] = []
+    for number, text in enumerate(_text(file).split("\n")[:-1], 1):
+        where = f"{file}, line {number}"
+        data = _parsed(text, where)
+        check(data, {"step": int}, where)
+        if numbers:
+            check(data, dict.fromkeys(data, MAYBE), where)
+            if data["step"] in found:
+                raise ValueError(f"{where}: step {data['step']} is there twice")
+            found[data["step"]] = data
+        rows.append(data)
+    return sorted(rows, key=lambda row: row["step"])
+
+
+def settings(file: Path | None) -> Plain:
+    """The configuration of a run; empty where there is none."""
+    if file is None:
+        return {}
+    try:
+        found = tomllib.loads(_text(file))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{file} is no TOML: {error}") from error
+    sections = [key for key in ("rollout", "gate", "model", "run") if key in found]
+    check(found, {key: {} for key in sections}, str(file))
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no text: {error}") from error
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return _finite(json.loads(text, parse_constant=lambda _: None))
+    except ValueError as error:
+        raise ValueError(f"{where} is no JSON: {error}") from error
+
+
+def _finite(value: Any) -> Any:
+    """The same data; numbers too large for a float (1e999) are none."""
+    if isinstance(value, float):
+        return value if abs(value) != float("inf") else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _named(shape: type | Sequence[type]) -> str:
+    kinds = shape if isinstance(shape, tuple) else (shape,)
+    words = {int: "a whole number", float: "a number", str: "text", list: "a list"}
+    return " or ".join(words.get(kind, "null") for kind in kinds)
