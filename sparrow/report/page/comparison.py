@@ -12,6 +12,7 @@ from sparrow.report.page.runs import Plain, Point, Run
 from sparrow.report.page.training import DENSITY, LENGTH, REWARD, WORST, gate_actions
 
 ENDS = 5  # steps that a beginning or an end is the mean of
+HELD_OUT = ("data.task", "data.length", "data.file", "data.reward", "rollout.max_tokens")
 PLACES = ("run.dir", "run.name")  # settings that say where, not what
 
 
@@ -83,8 +84,17 @@ def _against(run: Run, other: Run) -> str:
     common = sorted(mine.keys() & theirs.keys())
     if run is other or not common:
         return NONE
+    if _measured_by(run) != _measured_by(other):
+        return "measured otherwise"
     low, value, high = difference(mine[common[-1]], theirs[common[-1]])
     return f"{value:+.2f} [{low:+.2f}, {high:+.2f}] at {common[-1]}"
+
+
+def _measured_by(run: Run) -> dict[str, Any]:
+    """The settings that accuracy on held-out rows depends on, beside the weights."""
+    flat = flattened(run.settings)
+    names = [name for name in flat if name.startswith("validation.")] + list(HELD_OUT)
+    return {name: flat.get(name) for name in names if name != "validation.every"}
 
 
 def difference(a: Point, b: Point) -> tuple[float, float, float]:

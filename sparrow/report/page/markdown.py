@@ -41,6 +41,7 @@ def prose(text: str) -> str:
 
 def _inert(text: str) -> str:
     safe = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    safe = safe.replace("@", "&#64;")  # nobody is called
     return MARKS.sub(r"\\\1", safe)
 
 

@@ -260,3 +260,11 @@ def test_very_long_curves_are_drawn_by_means(tmp_path: Path) -> None:
     assert len(line.points) == 500
     assert line.points[0] == (2.5, pytest.approx(170 - 1.5))
     assert "mean of 4 steps" in length.say
+
+
+def test_accuracies_of_other_rows_are_not_subtracted(tmp_path: Path) -> None:
+    folders = [run_folders.training(tmp_path / name) for name in ("a", "b")]
+    with (folders[1] / "config.resolved.toml").open("a", encoding="utf-8") as file:
+        file.write("[data]\nlength = 300\n")
+    table = rows(page_of(folders), "final-table")
+    assert table["after, against a"] == ("-", "measured otherwise")
