@@ -54,19 +54,24 @@ def calibrate(
     skip: int = 0,
     samples: int = 1,
     max_tokens: int | None = None,
+    temperature: float = 1.0,
     layer_groups: int = 6,
     by_layer: bool = True,
     seed: int = 0,
+    device: str = "auto",
+    dtype: str = "auto",
     progress: Progress | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Surface:
     """Measure acceptance by flow, budget and length on prompts of a task or of a file of rows.
 
-    Options as `sparrow calibrate` has them. The surface is also in folder/surface.json.
+    Options mean what they mean in `sparrow calibrate` and have its defaults; device and dtype are
+    for a model by its name. The verb can also read texts or ids, take several targets, check a
+    schedule and draw. The surface is also in folder/surface.json.
     """
     if (task is None) == (rows is None):
         raise ValueError(f"calibrate: got task {task!r} and rows {rows!r}, allowed: one of them")
-    loaded = load(model) if isinstance(model, str) else model
+    loaded = _model(model, device=device, dtype=dtype, report=report)
     if task is not None:
         source = sources.of_task(loaded, task, length=length, count=prompts, skip=skip)
     else:
@@ -84,10 +89,23 @@ def calibrate(
         layer_groups=min(layer_groups, loaded.spec.layers),
         by_layer=by_layer,
     )
-    sampling = Sampling(samples=samples, max_tokens=most, seed=seed)
+    sampling = Sampling(samples=samples, max_tokens=most, temperature=temperature, seed=seed)
     return measure(
         loaded, source, request, settings, sampling, folder, progress=progress, report=report
     )
+
+
+def _model(
+    model: Decoder | str, *, device: str, dtype: str, report: Callable[[str], None] | None
+) -> Decoder:
+    if isinstance(model, str):
+        return load(model, device=device, dtype=dtype, report=report)
+    if (device, dtype) != ("auto", "auto"):
+        raise ValueError(
+            f"calibrate: got device {device!r} and dtype {dtype!r} for a loaded model, allowed: "
+            "with a model by its name"
+        )
+    return model
 
 
 def plan(
@@ -101,7 +119,10 @@ def plan(
 ) -> Planned:
     """The cheapest schedule that keeps the target: `planned.best.schedule`.
 
-    With a folder, schedule.json and plan.json are written there.
+    Options as in `sparrow plan`, which can also choose among variants, price other machines and
+    workloads, and set other schedules beside it. With a folder, schedule.json and plan.json are
+    written there; the verb writes them beside the surface. Raises Unreachable where no measured
+    budget keeps the target.
     """
     found = surface if isinstance(surface, Surface) else Surface.load(surface)
     ground = ground_of(found, Hardware.load(hardware))

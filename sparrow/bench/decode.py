@@ -82,7 +82,7 @@ def run(
     model    a published shape (default: qwen3-1.7b on a GPU, smollm2-135m on a CPU)
     dtype    bf16, fp32 (default: bf16 on a GPU, fp32 on a CPU)
     cases    (batch, context, schedule): None is dense, else a preset's name or "fixed-N", or
-             "fixed-N-all" for one without dense layers
+             "fixed-N-all" for one without dense layers, "fixed-N-dense-0,3" for one with these
     steps    timed in a round, at most a quarter of the context
     split    also time the parts of a step
     """

@@ -109,15 +109,17 @@ def peak_of(device: torch.device) -> float | None:
 def schedule_named(name: str | None, flow: Flow = block_mean) -> Schedule | None:
     """None is dense, "fixed-4096" one budget at every length, others are presets.
 
-    "fixed-4096-all" has no dense layers. For measurements of time: presets are forced onto the
-    flow and run on any family of models, where their budgets say nothing about quality.
+    "fixed-4096-all" has no dense layers, "fixed-4096-dense-0,3" these. For measurements of time:
+    presets are forced onto the flow and run on any family of models, where their budgets say
+    nothing about quality.
     """
     if name is None:
         return None
-    fixed = re.fullmatch(r"fixed-(\d+)(-all)?", name)
+    fixed = re.fullmatch(r"fixed-(\d+)(-all|-dense-\d+(?:,\d+)*)?", name)
     if fixed is None:
         return replace(preset(name).forced_onto(flow=flow.name), family=None)
-    dense: dict[str, Any] = {"dense_layers": ()} if fixed[2] else {}
+    layers = tuple(map(int, re.findall(r"\d+", fixed[2] or "")))
+    dense: dict[str, Any] = {"dense_layers": layers} if fixed[2] else {}
     return Schedule.fixed(int(fixed[1]), name=name, flow=flow.name, **dense)
 
 

@@ -24,7 +24,10 @@ NUMBERS = 3
 
 def demo(
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for everything that it measures.")
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", help="Folder for everything that it measures."
+        ),
     ] = Path("runs/demo"),
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin anew; otherwise it goes on from what is there.")
@@ -38,13 +41,15 @@ def demo(
     A model of the package learns puzzles while it reads only part of its own memory. Nothing is
     fetched. Stopped by Ctrl-C and started again, it goes on.
 
-    For example: sparrow demo --open
+    For example:
+
+      sparrow demo --open
     """
     from sparrow.demo import stages
     from sparrow.demo.recipe import Place
 
     place, begun = Place(folder=out), time.monotonic()
-    stages.open_folder(place, fresh=fresh)
+    lock = stages.open_folder(place, fresh=fresh)
     try:
         _think()
         _calibrate(place)
@@ -54,6 +59,8 @@ def demo(
     except KeyboardInterrupt:
         notes.print(f"\nstopped; the same command goes on from {plain(str(out))}")
         raise typer.Exit(STOPPED) from None
+    finally:
+        lock.close()
     page = stages.page(place)
     _finish(place, time.monotonic() - begun)
     if open_page:
@@ -131,9 +138,9 @@ def _plan(place: "Place") -> None:
 
 
 def _train(place: "Place") -> None:
-    from sparrow.cli.train import run_training
+    from sparrow.cli.train import GATED, run_training
     from sparrow.dataflow.stopping import Stopping
-    from sparrow.demo import recipe
+    from sparrow.demo import recipe, stages
 
     _stage(
         3,
@@ -142,16 +149,21 @@ def _train(place: "Place") -> None:
         "learns from them, and a gate that watches the tail. Before and after, new puzzles are "
         "answered with everything in view.",
     )
-    if place.model.exists():
+    if place.model.exists() or stages.gate_stopped(place):
         console.print("[dim]done before[/]\n")
         return
     with _timed("trained"), Stopping() as stopping:
-        run_training(recipe.training(place), stopping, brief=True)
+        try:
+            run_training(recipe.training(place), stopping, brief=True)
+        except typer.Exit as end:
+            if end.exit_code != GATED:
+                raise
+            console.print("[yellow]That is what the gate is for; the page shows it.[/]")
 
 
 def _time(place: "Place") -> None:
     from sparrow.demo import recipe, stages
-    from sparrow.report.page.speed import speed_up, verdict
+    from sparrow.report.page.speed import speed_up, told, verdict
 
     _stage(
         4,
@@ -162,8 +174,7 @@ def _time(place: "Place") -> None:
     with _timed("timed"), progress_of() as progress:
         found = stages.time(place, progress)
     for case in found["cases"]:
-        told = f"{verdict(speed_up(case))}. {case['why']}"
-        console.print(f"  [bold]{plain(case['name'])}[/]: {plain(told)}", highlight=False)
+        console.print(f"  [bold]{verdict(speed_up(case))}[/]. {plain(told(case))}", highlight=False)
 
 
 def _finish(place: "Place", seconds: float) -> None:

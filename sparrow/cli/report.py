@@ -8,28 +8,34 @@ import typer
 
 from sparrow.cli.output import report as note
 
-FORMATS = {"html": ".html", "md": ".md"}
+FORMATS = ("html", "md")
 
 
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run directories of train, calibrate or demo: one, or up to six."),
+        typer.Argument(
+            metavar="RUN...", help="Run directories of train, calibrate or demo: up to six."
+        ),
     ],
     format: Annotated[
-        str, typer.Option("--format", "-f", help="html, a page; or md, for a pull request.")
+        str,
+        typer.Option(
+            "--format", "-f", metavar="NAME", help="html, a page; or md, for a pull request."
+        ),
     ] = "html",
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             "-o",
-            help="File to write, - for the terminal. Default: report.html in the first run; "
-            "md goes to the terminal.",
+            metavar="FILE",
+            help="File to write, - for the terminal. Default: report.html in the run, or "
+            "comparison.html in the first of several; md goes to the terminal.",
         ),
     ] = None,
     title: Annotated[
-        str | None, typer.Option("--title", help="Default: names of the runs.")
+        str | None, typer.Option("--title", metavar="TEXT", help="Default: names of the runs.")
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
@@ -39,14 +45,17 @@ def report(
     differ. The page holds everything it needs and opens offline. It is made from files alone, so
     the same files give the same page.
 
-    For example: sparrow report runs/train/sparse runs/train/dense -o comparison.html
+    For example:
+
+      sparrow report runs/demo --open
+      sparrow report runs/train/sparse runs/train/dense -o comparison.html
     """
     from sparrow import api
 
     if format not in FORMATS:
         raise ValueError(f"--format {format}: give html or md")
     text = api.report(*runs, format="md" if format == "md" else "html", title=title)
-    place = out or (Path("-") if format == "md" else runs[0] / f"report{FORMATS[format]}")
+    place = out or (Path("-") if format == "md" else runs[0] / _name(runs))
     if str(place) == "-":
         if open_page:
             raise ValueError("--open needs a file: give --out")
@@ -58,3 +67,8 @@ def report(
     print(place)
     if open_page:
         webbrowser.open(place.resolve().as_uri())
+
+
+def _name(runs: list[Path]) -> str:
+    """A comparison does not take the place of a run's own page."""
+    return "report.html" if len(runs) == 1 else "comparison.html"

@@ -12,7 +12,7 @@ from sparrow.calibrate.collecting import Progress
 from sparrow.calibrate.surface import Surface
 from sparrow.config import GenerateConfig, GenerateSampling, ModelConfig
 from sparrow.dataflow.prompts import of_task
-from sparrow.dataflow.runs.disk import write_whole
+from sparrow.dataflow.runs.disk import FolderLock, write_whole
 from sparrow.demo import recipe
 from sparrow.demo.recipe import Place
 from sparrow.engine.answer import Session
@@ -21,21 +21,34 @@ from sparrow.sparse.schedule import Schedule
 from sparrow.tasks import PUZZLES
 
 
-def open_folder(place: Place, *, fresh: bool = False) -> None:
-    """See to it that the folder is this demo's: one of another version is not gone on with."""
+def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
+    """See to it that the folder is this demo's, and this process's until the lock is closed.
+
+    One of another version is not gone on with.
+    """
+    made = (place.calibration, place.train, place.speed, place.page)
+    if not place.about.exists() and any(one.exists() for one in made):
+        raise ValueError(f"{place.folder} holds other runs; name another folder with --out")
+    place.folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(place.folder)
     if fresh:
         for folder in (place.calibration, place.train):
             shutil.rmtree(folder, ignore_errors=True)
         for file in (place.speed, place.page, place.about):
             file.unlink(missing_ok=True)
-    place.folder.mkdir(parents=True, exist_ok=True)
     mine = recipe.describe()
     if not place.about.exists():
-        if place.calibration.exists() or place.train.exists():
-            raise ValueError(f"{place.folder} holds other runs; name another folder with --out")
         write_whole(place.about, [json.dumps(mine, indent=2) + "\n"])
-    elif json.loads(place.about.read_text(encoding="utf-8")) != mine:
+    elif _plain(place.about) != mine:
         raise ValueError(f"{place.folder} is of another version of the demo; --fresh begins anew")
+    return lock
+
+
+def _plain(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} is broken ({error}); --fresh begins anew") from error
 
 
 def think(on_text: Callable[[str], None], on_prompt: Callable[[str], None]) -> str:
@@ -83,10 +96,17 @@ def plan(place: Place) -> None:
         api.plan(place.surface, recipe.TARGET, allow_dense=True, folder=place.calibration)
 
 
+def gate_stopped(place: Place) -> bool:
+    """Whether the gate has ended the training, which then does not go on."""
+    actions = place.train / "actions.jsonl"
+    lines = actions.read_text(encoding="utf-8").splitlines() if actions.exists() else []
+    return any(json.loads(line).get("kind") == "stop" for line in lines)
+
+
 def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
     """Dense against sparse, at the demo's length and at a long one."""
     if place.speed.exists():
-        return dict(json.loads(place.speed.read_text(encoding="utf-8")))
+        return _plain(place.speed)
     model = load(recipe.MODEL, device="cpu")
     source = of_task(model, recipe.TASK, length=recipe.LENGTH, count=recipe.GROUPS)
     found = dense_sparse.run(

@@ -83,7 +83,7 @@ class Found:
     def install(self) -> str:
         """The command that gets it, into the environment in which this runs."""
         package = self.package
-        after = " && playwright install chromium" if package.extra == BROWSER else ""
+        after = f" && {_beside('playwright')} install chromium" if package.extra == BROWSER else ""
         if package.extra is None or installed(DISTRIBUTION) is None or self.version is not None:
             return f"{pip()} install '{package.name}>={package.minimum}'{after}"
         return f"{pip()} install '{DISTRIBUTION}[{package.extra}]'{after}"
@@ -115,6 +115,11 @@ def _numbers(version: str) -> list[int]:
 
 def pip() -> str:
     """pip of this Python: by its name where the shell would find that one."""
-    beside = Path(sys.executable).parent
-    found = shutil.which("pip")
-    return "pip" if found and Path(found).parent == beside else f"{sys.executable} -m pip"
+    return _beside("pip")
+
+
+def _beside(program: str) -> str:
+    """How to call a program of this Python's environment, also one that is still to come."""
+    pip = shutil.which("pip")
+    active = pip is not None and Path(pip).parent == Path(sys.executable).parent
+    return program if active else f"{sys.executable} -m {program}"

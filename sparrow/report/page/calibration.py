@@ -108,6 +108,11 @@ def schedule_section(runs: Sequence[Run]) -> Section | None:
         "The planner takes, for every length, the cheapest budget whose tail stays above the "
         "target; budgets grow with the text, because longer texts need more of it."
     )
+    if not any(run.plan for run in scheduled):
+        say = (
+            "A schedule says how many tokens a sparse layer keeps at every length of the text; "
+            "how it was chosen is not among the files of these runs."
+        )
     return Section(key="schedule", title="The schedule", say=say, items=tuple(items))
 
 
@@ -129,11 +134,12 @@ def _kept_chart(runs: Sequence[Run]) -> Chart:
 
 
 def _reach(run: Run) -> int:
-    """Where a schedule's last bin begins, or where its plan ends."""
+    """Where lengths end: of the plan, of the training, else a little after the last bin begins."""
     assert run.schedule is not None
-    known = max(run.schedule["lengths"])
+    last = max(run.schedule["lengths"])
     planned = [bin["stop"] for bin in run.plan["bins"] if bin["stop"]] if run.plan else []
-    return int(max([known, *planned])) or 1
+    ends = [*planned, *([run.longest] if run.longest else [])]
+    return int(max([*ends, last])) if ends else int(max(last * 5 // 4, 1024))
 
 
 def _schedule_line(run: Run, end: int) -> Line:

@@ -9,7 +9,8 @@ from typing import Any
 from sparrow.report.page.calibration import NONE
 from sparrow.report.page.parts import Section, Table
 from sparrow.report.page.runs import Plain, Point, Run
-from sparrow.report.page.training import DENSITY, LENGTH, REWARD, WORST, gate_actions
+from sparrow.report.page.tail import gate_actions, looks
+from sparrow.report.page.training import CUT_OFF, DENSITY, LENGTH, REWARD
 
 ENDS = 5  # steps that a beginning or an end is the mean of
 HELD_OUT = ("data.task", "data.length", "data.file", "data.reward", "rollout.max_tokens")
@@ -38,6 +39,7 @@ def _final(runs: Sequence[Run]) -> Table:
         ("and at the last step", lambda run: _tail(run)[1]),
         ("keys and values read", _kept),
         ("tokens an answer, first and last step", _length),
+        ("answers cut off at the limit", _cut_off),
         ("seconds a step", _seconds),
         ("gate", _gate),
     ]
@@ -54,7 +56,8 @@ def _final(runs: Sequence[Run]) -> Table:
 
 _DIFFERENCE = (
     " Differences of accuracy join the intervals of both runs as if their rows were independent "
-    "(by root of summed squares); where the rows are the same, the true interval is narrower."
+    "(by root of summed squares); on equal rows the true interval is usually narrower. Intervals "
+    "are over the rows of one run each: another seed may differ by more."
 )
 
 
@@ -84,6 +87,8 @@ def _against(run: Run, other: Run) -> str:
     common = sorted(mine.keys() & theirs.keys())
     if run is other or not common:
         return NONE
+    if not run.settings or not other.settings:
+        return NONE  # nobody knows whether they were measured alike
     if _measured_by(run) != _measured_by(other):
         return "measured otherwise"
     low, value, high = difference(mine[common[-1]], theirs[common[-1]])
@@ -106,8 +111,8 @@ def difference(a: Point, b: Point) -> tuple[float, float, float]:
 
 
 def _tail(run: Run) -> tuple[str, str]:
-    values = [value for _, value in run.values(WORST)]
-    return (f"{min(values):.3f}", f"{values[-1]:.3f}") if values else (NONE, NONE)
+    seen = looks(run)
+    return (str(min(seen, key=lambda look: look.p05)), str(seen[-1])) if seen else (NONE, NONE)
 
 
 def _kept(run: Run) -> str:
@@ -122,14 +127,23 @@ def _length(run: Run) -> str:
     return f"{values[0]:.0f} → {values[-1]:.0f}" if values else NONE
 
 
+def _cut_off(run: Run) -> str:
+    values = [value for _, value in run.values(CUT_OFF)]
+    return f"{values[0]:.0%} → {values[-1]:.0%}" if values else NONE
+
+
 def _seconds(run: Run) -> str:
     values = [value for _, value in run.values("timing_s/step")]
     return f"{median(values):.1f}" if values else NONE
 
 
 def _gate(run: Run) -> str:
+    if not run.settings:
+        return NONE
     if run.settings.get("gate", {}).get("mode") == "off":
         return "off"
+    if not looks(run):
+        return "nothing judged"
     count = len(gate_actions(run))
     return "silent" if not count else f"{count} action{'s' if count > 1 else ''}"
 

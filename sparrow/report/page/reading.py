@@ -21,7 +21,8 @@ class OrNull:
 
 
 Shape = type | tuple[Any, ...] | dict[str, Any] | list[Any] | OrNull
-"""What a value may be: a type or several, an object with keys, a list of something."""
+"""What a value may be: a type or several, an object with keys, a list of something; a list that
+names its shape twice has one element at least."""
 
 FORMAT = 1
 NUMBER, MAYBE, WHOLE = (int, float), (int, float, type(None)), (int, type(None))
@@ -39,11 +40,19 @@ CELL = {
 }
 SCHEDULE = {
     "name": str,
-    "lengths": [int],
-    "budgets": [int],
+    "lengths": [int, int],
+    "budgets": [int, int],
     "layers": list,
     "flow": str,
     "dense_layers": [int],
+}
+CASE = {
+    "name": str,
+    "what": str,
+    "why": str,
+    "context": int,
+    "dense_ms": [NUMBER, NUMBER],
+    "sparse_ms": [NUMBER, NUMBER],
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "surface.json": {
@@ -52,7 +61,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "dtype": str,
         "device": str,
         "prompts": str,
-        "targets": [NUMBER],
+        "targets": [NUMBER, NUMBER],
         "variants": [{"name": str}],
         "cells": [CELL],
         "floor": [CELL],
@@ -76,7 +85,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "format": int,
         "machine": {"device": str, "cpus": int, "torch": str},
         "note": str,
-        "cases": [{"name": str, "why": str, "dense_ms": [NUMBER], "sparse_ms": [NUMBER]}],
+        "cases": [CASE, CASE],
     },
 }
 
@@ -89,6 +98,10 @@ def record(file: Path | None) -> Plain | None:
     if isinstance(data, dict) and data.get("format", FORMAT) != FORMAT:
         raise ValueError(f"{file} is of format {_shown(data['format'])}, allowed: {FORMAT}")
     check(data, SHAPES[file.name], str(file))
+    schedule = data if file.name == "schedule.json" else data.get("schedule", {})
+    bins, budgets = (len(schedule.get(key, ())) for key in ("lengths", "budgets"))
+    if bins != budgets:
+        raise ValueError(f"{file}: got {budgets} budgets for {bins} lengths, allowed: one each")
     return dict(data)
 
 
@@ -102,8 +115,10 @@ def check(value: object, shape: Shape, where: str) -> None:
                 raise ValueError(f"{where} has no {key!r}")
             check(value[key], inner, f"{where}, {key}")
     elif isinstance(shape, list):
-        if not isinstance(value, list):
-            raise ValueError(f"{where}: got {_shown(value)}, allowed: a list")
+        least = len(shape) - 1
+        if not isinstance(value, list) or len(value) < least:
+            some = " with something in it" if least else ""
+            raise ValueError(f"{where}: got {_shown(value)}, allowed: a list{some}")
         for number, each in enumerate(value):
             check(each, shape[0], f"{where} {number}")
     elif isinstance(shape, OrNull):

@@ -90,9 +90,19 @@ class Run:
 
     @property
     def dense(self) -> bool:
-        """Whether the rollout was dense, by its settings."""
+        """Whether its settings say that the rollout was dense; without settings nobody knows."""
+        if not self.settings:
+            return False
         chosen = self.settings.get("rollout", {}).get("attention", {})
         return bool(chosen.get("dense")) or not (chosen.get("schedule") or chosen.get("budget"))
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest sequence that its settings allow."""
+        rollout = self.settings.get("rollout", {})
+        sizes = [rollout.get(name) for name in ("max_prompt", "max_tokens")]
+        known = [size for size in sizes if isinstance(size, int)]
+        return sum(known) if len(known) == len(sizes) else None
 
     @property
     def target(self) -> float | None:
@@ -103,7 +113,8 @@ class Run:
         known = self.plan or self.surface
         if known is None:
             return None
-        return float(known["target"] if "target" in known else known["targets"][0])
+        targets = [known["target"]] if "target" in known else known["targets"]
+        return float(targets[0]) if targets else None
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:

@@ -24,7 +24,7 @@ def speed_section(runs: Sequence[Run]) -> Section | None:
         return None
     say = (
         "Choosing what to read costs a little at every step, and reading less saves in proportion "
-        "to the text. On short texts the choice costs more than it saves; on long ones it pays."
+        "to the text: on short texts the choice can cost more than it saves, on long ones it pays."
     )
     return Section(
         key="time", title="What does it cost, what does it save?", say=say, items=tuple(items)
@@ -40,8 +40,13 @@ def _timed(run: Run) -> Bars:
         unit="ms a step",
         form=".1f",
         groups=tuple(map(_group, cases)),
-        say=" ".join([*(f"{case['name']}: {case['why']}" for case in cases), _how(run.speed)]),
+        say=" ".join([*map(told, cases), _how(run.speed)]),
     )
+
+
+def told(case: Plain) -> str:
+    """What was timed and why it came out so, in a sentence."""
+    return f"{case['name']} ({case['what']}): {case['why']}."
 
 
 def _group(case: Plain) -> BarGroup:
@@ -59,6 +64,11 @@ def _bar(role: str, rounds: Sequence[float]) -> Bar:
 
 def speed_up(case: Plain) -> float:
     return float(median(case["dense_ms"]) / median(case["sparse_ms"]))
+
+
+def times(ratio: float) -> str:
+    """A speed-up in few words."""
+    return f"{ratio:.1f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
 
 
 def verdict(ratio: float) -> str:

@@ -1,30 +1,23 @@
 """From runs to a page: which parts it has, what stands at its top, and how it was made."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from sparrow.report.page.calibration import schedule_section, surface_section
 from sparrow.report.page.comparison import final_section
-from sparrow.report.page.parts import Chart, Number, Page, Section
+from sparrow.report.page.parts import Number, Page
 from sparrow.report.page.runs import Run, read_runs
-from sparrow.report.page.speed import speed_section, speed_up
-from sparrow.report.page.thinning import thinned
-from sparrow.report.page.training import (
-    DENSITY,
-    WORST,
-    kept_section,
-    learning_section,
-    tail_section,
-)
+from sparrow.report.page.speed import speed_section, speed_up, times
+from sparrow.report.page.tail import looks, tail_section
+from sparrow.report.page.training import DENSITY, kept_section, learning_section
 
 FEW = 3  # names that a title has room for
 MOST_RUNS = 6  # colours that are told apart
 LEAD = (
     "Sparse attention makes long rollouts faster, but the sparse actor that draws tokens is then "
     "not the dense policy that learns from them. Sparrow measures how far apart the two are, token "
-    "by token (acceptance: 1 means the same distribution), keeps the lower tail above a target, "
-    "and guards it while training."
+    "by token: acceptance is 1 where their distributions are the same, and p05 is the value that "
+    "95 % of the tokens reach. It keeps p05 above a target and guards it while training."
 )
 
 
@@ -54,15 +47,9 @@ def tell(runs: Sequence[Run], *, title: str | None = None) -> Page:
         title=title or _title(runs),
         lead=LEAD,
         numbers=numbers(runs[0]) if len(runs) == 1 else (),
-        sections=tuple(_light(section) for section in sections if section is not None),
+        sections=tuple(section for section in sections if section is not None),
         foot=tuple(provenance(runs)),
     )
-
-
-def _light(section: Section) -> Section:
-    """The section with charts that are not heavier than a screen can show."""
-    items = (thinned(item) if isinstance(item, Chart) else item for item in section.items)
-    return replace(section, items=tuple(items))
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -72,7 +59,7 @@ def _title(runs: Sequence[Run]) -> str:
 
 def numbers(run: Run) -> tuple[Number, ...]:
     """The few figures that a run comes down to; what was not measured is not there."""
-    found = (_accuracy(run), _tail(run), _fastest(run), _kept(run))
+    found = (_accuracy(run), _tail(run), _speed(run), _kept(run))
     return tuple(number for number in found if number is not None)
 
 
@@ -90,14 +77,16 @@ def _accuracy(run: Run) -> Number | None:
 
 
 def _tail(run: Run) -> Number | None:
-    values = [value for _, value in run.values(WORST)]
-    if not values:
+    seen = looks(run)
+    if not seen:
         return None
+    last, worst = seen[-1], min(seen, key=lambda look: look.p05)
+    between = "" if last.low is None else f" (95 % interval {last.low:.2f} to {last.high:.2f})"
     target = "" if run.target is None else f"; the target is {run.target:g}"
     return Number(
-        value=f"{values[-1]:.3f}",
+        value=f"{last.p05:.3f}",
         name="p05 of acceptance, worst length",
-        say=f"at the last step, lowest on the way {min(values):.3f}{target}",
+        say=f"at the last step{between}, lowest on the way {worst.p05:.3f}{target}",
     )
 
 
@@ -111,29 +100,29 @@ def _kept(run: Run) -> Number | None:
     )
 
 
-def _fastest(run: Run) -> Number | None:
+def _speed(run: Run) -> Number | None:
+    """The longest context that was timed, and the others beside it."""
     if run.speed is None:
         return None
-    best = max(run.speed["cases"], key=speed_up)
+    *shorter, longest = sorted(run.speed["cases"], key=lambda case: case["context"])
+    others = "".join(f"; {case['name'].lower()}: {times(speed_up(case))}" for case in shorter)
     return Number(
-        value=f"{speed_up(best):.1f}x",
-        name="decode speed-up",
-        say=f"{best['name'].lower()} of context, on this machine",
+        value=times(speed_up(longest)),
+        name=f"decode, {longest['name'].lower()}",
+        say=f"time alone, {longest['what']}{others}",
     )
 
 
 def provenance(runs: Sequence[Run]) -> list[str]:
     """How the page was made, from what the files say."""
-    lines = [
-        f"Made by `sparrow report {' '.join(str(run.folder) for run in runs)}`, from files alone."
-    ]
+    lines = [f"Made by `sparrow report` from the files of {', '.join(run.name for run in runs)}."]
     for run in runs:
         if run.surface is not None:
             versions = ", ".join(run.surface["versions"])
             made = f"{run.surface['created']} by `{run.surface['command']}`"
             lines.append(f"{run.name}: the surface was measured on {made} ({versions}).")
         if run.steps:
-            model = run.settings.get("model", {}).get("name", "a model")
-            seed = run.settings.get("run", {}).get("seed", 0)
+            model = run.settings.get("model", {}).get("name", "model unknown")
+            seed = run.settings.get("run", {}).get("seed", "unknown")
             lines.append(f"{run.name}: {model}, {len(run.steps)} steps, seed {seed}.")
     return lines

@@ -1,31 +1,43 @@
-"""Curves of very many steps, by means of a few: what is drawn fits a screen and a file."""
+"""Curves of very many steps, by a few: what is drawn fits a screen and a file.
+
+Most curves are drawn by means of neighbouring steps; where the worst is what counts, by the lowest.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TypeVar, cast
 
-from sparrow.report.page.parts import Chart, Line
+from sparrow.report.page.parts import Chart, Line, Point
 
-Row = TypeVar("Row", bound=tuple[float, ...])
 MOST = 500  # points of a line
 
 
-def thinned(chart: Chart) -> Chart:
-    """The chart with at most MOST points a line; its words say where points are means."""
+def thinned(chart: Chart, *, lowest: bool = False) -> Chart:
+    """The chart with at most MOST points a line; its words say what a point then stands for."""
     longest = max((len(line.points) for line in chart.lines), default=0)
     count = -(-longest // MOST)
     if count <= 1:
         return chart
-    say = f"{chart.say} Each point is the mean of {count} steps.".strip()
-    return replace(chart, lines=tuple(_thin(line, count) for line in chart.lines), say=say)
+    what = "the lowest" if lowest else "the mean"
+    say = f"{chart.say} In long runs a point is {what} of up to {count} steps.".strip()
+    lines = tuple(_lowest(line) if lowest else _means(line) for line in chart.lines)
+    return replace(chart, lines=lines, say=say)
 
 
-def _thin(line: Line, count: int) -> Line:
-    return replace(line, points=_means(line.points, count), spans=_means(line.spans, count))
+def _means(line: Line) -> Line:
+    points = tuple(
+        (fmean(x for x, _ in part), fmean(y for _, y in part)) for part in _parts(line.points)
+    )
+    return replace(line, points=points)
 
 
-def _means(rows: Sequence[Row], count: int) -> tuple[Row, ...]:
-    """Of so many neighbours each, column by column; the last may have fewer."""
-    parts = (rows[start : start + count] for start in range(0, len(rows), count))
-    return tuple(cast(Row, tuple(map(fmean, zip(*part, strict=True)))) for part in parts)
+def _lowest(line: Line) -> Line:
+    """Points as they are, each with its own interval."""
+    points = tuple(min(part, key=lambda point: point[1]) for part in _parts(line.points))
+    kept = {x for x, _ in points}
+    return replace(line, points=points, spans=tuple(span for span in line.spans if span[0] in kept))
+
+
+def _parts(points: Sequence[Point]) -> list[Sequence[Point]]:
+    count = max(1, -(-len(points) // MOST))
+    return [points[start : start + count] for start in range(0, len(points), count)]

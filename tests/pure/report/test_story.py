@@ -40,7 +40,7 @@ def test_a_demo_has_every_part_that_the_page_promises(tmp_path: Path) -> None:
     assert {"surface-0", "kept-tokens", "reward-by-step", "tail-0", "kept-kv", "speed-0"} <= set(
         items(page)
     )
-    assert [number.value for number in page.numbers] == ["55% → 90%", "0.900", "2.0x", "80%"]
+    assert [number.value for number in page.numbers] == ["55% → 90%", "0.900", "2.0x faster", "80%"]
 
 
 def test_curves_are_those_of_the_files(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_long_curves_are_smoothed_and_shown_raw(tmp_path: Path) -> None:
 def test_the_tail_has_a_line_a_bin_and_the_gates_words(tmp_path: Path) -> None:
     page = page_of([run_folders.training(tmp_path / "run")])
     tail = chart(page, "tail-0")
-    assert [line.name for line in tail.lines] == ["0 to 96 tokens", "from 96 tokens"]
+    assert [line.name for line in tail.lines] == ["0 to 96 tokens", "96 to 192 tokens"]
     assert tail.lines[0].spans[0] == (1, 0.93, 0.97)
     assert [level.y for level in tail.levels] == [0.86]
     remarks = items(page)["gate-0"]
@@ -82,7 +82,8 @@ def test_runs_are_compared_with_intervals(tmp_path: Path) -> None:
     table = rows(page, "final-table")
     assert table["and after"] == ("0.90 [0.80, 1.00]", "0.70 [0.60, 0.80]")
     assert table["after, against a"] == ("-", "-0.20 [-0.34, -0.06] at 12")
-    assert table["p05 of the worst length, lowest"] == ("0.890", "0.890")
+    assert table["p05 of the worst length, lowest"] == ("0.890 [0.850, 0.940]",) * 2
+    assert table["answers cut off at the limit"] == ("40% → 3%",) * 2
     assert rows(page, "settings") == {"run.seed": ("0", "5")}
     assert {line.role for line in chart(page, "reward-by-step").lines} == {"run-0", "run-1"}
     assert not page.numbers
@@ -106,7 +107,8 @@ def test_a_dense_run_beside_a_sparse_one(tmp_path: Path) -> None:
     ]
     table = rows(page_of(folders), "final-table")
     assert table["keys and values read"] == ("80%", "100%")
-    assert table["p05 of the worst length, lowest"] == ("0.890", "-")
+    assert table["p05 of the worst length, lowest"] == ("0.890 [0.850, 0.940]", "-")
+    assert table["gate"] == ("1 action", "nothing judged")
 
 
 def test_a_calibration_alone_and_a_run_that_has_not_begun(tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_speed_says_which_is_faster(tmp_path: Path) -> None:
         "Sparse is 1.10x slower",
         "Sparse is 2.00x faster",
     ]
-    assert "Little to skip." in speed.say
+    assert "Up to 230 tokens (32 answers): little to skip." in speed.say
     assert (speed.groups[0].bars[0].low, speed.groups[0].bars[0].high) == (10, 12)
     assert verdict(1.01) == "Sparse and dense take the same time"
 
@@ -222,7 +224,7 @@ def test_a_silent_gate_says_why(tmp_path: Path) -> None:
     folder = run_folders.training(tmp_path / "run")
     (folder / "actions.jsonl").write_text("", encoding="utf-8")
     assert said(folder) == ("It watched and had no reason to act.",)
-    lines = [run_folders.step(i, **{"sparse/accept_p05_min": 0.84 + 0.01 * i}) for i in range(4)]
+    lines = [run_folders.step(i, **{"sparse/accept_p05/bin_96": 0.84 + 0.01 * i}) for i in range(4)]
     run_folders.write_lines(folder / "metrics.jsonl", lines)
     (told,) = said(folder)
     assert "at 2 of 4 looks p05 of the worst length was below the target" in told
@@ -259,7 +261,7 @@ def test_very_long_curves_are_drawn_by_means(tmp_path: Path) -> None:
     (line,) = length.lines
     assert len(line.points) == 500
     assert line.points[0] == (2.5, pytest.approx(170 - 1.5))
-    assert "mean of 4 steps" in length.say
+    assert "the mean of up to 4 steps" in length.say
 
 
 def test_accuracies_of_other_rows_are_not_subtracted(tmp_path: Path) -> None:
@@ -268,3 +270,83 @@ def test_accuracies_of_other_rows_are_not_subtracted(tmp_path: Path) -> None:
         file.write("[data]\nlength = 300\n")
     table = rows(page_of(folders), "final-table")
     assert table["after, against a"] == ("-", "measured otherwise")
+
+
+def test_the_lowest_p05_of_a_long_run_is_drawn(tmp_path: Path) -> None:
+    folder = run_folders.training(tmp_path / "run")
+    dip = {"sparse/accept_p05/bin_96": 0.5, "sparse/accept_p05_low/bin_96": 0.4}
+    lines = [run_folders.step(i, **(dip if i == 1001 else {})) for i in range(2000)]
+    run_folders.write_lines(folder / "metrics.jsonl", lines)
+    tail = chart(page_of([folder]), "tail-0")
+    assert (1002.0, 0.5) in tail.lines[1].points
+    assert (1002.0, 0.4, 0.94) in tail.lines[1].spans
+    assert len(tail.lines[1].points) == 500
+    assert "the lowest of up to 4 steps" in tail.say
+
+
+def test_words_follow_the_run(tmp_path: Path) -> None:
+    dense = {section.key: section.say for section in dense_page(tmp_path).sections}
+    assert "densely" in dense["learning"]
+    assert "rounding alone" in dense["tail"]
+    sparse = page_of([run_folders.training(tmp_path / "sparse")])
+    said = {section.key: section.say for section in sparse.sections}
+    assert "sparse actor" in said["learning"]
+    assert "surely below the target" in said["tail"]
+    assert "how it was chosen is not among the files" in said["schedule"]
+
+
+def dense_page(folder: Path) -> Page:
+    return page_of([run_folders.dense_training(folder / "dense")])
+
+
+def test_nothing_judged_is_said(tmp_path: Path) -> None:
+    folder = run_folders.training(tmp_path / "run", steps=1)
+    (folder / "actions.jsonl").write_text("", encoding="utf-8")
+    run_folders.write_lines(folder / "metrics.jsonl", [{"step": 0, "sparse/accept_p05": 0.93}])
+    (told,) = said(folder)
+    assert "nothing to act on" in told
+    assert rows(page_of([folder]), "final-table")["gate"] == ("nothing judged",)
+
+
+def test_bins_are_named_by_the_schedules_edges(tmp_path: Path) -> None:
+    folder = run_folders.training(tmp_path / "run")
+    lines = [run_folders.step(i, **{"sparse/accept_p05/bin_96": None}) for i in range(3)]
+    run_folders.write_lines(folder / "metrics.jsonl", lines)
+    names = [line.name for line in chart(page_of([folder]), "tail-0").lines if line.points]
+    assert names == ["0 to 96 tokens"]
+
+
+def test_a_schedule_is_drawn_to_where_answers_end(tmp_path: Path) -> None:
+    folder = run_folders.training(tmp_path / "run")
+    with (folder / "config.resolved.toml").open("a", encoding="utf-8") as file:
+        file.write("[rollout]\nmax_prompt = 64\nmax_tokens = 336\n")
+    own, _ = chart(page_of([folder]), "kept-tokens").lines
+    assert own.points[-1] == (400, 400)  # the last bin keeps everything
+
+
+def test_without_settings_nothing_is_claimed(tmp_path: Path) -> None:
+    folders = [run_folders.training(tmp_path / name) for name in ("a", "b")]
+    for folder in folders:
+        (folder / "config.resolved.toml").unlink()
+    page = page_of(folders)
+    table = rows(page, "final-table")
+    assert table["after, against a"] == ("-", "-")
+    assert table["gate"] == ("-", "-")
+    assert "seed unknown" in page.foot[-1]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "says"),
+    [
+        ("speed.json", {"cases": []}, "allowed: a list with something in it"),
+        ("calibration/surface.json", {"targets": []}, "allowed: a list with something in it"),
+        ("train/schedule.json", {"lengths": [0]}, "got 3 budgets for 1 lengths"),
+    ],
+)
+def test_empty_and_uneven_lists_are_named(
+    tmp_path: Path, file: str, change: dict[str, object], says: str
+) -> None:
+    place = run_folders.demo(tmp_path / "demo") / file
+    place.write_text(json.dumps(json.loads(place.read_text()) | change), encoding="utf-8")
+    with pytest.raises(ValueError, match=says):
+        page_of([tmp_path / "demo"])
