@@ -84,7 +84,7 @@ def _think() -> None:
 
     console.rule(f"[bold]Meet {recipe.MODEL}", align="left")
     console.print(
-        "2.5 million weights, part of the package. It thinks in a small language of puzzles:",
+        "So small that it is part of the package. It thinks in a language of puzzles:",
         highlight=False,
     )
     verdict = stages.think(

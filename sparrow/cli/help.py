@@ -1,6 +1,7 @@
-"""How help texts are shown: verbs in the order in which people need them, texts that flow."""
+"""How help texts are shown: verbs in the order in which people need them, texts that flow, and
+switches without the name of a type."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from typer.core import TyperGroup
@@ -24,14 +25,32 @@ class Verbs(TyperGroup):
             for verb in verbs:
                 if verb in self.commands:
                     self.commands[verb].rich_help_panel = panel  # type: ignore[attr-defined]
-        _let_flow(self.commands.values())
+        _show_no_type(*self.params)
+        for command in _all(self.commands.values()):
+            command.help = flowing(command.help or "")
+            _show_no_type(*command.params)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """--help, which typer makes when it is asked for; those of the verbs along with it."""
+        for command in _all(self.commands.values()):
+            _show_no_type(command.get_help_option(ctx))
+        option = super().get_help_option(ctx)
+        _show_no_type(option)
+        return option
 
 
-def _let_flow(commands: Iterable[Any]) -> None:
+def _all(commands: Iterable[Any]) -> Iterator[Any]:
     for command in commands:
-        command.help = flowing(command.help or "")
+        yield command
         if isinstance(command, TyperGroup):
-            _let_flow(command.commands.values())
+            yield from _all(command.commands.values())
+
+
+def _show_no_type(*parameters: Any) -> None:
+    """Typer would write <bool> beside a switch, which takes no value."""
+    for each in parameters:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
 
 
 def flowing(text: str) -> str:

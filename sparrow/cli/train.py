@@ -45,10 +45,11 @@ def train(
 ) -> None:
     """Train a model by RL with sparse rollouts, under a gate that watches how far they stray.
 
-    The gate measures acceptance at every step, and raises budgets, goes dense or stops where its
-    tail falls below the target. configs/train/ has recipes, docs/train.md says what can be chosen,
-    sparrow/config/train.py lists every setting with its default. Stopped and started again, a run
-    goes on from its last checkpoint. Prints the run directory.
+    The gate measures acceptance at every step; where its tail is surely below the target, or below
+    it at several looks in a row, it raises budgets, then goes dense, then stops. configs/train/ has
+    recipes, docs/train.md says what can be chosen, sparrow/config/train.py lists every setting with
+    its default. Stopped and started again, a run goes on from its last checkpoint. Prints the
+    folder of the trained model.
 
     For example:
 

@@ -90,9 +90,9 @@ def calibrate(place: Place, progress: Progress | None = None) -> Surface:
 def plan(place: Place) -> None:
     """The schedule. Lengths that no budget covers run dense.
 
-    What a training began with does not change under it.
+    What a training began with does not change under it: the same surface gives the same plan.
     """
-    if not place.train.exists():
+    if not place.train.exists() or not place.plan.exists():
         api.plan(place.surface, recipe.TARGET, allow_dense=True, folder=place.calibration)
 
 

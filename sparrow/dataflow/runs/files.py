@@ -1,6 +1,7 @@
 """The run directory: the configuration, metrics, actions and rollouts of a training run.
 
     config.resolved.toml    what the run really uses
+    schedule.json           what a sparse rollout began with, before the gate changed anything
     metrics.jsonl           a line a step: {"step": 12, "critic/score/mean": 0.5, ...}
     validation.jsonl        a line a validation, by the steps that were behind it
     actions.jsonl           what the tail gate did, and why
