@@ -15,7 +15,7 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Run directories of train, calibrate or demo: up to six."
+            metavar="RUN", help="Run directories of train, calibrate or demo: up to six."
         ),
     ],
     format: Annotated[

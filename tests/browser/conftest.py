@@ -1,17 +1,14 @@
 """A headless Chromium for the tests of this folder."""
 
 import os
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from support import chromium
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
 def missing(what: str) -> NoReturn:
@@ -26,15 +23,12 @@ def browser() -> Iterator["Browser"]:
     try:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError:
-        missing("no playwright: pip install playwright (its own browsers are not needed)")
-    found = [os.environ.get("SPARROW_CHROMIUM"), *map(shutil.which, CHROMIUM)]
-    path = next(filter(None, found), None)
-    if path is None or not Path(path).exists():
-        missing(
-            f"no Chromium ({path or ', '.join(CHROMIUM)}): install it (apt install chromium) or "
-            "set SPARROW_CHROMIUM to its path"
-        )
+        missing("no playwright: pip install playwright")
     with sync_playwright() as playwright:
+        try:
+            path = chromium.find(playwright.chromium.executable_path)
+        except ValueError as error:
+            missing(str(error))
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()

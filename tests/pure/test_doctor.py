@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,23 @@ def test_how_to_get_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Found(package=math, version="0.1").install == "pip install 'math-verify>=0.8'"
     monkeypatch.setattr(packages, "installed", lambda name: None)  # a checkout, not installed
     assert Found(package=math, version=None).install == "pip install 'math-verify>=0.8'"
+
+
+def test_the_browser_comes_with_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the Python that runs this, where its environment is not active."""
+    monkeypatch.setattr(packages, "installed", lambda name: None)
+    browser = next(each for each in OPTIONAL if each.extra == packages.BROWSER)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said, python = Found(package=browser, version=None).install, sys.executable
+    install, after = said.split(" && ")
+    assert install == f"{python} -m pip install 'playwright>=1.50'"
+    assert after == f"{python} -m playwright install chromium"
+    monkeypatch.setattr("shutil.which", lambda name: str(Path(python).parent / name))
+    assert Found(package=browser, version=None).install == (
+        "pip install 'playwright>=1.50' && playwright install chromium"
+    )
 
 
 def test_packages_that_are_there_and_not() -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("typer")
+
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -107,6 +110,7 @@ def test_help_is_shown_in_eighty_columns(
     lines = done.output.splitlines()
     assert max(map(len, lines)) <= COLUMNS
     assert not any("…" in line for line in lines), "something was cut"
+    assert "<bool>" not in done.output, "a switch takes no value"
 
 
 @pytest.mark.parametrize("path", TREE, ids=name_of)

@@ -24,6 +24,7 @@ DOCUMENTS = tuple(
     if path != LOG
 )
 MARKS = ("needs a GPU", "needs a network", "takes minutes")
+WRITES = ("-o", "--out", "--run.dir", ">", ">>")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 COMMENT = re.compile(r"""^(?:'[^']*'|"[^"]*"|[^'"#]|(?<=\S)\#)*(\#.*)$""", flags=re.DOTALL)
 FILE = re.compile(r"^# ([\w.-]+\.\w+)$", flags=re.MULTILINE)
@@ -94,13 +95,22 @@ def stages(command: str) -> list[list[str]]:
 
 def inputs(command: str) -> list[str]:
     """Paths under runs/ that a command reads: all that it names, but for where it writes."""
-    found, before = [], ""
+    return [path for option, path in _named(command) if option not in WRITES]
+
+
+def outputs(command: str) -> list[str]:
+    """Paths under runs/ that a command names as those where it writes."""
+    return [path for option, path in _named(command) if option in WRITES]
+
+
+def _named(command: str) -> Iterator[tuple[str, str]]:
+    """Paths under runs/, each with the option (or the word before it) that it belongs to."""
+    before = ""
     for word in _words(command):
-        path = re.search(r"(?:^|=)(runs/.*)", word)
-        if path and before not in ("-o", "--out", ">") and not word.startswith("--out="):
-            found.append(path[1])
+        found = re.match(r"(?:([^=]*)=)?(runs/.*)", word)
+        if found:
+            yield found[1] or before, found[2]
         before = word
-    return found
 
 
 def _words(command: str) -> list[str]:
@@ -158,10 +168,10 @@ class Place:
         said = f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return said if done.returncode else None
 
-    def lacks(self, step: Step) -> bool:
-        """Whether a command reads something under runs/ that is not there."""
+    def lacks(self, step: Step) -> list[str]:
+        """What a command reads under runs/ that is not there."""
         read = inputs(step.text) if step.kind == "sh" else []
-        return any(not (self.folder / path).exists() for path in read)
+        return [path for path in read if not (self.folder / path).exists()]
 
 
 def _program(path: Path, line: str) -> None:

@@ -50,6 +50,30 @@ def test_without_a_split() -> None:
     Console(quiet=True).print(decode.table(result))
 
 
+def test_dense_takes_turns_with_the_first_schedule_of_its_batch_and_context() -> None:
+    """Schedules with other dense layers need an engine of their own."""
+    bare, own = frozenset[int](), Rule().dense_layers
+    assert own != bare
+    cases = [(2, 64, None), (2, 64, "fixed-48-all"), (2, 64, "fixed-48"), (2, 64, "fixed-64-all")]
+    assert decode._groups(cases) == {
+        (2, 64, bare): [None, "fixed-48-all", "fixed-64-all"],
+        (2, 64, own): ["fixed-48"],
+    }
+    assert decode._groups([(2, 64, "fixed-48"), (2, 64, "fixed-48-all"), (2, 64, None)]) == {
+        (2, 64, own): ["fixed-48", None],
+        (2, 64, bare): ["fixed-48-all"],
+    }
+
+
+def test_dense_of_another_context_is_alone() -> None:
+    cases = [(2, 64, "fixed-48-all"), (2, 128, None), (4, 64, None)]
+    assert decode._groups(cases) == {
+        (2, 64, frozenset()): ["fixed-48-all"],
+        (2, 128, Rule().dense_layers): [None],
+        (4, 64, Rule().dense_layers): [None],
+    }
+
+
 def test_bytes_by_hand_dense() -> None:
     read = decode.traffic(SPEC, 2, 5, np.array([100]), None)
     attention = 32 * (4 + 2 + 2) * 16 + 4 * 16 * 32 + 2 * 16
