@@ -147,8 +147,8 @@ class TestAttending:
     @pytest.mark.parametrize(
         ("settings", "told"),
         [
-            ({"budget": 64, "window": 64}, "not both"),
-            ({"budget": 64, "schedule": "qwen3-1.7b-0.86"}, "not both"),
+            ({"budget": 64, "window": 64}, "give one of a budget"),
+            ({"budget": 64, "schedule": "qwen3-1.7b-0.86"}, "give one of a budget"),
             ({"window": 40}, "multiple of 16"),
             ({"flow": "quest"}, "goes with a budget or a schedule"),
             ({"flow": "quest", "window": 64}, "goes with a budget or a schedule"),
