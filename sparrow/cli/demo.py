@@ -188,7 +188,7 @@ def _finish(place: "Place", seconds: float) -> None:
             f"  [bold]{number.value:>10}[/]  {number.name} ({number.say})", highlight=False
         )
     minutes, left = divmod(round(seconds), 60)
-    console.print(f"\n[dim]{minutes} min {left} s in all[/]\n\nWhat to try next:")
+    console.print(f"\n[dim]{minutes} min {left} s this time[/]\n\nWhat to try next:")
     for words, why in (
         (f"eval {place.train} -t assignments -l 150 --samples 4", "ask the trained model"),
         ("doctor", "what this machine can do"),

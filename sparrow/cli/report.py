@@ -9,6 +9,7 @@ import typer
 from sparrow.cli.output import report as note
 
 FORMATS = ("html", "md")
+PAGES = (".html", ".md")  # what may be written over
 
 
 def report(
@@ -50,17 +51,22 @@ def report(
       sparrow report runs/demo --open
       sparrow report runs/train/sparse runs/train/dense -o comparison.html
     """
-    from sparrow import api
+    from sparrow.report.page.html import html
+    from sparrow.report.page.markdown import markdown
+    from sparrow.report.page.story import page_of
 
     if format not in FORMATS:
         raise ValueError(f"--format {format}: give html or md")
-    text = api.report(*runs, format="md" if format == "md" else "html", title=title)
+    page = page_of(runs, title=title)
+    text = markdown(page) if format == "md" else html(page)
     place = out or (Path("-") if format == "md" else runs[0] / _name(runs))
     if str(place) == "-":
         if open_page:
             raise ValueError("--open needs a file: give --out")
         print(text)
         return
+    if place.is_dir() or (place.exists() and place.suffix not in PAGES):
+        raise ValueError(f"--out {place}: it is there and is no page; name a file, such as a.html")
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text, encoding="utf-8")
     note(f"{len(text) / 1024:.0f} KiB")

@@ -26,6 +26,8 @@ def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
 
     One of another version is not gone on with.
     """
+    if place.folder.exists() and not place.folder.is_dir():
+        raise ValueError(f"{place.folder} is no folder; name another one with --out")
     made = (place.calibration, place.train, place.speed, place.page)
     if not place.about.exists() and any(one.exists() for one in made):
         raise ValueError(f"{place.folder} holds other runs; name another folder with --out")
@@ -106,7 +108,10 @@ def gate_stopped(place: Place) -> bool:
 def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
     """Dense against sparse, at the demo's length and at a long one."""
     if place.speed.exists():
-        return _plain(place.speed)
+        known = _plain(place.speed)
+        if not known.get("cases"):
+            raise ValueError(f"{place.speed} is broken (no cases); --fresh begins anew")
+        return known
     model = load(recipe.MODEL, device="cpu")
     source = of_task(model, recipe.TASK, length=recipe.LENGTH, count=recipe.GROUPS)
     found = dense_sparse.run(

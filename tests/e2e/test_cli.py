@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,3 +205,20 @@ def test_prompts_that_are_no_text_and_batches_that_do_not_fit(folder: Path) -> N
 def test_version_and_help() -> None:
     assert run("--version").stdout.strip() == sparrow.__version__
     assert "--config" in run("generate", "--help").stdout
+
+
+def test_fetch_hands_on_who_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The verb `report` is a module of the package that has a function of this name as well."""
+    from typer.testing import CliRunner
+
+    from sparrow.cli import app
+    from sparrow.models import fetch
+
+    def fetched(name: str, *, report: Any, **_: Any) -> Path:
+        report(f"got {name}")
+        return tmp_path
+
+    monkeypatch.setattr(fetch, "fetch", fetched)
+    done = CliRunner().invoke(app, ["fetch", "smollm2-135m"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert str(tmp_path) in done.output

@@ -122,7 +122,7 @@ def test_it_ends_with_the_page_three_numbers_and_what_is_next(
     folder, _, after = stopped_and_ended
     tail = after[after.index("5 of 5") :]
     assert str(folder / "report.html") in tail
-    shown = tail[tail.index("report.html") : tail.index("in all")].splitlines()[1:]
+    shown = tail[tail.index("report.html") : tail.index("this time")].splitlines()[1:]
     assert len([line for line in shown if "(" in line]) == 3
     assert "sparrow eval" in tail[tail.index("What to try next") :]
 

@@ -162,11 +162,11 @@ def _schedule_line(run: Run, end: int) -> Line:
 def _dense_words(run: Run, named: bool) -> str:
     assert run.schedule is not None
     layers = run.schedule["dense_layers"]
-    dense = (
-        f"layers {', '.join(map(str, layers))} read everything"
-        if layers
-        else "all layers are sparse"
-    )
+    dense = "all layers are sparse"
+    if layers:
+        which = ", ".join(map(str, layers))
+        dense = f"layers {which} read" if len(layers) > 1 else f"layer {which} reads"
+        dense += " everything"
     shared = "; budgets differ by layer, drawn is their base" if run.schedule["layers"] else ""
     whose = f"{run.name}: " if named else ""
     return f"{whose}{run.schedule['name']}, flow {run.schedule['flow']}; {dense}{shared}."

@@ -108,7 +108,7 @@ def _line(chart: Chart, line: Line) -> list[str]:
         f"{written(last, form)}{spans.get(last_x, '')} at {written(last_x, chart.x.form)}",
         written(min(values), form),
         written(max(values), form),
-        sparkline(values),
+        sparkline(values) if written(min(values), form) != written(max(values), form) else "flat",
     ]
 
 

@@ -25,6 +25,7 @@ Shape = type | tuple[Any, ...] | dict[str, Any] | list[Any] | OrNull
 names its shape twice has one element at least."""
 
 FORMAT = 1
+LARGEST = 1e100
 NUMBER, MAYBE, WHOLE = (int, float), (int, float, type(None)), (int, type(None))
 TAIL = {"p05": MAYBE, "low": MAYBE, "high": MAYBE}
 CELL = {
@@ -173,14 +174,14 @@ def _text(file: Path) -> str:
 def _parsed(text: str, where: str) -> Any:
     try:
         return _finite(json.loads(text, parse_constant=lambda _: None))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is no JSON: {error}") from error
 
 
 def _finite(value: Any) -> Any:
-    """The same data; numbers too large for a float (1e999) are none."""
-    if isinstance(value, float):
-        return value if abs(value) != float("inf") else None
+    """The same data; numbers that nobody measures (1e999) are none."""
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return value if abs(value) <= LARGEST else None
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     return [_finite(inner) for inner in value] if isinstance(value, list) else value

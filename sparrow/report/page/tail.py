@@ -169,6 +169,8 @@ def _remarks(run: Run, named: bool) -> Remarks:
 def _silence(run: Run) -> str:
     """Why a gate has done nothing."""
     gate, seen = run.settings.get("gate", {}), looks(run)
+    if not gate:
+        return "What it was told to do is not among the files of this run."
     if gate.get("mode") == "off":
         return "It was switched off."
     if not seen:

@@ -111,7 +111,10 @@ def test_a_tail_is_of_what_the_sparse_actor_wrote() -> None:
 
 @pytest.mark.parametrize(
     ("given", "wrong"),
-    [({"budget": 64, "window": 64}, "give one of a budget"), ({"window": 100}, "multiple of 16, got|of 16")],
+    [
+        ({"budget": 64, "window": 64}, "give one of a budget"),
+        ({"window": 100}, "multiple of 16, got|of 16"),
+    ],
 )
 def test_what_attends_in_no_way(given: dict[str, int], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
