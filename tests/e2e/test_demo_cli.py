@@ -108,9 +108,9 @@ def test_a_demo_that_was_killed_while_it_calibrated_goes_on(tmp_path: Path) -> N
     before = measured(folder)
     process = start(folder)
     wait_for(process, (folder / "calibration" / "surface.json").exists)
-    process.send_signal(signal.SIGINT)
-    code, said = ended(process)
-    assert code == 130, said
+    process.kill()
+    _, said = ended(process)
+    assert (folder / "calibration" / "surface.json").exists(), said
     after = measured(folder)
     assert len(after) == 3 * 8 > len(before)  # dense and two budgets, eight prompts
     assert before.items() <= after.items()
