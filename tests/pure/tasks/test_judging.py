@@ -97,9 +97,10 @@ def gone(pid: int) -> bool:
     for _ in range(600):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            threads = len(os.listdir(f"/proc/{pid}/task"))
         except (FileNotFoundError, ProcessLookupError):
             return True
-        if state in "ZX":
+        if state in "ZX" and threads <= 1:  # its parent can be told only when all have ended
             return True
         time.sleep(0.1)
     return False
