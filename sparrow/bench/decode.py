@@ -235,8 +235,7 @@ def place_rows(
         own, pages = pages[:width], pages[width:]
         sample.context = Context(pages=own, computed=context)
         sample.started, sample.drawn = True, 1
-        sample.take(index % vocabulary, 0.0, 0.0, True)
-        sample.versions.append(engine.version)
+        sample.take(index % vocabulary, 0.0, 0.0, engine.version)
         engine.runner.rows.enter(sample)
         scheduler.running.append(sample)
     return samples

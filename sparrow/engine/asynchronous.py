@@ -72,7 +72,7 @@ class AsyncEngine:
         A coroutine that is cancelled while it waits aborts its request.
         """
         done: dict[int, Completion] = {}
-        async for output in self._outputs(prompt, params, settings):
+        async for output in self._outputs(prompt, params, settings | {"streamed": False}):
             if output.completion is not None:
                 done[output.sample] = output.completion
         return [done[sample] for sample in sorted(done)]

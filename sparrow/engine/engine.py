@@ -136,8 +136,13 @@ class Engine:
         schedule: Schedule | None = None,
         adapter: str | None = None,
         options: OutputOptions | None = None,
+        streamed: bool = True,
     ) -> int:
-        """Queue a prompt; the number under which its outputs come. Dense without a schedule."""
+        """Queue a prompt; the number under which its outputs come. Dense without a schedule.
+
+        streamed: whether tokens come as they are drawn. Otherwise only completions come, which
+        costs the host less.
+        """
         request = Request(
             id=next(self._ids),
             prompt=prompt.tolist() if hasattr(prompt, "tolist") else list(prompt),
@@ -147,6 +152,7 @@ class Engine:
             schedule=schedule,
             adapter=adapter,
             adapter_slot=self._adapters.find(adapter),
+            streamed=streamed,
         )
         request.check(self.model.spec, self.max_context)
         request.schedule_slot = self._schedule_slot(schedule, self.loop.requests.values())
@@ -240,7 +246,14 @@ class Engine:
         try:
             for prompt, own in zip(prompts, each, strict=True):
                 ids.append(
-                    self.add(prompt, own, schedule=schedule, adapter=adapter, options=options)
+                    self.add(
+                        prompt,
+                        own,
+                        schedule=schedule,
+                        adapter=adapter,
+                        options=options,
+                        streamed=False,
+                    )
                 )
             outputs = list(self.stream())
         except BaseException:

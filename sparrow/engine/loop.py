@@ -18,7 +18,8 @@ from sparrow.sparse.rule import Rule
 class Output(NamedTuple):
     """What a step brought for one sample: tokens, and the completion if it has ended.
 
-    Where `restarts` is higher than before, the sample began anew: earlier tokens are void.
+    Where `restarts` is higher than before, the sample began anew: earlier tokens are void. Of a
+    request that is not streamed a sample has one output, at its end.
     """
 
     request: int
@@ -106,14 +107,11 @@ class Loop:
 
     def _read(self, launched: Iterable[Delivery]) -> None:
         for delivery in launched:
-            due = [sample for sample in delivery.samples if sample.live]
-            delivery.read()
-            for sample in due:
-                tokens = sample.tokens[-1:] if sample.error is None else []
-                if sample.live:
-                    self._tell(sample, tokens, None)
-                else:
-                    self._end(sample, tokens)
+            for sample in delivery.read():
+                if sample.finish is not None:
+                    self._end(sample, sample.tokens[-1:] if sample.error is None else [])
+                elif sample.request.streamed:
+                    self._tell(sample, sample.tokens[-1:], None)
 
     def _end(self, sample: Sample, tokens: list[int]) -> None:
         if not self._broken:  # else nothing of what the scheduler holds can be trusted

@@ -43,6 +43,7 @@ class Request:
     schedule: Schedule | None
     adapter: str | None
     adapter_slot: AdapterSlot
+    streamed: bool = True  # whether somebody wants tokens as they come, not completions alone
     schedule_slot: int = 0
     context: Context = field(default_factory=Context)
     logits_V: Tensor | None = None  # after the prompt; None until it is computed
@@ -69,6 +70,12 @@ class Request:
     def unborn(self) -> list["Sample"]:
         """Samples that have yet to start from the prompt."""
         return [sample for sample in self.samples if not sample.started and sample.live]
+
+    @property
+    def cuts(self) -> bool:
+        """Whether some of its draws need more than temperature."""
+        params = self.params
+        return params.top_k > 0 or params.top_p < 1 or params.min_tokens > 0
 
     @property
     def ids(self) -> list[int]:
@@ -120,7 +127,11 @@ class Sample:
 
     @property
     def can_draw(self) -> bool:
-        return self.live and self.drawn < self.request.params.max_tokens
+        return self.finish is None and self.drawn < self.request.params.max_tokens
+
+    def lacks_page(self, page: int) -> bool:
+        """Whether its newest token begins a page that it does not hold."""
+        return len(self.context.pages) * page < len(self.request.prompt) + self.drawn
 
     @property
     def forbids_stops(self) -> bool:
@@ -132,19 +143,20 @@ class Sample:
         params = self.request.params
         return params.top_k > 0 or params.top_p < 1 or self.forbids_stops
 
-    def take(self, token: int, logprob: float, entropy: float, ok: bool) -> bool:
-        """Note a draw that was read, and the end; False if the draw was none."""
-        if not ok:
-            self.finish, self.error = "error", "the model gave NaN or infinite logits"
-            return False
+    def take(self, token: int, logprob: float, entropy: float, version: int) -> None:
+        """Note a draw that was read, the weights that it was drawn by, and the end."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        self.entropies.append(entropy + 0.0)  # -0.0 reads badly
+        self.entropies.append(entropy)
+        self.versions.append(version)
         if token in self.request.stop_ids:
             self.finish = "stop"
         elif len(self.tokens) >= self.request.params.max_tokens:
             self.finish = "length"
-        return True
+
+    def fail(self) -> None:
+        """The draw was none."""
+        self.finish, self.error = "error", "the model gave NaN or infinite logits"
 
     def restart(self) -> None:
         """Forget everything drawn; the next token is the first again, of the same stream."""

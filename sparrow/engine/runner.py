@@ -67,36 +67,54 @@ class Delivery:
     def __init__(self, samples: Sequence[Sample], output: StepOutput, version: int) -> None:
         self.samples = list(samples)
         self.version = version
-        count, options = len(samples), [sample.request.options for sample in samples]
         self._draws_4B = _to_host(output.draws_4B)  # whole, spare rows too: one plain copy
-        self._hidden_BC = None
-        if output.hidden_BC is not None and any(option.hidden_states for option in options):
-            self._hidden_BC = _to_host(output.hidden_BC[:count].float())
-        most = max((option.top_logprobs for option in options), default=0)
+        self._hidden_BC: Tensor | None = None
         self._top: tuple[Tensor, Tensor] | None = None
-        if most and output.logits_BV is not None:
-            scale_B = [sample.request.params.temperature or 1.0 for sample in samples]
-            values_BK, ids_BK = _top_logprobs(output.logits_BV[:count], scale_B, most)
-            self._top = (_to_host(ids_BK.int()), _to_host(values_BK))
+        if output.hidden_BC is not None and output.logits_BV is not None:
+            self._take_extras(output.hidden_BC, output.logits_BV)
         self._ready = None
         if output.draws_4B.is_cuda:
             self._ready = torch.cuda.Event()
             self._ready.record()
 
-    def read(self) -> None:
-        """Wait until the draws are there, and hand them to the samples that still live."""
+    def _take_extras(self, hidden_BC: Tensor, logits_BV: Tensor) -> None:
+        count, options = len(self.samples), [sample.request.options for sample in self.samples]
+        if any(option.hidden_states for option in options):
+            self._hidden_BC = _to_host(hidden_BC[:count].float())
+        most = max((option.top_logprobs for option in options), default=0)
+        if most:
+            scale_B = [sample.request.params.temperature or 1.0 for sample in self.samples]
+            values_BK, ids_BK = _top_logprobs(logits_BV[:count], scale_B, most)
+            self._top = (_to_host(ids_BK.int()), _to_host(values_BK))
+
+    def read(self) -> list[Sample]:
+        """Wait until the draws are there, and hand them to the samples that still live: these."""
         if self._ready is not None:
             self._ready.synchronize()
         packed = self._draws_4B.numpy()
-        floats = packed[1:3].view(np.float32)
-        tokens, logprobs, entropies = packed[0].tolist(), floats[0].tolist(), floats[1].tolist()
-        ok = packed[3].tolist()
-        for index, sample in enumerate(self.samples):
-            if sample.live and sample.take(
-                tokens[index], logprobs[index], entropies[index], bool(ok[index])
-            ):
-                sample.versions.append(self.version)
+        logprob, entropy = packed[1:3].view(np.float32)
+        draws = zip(
+            packed[0].tolist(),
+            logprob.tolist(),
+            (entropy + 0.0).tolist(),  # -0.0 reads badly
+            packed[3].tolist(),
+            strict=True,
+        )
+        extras = self._hidden_BC is not None or self._top is not None
+        due = []
+        # A step has spare rows at its end.
+        for index, (sample, draw) in enumerate(zip(self.samples, draws, strict=False)):
+            if sample.finish is not None:
+                continue
+            due.append(sample)
+            token, logprob_, entropy_, ok = draw
+            if not ok:
+                sample.fail()
+                continue
+            sample.take(token, logprob_, entropy_, self.version)
+            if extras:
                 self._hand_extras(index, sample)
+        return due
 
     def _hand_extras(self, index: int, sample: Sample) -> None:
         options = sample.request.options
@@ -183,13 +201,15 @@ class Runner:
         batch = max(len(samples), self.least_batch)
         if self.model.device.type == "cuda":  # eager steps too: equal shapes give equal bits
             batch, pages = batch_bucket(batch), pages_bucket(pages, self.rows.table_RM.shape[1])
+        requests = {sample.request for sample in samples}
+        cutting = any(request.cuts for request in requests)
         return StepKind(
             batch=batch,
             pages=pages,
-            sparse=any(sample.request.schedule is not None for sample in samples),
-            truncated=any(sample.truncated for sample in samples),
-            adapted=any(sample.request.adapter_slot.slot for sample in samples),
-            extras=any(sample.request.options.extras for sample in samples),
+            sparse=any(request.schedule is not None for request in requests),
+            truncated=cutting and any(sample.truncated for sample in samples),
+            adapted=any(request.adapter_slot.slot for request in requests),
+            extras=any(request.options.extras for request in requests),
         )
 
     def _step(self, kind: StepKind, at_B: Tensor) -> StepOutput:

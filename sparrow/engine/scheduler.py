@@ -128,7 +128,7 @@ class Scheduler:
     def _ready_to_decode(self) -> list[Sample]:
         places: list[tuple[int, int, int]] = []
         try:
-            for sample in list(self.running):
+            for sample in [one for one in self.running if one.lacks_page(self.pool.page)]:
                 if sample.row is not None and sample.can_draw:
                     self._grow(sample, places)
         finally:  # tables hold what samples hold, even if there was no room for one of them
@@ -136,12 +136,10 @@ class Scheduler:
         return [sample for sample in self.running if sample.can_draw]
 
     def _grow(self, sample: Sample, places: list[tuple[int, int, int]]) -> None:
-        """A page for the token that the next step writes, if it begins one."""
-        pages = sample.context.pages
-        if len(pages) >= pages_for(sample.length, self.pool.page):
-            return
+        """A page for the token that the next step writes, which begins one."""
         self._make_room(sample)
         if sample.row is not None and sample.can_draw:
+            pages = sample.context.pages
             pages += self.pool.take(1)
             places.append((sample.row, len(pages) - 1, pages[-1]))
 
