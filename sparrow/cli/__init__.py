@@ -21,6 +21,7 @@ from sparrow.cli.output import report as say  # the module `report` below takes 
 from sparrow.cli.plan import plan
 from sparrow.cli.puzzles import puzzle, warmup
 from sparrow.cli.report import report as report_verb
+from sparrow.cli.study import study
 from sparrow.cli.train import replay, train
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ app.command("report")(report_verb)
 app.command()(calibrate)
 app.command()(plan)
 app.command(context_settings=SETTINGS)(train)
+app.command(context_settings=SETTINGS)(study)
 app.command()(replay)
 app.command(context_settings=SETTINGS)(warmup)
 app.add_typer(bench, name="bench")

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 PANELS = {
     "Start here": ("demo", "doctor"),
     "From a model to a trained model": ("fetch", "calibrate", "plan", "train", "eval", "report"),
-    "Look closer": ("generate", "puzzle", "presets", "replay", "flow", "bench"),
+    "Look closer": ("generate", "puzzle", "presets", "replay", "flow", "study", "bench"),
     "Make the shipped models": ("warmup",),
 }
 

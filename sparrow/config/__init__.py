@@ -15,6 +15,7 @@ from sparrow.config.schema import (
     RunConfig,
     Section,
 )
+from sparrow.config.study import ArmConfig, OutcomeConfig, ProbeConfig, StudyConfig, SurfaceConfig
 from sparrow.config.train import (
     AlgorithmConfig,
     BatchConfig,
@@ -39,6 +40,7 @@ from sparrow.config.warmup import (
 
 __all__ = [
     "AlgorithmConfig",
+    "ArmConfig",
     "AttentionConfig",
     "BatchConfig",
     "Choice",
@@ -49,6 +51,8 @@ __all__ = [
     "GenerateSampling",
     "ModelConfig",
     "OptimiserConfig",
+    "OutcomeConfig",
+    "ProbeConfig",
     "RateConfig",
     "RolloutConfig",
     "RowsConfig",
@@ -56,6 +60,8 @@ __all__ = [
     "Section",
     "ShapeConfig",
     "StageConfig",
+    "StudyConfig",
+    "SurfaceConfig",
     "TrainConfig",
     "TrainModelConfig",
     "TrainRunConfig",

@@ -84,6 +84,7 @@ class Cell(Record):
     mean: Estimate
     passes: tuple[PassAt, ...]
     tokens: float  # mean length of an answer
+    median: float  # of the lengths
     entropy: float | None  # nats per sampled token; None: nothing was sampled
     cut_off: float  # share that ran into the limit
     reasons: tuple[Reason, ...]  # most frequent first
@@ -231,7 +232,8 @@ def _completions(
             max_tokens=min(limit for limit in most if limit is not None),
             seed=None if params.seed is None else params.seed + index,
         )
-        numbers[engine.add(list(prompt), own, schedule=schedule)] = (index, prompt)
+        number = engine.add(list(prompt), own, schedule=schedule, streamed=False)
+        numbers[number] = (index, prompt)
     found: dict[tuple[int, int], Completion] = {}
     for output in engine.stream():
         if output.completion is not None:
@@ -304,6 +306,7 @@ def cell_of(
     accs = [np.array(row) for row in by_row.values()]
     samples = min(len(row) for row in accs)
     completions = [one.completion for one in answers]
+    lengths = [len(one.token_ids) for one in completions]
     return Cell(
         source=source,
         length=length,
@@ -311,7 +314,8 @@ def cell_of(
         samples=samples,
         mean=mean_at_k(accs),
         passes=_passes(accs, samples),
-        tokens=float(np.mean([len(one.token_ids) for one in completions])),
+        tokens=float(np.mean(lengths)),
+        median=float(np.median(lengths)),
         entropy=_entropy(completions),
         cut_off=float(np.mean([one.finish_reason == "length" for one in completions])),
         reasons=_reasons(answers),

@@ -25,9 +25,10 @@ class Reading(Record):
     prompt: str  # intervals draw whole prompts anew, so the same text has the same name
     lengths: Int32Array
     alpha: Float32Array  # sum_v min(p(v), q(v))
+    entropy: Float32Array | None = None  # of the policy where each was drawn, nats
 
     def _check(self) -> None:
-        self._require_aligned("lengths", "alpha")
+        self._require_aligned("lengths", "alpha", "entropy")
         self._refuse("lengths", self.lengths < 0, "lengths >= 0")
         self._refuse("alpha", _outside(self.alpha), "0 to 1")
 

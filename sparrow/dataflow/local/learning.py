@@ -56,7 +56,7 @@ def read(run: Run, groups: Sequence[Group], watched: Sequence[Trajectory] = ()) 
         groups=tuple(n for n, group in enumerate(groups) for _ in group.trajectories),
         weights=tuple(weights),
         reads=tuple(reads[: len(learnt)]),
-        readings=tuple(_reading(one, r.alpha) for one, r in pairs if r.alpha is not None),
+        readings=tuple(_reading(one, r) for one, r in pairs if r.alpha is not None),
         estimates=tuple(_estimate(one, found) for one, found in pairs),
         mismatch=mismatch,
     )
@@ -163,13 +163,14 @@ def _decoded(trajectory: Trajectory) -> np.ndarray:
     return sampled[places - 1]
 
 
-def _reading(trajectory: Trajectory, alpha: Float32Array | None) -> Reading:
-    assert alpha is not None, "asked of watched ones alone"
+def _reading(trajectory: Trajectory, found: Read) -> Reading:
+    assert found.alpha is not None, "asked of watched ones alone"
     decoded = _decoded(trajectory)
     return Reading(
         prompt=trajectory.prompt_id,
         lengths=np.flatnonzero(trajectory.loss_mask)[decoded].astype(np.int32),
-        alpha=alpha[decoded],
+        alpha=found.alpha[decoded],
+        entropy=found.entropy[decoded],
     )
 
 

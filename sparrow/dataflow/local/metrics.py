@@ -4,14 +4,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sparrow.calibrate.gate import Look
+from sparrow.calibrate.gate import Look, Reading
 from sparrow.calibrate.gate import metrics as gate_metrics
+from sparrow.calibrate.tails import TAIL
 from sparrow.dataflow.local.learning import Batch
 from sparrow.dataflow.local.playing import Played
-from sparrow.records import Trajectory
+from sparrow.records import Float32Array, Trajectory
 from sparrow.train.learner import UpdateStats
 
 Metrics = dict[str, float]
+
+UNCERTAIN = 0.1  # nats of the policy's entropy above which a token was a choice
+LEAST = 100  # tokens of a step in a bin before their tail is told
 
 
 def step_metrics(
@@ -29,6 +33,7 @@ def step_metrics(
         | _updates(updates)
         | batch.mismatch
         | gate_metrics(look)
+        | _tail_of_step(batch.readings, look)
         | _density(trajectories)
         | _timing(seconds, sum(len(one) for one in trajectories))
     )
@@ -87,6 +92,30 @@ def _updates(updates: Sequence[UpdateStats]) -> Metrics:
         "actor/lr": updates[-1].rate,
         "actor/skipped": float(sum(one.skipped for one in updates)),
     }
+
+
+def _tail_of_step(readings: Sequence[Reading], look: Look) -> Metrics:
+    """p05 of this step's watched tokens alone, by bin too, and of those that were uncertain."""
+    if not sum(len(one.alpha) for one in readings):
+        return {}
+    alpha = np.concatenate([one.alpha for one in readings])
+    lengths = np.concatenate([one.lengths for one in readings])
+    found = {"p05": p05(alpha)}
+    if all(one.entropy is not None for one in readings):
+        entropy = np.concatenate([one.entropy for one in readings if one.entropy is not None])
+        unsure = alpha[entropy > UNCERTAIN]
+        found["uncertain"] = len(unsure) / len(alpha)
+        if len(unsure):
+            found["p05_uncertain"] = p05(unsure)
+    for each in look.bins:
+        own = alpha[(lengths >= each.start) & (lengths < (each.stop or np.inf))]
+        if len(own) >= LEAST:
+            found[f"p05/bin_{each.start}"] = p05(own)
+    return {f"sparse/step/{name}": value for name, value in found.items()}
+
+
+def p05(alpha: Float32Array) -> float:
+    return float(np.quantile(alpha, TAIL))
 
 
 def _density(trajectories: Sequence[Trajectory]) -> Metrics:

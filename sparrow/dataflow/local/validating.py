@@ -51,6 +51,7 @@ def _named(cell: Cell, samples: int) -> dict[str, float]:
         found |= {f"{name}/low": cell.mean.low, f"{name}/high": cell.mean.high}
     return found | {
         f"val-aux/{cell.source}/length/mean": cell.tokens,
+        f"val-aux/{cell.source}/length/median": cell.median,
         f"val-aux/{cell.source}/cut_off": cell.cut_off,
     }
 

@@ -1,0 +1,222 @@
+"""`sparrow study`: arms, seeds and controls around one question, run whole and told honestly."""
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparrow.cli.output import console, notes, plain, report
+from sparrow.cli.train import DIVERGED, STOPPED, Words
+
+if TYPE_CHECKING:
+    from sparrow.config import StudyConfig
+    from sparrow.dataflow.study.design import Study
+
+
+def study(
+    config: Words,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the arms, seeds and what is done already.")
+    ] = False,
+    parallel: Annotated[
+        int | None,
+        typer.Option("--parallel", min=1, metavar="N", help="Runs at a time, on one device."),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only calibrate, and plan the schedules of the arms.")
+    ] = False,
+    cell: Annotated[
+        str | None,
+        typer.Option(
+            "--cell",
+            metavar="ARM-SEED",
+            help="Only this run, in this process: to spread a study over machines that share the "
+            "folder. Plan first.",
+        ),
+    ] = None,
+    only_report: Annotated[
+        bool, typer.Option("--report", help="Only write the report of what is there.")
+    ] = False,
+) -> None:
+    """Ask where sparse rollouts begin to hurt: train arms of different p05, with controls, and see.
+
+    Schedules are planned for each target; dense is the baseline; a control that must collapse and
+    one that must not move say whether the study can tell anything. Every arm and seed is a run of
+    `sparrow train` in a process of its own. Stopped and started again, it goes on. configs/study/
+    has examples, sparrow/config/study.py lists every setting. Prints the report's file.
+
+    For example:
+
+      sparrow study configs/study/tiny.toml --dry-run
+      sparrow study configs/study/small.toml --parallel 6
+
+    Exit codes: 0 all runs have ended, 1 one failed or no rate was found, 2 a mistake in the
+    settings, 130 stopped by Ctrl-C.
+    """
+    chosen = [
+        name
+        for name, given in (
+            ("--plan", plan),
+            ("--cell", cell),
+            ("--report", only_report),
+            ("--dry-run", dry_run),
+        )
+        if given
+    ]
+    if len(chosen) > 1:
+        raise ValueError(f"{' and '.join(chosen)}: give one of them")
+    loaded = _load(config)
+    if dry_run:
+        _show(loaded)
+    elif plan:
+        _plan(loaded)
+    elif cell is not None:
+        _cell(loaded, cell)
+    elif only_report:
+        print(_write(loaded))
+    else:
+        _conduct(loaded, parallel or loaded.parallel)
+
+
+def _load(words: list[str]) -> "StudyConfig":
+    from sparrow.config import StudyConfig, load_config
+
+    files = [Path(word) for word in words if not word.startswith("--")]
+    return load_config(StudyConfig, files, [word for word in words if word.startswith("--")])
+
+
+def _show(config: "StudyConfig") -> None:
+    from rich.table import Table
+
+    from sparrow.dataflow.study.design import Study
+    from sparrow.dataflow.study.stages import rate_of, state_of
+
+    found = Study(config=config)
+    states, rate = state_of(found), rate_of(found)
+    table = Table("arm", "rollout", "role", "rate", "corrections", "seeds: state")
+    for arm in config.arms:
+        attention = "dense"
+        if arm.target is not None:
+            attention = f"planned for p05 {arm.target}"
+        elif arm.budget is not None:
+            attention = f"{arm.budget} tokens kept"
+        elif arm.like is not None:
+            attention = f"one budget, reads as much as {arm.like}"
+        corrections = (
+            config.train.algorithm.corrections if arm.corrections is None else arm.corrections
+        )
+        own = [f"{cell.seed}: {states[cell.name]}" for cell in found.cells if cell.arm == arm]
+        table.add_row(
+            arm.name,
+            attention,
+            arm.role,
+            f"{rate if arm.rate is None else arm.rate:g}",
+            ", ".join(one.use for one in corrections) or "none",
+            ", ".join(own),
+        )
+    console.print(table)
+    train = config.train
+    console.print(
+        f"{len(found.cells)} runs of {train.run.steps} steps, {train.rollout.prompts} prompts x "
+        f"{train.rollout.samples} answers <= {train.rollout.max_tokens} tokens; evaluated every "
+        f"{train.validation.every} steps on {train.validation.rows} rows; rates tried in turn: "
+        f"{', '.join(f'{one:g}' for one in config.rates)}; folder {plain(str(found.folder))}",
+        highlight=False,
+    )
+
+
+def _plan(config: "StudyConfig") -> None:
+    from sparrow.cli.calibrate import progress_of
+    from sparrow.dataflow.study.design import Study
+    from sparrow.dataflow.study.plans import make_plans
+
+    found = Study(config=config)
+    with progress_of() as progress:
+        make_plans(found, progress=progress, report=report)
+    print(found.plans)
+
+
+def _cell(config: "StudyConfig", name: str) -> None:
+    from sparrow.dataflow.local.run import EpisodeFailed, GateStop, Unjudged
+    from sparrow.dataflow.stopping import Stopped, Stopping
+    from sparrow.dataflow.study.cell import run_cell
+    from sparrow.dataflow.study.design import Study
+    from sparrow.dataflow.study.stages import rate_of
+
+    found = Study(config=config)
+    chosen = found.cell(name)
+    if not chosen.arm.dense and not found.plan_of(chosen.arm).exists():
+        raise ValueError(f"{found.plan_of(chosen.arm)} is not there: run with --plan first")
+    with Stopping() as stopping:
+        try:
+            run_cell(found, chosen, rate_of(found), stopping=stopping, report=report)
+        except Stopped:
+            raise typer.Exit(STOPPED) from None
+        except (GateStop, Unjudged, EpisodeFailed) as error:
+            notes.print(f"[bold red]{name}:[/] {plain(str(error))}")
+            raise typer.Exit(DIVERGED) from error
+    print(found.folder_of(chosen))
+
+
+def _conduct(config: "StudyConfig", parallel: int) -> None:
+    from sparrow.dataflow.stopping import Stopping
+    from sparrow.dataflow.study.running import JobFailed
+    from sparrow.dataflow.study.stages import NoRate, conduct, open_study
+
+    found, lock = open_study(config)
+    begun = time.monotonic()
+    try:
+        with Stopping() as stopping, _Status(found) as status:
+            ended = conduct(
+                found,
+                command=shlex.join(["sparrow", *sys.argv[1:]]),
+                parallel=parallel,
+                stop=lambda: stopping.wanted,
+                event=lambda text: notes.print(
+                    f"[dim]{time.monotonic() - begun:6.0f} s[/] {plain(text)}", highlight=False
+                ),
+                look=status.look,
+            )
+    except (JobFailed, NoRate) as error:
+        notes.print(f"[bold red]error:[/] {plain(str(error))}\nthe same command goes on")
+        raise typer.Exit(1) from error
+    finally:
+        lock.close()
+    if not ended:
+        notes.print(f"stopped; the same command goes on from {plain(str(found.folder))}")
+        raise typer.Exit(STOPPED)
+    print(_write(config))
+
+
+def _write(config: "StudyConfig") -> Path:
+    from sparrow.dataflow.study.design import Study
+    from sparrow.report.study.write import write_study
+
+    return write_study(Study(config=config).folder)
+
+
+class _Status:
+    """A line that says what runs and how far it is."""
+
+    def __init__(self, study: "Study") -> None:
+        self._study = study
+        self._shown = notes.status("begins")
+
+    def __enter__(self) -> "_Status":
+        self._shown.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.stop()
+
+    def look(self, running: Sequence[str]) -> None:
+        from sparrow.dataflow.study.stages import state_of
+
+        states = state_of(self._study)
+        done = sum(state in ("done", "diverged") for state in states.values())
+        each = ", ".join(f"{name} ({states.get(name, 'measuring')})" for name in running)
+        self._shown.update(plain(f"{done} of {len(states)} runs done; {each}"))

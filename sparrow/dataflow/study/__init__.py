@@ -1,0 +1,1 @@
+"""`sparrow study`: many runs that differ in one thing, and what came of them, in one folder."""

@@ -1,0 +1,175 @@
+"""A study from its configuration to the last of its cells: plans, the rate, every arm and seed.
+
+The rate is the largest at which every seed of the baseline gains enough. Cells begin with the
+largest; where the baseline does not learn, they are set aside and all begins again with the next.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sparrow.config import StudyConfig, load_config, save_resolved
+from sparrow.config.resolved import FILE_NAME
+from sparrow.dataflow.runs.disk import FolderLock, write_whole
+from sparrow.dataflow.study.design import Cell, Study
+from sparrow.dataflow.study.plans import planned
+from sparrow.dataflow.study.running import Job, Jobs
+
+RATE = "rate.json"
+LAST = 3  # evaluations at the end whose mean is a run's final accuracy
+
+
+class NoRate(Exception):
+    """At none of the rates does every seed of the baseline learn."""
+
+
+def open_study(config: StudyConfig) -> tuple[Study, FolderLock]:
+    """See to it that the folder is this study's, and this process's until the lock is closed."""
+    study = Study(config=config)
+    study.folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(study.folder)
+    try:
+        _refuse_other(study)
+        save_resolved(config.model_copy(update={"dir": study.folder.resolve()}), study.folder)
+    except BaseException:
+        lock.close()
+        raise
+    return study, lock
+
+
+def _refuse_other(study: Study) -> None:
+    """A study does not go on with another design; how many run at a time may change."""
+    file = study.folder / FILE_NAME
+    if not file.exists():
+        if study.design.exists() or (study.folder / "cells").exists():
+            raise ValueError(f"{study.folder} holds another study; name another dir")
+        return
+    shown = {"dir": True, "parallel": True}
+    before = load_config(StudyConfig, [file]).model_dump(mode="json", exclude=shown)
+    now = study.config.model_dump(mode="json", exclude=shown)
+    if before != now:
+        names = [name for name in now if before.get(name) != now[name]]
+        raise ValueError(
+            f"{study.folder} holds a study of another design ({', '.join(names)} differ); name "
+            "another dir, or remove that folder"
+        )
+
+
+def rate_of(study: Study) -> float:
+    """The rate that is tried, or was taken; the first one before anything was."""
+    file = study.folder / RATE
+    if not file.exists():
+        return study.config.rates[0]
+    return float(json.loads(file.read_text(encoding="utf-8"))["rate"])
+
+
+def conduct(
+    study: Study,
+    *,
+    command: str,
+    parallel: int,
+    stop: Callable[[], bool],
+    event: Callable[[str], None],
+    look: Callable[[Sequence[str]], None],
+) -> bool:
+    """Run what is left of the study; whether all of it is done. Raises JobFailed and NoRate."""
+    while True:
+        rate = rate_of(study)
+        study.write_design(rate, command)
+        ended = Jobs(
+            parallel,
+            stop=lambda: stop() or not_learnt(study) is not None,
+            event=event,
+            look=look,
+        ).run(jobs_of(study))
+        missed = not_learnt(study)
+        if missed is None:
+            study.write_design(rate, command)  # budgets are known by now
+            return ended
+        event(f"rate {rate:g}: {missed}")
+        _set_aside(study, rate)
+
+
+def jobs_of(study: Study) -> list[Job]:
+    """The plans, and every cell; those that are sparse wait for the plans."""
+    file = str(study.folder / FILE_NAME)
+    logs = study.folder / "logs"
+    plan = Job(
+        name="plans",
+        words=("study", file, "--plan"),
+        log=logs / "plans.txt",
+        done=lambda: planned(study),
+        ready=lambda: True,
+    )
+    cells = [
+        Job(
+            name=cell.name,
+            words=("study", file, "--cell", cell.name),
+            log=logs / f"{cell.name}.txt",
+            done=lambda cell=cell: study.ended(cell),  # type: ignore[misc]
+            ready=lambda cell=cell: cell.arm.dense or planned(study),  # type: ignore[misc]
+        )
+        for cell in study.cells
+    ]
+    return [plan, *cells]
+
+
+def not_learnt(study: Study) -> str | None:
+    """Which seed of the baseline gained too little; None while some run, or all have learnt."""
+    cells = study.baseline_cells
+    if not all(study.ended(cell) for cell in cells):
+        return None
+    for cell in cells:
+        gained = gain(study.folder_of(cell))
+        if gained < study.config.outcome.gain:
+            return f"{cell.name} gained {gained:+.3f}, wanted {study.config.outcome.gain:+.2f}"
+    return None
+
+
+def gain(folder: Path) -> float:
+    """Mean accuracy of the last evaluations less that of the first."""
+    found = accuracies(folder)
+    return sum(found[-LAST:]) / len(found[-LAST:]) - found[0]
+
+
+def accuracies(folder: Path) -> list[float]:
+    """Of every evaluation, the mean over sources."""
+    lines = (folder / "validation.jsonl").read_text(encoding="utf-8").splitlines()
+    found = []
+    for line in lines:
+        values = [value for key, value in json.loads(line).items() if "/acc/mean@" in key]
+        found.append(sum(values) / len(values))
+    return found
+
+
+def _set_aside(study: Study, rate: float) -> None:
+    """Keep the cells of a rate that failed, and go on to the next one."""
+    rates = study.config.rates
+    later = rates[rates.index(rate) + 1 :]
+    if not later:
+        raise NoRate(
+            f"at none of the rates {', '.join(f'{one:g}' for one in rates)} every seed of "
+            f"{study.baseline.name} gains {study.config.outcome.gain}: take an easier task, more "
+            "steps or other rates"
+        )
+    aside = study.rejected(rate)
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(study.folder / "cells", aside)
+    write_whole(study.folder / RATE, [json.dumps({"rate": later[0]}) + "\n"])
+
+
+def state_of(study: Study) -> dict[str, str]:
+    """By cell: done, or the steps that it has taken, or waiting."""
+    return {cell.name: _state(study, cell) for cell in study.cells}
+
+
+def _state(study: Study, cell: Cell) -> str:
+    folder = study.folder_of(cell)
+    if study.ended(cell):
+        return str(json.loads((folder / "end.json").read_text(encoding="utf-8"))["status"])
+    metrics = folder / "metrics.jsonl"
+    if not metrics.exists():
+        return "waits"
+    with metrics.open("rb") as file:
+        return f"{sum(1 for _ in file)} of {study.config.train.run.steps} steps"

@@ -1,0 +1,178 @@
+"""Folders of control studies made by hand, as `sparrow study` leaves them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.run_folders import write_lines
+
+Plain = dict[str, Any]
+SOURCE = "assignments"
+
+
+def arm(name: str, role: str = "arm", kind: str = "target", **changes: Any) -> Plain:
+    """One arm of a design; three seeds with the common correction."""
+    return {
+        "name": name,
+        "kind": kind,
+        "role": role,
+        "target": None,
+        "budget": None,
+        "seeds": [0, 1, 2],
+        "rate": 1e-4,
+        "correction": "token-tis, cap 2",
+        **changes,
+    }
+
+
+def design(arms: Sequence[Plain], **changes: Any) -> Plain:
+    return {
+        "name": "small",
+        "steps": 6,
+        "every": 2,
+        "problems": 256,
+        "rate": 1e-4,
+        "rates": [1e-4, 3e-5, 1e-5],
+        "tolerance": 0.05,
+        "collapse": {"drop": 0.10, "length": 0.5},
+        "lag": 2.0,
+        "bin": 512,
+        "arms": list(arms),
+        **changes,
+    }
+
+
+def evaluation(step: int, accuracy: float | None, median: float | None = 1000.0) -> Plain:
+    stem = f"val-core/{SOURCE}/acc"
+    near = 0.0 if accuracy is None else accuracy
+    return {
+        "step": step,
+        f"{stem}/mean@1": accuracy,
+        f"{stem}/low": near - 0.05,
+        f"{stem}/high": near + 0.05,
+        f"val-aux/{SOURCE}/length/mean": median,
+        f"val-aux/{SOURCE}/length/median": median,
+        f"val-aux/{SOURCE}/cut_off": 0.1,
+    }
+
+
+def step(number: int, bins: Mapping[int, float], **changes: float | None) -> Plain:
+    """A line of metrics whose tail is given by bin of lengths."""
+    low = min(bins.values())
+    return {
+        "step": number,
+        "critic/score/mean": 0.5,
+        "response_length/mean": 900.0,
+        "response_length/clip_ratio": 0.1,
+        "prompt_length/mean": 100.0,
+        "actor/entropy": 0.3 - 0.001 * number,
+        "actor/grad_norm": 0.02,
+        "faults/skipped_updates": 0.0,
+        "mismatch/k3": 0.02,
+        "mismatch/ess": 0.99,
+        "mismatch/ratio_p01": 0.67,
+        "sparse/accept_p05": low + 0.01,
+        "sparse/accept_p05_min": low,
+        "sparse/step/p05": low + 0.01,
+        "sparse/step/p05_uncertain": low - 0.1,
+        "sparse/step/uncertain": 0.2,
+        "sparse/density": 0.5,
+        "sparse/kv_budget": 400.0,
+        "timing_s/gen": 2.0,
+        "timing_s/step": 5.0,
+        "perf/total_num_tokens": 20000.0,
+        **{f"sparse/step/p05/bin_{start}": value for start, value in bins.items()},
+        **changes,
+    }
+
+
+def tail(p05: float, step: int = 6, entropy: float = 0.3) -> Plain:
+    """A calibration of two bins, the second the worse."""
+    bins = [
+        {
+            "start": start,
+            "stop": start + 512,
+            "tokens": 5000,
+            "prompts": 48,
+            "p05": value,
+            "low": value - 0.01,
+            "high": value + 0.01,
+            "p05_uncertain": value - 0.1,
+            "uncertain": 0.2,
+        }
+        for start, value in ((0, p05 + 0.02), (512, p05))
+    ]
+    return {"step": step, "schedule": "s", "bins": bins, "entropy": entropy}
+
+
+def cell(
+    study: Path,
+    name: str,
+    seed: int,
+    accuracies: Sequence[float | None] = (0.5, 0.6, 0.7, 0.8),
+    *,
+    p05: float | None = 0.9,
+    medians: Sequence[float | None] = (1000.0,),
+    status: str | None = "done",
+    every: int = 2,
+    **changes: float | None,
+) -> Path:
+    """A run of one step a line; the last median stands for later ones; without status unfinished.
+
+    changes: metrics that its steps have instead.
+    """
+    folder = study / "cells" / f"{name}-{seed}"
+    folder.mkdir(parents=True)
+    filled = [*medians, *[medians[-1]] * len(accuracies)]
+    rows = [evaluation(every * at, value, filled[at]) for at, value in enumerate(accuracies)]
+    write_lines(folder / "validation.jsonl", rows)
+    count = every * (len(accuracies) - 1)
+    low = 0.999 if p05 is None else p05
+    lines = [
+        step(number, {0: min(1.0, low + 0.02), 512: low}, **changes) for number in range(count)
+    ]
+    write_lines(folder / "metrics.jsonl", lines)
+    _dump(folder / "start.json", tail(low, 0, 0.4))
+    if status is not None:
+        _dump(folder / "tail.json", tail(low + 0.01, count, 0.3))
+        end = {"status": status, "message": "", "steps": count, "seconds": 60.0}
+        _dump(folder / "end.json", end)
+    return folder
+
+
+def study(folder: Path, arms: Sequence[Plain], **changes: Any) -> Path:
+    """A folder with its design alone; cells are added by `cell`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _dump(folder / "design.json", design(arms, **changes))
+    return folder
+
+
+def controlled(folder: Path, finals: Mapping[str, Sequence[float]], **changes: Any) -> Path:
+    """A whole study whose controls do what they must.
+
+    finals: by target, the final accuracy of each seed; "dense" for the baseline. Every run starts
+    at 0.5 and stays at its final value; its realised p05 is its target.
+    """
+    arms = [arm("dense", "baseline", "dense")]
+    arms += [arm(f"p{key}", target=float(key)) for key in finals if key != "dense"]
+    arms.append(arm("starved", "collapses", "budget", budget=64, seeds=[0], correction="none"))
+    arms.append(arm("still", "flat", "dense", rate=0.0, seeds=[0]))
+    study(folder, arms, **changes)
+    for key, values in finals.items():
+        name, p05 = (key, 0.99) if key == "dense" else (f"p{key}", float(key))
+        for seed, value in enumerate(values):
+            cell(folder, name, seed, (0.5, value, value, value), p05=p05)
+    cell(folder, "starved", 0, (0.5, 0.2, 0.1, 0.0), p05=0.4)
+    cell(folder, "still", 0, (0.5, 0.5, 0.5, 0.5), p05=0.99)
+    return folder
+
+
+def plan(study: Path, name: str, lengths: Sequence[int], budgets: Sequence[int]) -> None:
+    """The schedule of an arm."""
+    (study / "plans").mkdir(exist_ok=True)
+    _dump(study / "plans" / f"{name}.json", {"lengths": list(lengths), "budgets": list(budgets)})
+
+
+def _dump(file: Path, data: Plain) -> None:
+    file.write_text(json.dumps(data), encoding="utf-8")
