@@ -101,6 +101,7 @@ class Study:
             data = {"first": base.data.first + cell.seed * APART}
         algorithm = {} if arm.corrections is None else {"corrections": arm.corrections}
         own_rate = rate if arm.rate is None else arm.rate
+        gate = {} if base.gate.bin is not None else {"bin": self.config.surface.bin}  # alike in all
         return base.model_copy(
             update={
                 "data": base.data.model_copy(update=data),
@@ -108,6 +109,7 @@ class Study:
                     update={"attention": base.rollout.attention.model_copy(update=attention)}
                 ),
                 "algorithm": base.algorithm.model_copy(update=algorithm),
+                "gate": base.gate.model_copy(update=gate),
                 "optimiser": base.optimiser.model_copy(update={"rate": own_rate}),
                 "run": base.run.model_copy(
                     update={"dir": self.folder_of(cell), "name": cell.name, "seed": cell.seed}

@@ -15,6 +15,7 @@ from sparrow.dataflow.runs.disk import FolderLock, write_whole
 from sparrow.dataflow.study.design import Cell, Study
 from sparrow.dataflow.study.plans import planned
 from sparrow.dataflow.study.running import Job, Jobs
+from sparrow.models.checkpoint import pick_device
 
 RATE = "rate.json"
 LAST = 3  # evaluations at the end whose mean is a run's final accuracy
@@ -56,6 +57,17 @@ def _refuse_other(study: Study) -> None:
         )
 
 
+def refuse_greedy(study: Study, parallel: int) -> None:
+    """Runs that share a GPU must say how much of it each may take; an engine alone takes all."""
+    train = study.config.train
+    shared = parallel > 1 and pick_device(train.model.device).type == "cuda"
+    if shared and train.rollout.kv_gib is None:
+        raise ValueError(
+            f"train.rollout.kv_gib: got none for {parallel} runs at a time on a GPU, allowed: the "
+            "GiB that each may take for keys and values"
+        )
+
+
 def rate_of(study: Study) -> float:
     """The rate that is tried, or was taken; the first one before anything was."""
     file = study.folder / RATE
@@ -74,6 +86,7 @@ def conduct(
     look: Callable[[Sequence[str]], None],
 ) -> bool:
     """Run what is left of the study; whether all of it is done. Raises JobFailed and NoRate."""
+    refuse_greedy(study, parallel)
     while True:
         rate = rate_of(study)
         study.write_design(rate, command)

@@ -49,6 +49,7 @@ class Outcome:
     steps: int
     start: float | None
     final: float | None
+    last: float | None  # accuracy at the last evaluation: a final mean hides a late fall
     evaluations: int
     start_length: float | None
     final_length: float | None
@@ -92,6 +93,7 @@ def judge(cell: Cell, design: Design) -> Outcome:
         steps=len(cell.steps),
         start=before,
         final=accuracy,
+        last=last[-1].accuracy if last else None,
         evaluations=sum(each.accuracy is not None for each in last),
         start_length=begin,
         final_length=end,
@@ -104,7 +106,7 @@ def judge(cell: Cell, design: Design) -> Outcome:
         uncertain=mean(values(cell.steps, "sparse/step/uncertain")),
         k3=mean(values(cell.steps, "mismatch/k3")),
         least_ess=min(ess, default=None),
-        skipped=int(sum(values(cell.steps, "faults/skipped_updates"))),
+        skipped=int(max(values(cell.steps, "faults/skipped_updates"), default=0)),  # so far
         spent=spent(cell.steps),
     )
 

@@ -13,7 +13,7 @@ DASH = "\N{EN DASH}"
 def arms_table(found: StudyOutcome) -> str:
     """One row an arm: tail, accuracy by seed, gap, verdict, cost."""
     head = (
-        "arm|seeds|target|realised p05, worst bin [range]|start|final by seed|mean|"
+        "arm|seeds|target|realised p05, worst bin [range]|start|final by seed|mean|last by seed|"
         f"gap to {name(found.design.baseline.name)} [95 %]|gap / SE|verdict|KV read|rollout s/step"
     )
     return table(head.split("|"), (_arm(arm, found) for arm in found.arms))
@@ -29,6 +29,7 @@ def _arm(arm: ArmOutcome, found: StudyOutcome) -> Sequence[str]:
         number(mean(cell.start for cell in arm.cells)),
         " ".join(number(cell.final) for cell in arm.cells),
         DASH if arm.sample is None else number(arm.sample.mean),
+        " ".join(number(cell.last) for cell in arm.cells),
         DASH if gap is None else f"{gap.value:+.3f}{_ends(gap.welch)}",
         DASH if gap is None else number(gap.errors, 1),
         verdict(arm, found),
@@ -139,7 +140,7 @@ def cost_table(found: StudyOutcome) -> str:
 def cells_table(found: StudyOutcome) -> str:
     """One row a cell, whatever became of it."""
     head = (
-        "cell|status|steps|start|final|median length, start|final|short|collapse|"
+        "cell|status|steps|start|final|last|median length, start|final|short|collapse|"
         "p05, worst bin|at|rare bins|lowest window|p05, all|p05, entropy > 0.1|k3|least ESS|skipped"
     )
     return table(head.split("|"), (_cell(cell) for arm in found.arms for cell in arm.cells))
@@ -153,6 +154,7 @@ def _cell(cell: Outcome) -> Sequence[str]:
         str(cell.steps),
         number(cell.start),
         number(cell.final),
+        number(cell.last),
         number(cell.start_length, 0),
         number(cell.final_length, 0),
         DASH if cell.short is None else ("yes" if cell.short else "no"),

@@ -76,8 +76,8 @@ def _rules(found: StudyOutcome) -> str:
     pooled = "none" if found.common is None else f"{found.common:.2g}"
     return (
         "Final: mean of the last three evaluations after the start (fewer where there are no "
-        f"more) of {design.problems} problems, answered densely. Gap: the baseline's "
-        "mean final less the arm's, with Welch's interval where both "
+        f"more) of {design.problems} problems, answered densely; last: the last of them alone. "
+        "Gap: the baseline's mean final less the arm's, with Welch's interval where both "
         "have two seeds or more. SE: the variance of one run is that of its arm's seeds, for an "
         f"arm with one seed the pooled one ({pooled}), and at least the binomial one; the interval "
         "has no such floor, so it can be narrower than the SE would say. Lags: gap above "

@@ -257,5 +257,11 @@ class TestCell:
         ]
         assert found.skipped == ("row 9",)
 
+    def test_the_median_length_knows_nothing_of_one_long_answer(self) -> None:
+        found = cell_of("s", None, [answered(row, 0, n) for row, n in enumerate((3, 2, 100))])
+        assert (found.median, found.tokens) == (3, 35)
+        even = cell_of("s", None, [answered(row, 0, n) for row, n in enumerate((2, 3, 6, 100))])
+        assert even.median == 4.5
+
     def test_nothing_sampled_has_no_entropy(self) -> None:
         assert cell_of("s", None, [answered(0, 0, 0), answered(1, 0, 0)]).entropy is None

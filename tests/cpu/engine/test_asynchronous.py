@@ -63,6 +63,22 @@ def test_streams_tokens_as_they_come(model: models.Decoder) -> None:
     assert len(outputs) == 30
 
 
+def test_one_who_streams_and_one_who_waits_get_the_same(model: models.Decoder) -> None:
+    async def stream(rollouts: AsyncEngine) -> list[Any]:
+        return [output async for output in rollouts.stream(PROMPTS[1], params())]
+
+    async def play() -> tuple[list[Any], list[Any]]:
+        async with AsyncEngine(engine(model)) as rollouts:
+            waited = rollouts.generate(PROMPTS[1], params(n=2))
+            return await asyncio.gather(waited, stream(rollouts))
+
+    waited, outputs = asyncio.run(play())
+    assert len(waited) == 2
+    tokens = [token for output in outputs for token in output.tokens]
+    assert waited[0].token_ids.tolist() == tokens
+    assert np.array_equal(waited[0].logprobs, outputs[-1].completion.logprobs)
+
+
 def test_a_cancelled_coroutine_aborts_its_request(model: models.Decoder) -> None:
     inner = engine(model)
 

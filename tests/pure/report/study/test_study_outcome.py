@@ -87,7 +87,7 @@ def test_a_good_study_is_conclusive(tmp_path: Path) -> None:
     text = said(found)
     assert "No arm collapsed." in text
     assert "Below the baseline by more than 2 standard errors: p0.75 (by 0.300)." in text
-    assert "The positive control (starved) collapsed (accuracy)." in text
+    assert "The positive control starved collapsed (accuracy)." in text
     assert "The negative control (still) stayed where it was (+0.000" in text
 
 
@@ -107,6 +107,44 @@ def controls(tmp_path: Path, starved: Sequence[float], still: Sequence[float]) -
 def test_inconclusive_where_the_positive_control_holds(tmp_path: Path) -> None:
     (reason,) = inconclusive(controls(tmp_path, (0.5, 0.6, 0.6, 0.6), (0.5, 0.5, 0.5, 0.5)))
     assert "no positive control (starved) collapsed" in reason
+
+
+@pytest.mark.parametrize(("finals", "reasons"), [((0.6, 0.1), 0), ((0.1, 0.1), 0), ((0.6, 0.6), 1)])
+def test_one_of_several_positive_controls_is_enough(
+    tmp_path: Path, finals: Sequence[float], reasons: int
+) -> None:
+    """Inconclusive only where none collapsed; each is told by its name."""
+    arms = [
+        folders.arm("dense", "baseline", "dense", seeds=[0]),
+        folders.arm("starved-64", "collapses", "budget", seeds=[0], correction="none"),
+        folders.arm("starved-96", "collapses", "budget", seeds=[0], correction="none"),
+        folders.arm("still", "flat", "dense", seeds=[0]),
+    ]
+    study = folders.study(tmp_path / "study", arms)
+    folders.cell(study, "dense", 0)
+    folders.cell(study, "still", 0, (0.5, 0.5, 0.5, 0.5))
+    names = ("starved-64", "starved-96")
+    for name, final in zip(names, finals, strict=True):
+        folders.cell(study, name, 0, (0.5, final, final, final))
+    found = concluded(study)
+    assert len(inconclusive(found)) == reasons
+    if reasons:
+        assert "no positive control (starved-64, starved-96) collapsed" in said(found)
+    for name, final in zip(names, finals, strict=True):
+        fate = "collapsed (accuracy)" if final < 0.4 else "did not collapse in 1 of 1 runs"
+        assert f"The positive control {name} {fate}." in said(found)
+
+
+def test_a_positive_control_without_a_run_does_not_stand_for_one(tmp_path: Path) -> None:
+    arms = [
+        folders.arm("dense", "baseline", "dense", seeds=[0]),
+        *(folders.arm(name, "collapses", "budget", seeds=[0]) for name in ("a", "b")),
+    ]
+    study = folders.study(tmp_path / "study", arms)
+    folders.cell(study, "dense", 0)
+    assert "no positive control (a, b) has a finished run" in said(concluded(study))
+    folders.cell(study, "b", 0, (0.5, 0.1, 0.1, 0.1))
+    assert not any("positive" in reason for reason in inconclusive(concluded(study)))
 
 
 @pytest.mark.parametrize(("final", "moves"), [(0.57, False), (0.58, True), (0.42, True)])

@@ -41,7 +41,7 @@ def test_the_report_has_its_parts_in_order(written: Path) -> None:
     ]
     assert text.index("The baseline (dense, 3 seeds) ended at 0.900") < text.index("## Arms")
     row = next(line for line in text.splitlines() if line.startswith("| p0.75 |"))
-    assert "| 0.600 0.620 0.580 | 0.600 | +0.300 [" in row
+    assert "| 0.600 0.620 0.580 | 0.600 | 0.600 0.620 0.580 | +0.300 [" in row
     assert "| lags |" in row
     assert "sparrow study small.toml" in text
 

@@ -1,0 +1,80 @@
+"""A package `sparrow` that only pretends: its processes end in a moment, as a test wants them to.
+
+`python -m sparrow` looks into the current folder first, so a job that is started from a folder
+with this package runs it instead of the real one.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+MAIN = '''
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+BY_RATE = json.loads(Path("finals.json").read_text())
+
+
+def wait_for(path):
+    while not Path(path).exists():
+        time.sleep(0.01)
+
+
+def study(file, what, name=None):
+    """What a cell leaves: its accuracy by step, and that it has ended."""
+    folder = Path(file).parent
+    if what == "--plan":
+        (folder / "plans").mkdir(exist_ok=True)
+        (folder / "plans" / "p.json").write_text('{"budgets": [80]}')
+        return 0
+    chosen = folder / "rate.json"
+    rate = json.loads(chosen.read_text())["rate"] if chosen.exists() else 1e-4
+    cell = folder / "cells" / name
+    cell.mkdir(parents=True)
+    final = BY_RATE[f"{rate:g}"]
+    lines = [{"step": s, "val-core/a/acc/mean@1": acc} for s, acc in enumerate([0.5, *[final] * 3])]
+    (cell / "validation.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+    (cell / "end.json").write_text(json.dumps({"status": "done", "rate": rate}))
+    return 0
+
+
+verb, *words = sys.argv[1:]
+if verb == "study":
+    sys.exit(study(*words))
+elif verb == "write":
+    Path(words[0]).touch()
+elif verb == "meet":  # ends when the other is there too
+    Path(words[0]).touch()
+    wait_for(words[1])
+elif verb == "fail":
+    print("x" * 1000, "this went wrong")
+    sys.exit(3)
+elif verb == "wait":  # until it is asked to end
+    try:
+        Path(words[0]).touch()
+        wait_for("never")
+    except KeyboardInterrupt:
+        Path(words[0] + ".asked").touch()
+        sys.exit(130)
+elif verb == "deaf":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Path(words[0]).touch()
+    wait_for("never")
+'''
+
+
+def pretend(
+    folder: Path, patch: pytest.MonkeyPatch, finals: Mapping[float, float] | None = None
+) -> None:
+    """Go to `folder`, where `sparrow` pretends. finals: accuracy at the end of a cell, by rate."""
+    (folder / "sparrow").mkdir()
+    (folder / "sparrow" / "__main__.py").write_text(MAIN, encoding="utf-8")
+    named = {f"{rate:g}": final for rate, final in (finals or {}).items()}
+    (folder / "finals.json").write_text(json.dumps(named), encoding="utf-8")
+    patch.chdir(folder)
+    patch.setattr("sparrow.dataflow.study.running.LOOK_EVERY", 0.02)

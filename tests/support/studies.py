@@ -1,0 +1,35 @@
+"""Studies as `sparrow study` is given them: few arms, and settings that no test has to run."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sparrow.config import StudyConfig
+from sparrow.dataflow.study.design import Study
+
+Plain = dict[str, Any]
+DENSE: Plain = {"name": "dense", "role": "baseline"}
+SPARSE: Plain = {"name": "p", "target": 0.86}
+TIS: Plain = {"use": "token-tis", "settings": {"cap": 2.0}}
+
+
+def study(folder: Path, arms: Sequence[Plain] = (DENSE, SPARSE), **changes: Any) -> Study:
+    """One of `tiny`, three steps, seeds 0 and 1; `changes` are settings of the whole."""
+    plain = {
+        "name": "s",
+        "dir": str(folder),
+        "seeds": [0, 1],
+        "rates": [1e-4, 1e-5],
+        "arms": list(arms),
+        "train": {
+            "model": {"name": "tiny"},
+            "data": {"task": "assignments", "length": 100, "first": 5000},
+            "algorithm": {"corrections": [TIS]},
+            "gate": {"mode": "warn"},
+            "validation": {"every": 1, "rows": 8, "samples": 2},
+            "run": {"steps": 3},
+        },
+        **changes,
+    }
+    return Study(config=StudyConfig.model_validate_json(json.dumps(plain)))
