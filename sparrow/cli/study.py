@@ -133,8 +133,10 @@ def _plan(config: "StudyConfig") -> None:
     from sparrow.cli.calibrate import progress_of
     from sparrow.dataflow.study.design import Study
     from sparrow.dataflow.study.plans import make_plans
+    from sparrow.dataflow.study.stages import prepare
 
     found = Study(config=config)
+    prepare(found, shlex.join(["sparrow", *sys.argv[1:]]))
     with progress_of() as progress:
         make_plans(found, progress=progress, report=report)
     print(found.plans)
@@ -145,12 +147,13 @@ def _cell(config: "StudyConfig", name: str) -> None:
     from sparrow.dataflow.stopping import Stopped, Stopping
     from sparrow.dataflow.study.cell import run_cell
     from sparrow.dataflow.study.design import Study
-    from sparrow.dataflow.study.stages import rate_of
+    from sparrow.dataflow.study.stages import prepare, rate_of
 
     found = Study(config=config)
     chosen = found.cell(name)
     if not chosen.arm.dense and not found.plan_of(chosen.arm).exists():
         raise ValueError(f"{found.plan_of(chosen.arm)} is not there: run with --plan first")
+    prepare(found, shlex.join(["sparrow", *sys.argv[1:]]))
     with Stopping() as stopping:
         try:
             run_cell(found, chosen, rate_of(found), stopping=stopping, report=report)

@@ -1,8 +1,10 @@
 """The configuration of `sparrow study`: arms that differ in one thing, seeds, and what counts."""
 
+import re
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from sparrow.config.schema import Directory, Name, Section
 from sparrow.config.train import Choice, Positive, TrainConfig
@@ -11,8 +13,16 @@ from sparrow.records import FieldError
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
-Folder = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]  # an arm's name names a folder
 Role = Literal["baseline", "arm", "collapses", "flat"]
+
+
+def _names_a_folder(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or name.endswith(".json"):
+        raise ValueError("small letters, digits, '.' and '-', as it names a folder")
+    return name
+
+
+ArmName = Annotated[str, AfterValidator(_names_a_folder)]
 
 
 class ArmConfig(Section):
@@ -22,12 +32,12 @@ class ArmConfig(Section):
     the study says nothing); flat, the control that must not move.
     """
 
-    name: Folder
+    name: ArmName
     role: Role = "arm"
     target: Fraction | None = None  # a schedule planned for this p05
     budget: Annotated[int, Field(ge=48)] | None = None  # one budget at all lengths, tokens
     like: Name | None = None  # one budget that reads as much as the schedule of this arm
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] | None = None  # None: the study's
+    seeds: tuple[Seed, ...] | None = None  # None: the study's
     rate: Annotated[float, Field(ge=0, lt=1)] | None = None  # None: the study's
     corrections: tuple[Choice, ...] | None = None  # None: the training's
 
@@ -82,40 +92,66 @@ class StudyConfig(Section):
 
     name: Name = "study"
     dir: Directory | None = None  # None: runs/study/NAME
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
-    rates: Annotated[tuple[Rate, ...], Field(min_length=1)] = (1e-4, 3e-5, 1e-5)
+    seeds: tuple[Seed, ...] = (0, 1, 2)
+    rates: tuple[Rate, ...] = (1e-4, 3e-5, 1e-5)  # the largest first
     parallel: Whole = 1  # runs at a time, on one device
-    arms: Annotated[tuple[ArmConfig, ...], Field(min_length=1)]
+    arms: tuple[ArmConfig, ...]
     surface: SurfaceConfig = SurfaceConfig()
     outcome: OutcomeConfig = OutcomeConfig()
     probe: ProbeConfig = ProbeConfig()
     train: TrainConfig
 
     @model_validator(mode="after")
+    def _refuse_order(self) -> Self:
+        _refuse_repeated("seeds", self.seeds)
+        if not self.rates or list(self.rates) != sorted(set(self.rates), reverse=True):
+            allowed = "rates that differ, the largest first"
+            raise FieldError("StudyConfig", {"rates": (self.rates, allowed)})
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_roles(self) -> Self:
+        _refuse_repeated("arms: names", [arm.name for arm in self.arms])
+        roles: list[str] = [arm.role for arm in self.arms]
+        for role, wrong, allowed in (
+            ("baseline", roles.count("baseline") != 1, "exactly one"),
+            ("flat", roles.count("flat") > 1, "one at most"),
+        ):
+            if wrong:
+                given = roles.count(role)
+                raise FieldError("StudyConfig", {f"arms of role {role}": (given, allowed)})
+        own = self.baseline
+        if not own.dense or own.rate is not None:
+            allowed = "a baseline that is dense, at the rate of the study"
+            raise FieldError("StudyConfig", {f"arms: {own.name}": ("otherwise", allowed)})
+        return self
+
+    @model_validator(mode="after")
     def _refuse_arms(self) -> Self:
-        names = [arm.name for arm in self.arms]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise FieldError("StudyConfig", {"arms": (twice[0], "names that differ")})
-        roles = [arm.role for arm in self.arms]
-        if roles.count("baseline") != 1:
-            given = roles.count("baseline")
-            raise FieldError("StudyConfig", {"arms of role baseline": (given, "exactly one")})
-        if roles.count("flat") > 1:
-            given = roles.count("flat")
-            raise FieldError("StudyConfig", {"arms of role flat": (given, "one at most")})
-        baseline = next(arm for arm in self.arms if arm.role == "baseline")
-        if not baseline.dense:
-            raise FieldError("StudyConfig", {"arms": (baseline.name, "a baseline that is dense")})
         targets = [arm.name for arm in self.arms if arm.target is not None]
         for arm in self.arms:
+            seeds = self.seeds if arm.seeds is None else arm.seeds
+            _refuse_repeated(f"{arm.name}.seeds", seeds)
             if arm.like is not None and arm.like not in targets:
                 allowed = f"an arm with a target: {', '.join(targets) or 'there is none'}"
                 raise FieldError("StudyConfig", {f"{arm.name}.like": (arm.like, allowed)})
-            stray = set(arm.seeds or self.seeds) - set(baseline.seeds or self.seeds)
+            stray = set(seeds) - set(self.baseline.seeds or self.seeds)
             if arm.role != "flat" and stray:
                 allowed = "seeds of the baseline, which every run is compared with"
                 raise FieldError("StudyConfig", {f"{arm.name}.seeds": (sorted(stray), allowed)})
+        return self
+
+    @property
+    def baseline(self) -> ArmConfig:
+        return next(arm for arm in self.arms if arm.role == "baseline")
+
+    @model_validator(mode="after")
+    def _refuse_seen(self) -> Self:
+        """Prompts of the surface must not be rows of training."""
+        data, own = self.train.data, self.surface
+        if data.task is not None and own.surface is None and own.first + own.prompts > data.first:
+            allowed = f"rows before those of training, which begin at {data.first}"
+            raise FieldError("StudyConfig", {"surface.first": (own.first, allowed)})
         return self
 
     @model_validator(mode="after")
@@ -141,3 +177,10 @@ class StudyConfig(Section):
                 "StudyConfig", {"train.gate.mode": ("off", "warn, which measures p05")}
             )
         return self
+
+
+def _refuse_repeated(name: str, values: Sequence[object]) -> None:
+    twice = sorted({str(value) for value in values if values.count(value) > 1})
+    if twice or not values:
+        given = f"{twice[0]} twice" if twice else "none"
+        raise FieldError("StudyConfig", {name: (given, "one at least, and each once")})

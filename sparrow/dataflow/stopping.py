@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM as a wish: the run ends where nothing is lost. A second one ends it now."""
+"""Ctrl-C, SIGTERM and a closed terminal as a wish: the run ends where nothing is lost.
+
+A second one ends it now.
+"""
 
 import asyncio
 import os
@@ -8,7 +11,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TOLD = b"\nending at the next safe place, with a checkpoint; once more ends it at once\n"
 LOOK_EVERY = 0.2  # seconds between looks at the wish while episodes run
 
@@ -26,6 +29,8 @@ class Stopping:
 
     def __enter__(self) -> "Stopping":
         for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup: the run shall outlive its terminal
             self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -32,7 +32,7 @@ def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
     if not place.about.exists() and any(one.exists() for one in made):
         raise ValueError(f"{place.folder} holds other runs; name another folder with --out")
     place.folder.mkdir(parents=True, exist_ok=True)
-    lock = FolderLock(place.folder)
+    lock = FolderLock(place.folder, setting="--out")
     if fresh:
         for folder in (place.calibration, place.train):
             shutil.rmtree(folder, ignore_errors=True)

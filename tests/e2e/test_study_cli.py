@@ -251,3 +251,18 @@ def test_a_file_that_is_no_configuration(tmp_path: Path) -> None:
     assert code == 2, said
     assert "broken.toml" in said
     assert "Traceback" not in said
+
+
+def test_a_study_whose_runs_were_started_one_by_one_is_finished(tmp_path: Path) -> None:
+    file = tmp_path / "alone.toml"
+    arm = '[[arms]]\nname = "p05-0.86"\ntarget = 0.86\n'
+    file.write_text(SETTINGS.replace(arm, "").replace("steps = 2", "steps = 1"), encoding="utf-8")
+    code, said = ended(start(file, "--cell", "dense-0"))
+    assert code == 0, said
+    code, said = ended(start(file, "--train.run.steps=3", "--cell", "dense-0"))
+    assert code == 2
+    assert "holds a study of another design (train differ)" in said
+    code, said = ended(start(file))
+    assert code == 0, said
+    assert "begins" not in said
+    assert (tmp_path / "runs" / "study" / "little" / "report.md").exists()

@@ -20,7 +20,12 @@ ROOT = Path(__file__).parents[2]
 LOG = ROOT / "docs/log.md"  # a lab log: what was once run, not what a reader is to run
 DOCUMENTS = tuple(
     path
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
+    for path in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted(ROOT.glob("docs/*.md")),
+        *sorted(ROOT.glob("docs/results/*.md")),
+    )
     if path != LOG
 )
 MARKS = ("needs a GPU", "needs a network", "takes minutes")

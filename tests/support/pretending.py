@@ -32,8 +32,8 @@ def study(file, what, name=None):
         (folder / "plans").mkdir(exist_ok=True)
         (folder / "plans" / "p.json").write_text('{"budgets": [80]}')
         return 0
-    chosen = folder / "rate.json"
-    rate = json.loads(chosen.read_text())["rate"] if chosen.exists() else 1e-4
+    rates = [float(text) for text in BY_RATE]
+    rate = next(one for one in rates if not (folder / "rejected" / f"{one:g}").exists())
     cell = folder / "cells" / name
     cell.mkdir(parents=True)
     final = BY_RATE[f"{rate:g}"]

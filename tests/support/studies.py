@@ -24,7 +24,7 @@ def study(folder: Path, arms: Sequence[Plain] = (DENSE, SPARSE), **changes: Any)
         "arms": list(arms),
         "train": {
             "model": {"name": "tiny"},
-            "data": {"task": "assignments", "length": 100, "first": 5000},
+            "data": {"task": "assignments", "length": 100, "first": 100_000},
             "algorithm": {"corrections": [TIS]},
             "gate": {"mode": "warn"},
             "validation": {"every": 1, "rows": 8, "samples": 2},

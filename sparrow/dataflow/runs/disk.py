@@ -58,7 +58,7 @@ class FolderLock:
     killed parent must not keep the run from being started again.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, setting: str = "run.dir") -> None:
         self._file = (folder / LOCK).open("a+", encoding="utf-8")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,7 +68,7 @@ class FolderLock:
             self.close()
             raise ValueError(
                 f"{folder} is in use by another process (id {holder}); "
-                "wait for it or end it, or give this run a directory of its own (run.dir)"
+                f"wait for it or end it, or give this run a directory of its own ({setting})"
             ) from error
         self._file.truncate(0)
         self._file.write(f"{os.getpid()}\n")

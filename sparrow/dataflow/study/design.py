@@ -67,10 +67,6 @@ class Study:
         return (self.folder_of(cell) / END).exists()
 
     @property
-    def baseline(self) -> ArmConfig:
-        return next(arm for arm in self.config.arms if arm.role == "baseline")
-
-    @property
     def cells(self) -> list[Cell]:
         """The baseline first, as its gain decides on the rate; then seed by seed."""
         rank = {"baseline": 0, "flat": 1, "collapses": 1, "arm": 2}

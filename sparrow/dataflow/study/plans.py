@@ -55,7 +55,9 @@ def make_plans(
             made[arm.name] = _fixed(study, arm, surface, made)
     for arm in arms:
         if not study.plan_of(arm).exists():
-            made[arm.name].save(study.plan_of(arm))
+            unfinished = study.plan_of(arm).with_suffix(".unfinished")
+            made[arm.name].save(unfinished)
+            unfinished.replace(study.plan_of(arm))
 
 
 def surface_of(study: Study, progress: Progress | None, report: Report | None) -> Surface:

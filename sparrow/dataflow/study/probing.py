@@ -17,7 +17,7 @@ from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.runs.disk import write_whole
 from sparrow.records import Float32Array
 
-PLACE = 500_000  # rows on which nobody trains, the same for every run of a seed
+PLACE = 500_000  # where its rows begin, the same for all runs of a seed; far from those of steps
 
 
 def probe(run: Run, wanted: ProbeConfig, width: int) -> dict[str, Any]:

@@ -11,13 +11,12 @@ from pathlib import Path
 
 from sparrow.config import StudyConfig, load_config, save_resolved
 from sparrow.config.resolved import FILE_NAME
-from sparrow.dataflow.runs.disk import FolderLock, write_whole
+from sparrow.dataflow.runs.disk import FolderLock
 from sparrow.dataflow.study.design import Cell, Study
 from sparrow.dataflow.study.plans import planned
 from sparrow.dataflow.study.running import Job, Jobs
 from sparrow.models.checkpoint import pick_device
 
-RATE = "rate.json"
 LAST = 3  # evaluations at the end whose mean is a run's final accuracy
 
 
@@ -29,14 +28,24 @@ def open_study(config: StudyConfig) -> tuple[Study, FolderLock]:
     """See to it that the folder is this study's, and this process's until the lock is closed."""
     study = Study(config=config)
     study.folder.mkdir(parents=True, exist_ok=True)
-    lock = FolderLock(study.folder)
+    lock = FolderLock(study.folder, setting="dir")
     try:
-        _refuse_other(study)
-        save_resolved(config.model_copy(update={"dir": study.folder.resolve()}), study.folder)
+        prepare(study)
     except BaseException:
         lock.close()
         raise
     return study, lock
+
+
+def prepare(study: Study, command: str = "") -> None:
+    """Write down what the study is, unless its folder is another's; a part of it may begin then."""
+    study.folder.mkdir(parents=True, exist_ok=True)
+    _refuse_other(study)
+    if not (study.folder / FILE_NAME).exists():
+        whole = study.config.model_copy(update={"dir": study.folder.resolve()})
+        save_resolved(whole, study.folder)
+    if not study.design.exists():
+        study.write_design(rate_of(study), command)
 
 
 def _refuse_other(study: Study) -> None:
@@ -69,11 +78,8 @@ def refuse_greedy(study: Study, parallel: int) -> None:
 
 
 def rate_of(study: Study) -> float:
-    """The rate that is tried, or was taken; the first one before anything was."""
-    file = study.folder / RATE
-    if not file.exists():
-        return study.config.rates[0]
-    return float(json.loads(file.read_text(encoding="utf-8"))["rate"])
+    """The largest that was not rejected, which is tried or was taken."""
+    return next(rate for rate in study.config.rates if not study.rejected(rate).exists())
 
 
 def conduct(
@@ -141,9 +147,9 @@ def not_learnt(study: Study) -> str | None:
 
 
 def gain(folder: Path) -> float:
-    """Mean accuracy of the last evaluations less that of the first."""
-    found = accuracies(folder)
-    return sum(found[-LAST:]) / len(found[-LAST:]) - found[0]
+    """Mean accuracy of the last evaluations after the start, less that of the start."""
+    start, *later = accuracies(folder)
+    return sum(later[-LAST:]) / len(later[-LAST:]) - start
 
 
 def accuracies(folder: Path) -> list[float]:
@@ -163,13 +169,12 @@ def _set_aside(study: Study, rate: float) -> None:
     if not later:
         raise NoRate(
             f"at none of the rates {', '.join(f'{one:g}' for one in rates)} every seed of "
-            f"{study.baseline.name} gains {study.config.outcome.gain}: take an easier task, more "
-            "steps or other rates"
+            f"{study.config.baseline.name} gains {study.config.outcome.gain}: take an easier task, "
+            "more steps or other rates"
         )
     aside = study.rejected(rate)
     aside.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(study.folder / "cells", aside)
-    write_whole(study.folder / RATE, [json.dumps({"rate": later[0]}) + "\n"])
 
 
 def state_of(study: Study) -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 from sparrow.dataflow.stopping import Stopped, Stopping
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_is_a_wish_and_the_second_an_order(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with Stopping() as stopping:
@@ -19,6 +19,17 @@ def test_the_first_is_a_wish_and_the_second_an_order(number: signal.Signals) -> 
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
+
+
+def test_a_run_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stopping() as stopping:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stopping.wanted
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_work_is_cancelled_and_cleans_up_before_it_ends() -> None:

@@ -32,7 +32,7 @@ def test_the_baseline_comes_first_then_controls_then_arms_seed_by_seed(tmp_path:
         *("p-0", "fixed-0", "p-1", "fixed-1"),
     ]
     assert [cell.name for cell in made.baseline_cells] == ["dense-0", "dense-1"]
-    assert made.baseline.name == "dense"
+    assert made.config.baseline.name == "dense"
 
 
 def test_a_cell_by_its_name(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_arms_of_a_seed_see_the_same_rows_and_draws(tmp_path: Path) -> None:
     for name, config in found.items():
         seed = int(name[-1])
         assert config.run.seed == seed
-        assert config.data.first == 5000 + seed * APART
+        assert config.data.first == 100_000 + seed * APART
         assert (config.run.name, config.run.dir) == (name, tmp_path / "s" / "cells" / name)
     assert found["dense-0"].data == found["p-0"].data == found["starved-0"].data
     assert found["dense-0"].data != found["dense-1"].data

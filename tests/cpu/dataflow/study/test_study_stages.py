@@ -136,7 +136,7 @@ def test_a_rate_at_which_the_baseline_does_not_learn_is_set_aside(
     events: list[str] = []
     assert conducted(made, events)
     assert "rate 0.0001: dense-0 gained +0.100, wanted +0.15" in events
-    assert json.loads((made.folder / "rate.json").read_text()) == {"rate": 1e-5}
+    assert rate_of(made) == 1e-5
     assert names(made.folder / "rejected") == {"0.0001"}
     assert names(made.rejected(1e-4)) >= {"dense-0", "dense-1"}
     for folder, rate in ((made.rejected(1e-4), 1e-4), (made.folder / "cells", 1e-5)):
