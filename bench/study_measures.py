@@ -1,6 +1,6 @@
 """Which measure of a run orders the gaps to dense: Spearman's rank correlation, over all arms.
 
-    python bench/study_measures.py docs/results/control-study/results.json
+python bench/study_measures.py docs/results/control-study/results.json
 """
 
 import json

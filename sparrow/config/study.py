@@ -14,6 +14,7 @@ from sparrow.records import FieldError
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
 Role = Literal["baseline", "arm", "collapses", "flat"]
+LAST = 3  # evaluations at the end whose mean is a run's final accuracy
 
 
 def _names_a_folder(name: str) -> str:

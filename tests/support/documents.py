@@ -134,8 +134,8 @@ class Place:
 
     @classmethod
     def make(cls, folder: Path) -> "Place":
-        """configs/ and docs/ are there, runs/ is not; no GPU, no network, no fetched model."""
-        for name in ("configs", "docs"):
+        """bench/, configs/, docs/ are there, runs/ is not; no GPU, network or fetched model."""
+        for name in ("bench", "configs", "docs"):
             (folder / name).symlink_to(ROOT / name)
         tools = folder / ".tools"
         tools.mkdir()

@@ -30,31 +30,33 @@ def run_cell(
     """
     if study.ended(cell):
         return
-    begun, folder = time.monotonic(), study.folder_of(cell)
+    begun = time.monotonic()
     run = open_run(study.training(cell, rate), watch=watch, stopping=stopping, report=report)
-    status, message = "done", ""
     try:
-        if run.step == 0 and not (folder / START).exists():
+        if run.step == 0 and not (study.folder_of(cell) / START).exists():
             _look(study, run, START)
-        try:
-            train(run)
-        except Diverged as error:
-            status, message = "diverged", str(error)
+        status, message = _trained(run)
         if status == "done":
             _look(study, run, TAIL)
     finally:
         close_run(run)
-    seconds = round(time.monotonic() - begun, 1)
-    write(
-        folder / END,
-        {
-            "status": status,
-            "message": message,
-            "steps": run.step,
-            "seconds": seconds,  # of the session that ended it
-            "rate": run.config.optimiser.rate,
-        },
-    )
+    found = {
+        "status": status,
+        "message": message,
+        "steps": run.step,
+        "seconds": round(time.monotonic() - begun, 1),  # of the session that ended it
+        "rate": run.config.optimiser.rate,
+    }
+    write(study.folder_of(cell) / END, found)
+
+
+def _trained(run: Run) -> tuple[str, str]:
+    """How the training ended, and what is to be said of it."""
+    try:
+        train(run)
+    except Diverged as error:
+        return "diverged", str(error)
+    return "done", ""
 
 
 def _look(study: Study, run: Run, name: str) -> None:

@@ -14,7 +14,6 @@ from sparrow.calibrate.surface import Surface
 from sparrow.config import ArmConfig
 from sparrow.dataflow import prompts as sources
 from sparrow.dataflow.calibrate import (
-    SURFACE,
     Request,
     budgets_for,
     calibrate,
@@ -22,7 +21,7 @@ from sparrow.dataflow.calibrate import (
     longest_of,
 )
 from sparrow.dataflow.study.design import Study
-from sparrow.models import fingerprint, load
+from sparrow.models import Decoder, fingerprint, load
 from sparrow.sparse.schedule import Schedule
 
 Report = Callable[[str], None]
@@ -69,15 +68,22 @@ def surface_of(study: Study, progress: Progress | None, report: Report | None) -
         device=config.train.model.device,
         report=report,
     )
-    if config.surface.surface is not None:
-        given = Surface.load(config.surface.surface)
-        if given.fingerprint != fingerprint(model):
-            raise ValueError(
-                f"{config.surface.surface}: measured on weights {given.fingerprint}, but "
-                f"{config.train.model.name} has {fingerprint(model)}"
-            )
-        return given
-    data, own = config.train.data, config.surface
+    if config.surface.surface is None:
+        return _measured(study, model, progress, report)
+    given = Surface.load(config.surface.surface)
+    if given.fingerprint != fingerprint(model):
+        raise ValueError(
+            f"{config.surface.surface}: measured on weights {given.fingerprint}, but "
+            f"{config.train.model.name} has {fingerprint(model)}"
+        )
+    return given
+
+
+def _measured(
+    study: Study, model: Decoder, progress: Progress | None, report: Report | None
+) -> Surface:
+    """Every budget on the same prompts; those of a file are rows of training."""
+    own, data = study.config.surface, study.config.train.data
     if data.task is not None:
         source = sources.of_task(
             model, data.task, length=data.length, count=own.prompts, skip=own.first
@@ -85,30 +91,22 @@ def surface_of(study: Study, progress: Progress | None, report: Report | None) -
     else:
         assert data.file is not None
         source = sources.of_rows(model, data.file, count=own.prompts)
-    most = config.train.rollout.max_tokens
+    most = study.config.train.rollout.max_tokens
     longest = longest_of(source, model, most)
     settings = Settings(
         budgets=tuple(sorted(set(own.budgets or budgets_for(longest)))),
         edges=edges_for(longest, own.bin),
-        targets=tuple(arm.target for arm in config.arms if arm.target is not None),
+        targets=tuple(arm.target for arm in study.config.arms if arm.target is not None),
         first_round=own.prompts,
         more=own.prompts,
         layer_groups=0,
         by_layer=False,
     )
     sampling = Sampling(samples=1, max_tokens=most, temperature=1.0, seed=0)
-    request = Request(dense_layers=(NO_LAYERS,))
-    calibrate(
-        model,
-        source,
-        request,
-        settings,
-        sampling,
-        study.calibration,
-        progress=progress,
-        report=report,
+    request, folder = Request(dense_layers=(NO_LAYERS,)), study.calibration
+    return calibrate(
+        model, source, request, settings, sampling, folder, progress=progress, report=report
     )
-    return Surface.load(study.calibration / SURFACE)
 
 
 def _plan(study: Study, surface: Surface, arm: ArmConfig) -> Schedule:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-STOPPED = 130  # exit code of a job that was asked to end, and did so at a safe place
 LOOK_EVERY = 0.5  # seconds
 GRACE = 60.0  # seconds that a job has to end when asked
 LAST = 400  # characters of a failed job's log that are told

@@ -11,13 +11,12 @@ from pathlib import Path
 
 from sparrow.config import StudyConfig, load_config, save_resolved
 from sparrow.config.resolved import FILE_NAME
+from sparrow.config.study import LAST
 from sparrow.dataflow.runs.disk import FolderLock
-from sparrow.dataflow.study.design import Cell, Study
+from sparrow.dataflow.study.design import END, Cell, Study
 from sparrow.dataflow.study.plans import planned
 from sparrow.dataflow.study.running import Job, Jobs
 from sparrow.models.checkpoint import pick_device
-
-LAST = 3  # evaluations at the end whose mean is a run's final accuracy
 
 
 class NoRate(Exception):
@@ -140,6 +139,8 @@ def not_learnt(study: Study) -> str | None:
     if not all(study.ended(cell) for cell in cells):
         return None
     for cell in cells:
+        if _status(study, cell) != "done":
+            return f"{cell.name} {_status(study, cell)}"
         gained = gain(study.folder_of(cell))
         if gained < study.config.outcome.gain:
             return f"{cell.name} gained {gained:+.3f}, wanted {study.config.outcome.gain:+.2f}"
@@ -182,11 +183,16 @@ def state_of(study: Study) -> dict[str, str]:
     return {cell.name: _state(study, cell) for cell in study.cells}
 
 
+def _status(study: Study, cell: Cell) -> str:
+    """What became of a cell that has ended."""
+    found = json.loads((study.folder_of(cell) / END).read_text(encoding="utf-8"))
+    return str(found["status"])
+
+
 def _state(study: Study, cell: Cell) -> str:
-    folder = study.folder_of(cell)
     if study.ended(cell):
-        return str(json.loads((folder / "end.json").read_text(encoding="utf-8"))["status"])
-    metrics = folder / "metrics.jsonl"
+        return _status(study, cell)
+    metrics = study.folder_of(cell) / "metrics.jsonl"
     if not metrics.exists():
         return "waits"
     with metrics.open("rb") as file:

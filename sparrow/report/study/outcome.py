@@ -8,7 +8,8 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sparrow.report.study.cells import LAST, Outcome, Spent, judge, mean, spent, values
+from sparrow.config.study import LAST
+from sparrow.report.study.cells import Outcome, Spent, judge, mean, spent, values
 from sparrow.report.study.comparing import Difference, Sample, difference, pooled
 from sparrow.report.study.reading import Arm, Cell, Design, Study, Tail
 from sparrow.report.study.threshold import Point, Threshold, find_threshold

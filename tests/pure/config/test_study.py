@@ -75,7 +75,10 @@ def test_an_arm_has_one_of_target_budget_and_like(both: str) -> None:
     [
         (TARGET, "got 0 (integer), allowed: exactly one"),
         (DENSE + DENSE.replace("dense", "other"), "got 2 (integer), allowed: exactly one"),
-        (DENSE + '[[arms]]\nname = "dense"\n', "got 'dense twice' (string), allowed: one at least, and each once"),
+        (
+            DENSE + '[[arms]]\nname = "dense"\n',
+            "got 'dense twice' (string), allowed: one",
+        ),
         (DENSE + "target = 0.8\n", "allowed: a baseline that is dense"),
         (DENSE + "budget = 64\n", "allowed: a baseline that is dense"),
         (

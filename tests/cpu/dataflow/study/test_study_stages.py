@@ -29,14 +29,14 @@ from sparrow.dataflow.study.stages import (
 )
 
 
-def cell(made: Study, name: str, *found: float, ended: bool = True) -> None:
+def cell(made: Study, name: str, *found: float, ended: bool = True, status: str = "done") -> None:
     """A cell's folder after evaluations with these accuracies."""
     folder = made.folder_of(made.cell(name))
     folder.mkdir(parents=True)
     lines = [json.dumps({"step": i, "val-core/a/acc/mean@1": acc}) for i, acc in enumerate(found)]
     (folder / "validation.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if ended:
-        (folder / "end.json").write_text('{"status": "done"}', encoding="utf-8")
+        (folder / "end.json").write_text(json.dumps({"status": status}), encoding="utf-8")
 
 
 def conducted(made: Study, events: list[str] | None = None, parallel: int = 2) -> bool:
@@ -257,3 +257,10 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         open_study(config)
     lock.close()
     open_study(config)[1].close()
+
+
+def test_a_baseline_that_diverged_has_not_learnt(tmp_path: Path) -> None:
+    made = study(tmp_path / "s")
+    cell(made, "dense-0", 0.1, 0.9)
+    cell(made, "dense-1", 0.1, status="diverged")
+    assert not_learnt(made) == "dense-1 diverged"
