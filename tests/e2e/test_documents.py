@@ -152,15 +152,20 @@ def parse(words: list[str]) -> tuple[str, dict[str, Any]]:
 
 def check_settings(verb: str, values: dict[str, Any]) -> None:
     """Settings and files of the verbs that take any number of them."""
-    if verb in ("generate", "train", "warmup"):
+    if verb in ("generate", "train", "study", "warmup"):
         settings_of(verb, values)
 
 
 def settings_of(verb: str, values: dict[str, Any]) -> Any:
     """The configuration that a verb was given, but for files that are not of this repository."""
-    from sparrow.config import GenerateConfig, TrainConfig, WarmupConfig, load_config
+    from sparrow.config import GenerateConfig, StudyConfig, TrainConfig, WarmupConfig, load_config
 
-    classes = {"generate": GenerateConfig, "train": TrainConfig, "warmup": WarmupConfig}
+    classes: dict[str, Any] = {
+        "generate": GenerateConfig,
+        "train": TrainConfig,
+        "study": StudyConfig,
+        "warmup": WarmupConfig,
+    }
     given = values["words" if verb == "generate" else "config"] or []
     settings = [word for word in given if word.startswith("--")]
     files = values["config"] or [] if verb == "generate" else given
