@@ -13,7 +13,7 @@ from sparrow.cli.output import console, notes, plain, report
 from sparrow.cli.train import DIVERGED, STOPPED, Words
 
 if TYPE_CHECKING:
-    from sparrow.config import StudyConfig
+    from sparrow.config import ArmConfig, StudyConfig
     from sparrow.dataflow.study.design import Study
 
 
@@ -99,23 +99,14 @@ def _show(config: "StudyConfig") -> None:
     states, rate = state_of(found), rate_of(found)
     table = Table("arm", "rollout", "role", "rate", "corrections", "seeds: state")
     for arm in config.arms:
-        attention = "dense"
-        if arm.target is not None:
-            attention = f"planned for p05 {arm.target}"
-        elif arm.budget is not None:
-            attention = f"{arm.budget} tokens kept"
-        elif arm.like is not None:
-            attention = f"one budget, reads as much as {arm.like}"
-        corrections = (
-            config.train.algorithm.corrections if arm.corrections is None else arm.corrections
-        )
         own = [f"{cell.seed}: {states[cell.name]}" for cell in found.cells if cell.arm == arm]
+        used = config.train.algorithm.corrections if arm.corrections is None else arm.corrections
         table.add_row(
             arm.name,
-            attention,
+            _rollout(arm),
             arm.role,
             f"{rate if arm.rate is None else arm.rate:g}",
-            ", ".join(one.use for one in corrections) or "none",
+            ", ".join(one.use for one in used) or "none",
             ", ".join(own),
         )
     console.print(table)
@@ -127,6 +118,15 @@ def _show(config: "StudyConfig") -> None:
         f"{', '.join(f'{one:g}' for one in config.rates)}; folder {plain(str(found.folder))}",
         highlight=False,
     )
+
+
+def _rollout(arm: "ArmConfig") -> str:
+    """How an arm attends, for people."""
+    if arm.target is not None:
+        return f"planned for p05 {arm.target}"
+    if arm.budget is not None:
+        return f"{arm.budget} tokens kept"
+    return "dense" if arm.like is None else f"one budget, reads as much as {arm.like}"
 
 
 def _plan(config: "StudyConfig") -> None:
