@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparrow.cli.output import console, notes, plain, report
-from sparrow.cli.train import DIVERGED, STOPPED, Words
+from sparrow.cli.train import DIVERGED, STOPPED
 
 if TYPE_CHECKING:
     from sparrow.config import ArmConfig, StudyConfig
     from sparrow.dataflow.study.design import Study
+
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CONFIG",
+        help="TOML files, of which later ones win, and settings such as --train.run.steps=50.",
+    ),
+]
 
 
 def study(
@@ -184,8 +192,12 @@ def _conduct(config: "StudyConfig", parallel: int) -> None:
                 ),
                 look=status.look,
             )
-    except (JobFailed, NoRate) as error:
-        notes.print(f"[bold red]error:[/] {plain(str(error))}\nthe same command goes on")
+    except JobFailed as error:
+        how = "once the reason is gone, the same command goes on"
+        notes.print(f"[bold red]error:[/] {plain(str(error))}\n{how}")
+        raise typer.Exit(1) from error
+    except NoRate as error:
+        notes.print(f"[bold red]error:[/] {plain(str(error))}")
         raise typer.Exit(1) from error
     finally:
         lock.close()
@@ -197,9 +209,12 @@ def _conduct(config: "StudyConfig", parallel: int) -> None:
 
 def _write(config: "StudyConfig") -> Path:
     from sparrow.dataflow.study.design import Study
+    from sparrow.dataflow.study.stages import refuse_other
     from sparrow.report.study.write import write_study
 
-    return write_study(Study(config=config).folder)
+    found = Study(config=config)
+    refuse_other(found)
+    return write_study(found.folder)
 
 
 class _Status:

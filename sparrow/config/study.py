@@ -18,12 +18,12 @@ LAST = 3  # evaluations at the end whose mean is a run's final accuracy
 
 
 def _names_a_folder(name: str) -> str:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or name.endswith(".json"):
-        raise ValueError("small letters, digits, '.' and '-', as it names a folder")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name.endswith(".json"):
+        raise ValueError("letters, digits, '.', '_' and '-', as it names a folder")
     return name
 
 
-ArmName = Annotated[str, AfterValidator(_names_a_folder)]
+FolderName = Annotated[str, AfterValidator(_names_a_folder)]
 
 
 class ArmConfig(Section):
@@ -33,7 +33,7 @@ class ArmConfig(Section):
     the study says nothing); flat, the control that must not move.
     """
 
-    name: ArmName
+    name: FolderName
     role: Role = "arm"
     target: Fraction | None = None  # a schedule planned for this p05
     budget: Annotated[int, Field(ge=48)] | None = None  # one budget at all lengths, tokens
@@ -64,7 +64,7 @@ class SurfaceConfig(Section):
     surface: Name | None = None  # surface.json of `sparrow calibrate`, of the same weights
     budgets: tuple[Annotated[int, Field(ge=48)], ...] = ()  # to measure; empty: by the lengths
     bin: Whole = 512
-    prompts: Whole = 48
+    prompts: Annotated[int, Field(ge=8)] = 48  # fewer say nothing of a bin
     by: Literal["p05", "low"] = "p05"  # what must reach a target: p05, or its interval's lower end
     first: Annotated[int, Field(ge=0)] = 50_000  # number of the first prompt, apart from others
 
@@ -91,7 +91,7 @@ class ProbeConfig(Section):
 class StudyConfig(Section):
     """`sparrow study`. `train` is what every run has in common."""
 
-    name: Name = "study"
+    name: FolderName = "study"
     dir: Directory | None = None  # None: runs/study/NAME
     seeds: tuple[Seed, ...] = (0, 1, 2)
     rates: tuple[Rate, ...] = (1e-4, 3e-5, 1e-5)  # the largest first

@@ -39,22 +39,34 @@ def open_study(config: StudyConfig) -> tuple[Study, FolderLock]:
 def prepare(study: Study, command: str = "") -> None:
     """Write down what the study is, unless its folder is another's; a part of it may begin then."""
     study.folder.mkdir(parents=True, exist_ok=True)
-    _refuse_other(study)
-    if not (study.folder / FILE_NAME).exists():
+    refuse_other(study)
+    fresh = not _begun(study)
+    if fresh or not (study.folder / FILE_NAME).exists():
         whole = study.config.model_copy(update={"dir": study.folder.resolve()})
         save_resolved(whole, study.folder)
-    if not study.design.exists():
+    if fresh or not study.design.exists():
         study.write_design(rate_of(study), command)
 
 
-def _refuse_other(study: Study) -> None:
-    """A study does not go on with another design; how many run at a time may change."""
+def _begun(study: Study) -> bool:
+    """Whether there is a result that belongs to a design."""
+    made = (study.folder / "cells", study.folder / "rejected")
+    return any(one.exists() for one in made) or any(study.plans.glob("*.json"))
+
+
+def refuse_other(study: Study) -> None:
+    """A study does not go on with another design; how many run at a time may change.
+
+    Before anything was planned or run, the design may change too.
+    """
     file = study.folder / FILE_NAME
     if not file.exists():
         if study.design.exists() or (study.folder / "cells").exists():
             raise ValueError(f"{study.folder} holds another study; name another dir")
         return
     shown = {"dir": True, "parallel": True}
+    if not _begun(study):
+        return
     before = load_config(StudyConfig, [file]).model_dump(mode="json", exclude=shown)
     now = study.config.model_dump(mode="json", exclude=shown)
     if before != now:
@@ -78,7 +90,9 @@ def refuse_greedy(study: Study, parallel: int) -> None:
 
 def rate_of(study: Study) -> float:
     """The largest that was not rejected, which is tried or was taken."""
-    return next(rate for rate in study.config.rates if not study.rejected(rate).exists())
+    rates = study.config.rates
+    left = (rate for rate in rates if not study.rejected(rate).exists())
+    return next(left, rates[-1])
 
 
 def conduct(
@@ -142,24 +156,29 @@ def not_learnt(study: Study) -> str | None:
         if _status(study, cell) != "done":
             return f"{cell.name} {_status(study, cell)}"
         gained = gain(study.folder_of(cell))
-        if gained < study.config.outcome.gain:
+        if not gained >= study.config.outcome.gain:  # also where it is no number
             return f"{cell.name} gained {gained:+.3f}, wanted {study.config.outcome.gain:+.2f}"
     return None
 
 
 def gain(folder: Path) -> float:
     """Mean accuracy of the last evaluations after the start, less that of the start."""
-    start, *later = accuracies(folder)
+    start, *later = accuracies(folder) or [0.0]
+    if not later:
+        raise ValueError(f"{folder / 'validation.jsonl'}: no evaluation after the start is there")
     return sum(later[-LAST:]) / len(later[-LAST:]) - start
 
 
 def accuracies(folder: Path) -> list[float]:
     """Of every evaluation, the mean over sources."""
-    lines = (folder / "validation.jsonl").read_text(encoding="utf-8").splitlines()
+    file = folder / "validation.jsonl"
     found = []
-    for line in lines:
-        values = [value for key, value in json.loads(line).items() if "/acc/mean@" in key]
-        found.append(sum(values) / len(values))
+    try:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            values = [value for key, value in json.loads(line).items() if "/acc/mean@" in key]
+            found.append(sum(values) / len(values))
+    except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise ValueError(f"{file}: line {len(found) + 1} is broken ({error})") from error
     return found
 
 
@@ -185,8 +204,11 @@ def state_of(study: Study) -> dict[str, str]:
 
 def _status(study: Study, cell: Cell) -> str:
     """What became of a cell that has ended."""
-    found = json.loads((study.folder_of(cell) / END).read_text(encoding="utf-8"))
-    return str(found["status"])
+    file = study.folder_of(cell) / END
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["status"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{file} is broken ({error}); remove that cell's folder") from error
 
 
 def _state(study: Study, cell: Cell) -> str:

@@ -77,6 +77,7 @@ class Design:
     lag: float
     bin: int
     arms: tuple[Arm, ...]
+    gain: float | None = None  # that every seed of the baseline must reach
     commands: tuple[str, ...] = ()
 
     @property
@@ -205,9 +206,15 @@ def read_design(file: Path) -> Design:
         **{key: data[key] for key in plain},
         **{key: data["collapse"][key] for key in ("drop", "length")},
         rates=tuple(data["rates"]),
+        gain=_gain(data, file),
         arms=arms,
         commands=_commands(data.get("command"), f"{file}, command"),
     )
+
+
+def _gain(data: Plain, file: Path) -> float | None:
+    check(data.get("gain"), MAYBE, f"{file}, gain")
+    return data.get("gain")
 
 
 def _arm(data: Plain, where: str) -> Arm:
@@ -235,15 +242,20 @@ def _commands(value: object, where: str) -> tuple[str, ...]:
 
 def _cell(folder: Path, arm: Arm, seed: int) -> Cell:
     place = folder / f"{arm.name}-{seed}"
+    steps, end = tuple(_lines(place / "metrics.jsonl")), _end(place / "end.json")
+    if end is not None and end.status == "done" and len(steps) != end.steps:
+        raise ValueError(
+            f"{place / 'metrics.jsonl'}: got {len(steps)} steps, but end.json says {end.steps}"
+        )
     return Cell(
         arm=arm,
         seed=seed,
         began=place.is_dir(),
-        steps=tuple(_lines(place / "metrics.jsonl")),
+        steps=steps,
         evaluations=_evaluations(place / "validation.jsonl"),
         start=_tail(place / "start.json"),
         tail=_tail(place / "tail.json"),
-        end=_end(place / "end.json"),
+        end=end,
     )
 
 

@@ -27,6 +27,12 @@ def _baseline(found: StudyOutcome) -> list[str]:
         return [f"the baseline ({base.arm.name}) has no finished run"]
     if base.collapsed:
         return [f"the baseline ({base.arm.name}) itself collapsed in {_seeds(base.collapsed)}"]
+    wanted = found.design.gain
+    for cell in base.measured:
+        if wanted is not None and cell.final is not None and cell.start is not None:
+            gained = cell.final - cell.start
+            if gained < wanted:
+                return [f"the baseline did not learn: {cell.name} gained {gained:+.3f} of {wanted}"]
     return []
 
 

@@ -133,7 +133,7 @@ def test_what_the_arms_decide_is_not_the_training_s_to_say(override: str, allowe
     assert allowed in line
 
 
-@pytest.mark.parametrize("name", ["", "Dense", "a/b", "..", ".hidden", "-a", "a b", "a_b"])
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "-a", "a b", "a.json", "ä"])
 def test_a_name_that_names_no_folder(name: str) -> None:
     assert problem(DENSE.replace('"dense"', f'"{name}"')).startswith("arms[0].name: ")
 

@@ -227,9 +227,41 @@ def test_how_far_cells_are(tmp_path: Path) -> None:
 # Whose folder it is.
 
 
+def test_a_design_may_change_before_anything_ran(tmp_path: Path) -> None:
+    for target in (0.8, 0.9):
+        made, lock = open_study(study(tmp_path / "s", (DENSE, SPARSE | {"target": target})).config)
+        lock.close()
+        arms = json.loads(made.design.read_text(encoding="utf-8"))["arms"]
+        assert [arm["target"] for arm in arms] == [None, target]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "none"])
+def test_broken_files_of_a_cell_are_named(tmp_path: Path, text: str) -> None:
+    made = study(tmp_path / "s")
+    cell(made, "dense-0", 0.1, 0.9)
+    (made.folder_of(made.cell("dense-0")) / "end.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"dense-0/end\.json is broken"):
+        state_of(made)
+
+
+@pytest.mark.parametrize("text", ["", '{"step": 0, "val-core/a/acc/mean@1": 0.5}\n', "[]\n"])
+def test_evaluations_that_tell_nothing_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "validation.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"validation\.jsonl: "):
+        gain(tmp_path)
+
+
+def test_an_accuracy_that_is_no_number_is_no_gain(tmp_path: Path) -> None:
+    made = study(tmp_path / "s")
+    for name in ("dense-0", "dense-1"):
+        cell(made, name, 0.1, float("nan"))
+    assert not_learnt(made) == "dense-0 gained +nan, wanted +0.15"
+
+
 def test_a_folder_with_another_design_is_refused(tmp_path: Path) -> None:
-    _, lock = open_study(study(tmp_path / "s").config)
+    made, lock = open_study(study(tmp_path / "s").config)
     lock.close()
+    cell(made, "dense-0", 0.1)
     other = study(tmp_path / "s", (DENSE, SPARSE | {"target": 0.8}), rates=[1e-4])
     with pytest.raises(ValueError, match=r"another design \(rates, arms differ\)"):
         open_study(other.config)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -247,3 +248,11 @@ def test_start_against_end(tmp_path: Path) -> None:
     assert (drifts.entropy.start, drifts.entropy.end) == pytest.approx((0.4, 0.3))
     assert drifts.same_bins == pytest.approx(0.01)
     assert (drifts.step_entropy.start, drifts.step_entropy.end) == pytest.approx((0.3, 0.295))
+
+
+def test_inconclusive_where_the_baseline_gained_less_than_was_asked_for(tmp_path: Path) -> None:
+    found = whole(tmp_path)
+    asked = replace(found, design=replace(found.design, gain=0.5))
+    (reason,) = inconclusive(asked)
+    assert reason == "the baseline did not learn: dense-0 gained +0.400 of 0.5"
+    assert inconclusive(replace(found, design=replace(found.design, gain=0.3))) == []
