@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparrow.cli import words
 from sparrow.cli.output import progress_bar, report
+from sparrow.cli.words import config_argument
 
 if TYPE_CHECKING:
     from sparrow.config import WarmupConfig
@@ -70,13 +72,7 @@ def puzzle(
 
 
 def warmup(
-    config: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CONFIG",
-            help="TOML files, of which later ones win, and settings such as --run.workers=8.",
-        ),
-    ],
+    config: Annotated[list[str], config_argument("--run.workers=8")],
 ) -> None:
     """Train a small thinking model on puzzles with gold chains: how tiny and small were made.
 
@@ -88,11 +84,10 @@ def warmup(
       sparrow warmup configs/warmup/base.toml
       sparrow warmup configs/warmup/tiny.toml --run.workers=8
     """
-    from sparrow.config import WarmupConfig, load_config
+    from sparrow.config import WarmupConfig
     from sparrow.dataflow.warmup import MODEL, run_directory, warm_up
 
-    files = [Path(word) for word in config if not word.startswith("--")]
-    loaded = load_config(WarmupConfig, files, [word for word in config if word.startswith("--")])
+    loaded = words.loaded(WarmupConfig, config)
     place = run_directory(loaded)
     ended = (place / MODEL).exists()
     report(f"{place}: {'has ended before' if ended else f'{loaded.steps} steps'}")

@@ -9,24 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparrow.cli import words
 from sparrow.cli.output import console, notes, plain, report
-from sparrow.cli.train import DIVERGED, STOPPED
+from sparrow.cli.train import STOPPED
+from sparrow.cli.words import config_argument
 
 if TYPE_CHECKING:
     from sparrow.config import ArmConfig, StudyConfig
     from sparrow.dataflow.study.design import Study
 
-Words = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="CONFIG",
-        help="TOML files, of which later ones win, and settings such as --train.run.steps=50.",
-    ),
-]
-
 
 def study(
-    config: Words,
+    config: Annotated[list[str], config_argument("--train.run.steps=50")],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show the arms, seeds and what is done already.")
     ] = False,
@@ -65,6 +59,8 @@ def study(
     Exit codes: 0 all runs have ended, 1 one failed or no rate was found, 2 a mistake in the
     settings, 130 stopped by Ctrl-C.
     """
+    from sparrow.config import StudyConfig
+
     chosen = [
         name
         for name, given in (
@@ -77,7 +73,7 @@ def study(
     ]
     if len(chosen) > 1:
         raise ValueError(f"{' and '.join(chosen)}: give one of them")
-    loaded = _load(config)
+    loaded = words.loaded(StudyConfig, config)
     if dry_run:
         _show(loaded)
     elif plan:
@@ -88,13 +84,6 @@ def study(
         print(_write(loaded))
     else:
         _conduct(loaded, parallel or loaded.parallel)
-
-
-def _load(words: list[str]) -> "StudyConfig":
-    from sparrow.config import StudyConfig, load_config
-
-    files = [Path(word) for word in words if not word.startswith("--")]
-    return load_config(StudyConfig, files, [word for word in words if word.startswith("--")])
 
 
 def _show(config: "StudyConfig") -> None:
@@ -169,7 +158,7 @@ def _cell(config: "StudyConfig", name: str) -> None:
             raise typer.Exit(STOPPED) from None
         except (GateStop, Unjudged, EpisodeFailed) as error:
             notes.print(f"[bold red]{name}:[/] {plain(str(error))}")
-            raise typer.Exit(DIVERGED) from error
+            raise typer.Exit(1) from error
     print(found.folder_of(chosen))
 
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from sparrow.cli.output import AsJson, console, notes, plain, report
+from sparrow.cli.words import config_argument, loaded
 
 if TYPE_CHECKING:
     from sparrow.config import TrainConfig
@@ -20,17 +21,9 @@ STOPPED, GATED, DIVERGED, UNJUDGED = 130, 3, 4, 5  # exit codes of a run that ha
 
 GO_ON = "the same command goes on from it"
 
-Words = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="CONFIG",
-        help="TOML files, of which later ones win, and settings such as --run.steps=50.",
-    ),
-]
-
 
 def train(
-    config: Words,
+    config: Annotated[list[str], config_argument("--run.steps=50")],
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -61,29 +54,25 @@ def train(
     130 stopped by Ctrl-C, 3 by the gate, 4 by a loss that is not finite, 5 as no answer could be
     judged.
     """
-    loaded = _load(config, dense)
+    settings = _load(config, dense)
     if as_json and not dry_run:
         raise ValueError("--json goes with --dry-run; a run writes metrics.jsonl")
     if dry_run:
-        _preview(loaded, as_json)
+        _preview(settings, as_json)
         return
     from sparrow.dataflow.local.opening import own_rank
     from sparrow.dataflow.stopping import Stopping
 
     with Stopping() as stopping, _named_rank():
-        folder = run_training(loaded, stopping)
+        folder = run_training(settings, stopping)
         if not own_rank():
             print(folder)
 
 
 def _load(words: list[str], dense: bool) -> "TrainConfig":
-    from sparrow.config import TrainConfig, load_config
+    from sparrow.config import TrainConfig
 
-    files = [Path(word) for word in words if not word.startswith("--")]
-    settings = [word for word in words if word.startswith("--")]
-    if dense:
-        settings.append("--rollout.attention.dense=true")
-    return load_config(TrainConfig, files, settings)
+    return loaded(TrainConfig, words, *(["--rollout.attention.dense=true"] if dense else []))
 
 
 def _preview(config: "TrainConfig", as_json: bool) -> None:
@@ -158,7 +147,10 @@ def _say_end(run: "Run", why: str, how: str = GO_ON) -> None:
 
 @contextmanager
 def _named_rank() -> Iterator[None]:
-    """An error of one of several ranks says whose it is."""
+    """An error of one of several ranks says whose it is.
+
+    At once, while signals are still taken: torchrun ends the others as soon as one has.
+    """
     from sparrow.dataflow.local.opening import own_rank
 
     try:
@@ -167,7 +159,8 @@ def _named_rank() -> Iterator[None]:
         rank = own_rank()
         if rank is None:
             raise
-        raise ValueError(f"rank {rank}: {error}") from error
+        notes.print(f"[bold red]error:[/] rank {rank}: {plain(str(error))}")
+        raise typer.Exit(2) from error
 
 
 def replay(

@@ -76,9 +76,8 @@ class OutcomeConfig(Section):
     length: Fraction = 0.5  # median length below this share of the start's is flagged
     lag: Positive = 2.0  # standard errors below the baseline
     tolerance: Fraction = 0.05  # gap to the baseline that still counts as equal, for the threshold
-    gain: Annotated[float, Field(ge=-1, le=1)] = (
-        0.15  # accuracy that every baseline seed must gain for a rate to be taken
-    )
+    # Accuracy that every seed of the baseline must gain for a rate to be taken.
+    gain: Annotated[float, Field(ge=-1, le=1)] = 0.15
 
 
 class ProbeConfig(Section):

@@ -272,8 +272,10 @@ def test_a_folder_with_another_design_is_refused(tmp_path: Path) -> None:
 
 def test_how_many_run_at_once_may_change(tmp_path: Path) -> None:
     for parallel in (1, 4):
-        _, lock = open_study(study(tmp_path / "s", parallel=parallel).config)
+        made, lock = open_study(study(tmp_path / "s", parallel=parallel).config)
         lock.close()
+        assert made.config.parallel == parallel
+        (made.folder / "cells").mkdir(exist_ok=True)  # from here on it is a design's folder
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

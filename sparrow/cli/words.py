@@ -1,0 +1,28 @@
+"""The words of verbs that are configured: TOML files, and settings such as --a.b=c."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from sparrow.config import Section
+
+    Root = TypeVar("Root", bound=Section)
+
+
+def config_argument(example: str) -> Any:
+    """The argument that takes them, with a setting of the verb as an example."""
+    return typer.Argument(
+        metavar="CONFIG",
+        help=f"TOML files, of which later ones win, and settings such as {example}.",
+    )
+
+
+def loaded(cls: "type[Root]", words: list[str], *settings: str) -> "Root":
+    """The configuration that they make; further settings come last."""
+    from sparrow.config import load_config
+
+    files = [Path(word) for word in words if not word.startswith("--")]
+    given = [word for word in words if word.startswith("--")]
+    return load_config(cls, files, [*given, *settings])
