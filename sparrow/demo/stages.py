@@ -12,10 +12,10 @@ from sparrow.calibrate.collecting import Progress
 from sparrow.calibrate.surface import Surface
 from sparrow.config import GenerateConfig, GenerateSampling, ModelConfig
 from sparrow.dataflow.prompts import of_task
-from sparrow.dataflow.runs.disk import FolderLock, write_whole
 from sparrow.demo import recipe
 from sparrow.demo.recipe import Place
 from sparrow.engine.answer import Session
+from sparrow.files import FolderLock, write_whole
 from sparrow.models import load
 from sparrow.sparse.schedule import Schedule
 from sparrow.tasks import PUZZLES

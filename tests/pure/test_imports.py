@@ -12,11 +12,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sparrow"
 
 # room -> rooms it may import. A room that is not named here may not exist.
-BASE = {"records", "config"}
+BASE = {"files", "records", "config"}
 ROLLOUT = BASE | {"ops", "sparse", "models"}
 ALLOWED: dict[str, set[str]] = {
+    "files": set(),
     "records": set(),
-    "config": {"records"},
+    "config": {"files", "records"},
     "ops": set(),
     "sparse": BASE | {"ops"},
     "models": BASE | {"ops"},

@@ -19,11 +19,11 @@ from sparrow.dataflow.local.validating import validation_of
 from sparrow.dataflow.local.watching import Nobody, Watcher
 from sparrow.dataflow.place import dtype_of, prompt_room, schedule_notes
 from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
-from sparrow.dataflow.runs.disk import write_whole
 from sparrow.dataflow.runs.files import CHANGED, RunFiles
 from sparrow.dataflow.stopping import Stopping
 from sparrow.engine.answer import placed_schedule
 from sparrow.engine.engine import Engine
+from sparrow.files import write_whole
 from sparrow.models import Decoder, fingerprint, load
 from sparrow.models.checkpoint import pick_device
 from sparrow.records import to_dict

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from sparrow.dataflow.runs.disk import FULL, explained, sync, sync_folder
+from sparrow.files import FULL, explained, sync, sync_folder
 
 FORMAT = 1
 STATE, META = "state.pt", "meta.json"

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from sparrow.config import Section, save_resolved
-from sparrow.dataflow.runs.disk import FolderLock, write_whole
 from sparrow.dataflow.runs.lines import Lines, lines_by_step
 from sparrow.dataflow.runs.rollouts import (
     ROLLOUTS,
@@ -29,6 +28,7 @@ from sparrow.dataflow.runs.rollouts import (
     rollouts_file,
     write_rollouts,
 )
+from sparrow.files import FolderLock, write_whole
 from sparrow.records import Group
 
 if TYPE_CHECKING:

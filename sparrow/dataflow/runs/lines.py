@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sparrow.dataflow.runs.disk import explained
+from sparrow.files import explained
 
 Line = dict[str, Any]
 

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from sparrow.dataflow.runs.disk import write_whole
+from sparrow.files import write_whole
 from sparrow.records import Group, Trajectory, from_dict, to_dict
 
 ROLLOUTS = "rollouts"

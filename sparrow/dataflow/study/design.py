@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sparrow.config import ArmConfig, Choice, StudyConfig, TrainConfig
-from sparrow.dataflow.runs.disk import write_whole
+from sparrow.files import write_whole
 
 APART = 1_000_000  # rows between those of one seed and the next: prompts differ by seed
 END = "end.json"

@@ -14,7 +14,7 @@ from sparrow.config import ProbeConfig
 from sparrow.dataflow.local import learning, playing
 from sparrow.dataflow.local.metrics import LEAST, UNCERTAIN, p05
 from sparrow.dataflow.local.run import Run
-from sparrow.dataflow.runs.disk import write_whole
+from sparrow.files import write_whole
 from sparrow.records import Float32Array
 
 PLACE = 500_000  # where its rows begin, the same for all runs of a seed; far from those of steps

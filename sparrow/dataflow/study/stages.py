@@ -12,10 +12,10 @@ from pathlib import Path
 from sparrow.config import StudyConfig, load_config, save_resolved
 from sparrow.config.resolved import FILE_NAME
 from sparrow.config.study import LAST
-from sparrow.dataflow.runs.disk import FolderLock
 from sparrow.dataflow.study.design import END, Cell, Study
 from sparrow.dataflow.study.plans import planned
 from sparrow.dataflow.study.running import Job, Jobs
+from sparrow.files import FolderLock
 from sparrow.models.checkpoint import pick_device
 
 

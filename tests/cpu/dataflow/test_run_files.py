@@ -289,7 +289,7 @@ def test_a_killed_process_lets_go_and_its_children_do_not_hold(tmp_path: Path) -
     program = f"""
 import os, sys
 from pathlib import Path
-from sparrow.dataflow.runs.disk import FolderLock
+from sparrow.files import FolderLock
 lock = FolderLock(Path({str(tmp_path)!r}))
 if os.fork() == 0:
     print("worker", flush=True)

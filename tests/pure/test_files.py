@@ -1,0 +1,161 @@
+"""Files that people share: what was changed since they were written is an error, not a value."""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from sparrow.files import (
+    LOCK,
+    FolderLock,
+    content_digest,
+    document_text,
+    file_digest,
+    open_lock,
+    parse_document,
+    read_document,
+    sealed,
+    unfinished_path,
+    unfinished_paths,
+    unsealed,
+    write_document,
+    write_whole,
+)
+
+CONTENT = {
+    "format": 2,
+    "name": "tiny-0.86 ✓",
+    "budgets": [48, 96, 2**31 - 1],
+    "cells": [{"p05": 0.8600000000000001, "low": None}, {"p05": 1e-9, "low": -0.0}],
+    "nested": {"b": [1.5, True], "a": "text"},
+}
+
+
+def test_a_document_comes_back_without_its_digest(tmp_path: Path) -> None:
+    write_document(tmp_path / "a.json", CONTENT)
+    assert read_document(tmp_path / "a.json") == CONTENT
+    assert json.loads((tmp_path / "a.json").read_text())["digest"] == content_digest(CONTENT)
+
+
+def test_layout_and_order_do_not_matter(tmp_path: Path) -> None:
+    data = json.loads(document_text(CONTENT))
+    again = json.dumps(dict(sorted(data.items(), reverse=True)), indent=7)
+    assert parse_document(again) == CONTENT
+
+
+def test_a_document_without_a_digest_is_read_as_it_is() -> None:
+    assert parse_document(json.dumps(CONTENT)) == CONTENT
+
+
+def test_no_damage_passes_silently() -> None:
+    """One changed byte: an error, or the same content (a space, or the digest itself lost)."""
+    text, rng = document_text(CONTENT).encode(), random.Random(0)
+    refused = 0
+    for _ in range(2000):
+        place = rng.randrange(len(text))
+        damaged = text[:place] + bytes([text[place] ^ 1 << rng.randrange(8)]) + text[place + 1 :]
+        try:
+            found = parse_document(damaged.decode())
+        except ValueError:
+            refused += 1
+            continue
+        assert {key: found.get(key) for key in CONTENT} == CONTENT
+    assert refused > 1500
+
+
+def test_truncation_is_an_error() -> None:
+    text = document_text(CONTENT)
+    for stop in range(len(text) - 2):
+        with pytest.raises(ValueError, match="JSON"):
+            parse_document(text[:stop])
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[1]", "list"),
+        ("{", "JSON"),
+        ('{"a": 1, "a": 2}', "'a' twice"),
+        ('{"x": ["fine", {"y": "\\u001b[2J"}]}', r"x\[1\]\.y"),
+        ('{"\\u0007": 1}', "a key"),
+        ('{"x": ' + "[" * 5000 + "]" * 5000 + "}", "deep"),
+        ('{"x": ' + "9" * 5000 + "}", "digits"),
+        ('{"a": 1, "digest": "sha256:00"}', "digest"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_file(text: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(ValueError, match=what) as error:
+        read_document(tmp_path / "bad.json", "surface")
+    assert str(error.value).startswith(f"surface {tmp_path / 'bad.json'}")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", None])
+def test_files_that_cannot_be_read(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.json"):
+        read_document(tmp_path / "a.json")
+
+
+def test_lines_come_back_and_changed_ones_do_not() -> None:
+    line, rng = json.dumps({"step": 12, "reward": 0.5, "text": 'a "quoted" ✓'}), random.Random(1)
+    assert unsealed(sealed(line)) == line
+    assert json.loads(sealed(line))["step"] == 12
+    assert unsealed(line) == line  # older lines have none
+    for _ in range(1000):
+        text = list(sealed(line))
+        place = rng.randrange(len(line) - 1)
+        text[place] = chr(ord(text[place]) ^ 1)
+        with pytest.raises(ValueError, match="digest"):
+            unsealed("".join(text))
+
+
+def test_digest_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    assert file_digest(tmp_path / "a").startswith("ba7816bf")
+
+
+def test_what_a_killed_process_was_writing_is_found(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        unfinished_path(tmp_path / "model").mkdir()
+        unfinished_path(tmp_path / "metrics.jsonl").touch()
+        os._exit(0)
+    os.waitpid(child, 0)
+    write_whole(tmp_path / "kept.txt", ["kept"])
+    (tmp_path / f".other.{os.getppid()}.unfinished").touch()  # of a process that runs
+    assert sorted(path.name for path in unfinished_paths(tmp_path)) == [
+        f".metrics.jsonl.{child}.unfinished",
+        f".model.{child}.unfinished",
+    ]
+    assert unfinished_paths(tmp_path / "nowhere") == []
+
+
+# Locks.
+
+
+def test_one_holder_at_a_time(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    with pytest.raises(ValueError, match=str(os.getpid())):
+        FolderLock(tmp_path)
+    lock.close()
+    FolderLock(tmp_path).close()
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link, lambda _, at: os.mkfifo(at)])
+def test_a_lock_that_is_a_link_changes_no_other_file(link: object, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    link(tmp_path / "precious", tmp_path / LOCK)  # type: ignore[operator]
+    with pytest.raises(ValueError, match=LOCK):
+        FolderLock(tmp_path)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_dangling_link_makes_no_file(tmp_path: Path) -> None:
+    (tmp_path / LOCK).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=LOCK):
+        open_lock(tmp_path / LOCK)
+    assert not (tmp_path / "elsewhere").exists()
