@@ -19,7 +19,7 @@ from sparrow.dataflow.prompts import of_task
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder, load
 from sparrow.records import SamplingParams
-from sparrow.sparse.flows.loading import flow_of
+from sparrow.sparse.flows.loading import resolve_flow
 from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
 
@@ -28,7 +28,7 @@ PROMPTS, SAMPLES, TOKENS, CONTEXT = 16, 8, 3840, 4096
 
 
 def timed(model: Decoder, prompts: list[list[int]], schedule: Schedule | None) -> list[float]:
-    rule = None if schedule is None else Rule.of(schedule, flow_of(schedule, None))
+    rule = None if schedule is None else Rule.of(schedule, resolve_flow(schedule))
     engine = Engine(model, rule=rule, max_running=PROMPTS * SAMPLES, max_context=CONTEXT)
     params = SamplingParams(n=SAMPLES, max_tokens=TOKENS, seed=0, ignore_eos=True)
     found = []

@@ -53,13 +53,27 @@ def write_document(path: str | Path, document: Mapping[str, Any]) -> None:
 
 
 def document_text(document: Mapping[str, Any]) -> str:
-    """What `write_document` writes."""
-    plain = json.loads(json.dumps(dict(document)))  # as it will be read
+    """What `write_document` writes; control characters in texts are escaped."""
+    plain = _printable(json.loads(json.dumps(dict(document))))  # as it will be read
     rows = [
         f"  {json.dumps(key)}: {_value_text(value)}"
         for key, value in {**plain, DIGEST: content_digest(plain)}.items()
     ]
     return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def printable(text: str) -> str:
+    """A text with its control characters shown as escapes: nothing in it that a terminal obeys."""
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def _printable(value: Any) -> Any:
+    """The same for every text in a JSON value."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(key): _printable(inner) for key, inner in value.items()}
+    return [_printable(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _value_text(value: Any) -> str:

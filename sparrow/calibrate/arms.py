@@ -71,7 +71,7 @@ def variant_of(
     )
     program = trace(flow, plain.page, spec.head_size, spec.heads // spec.kv_heads)
     stored = program.bytes(torch.bfloat16)
-    return replace(plain, digest=program.digest, field_bytes=stored)
+    return replace(plain, digest=program.digest, flow_digest=flow.digest, field_bytes=stored)
 
 
 def arm(variant: Variant, flow: Flow, budget: int) -> Arm:
@@ -101,6 +101,7 @@ def schedule_of(
             if layer not in variant.dense_layers and share != 1
         ),
         flow=variant.flow,
+        flow_digest=variant.flow_digest,
         page=variant.page,
         first=variant.first,
         last=variant.last,

@@ -3,12 +3,11 @@
 docs/calibrate.md describes every field. numpy and no torch: plans and plots read surfaces too.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from sparrow.files import read_document, write_document
 from sparrow.records import Record, from_dict, to_dict
 
 FORMAT = 1
@@ -25,14 +24,15 @@ class Variant(Record):
 
     name: str  # in the surface
     flow: str  # the name that schedules give
-    source: str  # how the flow is loaded again: a built-in name, file.py:name, module:name
-    digest: str  # of its program
+    source: str  # how the user named the flow: a built-in name, file.py:name, module:name
+    digest: str  # of its program for this model
     field_bytes: int  # that it stores with a page and KV head, of keys in 16 bits
     page: int = 16
     first: int = 1
     last: int = 2
     dense_layers: tuple[int, ...] = ()
     shares: tuple[float, ...] = ()
+    flow_digest: str | None = None  # of the flow's formula, which schedules hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,26 +143,21 @@ class Surface(Record):
                 )
 
     def save(self, path: str | Path) -> None:
-        """Write JSON, one record a line in lists; a file that is there is replaced whole."""
-        place = Path(path)
-        part = place.with_suffix(".part")
-        part.write_text(_lines(to_dict(self)), encoding="utf-8")
-        part.replace(place)
+        """Write JSON with a digest, one record a line in lists; a file is replaced whole."""
+        write_document(path, to_dict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> "Surface":
-        """Read what `save` wrote."""
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ValueError(f"surface {path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise ValueError(f"surface {path} is no JSON: {error}") from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
+        """Read what `save` wrote; the digest must be right where there is one."""
+        data = read_document(path, "surface")
+        if data.get("format") != FORMAT:
             raise ValueError(
                 f"{path} is no surface of format {FORMAT}: sparrow calibrate makes one"
             )
-        data.setdefault("prompt_tokens", 0)  # the first files of this format did not have it
+        data.setdefault("prompt_tokens", 0)  # older files of this format do not have these
+        for variant in data.get("variants") or ():
+            if isinstance(variant, dict):
+                variant.setdefault("flow_digest", None)
         try:
             return from_dict(cls, data)
         except ValueError as error:
@@ -187,13 +182,3 @@ def reach(cells: Sequence[Cell]) -> dict[int, float]:
         cell.start: max(later.prompts for later in cells if later.start >= cell.start) / most
         for cell in cells
     }
-
-
-def _lines(data: dict[str, Any]) -> str:
-    rows = []
-    for key, value in data.items():
-        text = json.dumps(value)
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            text = "[\n    " + ",\n    ".join(json.dumps(item) for item in value) + "\n  ]"
-        rows.append(f"  {json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(rows) + "\n}\n"

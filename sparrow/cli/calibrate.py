@@ -294,13 +294,13 @@ def _schedule(
 ) -> "Schedule":
     """The schedule to check; one of another model is refused unless forced, which it then says."""
     from sparrow.sparse import named_schedule
-    from sparrow.sparse.flows.loading import flow_of
+    from sparrow.sparse.flows.loading import resolve_flow
     from sparrow.sparse.rule import Rule
 
     made, family = named_schedule(name), model.spec.family
-    flow = flow_of(made, flows[0] if flows else None)
+    flow = resolve_flow(made, flows[0] if flows else None)
     if force:
-        made = made.forced_onto(family=family, flow=flow.name)
+        made = made.forced_onto(family=family, flow=flow.name, flow_digest=flow.digest)
     Rule.like(made, flow).check(made, page=made.page, family=family)
     report(f"checking {made.describe()}")
     if not skip:

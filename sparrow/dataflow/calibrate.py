@@ -21,7 +21,7 @@ from sparrow.dataflow.prompts import Source
 from sparrow.models import Decoder, fingerprint
 from sparrow.models.spec import spec_to_hf
 from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.loading import flow_of, load_flow
+from sparrow.sparse.flows.loading import load_flow, resolve_flow
 from sparrow.sparse.schedule import Schedule
 
 SURFACE, CHECK = "surface.json", "check.json"
@@ -62,7 +62,8 @@ def calibrate(
         collector = Collector(model, source.prompts, source.mode, sampling, store, progress)
         calibration = Calibration(collector, settings, report)
         if request.schedule is not None:
-            found = calibration.check(flow_of(request.schedule, request.flow), request.schedule)
+            flow = resolve_flow(request.schedule, request.flow)
+            found = calibration.check(flow, request.schedule)
         else:
             found = calibration.run(_flows(model, request))
     finally:

@@ -22,7 +22,7 @@ from sparrow.records import Completion, to_dict
 from sparrow.sparse import Schedule, named_schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.flows.loading import flow_of
+from sparrow.sparse.flows.loading import resolve_flow
 from sparrow.sparse.rule import Rule
 
 COMPLETIONS = "completions.jsonl"
@@ -163,9 +163,10 @@ def placed_schedule(attention: AttentionConfig, family: str) -> tuple[Schedule |
     schedule = schedule_of(attention)
     if schedule is None:
         return None, block_mean
-    flow = flow_of(schedule, attention.flow)
+    flow = resolve_flow(schedule, attention.flow)
     if attention.force:
-        schedule = schedule.forced_onto(family=family, flow=flow.name, page=PAGE)
+        place = {"flow": flow.name, "flow_digest": flow.digest, "page": PAGE}
+        schedule = schedule.forced_onto(family=family, **place)
     Rule.like(schedule, flow).check(schedule, page=PAGE, family=family)
     return schedule, flow
 

@@ -51,11 +51,17 @@ class Rule:
 
     @classmethod
     def of(cls, schedule: Schedule, flow: Flow = block_mean) -> "Rule":
-        """The rule that a schedule was made for; the schedule must name this flow."""
+        """The rule that a schedule was made for; the flow must be the one it was made for."""
         if schedule.flow != flow.name:
             raise ValueError(
                 f"schedule {schedule.name!r} was made for the flow {schedule.flow!r}, not for "
                 f"{flow.name!r}: give the flow it names"
+            )
+        if schedule.misfits({"flow_digest": flow.digest}):
+            raise ValueError(
+                f"schedule {schedule.name!r} was made for another formula of the flow "
+                f"{flow.name!r} (digest {schedule.flow_digest}, this one has {flow.digest}): give "
+                "the flow it was made for"
             )
         return cls.like(schedule, flow)
 
@@ -250,6 +256,7 @@ class Rule:
     def _place(self, page: int) -> dict[str, Any]:
         return {
             "flow": self.name,
+            "flow_digest": self.flow.digest,
             "page": page,
             "first": self.first,
             "last": self.last,

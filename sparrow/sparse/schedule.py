@@ -5,7 +5,6 @@ and says which selection rule and model family it was measured with. It may be f
 then says that too. No torch: plans and reports read them as well.
 """
 
-import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparrow.files import CONTROL, read_document, write_document
 from sparrow.records import Int32Array, Record, from_dict, to_dict
 
 DENSE = 2**31 - 1
 """The budget of a layer or request that keeps everything: the largest int32."""
 
-PLACE = ("family", "flow", "page", "first", "last", "dense_layers")
+PLACE = ("family", "flow", "flow_digest", "page", "first", "last", "dense_layers")
 """The fields that say where a schedule's budgets hold."""
 
 
@@ -60,6 +60,7 @@ class Schedule(Record):
     budgets: Int32Array
     layers: tuple[LayerBudgets, ...] = ()
     flow: str = "block-mean"
+    flow_digest: str | None = None  # of the flow's formula; None: made by hand, checked by name
     page: int = 16
     first: int = 1
     last: int = 2
@@ -110,13 +111,13 @@ class Schedule(Record):
     def misfits(self, place: Mapping[str, Any]) -> dict[str, Any]:
         """Those fields of a place (see PLACE) that are not what the schedule was made for.
 
-        A schedule without a family is for any, and so is a place.
+        A schedule without a family or flow digest is for any, and so is a place.
         """
-        either = {"family"} if None in (self.family, place.get("family")) else set()
         return {
             field: value
             for field, value in place.items()
-            if field not in either and getattr(self, field) != value
+            if getattr(self, field) != value
+            and not (field in ("family", "flow_digest") and None in (value, getattr(self, field)))
         }
 
     def forced_onto(self, **place: Any) -> "Schedule":
@@ -175,18 +176,19 @@ class Schedule(Record):
         return f"budgets {least} to {upto} tokens by {' and '.join(by)}"
 
     def save(self, path: str | Path) -> None:
-        """Write the schedule as JSON, one field a line."""
-        rows = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in to_dict(self).items())
-        Path(path).write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+        """Write the schedule as JSON, one field a line, with a digest."""
+        write_document(path, to_dict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> "Schedule":
-        """Read what `save` wrote: every field, no other, each once."""
+        """Read what `save` wrote: every field, no other, each once, and the digest right.
+
+        A schedule without a digest, by hand or of an older version, is taken as it is.
+        """
+        data = read_document(path, "schedule")
+        data.setdefault("flow_digest", None)  # older files do not have it
         try:
-            text = Path(path).read_text(encoding="utf-8")
-            return from_dict(cls, json.loads(text, object_pairs_hook=_once))
-        except OSError as error:
-            raise ValueError(f"schedule {path} cannot be read: {error.strerror}") from error
+            return from_dict(cls, data)
         except ValueError as error:
             raise ValueError(f"schedule {path}: {error}") from error
 
@@ -218,6 +220,11 @@ class Schedule(Record):
     def _check_rule(self) -> None:
         for field in ("name", "flow", "family"):
             _require(getattr(self, field) != "", field, "an empty text", "a name")
+        texts = [(field, getattr(self, field)) for field in ("name", "flow", "model", "family")]
+        texts += [("provenance", f"{note.key} {note.text}") for note in self.provenance]
+        for field, text in texts:
+            holds = text is None or not CONTROL.search(text)
+            _require(holds, field, repr(text), "a text without control characters")
         _require(self.page >= 1, "page", self.page, "an integer >= 1")
         _require(self.first >= 0, "first", self.first, "an integer >= 0")
         allowed = "an integer >= 1 (an unfinished page has no landmark and is always kept)"
@@ -288,12 +295,3 @@ def _ascending(field: str, values: Sequence[int], what: str) -> None:
     """Distinct and in order, so that equal schedules are written alike."""
     holds = all(a < b for a, b in pairwise([-1, *values]))
     _require(holds, field, list(values), f"{what} >= 0, each above the one before")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys differ: of two values for one key, neither can be the one meant."""
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ValueError(f"got the key {key!r} twice, allowed: each key once")
-    return dict(pairs)

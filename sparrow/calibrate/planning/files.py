@@ -1,6 +1,5 @@
 """A plan as it is written: one JSON file for readers, and the schedule to use."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from sparrow.calibrate.planning import eflops
 from sparrow.calibrate.planning.plan import FEW, By, Plan, Unreachable, plan
 from sparrow.calibrate.planning.pricing import Ground, rollout
 from sparrow.calibrate.surface import Surface, Variant
+from sparrow.files import write_document
 from sparrow.records import to_dict
 from sparrow.sparse.schedule import DENSE, Schedule
 
@@ -243,8 +243,7 @@ def write(planned: Planned, folder: str | Path) -> list[Path]:
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     planned.best.schedule.save(place / SCHEDULE)
-    text = json.dumps(as_json(planned), indent=2) + "\n"
-    (place / PLAN).write_text(text, encoding="utf-8")
+    write_document(place / PLAN, as_json(planned))
     return [place / SCHEDULE, place / PLAN]
 
 

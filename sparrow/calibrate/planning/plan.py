@@ -331,7 +331,7 @@ def _provenance(
     notes = {
         "target": f"5th percentile (p05) of per-token acceptance at {target:g}: {what}",
         "weights": surface.fingerprint,
-        "flow": f"{variant.source}, program {variant.digest}",
+        "flow": variant.source,
         "measured": f"{surface.mode}, {surface.dtype} on {surface.device}, {surface.created}",
         "prompts": f"{surface.prompts} ({surface.prompts_digest}); {count}",
         "lengths": f"measured to {table.edges[-1]} tokens; beyond, everything is kept",

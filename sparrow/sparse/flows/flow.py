@@ -72,3 +72,8 @@ class Flow:
         ):
             raise fail(f"Flow.probe: got {self.probe!r}, allowed: page, head size, query heads")
         trace(self, *self.probe)
+
+    @property
+    def digest(self) -> str:
+        """A name for the formula, by which schedules tell whether they were made for it."""
+        return trace(self, *self.probe).digest

@@ -5,7 +5,9 @@
     quest, fine_means(2)      a flow of `sparrow.sparse.flows.library`
 
 Nothing is registered: a file is run as a module, and its flow is the attribute that is a Flow. A
-name may be a function that makes one, with constants as arguments.
+name may be a function that makes one, with constants as arguments. Files and modules run code, so
+only a person names them (`load_flow`); what a schedule says of its flow is looked up in the
+library alone (`library_flow`, `resolve_flow`).
 """
 
 import ast
@@ -26,10 +28,15 @@ from sparrow.sparse.flows.nodes import FlowError, Place
 from sparrow.sparse.schedule import Schedule
 
 FORMS = "path/to/file.py[:name], module:name, or a built-in flow such as quest or fine_means(2)"
+LIBRARY = "sparrow.sparse.flows.library"
+LONGEST = 200  # characters of a library flow with its arguments
 
 
 def load_flow(text: str) -> Flow:
-    """The flow that a text names; ValueError with what is wrong, FlowError for a broken flow."""
+    """The flow that a person names, which runs the file or module that has it.
+
+    ValueError with what is wrong, FlowError for a broken flow.
+    """
     file = re.fullmatch(r"(.+\.py)(?::(.*))?", text, re.DOTALL)
     if file is not None:
         module = _run_file(Path(file[1]).expanduser())
@@ -37,30 +44,45 @@ def load_flow(text: str) -> Flow:
     if ":" in text:
         name, _, attribute = text.partition(":")
         return _named(_import(name), attribute, name)
+    return library_flow(text)
+
+
+def library_flow(text: str) -> Flow:
+    """A flow of the library by its name, with constants as arguments: runs no other code."""
     name, bracket, arguments = text.partition("(")
     text = name.replace("-", "_") + bracket + arguments
-    return _named(library, text, "sparrow.sparse.flows.library")
+    if len(text) > LONGEST:
+        raise ValueError(f"{text[:40]!r}... names no flow; a flow is {FORMS}")
+    attribute, _ = _call(text, LIBRARY)
+    if attribute not in built_in():
+        raise ValueError(f"{LIBRARY} has no flow {attribute!r}{_hint(library, attribute)}")
+    return _named(library, text, LIBRARY)
 
 
-def flow_of(schedule: Schedule, given: str | None = None) -> Flow:
-    """The flow of a schedule: the one given, else what its provenance names, else its own name."""
-    if given is not None:
-        return load_flow(given)
+def resolve_flow(schedule: Schedule, named: str | None = None) -> Flow:
+    """The flow of a schedule: the one that the user names, else a flow of the library.
+
+    A schedule is data: a file or module that its provenance names is not run. Whether the flow has
+    the formula that the schedule was made for is checked by `Rule.of` and `Rule.check`.
+    """
+    if named is not None:
+        return load_flow(named)
     notes = {note.key: note.text for note in schedule.provenance}
     source = notes.get("flow", schedule.flow).rsplit(", program ", 1)[0]
     try:
-        found = load_flow(source)
+        flow = library_flow(source)
     except ValueError as error:
         raise ValueError(
-            f"schedule {schedule.name!r} is for the flow {schedule.flow!r}, which is not at hand "
-            f"({error}): name it, as {FORMS}"
+            f"schedule {schedule.name!r} is for the flow {schedule.flow!r} ({source[:LONGEST]!r}), "
+            f"which is not in the library, and a schedule runs no code: name the flow by --flow or "
+            f"attention.flow, as {FORMS}"
         ) from error
-    if found.name != schedule.flow:
+    if flow.name != schedule.flow:
         raise ValueError(
             f"schedule {schedule.name!r} is for the flow {schedule.flow!r}; {source} is "
-            f"{found.name!r} now: name the flow, as {FORMS}"
+            f"{flow.name!r}: name the flow by --flow or attention.flow, as {FORMS}"
         )
-    return found
+    return flow
 
 
 def built_in() -> list[str]:
@@ -153,9 +175,9 @@ def _call(text: str, where: str) -> tuple[str, tuple[list[Any], dict[str, Any]] 
         if isinstance(node, ast.Name):
             return node.id, None
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            named = {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg is not None}
+            named = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
             return node.func.id, ([ast.literal_eval(each) for each in node.args], named)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         pass
     raise ValueError(f"{where}: {text!r} names no flow; a flow is {FORMS}")
 

@@ -139,6 +139,8 @@ def test_forcing_refuses_what_cannot_be() -> None:
         ({"dense_layers": (1, 0)}, r"Schedule\.dense_layers: got \[1, 0\]"),
         ({"dense_layers": (-1,)}, r"Schedule\.dense_layers: got \[-1\]"),
         ({"provenance": [Note(key="a", text="b")] * 2}, r"provenance: got \['a', 'a'\]"),
+        ({"name": "x\x1b[2J"}, r"Schedule\.name"),
+        ({"provenance": [Note(key="a", text="\x07")]}, r"Schedule\.provenance"),
     ],
 )
 def test_refuses_what_is_no_schedule(changes: dict[str, Any], message: str) -> None:
@@ -195,16 +197,35 @@ def test_file_has_one_field_a_line_and_gives_the_schedule_back(tmp_path: Path) -
         (lambda text: text.replace('  "page": 16,\n', ""), "missing key 'page'"),
         (lambda text: text.replace('  "page"', '  "page": 16,\n  "page"'), "key 'page' twice"),
         (lambda text: text.replace("[0, 100", "[5, 100"), r"Schedule\.lengths: got \[5, 100"),
-        (lambda text: text[:-5], "Expecting"),
-        (lambda text: json.dumps([text]), "a mapping of"),
+        (lambda text: text[:-5], "JSON"),
+        (lambda text: json.dumps([text]), "a JSON object"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, edit: Any, message: str) -> None:
     path = tmp_path / "edited.json"
     schedule().save(path)
-    path.write_text(edit(path.read_text()))
+    path.write_text(edit(by_hand(path)))
     with pytest.raises(ValueError, match=rf"schedule .*edited\.json: .*{message}"):
         Schedule.load(path)
+
+
+def by_hand(path: Path) -> str:
+    """A schedule's file without its digest, as people write it."""
+    lines = path.read_text().split("\n")
+    kept = [line for line in lines if not line.startswith('  "digest"')]
+    kept[-3] = kept[-3].rstrip(",")
+    return "\n".join(kept)
+
+
+def test_an_edited_file_is_refused_unless_its_digest_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "edited.json"
+    schedule(budgets=[64, 64, 64]).save(path)
+    edited = path.read_text().replace("[64, 64, 64]", "[64, 64, 96]")
+    path.write_text(edited)
+    with pytest.raises(ValueError, match=r"edited\.json: .*digest"):
+        Schedule.load(path)
+    path.write_text(by_hand(path))
+    assert Schedule.load(path).budgets.tolist() == [64, 64, 96]
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:

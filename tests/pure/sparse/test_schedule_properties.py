@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from sparrow.records import from_dict, to_dict
 from sparrow.sparse import LayerBudgets, Note, Schedule, kept_tokens
 
+TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]))
+NAME = TEXT.filter(bool)
+
 
 def rising(draw: st.DrawFn, count: int, least: int) -> list[int]:
     values = st.integers(least, 2**31 - 1)
@@ -27,9 +30,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
     least, count = (first + last) * page, len(starts)
     numbers = sorted(draw(st.sets(st.integers(0, 90), max_size=6)))
     own = draw(st.sets(st.sampled_from(numbers))) if numbers else set()
-    notes = draw(st.dictionaries(st.text(), st.text(), max_size=3))
+    notes = draw(st.dictionaries(TEXT, TEXT, max_size=3))
     return Schedule(
-        name=draw(st.text(min_size=1)),
+        name=draw(NAME),
         lengths=starts,
         budgets=rising(draw, count, least),
         layers=tuple(
@@ -37,13 +40,13 @@ def schedules(draw: st.DrawFn) -> Schedule:
             for layer in sorted(own)
             for head in (None, *sorted(draw(st.sets(st.integers(0, 7), max_size=2))))
         ),
-        flow=draw(st.text(min_size=1)),
+        flow=draw(NAME),
         page=page,
         first=first,
         last=last,
         dense_layers=tuple(number for number in numbers if number not in own),
-        model=draw(st.none() | st.text()),
-        family=draw(st.none() | st.text(min_size=1)),
+        model=draw(st.none() | TEXT),
+        family=draw(st.none() | NAME),
         provenance=tuple(Note(key=key, text=text) for key, text in notes.items()),
     )
 

@@ -1,0 +1,124 @@
+"""What a schedule says of its flow is looked up, never run; a flow that a person names must fit."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparrow.sparse import Schedule
+from sparrow.sparse.flows import library
+from sparrow.sparse.flows.loading import built_in, library_flow, load_flow, resolve_flow
+from sparrow.sparse.rule import Rule
+from sparrow.sparse.schedule import Note
+
+EVIL = (
+    "import pathlib; pathlib.Path({marker!r}).touch()\nfrom sparrow.sparse.flows.library import *"
+)
+MINE = """
+from sparrow.sparse.flows.flow import Flow
+mine = Flow(name="mine", score=lambda query, fields, position: position.page * {factor})
+"""
+
+
+def schedule(source: str, flow: str = "quest", **changes: object) -> Schedule:
+    note = Note(key="flow", text=source)
+    return replace(Schedule.fixed(64, flow=flow), provenance=(note,), **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Touched by a flow file and a module, `evil`, when either is run."""
+    marker = tmp_path / "marker"
+    (tmp_path / "evil.py").write_text(EVIL.format(marker=str(marker)))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "evil", raising=False)
+    return marker
+
+
+def test_a_schedule_runs_nothing(marker: Path) -> None:
+    touch = f"os:system('touch {marker}')"
+    sources = [
+        touch,
+        f"posix:system('touch {marker}')",
+        f"{touch}, program 5d5ba2a4ba9a1994",
+        "evil.py",
+        "./evil.py:quest",
+        str(marker.parent / "evil.py"),
+        "evil:quest",
+        "evil",
+        f"sparrow.sparse.flows.loading:load_flow({str(marker.parent / 'evil.py')!r})",
+        "sparrow.sparse.flows.library:quest",  # an import path, even to the library
+        "Flow(name='quest', score=None)",
+        "math",
+        "maximum(1, 2)",
+        "_mean(1, 2)",
+        "__loader__",
+        "quest.score",
+        "fine_means(4).score(1, 2, 3)",
+        "fine_means(__import__('os').getpid())",
+        "fine_means(*[4])",
+        "fine_means(**{'tokens': 4})",
+        "[quest for quest in [1]][0]",
+        "fine_means(" + "(" * 150 + ")" * 150 + ")",
+        "quest" * 100_000,
+        "",
+    ]
+    for source in sources:
+        with pytest.raises(ValueError, match="flow"):
+            resolve_flow(schedule(source))
+        assert not marker.exists(), source
+    assert "evil" not in sys.modules
+
+
+def test_a_flow_of_the_library_is_found_by_name_and_constants() -> None:
+    for source, flow in (
+        ("quest", "quest"),
+        ("block-mean", "block-mean"),
+        ("fine_means(2)", "fine-means-2"),
+        ("fine_means(tokens=2)", "fine-means-2"),
+        ("running_average(-0.5)", "running-average--0.5"),
+        ("block_mean, program 5d5ba2a4ba9a1994", "block-mean"),  # as older versions wrote it
+    ):
+        assert resolve_flow(schedule(source, flow)).name == flow
+    assert all(library_flow(name).name for name in built_in())
+    assert resolve_flow(Schedule.fixed(64)) is library.block_mean  # without provenance
+    with pytest.raises(ValueError, match="'quest'"):
+        resolve_flow(schedule("window", flow="quest"))
+
+
+def test_a_library_flow_whose_formula_changed_does_not_fit() -> None:
+    made = schedule("quest", flow_digest=library.quest.digest)
+    Rule.of(made, resolve_flow(made))
+    other = replace(made, flow_digest=library.window.digest)
+    for check in (Rule.of, lambda s, f: Rule.like(s, f).check(s, page=16)):
+        with pytest.raises(ValueError, match=library.window.digest):
+            check(other, resolve_flow(other))
+
+
+def test_a_flow_that_a_person_names_must_have_the_digest(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE.format(factor=1))
+    right = load_flow(str(file))
+    made = schedule(str(file), flow="mine", flow_digest=right.digest)
+    with pytest.raises(ValueError, match="--flow"):
+        resolve_flow(made)  # even what the schedule's own maker named is not run
+    Rule.of(made, resolve_flow(made, str(file)))
+    file.write_text(MINE.format(factor=2))
+    wrong = resolve_flow(made, str(file))
+    with pytest.raises(ValueError, match=right.digest):
+        Rule.of(made, wrong)
+    forced = made.forced_onto(flow=wrong.name, flow_digest=wrong.digest)
+    assert Rule.of(forced, wrong).flow is wrong
+    assert right.digest in forced.describe()
+
+
+def test_older_schedules_are_checked_by_name(tmp_path: Path) -> None:
+    made = schedule("quest")
+    made.save(tmp_path / "new.json")
+    text = (tmp_path / "new.json").read_text().split("\n")
+    old = [line for line in text if not line.startswith(('  "flow_digest"', '  "digest"'))]
+    old[-3] = old[-3].rstrip(",")
+    (tmp_path / "old.json").write_text("\n".join(old))
+    assert Schedule.load(tmp_path / "old.json") == Schedule.load(tmp_path / "new.json") == made
