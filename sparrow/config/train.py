@@ -37,6 +37,7 @@ class RowsConfig(Section):
     reward: Name | None = None
     deadline: Positive = 10.0  # seconds a verdict may take before the verifier is killed
     workers: Whole = 2  # processes that judge
+    memory_gib: Positive | None = None  # that each of them and what it starts may take
     shuffle: bool = True  # rows of a file: another order in every epoch
 
     @model_validator(mode="after")

@@ -5,13 +5,15 @@ make them, and a resumed run goes on with the ones it would have seen. Imports n
 processes that only make documents start at once.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import numpy as np
 
 from sparrow.config import DataConfig, StageConfig, WarmupConfig
-from sparrow.records import Document
+from sparrow.records import Document, to_dict
 from sparrow.tasks import PUZZLES, Assignments, GraphPath
 from sparrow.tasks.base import Puzzle, drawn
 from sparrow.tasks.words import EOS, encode
@@ -33,6 +35,13 @@ class PuzzleDocuments:
     def of(cls, config: WarmupConfig) -> "PuzzleDocuments":
         context = config.model.max_positions
         return cls(data=config.data, stages=config.stages, context=context)
+
+    @property
+    def worker(self) -> tuple[str, dict[str, Any]]:
+        """Target and arguments of a worker process that makes the same documents."""
+        stages = [stage.model_dump() for stage in self.stages]
+        plain = {"data": self.data.model_dump(), "stages": stages, "context": self.context}
+        return f"{__name__}:make_documents", plain
 
     def __call__(self, step: int) -> list[Document]:
         stage = self._stage(step)
@@ -75,6 +84,18 @@ class PuzzleDocuments:
         if isinstance(puzzle, Assignments | GraphPath):
             puzzle = replace(puzzle, revisit=self.data.revisit)
         return document(puzzle, rng.randrange(EVALUATION, SEEDS), length)
+
+
+def make_documents(
+    data: dict[str, Any], stages: list[dict[str, Any]], context: int
+) -> Callable[[int], list[dict[str, Any]]]:
+    """What a worker process does with a step: its documents as JSON."""
+    maker = PuzzleDocuments(
+        data=DataConfig(**data),
+        stages=tuple(StageConfig(**stage) for stage in stages),
+        context=context,
+    )
+    return lambda step: [to_dict(document) for document in maker(step)]
 
 
 def document(puzzle: Puzzle, seed: int, length: int) -> Document:

@@ -69,18 +69,21 @@ def judge_of(config: RowsConfig, rows: Examples) -> Judges | InProcess:
     needed = {MATH: math.PACKAGE, "gym": "reasoning_gym"}
     if MATH in kinds:
         math.load()  # before any process: what is missing is told at once
-    return Judges(
-        OWN_SCORE, config.workers, config.deadline, [needed[k] for k in kinds if k in needed]
-    )
+    return _judges(config, OWN_SCORE, *(needed[kind] for kind in kinds if kind in needed))
 
 
 def _chosen(config: RowsConfig, reward: str) -> Judges:
     if config.task is not None:
         raise ValueError(f"data.reward is for rows of a file; {config.task} judges its own")
     if reward != MATH:
-        return Judges(reward, config.workers, config.deadline)
+        return _judges(config, reward)
     math.load()
-    return Judges(MATH_SCORE, config.workers, config.deadline, [math.PACKAGE])
+    return _judges(config, MATH_SCORE, math.PACKAGE)
+
+
+def _judges(config: RowsConfig, score: str, *preload: str) -> Judges:
+    memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
+    return Judges(score, config.workers, config.deadline, preload, memory=memory)
 
 
 def _samples(rows: Examples) -> tuple[Example, ...]:

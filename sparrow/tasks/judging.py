@@ -9,13 +9,13 @@ is counted.
 
 import asyncio
 import contextlib
+import json
 import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from multiprocessing.util import Finalize
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from sparrow.tasks.base import Verdict, wrong
 from sparrow.tasks.example import Example
@@ -50,6 +50,8 @@ class Judges(_Closed):
     workers: processes; each judges one text at a time
     deadline: seconds that a verdict may take, from when a worker has the text
     preload: modules that workers import before they take a text
+    memory: bytes that a worker and what it starts may take; None: no limit
+    namespace: whether workers get pid namespaces where those are allowed
 
     `counts` has every verdict under "judged", and under "timeouts", "crashes" and "errors" (the
     function raised, or gave no number) those that the verifier owes. Nothing here belongs to an
@@ -57,20 +59,32 @@ class Judges(_Closed):
     """
 
     def __init__(
-        self, score: str, workers: int = 2, deadline: float = 10.0, preload: Sequence[str] = ()
+        self,
+        score: str,
+        workers: int = 2,
+        deadline: float = 10.0,
+        preload: Sequence[str] = (),
+        *,
+        memory: int | None = None,
+        namespace: bool = True,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
-        setup = Setup(score=score, deadline=deadline, preload=tuple(preload))
+        setup = Setup(
+            score=score,
+            deadline=deadline,
+            preload=tuple(preload),
+            memory=memory,
+            namespace=namespace,
+        )
         self.counts: Counter[str] = Counter()
         self.last_fault = ""  # what the last verdict that failed says
         self._lock = threading.Lock()
         self._closed = False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._verifiers = [Verifier(setup) for _ in range(workers)]
-        # Runs before multiprocessing waits for its processes, at the end of any program.
-        self._at_exit = Finalize(None, self.close, exitpriority=1)
         self._begin()
+        self.isolation = self._verifiers[0].isolation  # pid namespace or subreaper
 
     def _begin(self) -> None:
         """The first worker is the probe: what cannot be loaded is told here."""
@@ -87,8 +101,8 @@ class Judges(_Closed):
 
     async def __call__(self, example: Example, text: str) -> Verdict:
         """Judge a text when a worker is free; other coroutines go on meanwhile."""
-        question = Question(example.source, text, example.ground_truth, dict(example.extra))
-        job = _Job(question, Future())
+        truth, extra = _as_json(example, "ground_truth"), _as_json(example, "extra")
+        job = _Job(Question(example.source, text, truth, extra), Future())
         with self._lock:
             if self._closed:
                 raise ValueError(CLOSED)
@@ -99,11 +113,7 @@ class Judges(_Closed):
         while (job := self._jobs.get()) is not None:
             if not job.future.set_running_or_notify_cancel():
                 continue  # nobody waits for it any more
-            try:
-                outcome = verifier.judge(job.question)
-            except Exception as error:  # a row that cannot be pickled, say: tell who asked
-                job.future.set_exception(error)
-                continue
+            outcome = verifier.judge(job.question)
             if outcome.fault and self._closed:  # it is we who killed it
                 job.future.set_exception(ValueError(CLOSED))
                 continue
@@ -123,7 +133,6 @@ class Judges(_Closed):
         """Kill all workers, whatever they are doing. Who waits gets a ValueError."""
         with self._lock:
             self._closed = True
-        self._at_exit.cancel()
         self._turn_away()
         for verifier in self._verifiers:
             verifier.close()
@@ -158,3 +167,18 @@ class InProcess(_Closed):
             self.counts["errors"] += 1
             self.last_fault = f"the verifier raised ValueError: {error}"
             return wrong(self.last_fault)
+
+
+def _as_json(example: Example, field: str) -> Any:
+    """A field of a row, which goes to another process as JSON and must come out as it is here."""
+    value = getattr(example, field)
+    try:
+        same = json.loads(json.dumps(value)) == value
+    except (TypeError, ValueError, RecursionError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"{example.id}: {field} must be JSON data to be judged in another process (lists, "
+            f"objects with text keys, text, finite numbers, true, false, null), got {value!r:.80}"
+        )
+    return value

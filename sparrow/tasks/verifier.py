@@ -1,45 +1,33 @@
 """One process with one scoring function in it: it can be asked, and it can be killed.
 
-Code of strangers on text of a model may hang, crash, print or start processes. So it runs in a
-process of its own, in a session of its own (no Ctrl-C of the terminal reaches it, and it is killed
-with all it started), and nobody waits for it beyond a deadline.
+Code of strangers on text of a model may hang, crash, print, start processes, or write to whatever
+descriptor it finds. So it runs in a worker process (sparrow/processes), nobody waits for it beyond
+a deadline, and what it answers is a verdict of the right form to this very question, or a fault.
 """
 
-import contextlib
-import faulthandler
 import importlib
 import importlib.util
 import math
-import multiprocessing
 import os
-import signal
-import socket
-import struct
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from sparrow.processes.worker import Worker, WorkerFault
 from sparrow.tasks.base import RIGHT, Verdict, wrong
 
 Score = Callable[[str, str, Any, Mapping[str, Any]], Any]  # verl's compute_score
 Fault = Literal["timeouts", "crashes", "errors"]
 
-SPAWN = multiprocessing.get_context("spawn")  # a fork would inherit a GPU that it cannot use
 FORMS = "module:function or path/to/file.py:function"
-START = 300.0  # seconds until a process must have loaded its function
-GUARD = 60.0  # seconds after which a pipe that takes or gives nothing is called broken
-ORPHANED = 2.0  # seconds between looks at the parent, and past a deadline that nobody enforced
 TOLD = 500  # characters of what strangers' code says that are kept
+LONGEST = 1 << 16  # bytes of a verdict
 
 
 class Question(NamedTuple):
-    """The arguments of a scoring function."""
+    """The arguments of a scoring function, all of them JSON data."""
 
     data_source: str
     solution_str: str
@@ -59,11 +47,15 @@ class Setup:
     """score: the function, as module:function or file.py:function
     deadline: seconds that one verdict may take
     preload: modules that the function will import when called, so that no verdict waits for them
+    memory: bytes that the process and what it starts may take; None: no limit
+    namespace: whether the process gets a pid namespace where that is allowed
     """
 
     score: str
     deadline: float
     preload: tuple[str, ...] = ()
+    memory: int | None = None
+    namespace: bool = True
 
     def __post_init__(self) -> None:
         module, colon, function = self.score.rpartition(":")
@@ -81,165 +73,89 @@ class Verifier:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._lock = threading.Lock()
-        self._process: SpawnProcess | None = None
-        self._pipe: Connection | None = None
-        self._ready = False
-        self._closed = False
+        self._worker = Worker(
+            f"{__name__}:make_scorer",
+            {"score": setup.score, "preload": setup.preload},
+            memory=setup.memory,
+            namespace=setup.namespace,
+            longest=LONGEST,
+        )
+
+    @property
+    def isolation(self) -> str:
+        """How the process is kept apart: pid namespace or subreaper."""
+        return self._worker.isolation
 
     def start(self) -> None:
         """Start the process, where none is alive, without waiting for it."""
-        with self._lock:
-            if self._process is not None and self._process.is_alive():
-                return
-            self._end()
-            if self._closed:
-                raise ValueError("the verifier is closed")
-            self._pipe, theirs = SPAWN.Pipe()
-            _guard(self._pipe)
-            self._process = SPAWN.Process(target=serve, args=(theirs, self._setup))
-            with theirs, _uninterrupted():
-                try:
-                    self._process.start()
-                except OSError as error:
-                    self._process = None
-                    raise ValueError(f"no process could be started: {error}") from error
+        self._worker.start()
 
     def wait(self) -> None:
         """Wait until it can judge; a ValueError says why it cannot."""
-        self.start()
-        if self._ready:
-            return
-        assert self._pipe is not None
         try:
-            if not self._pipe.poll(START):
-                raise ValueError(f"{self._setup.score} was not loaded within {START:g} s")
-            failure = self._pipe.recv()
-        except (EOFError, OSError) as error:
-            raise ValueError(
-                f"{self._setup.score}: its process ended as it started ({self._ending()}). Does "
-                'the script that asks for it stand under if __name__ == "__main__"?'
-            ) from error
-        if failure:
-            raise ValueError(f"{self._setup.score} cannot be loaded: {failure}")
-        self._ready = True
+            self._worker.wait()
+        except WorkerFault as fault:
+            if fault.kind == "raised":
+                raise ValueError(f"{self._setup.score} cannot be loaded: {fault}") from fault
+            raise ValueError(f"{self._setup.score} failed as it started: {fault}") from fault
 
     def judge(self, question: Question) -> Outcome:
-        """Ask it. Where it is late or gone, the process is killed; the next question starts one."""
+        """Ask it. Where it is late, gone or garbled it is killed; the next question starts one."""
         try:
             self.wait()
+            outcome = _outcome(self._worker.ask(question, self._setup.deadline))
         except ValueError as error:
-            self.kill()
-            return Outcome(wrong(f"the verifier did not start: {error}"), "crashes")
-        outcome = self._asked(question)
+            outcome = Outcome(wrong(f"the verifier did not start: {error}"), "crashes")
+        except WorkerFault as fault:
+            kind: Fault = "timeouts" if fault.kind == "late" else "crashes"
+            outcome = Outcome(wrong(f"the verifier was killed: {fault}"), kind)
         if outcome.fault in ("timeouts", "crashes"):
-            self.kill()
+            self._worker.kill()
         return outcome
-
-    def _asked(self, question: Question) -> Outcome:
-        assert self._pipe is not None
-        deadline = self._setup.deadline
-        try:
-            self._pipe.send(question)
-            if not self._pipe.poll(deadline):
-                told = f"the verifier took longer than {deadline:g} s and was killed"
-                return Outcome(wrong(told), "timeouts")
-            return Outcome(*self._pipe.recv())
-        except (EOFError, OSError):
-            return Outcome(wrong(f"the verifier's process ended ({self._ending()})"), "crashes")
-
-    def _ending(self) -> str:
-        process = self._process
-        if process is None:
-            return "it was closed"
-        process.join(1.0)
-        code = process.exitcode
-        if code is None:
-            return "nothing comes from it"
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-
-    def kill(self) -> None:
-        """End the process at once, with all that it started."""
-        with self._lock:
-            self._end()
 
     def close(self) -> None:
         """Kill it, for good."""
-        with self._lock:
-            self._closed = True
-            self._end()
-
-    def _end(self) -> None:
-        self._ready = False
-        if self._process is None or self._process.pid is None:
-            return
-        self._process.kill()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # none, or not yet its own
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.join(1.0)
-        self._process = None
+        self._worker.close()
 
 
-def _guard(pipe: Connection) -> None:
-    """No read or write blocks for ever, even if a stray process holds the other end open."""
-    with socket.socket(fileno=os.dup(pipe.fileno())) as shared:
-        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            shared.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(GUARD), 0))
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Processes started here do not get Ctrl-C, from their first moment on."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _outcome(answer: Any) -> Outcome:
+    """An answer of the worker, if it is a verdict; whatever else it may be is a fault."""
+    match answer:
+        case {"error": str(error), **rest} if not rest:
+            return Outcome(wrong(f"the verifier raised {error[:TOLD]}"), "errors")
+        case {"score": float(score), "acc": float(acc), "reason": str(reason), **rest} if not rest:
+            if math.isfinite(score) and math.isfinite(acc):
+                return Outcome(Verdict(score, acc, reason[:TOLD]))
+    raise WorkerFault("garbled", "it answered with what is no verdict")
 
 
 # In the process.
 
 
-def serve(pipe: Connection, setup: Setup) -> None:
-    """Judge what comes until nothing can come any more."""
-    os.setsid()
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.dup2(2, 1)  # what verifiers print is no output of the program
-    try:
-        score = _loaded(setup)
-    except Exception as error:  # a module of strangers: anything may come
-        pipe.send(_told(error))
-        return
-    with contextlib.suppress(EOFError, OSError), open(os.devnull, "w") as nowhere:
-        pipe.send("")
-        while True:
-            question = pipe.recv()
-            # Where the program that should kill is gone; it works even if Python itself is stuck.
-            faulthandler.dump_traceback_later(setup.deadline + ORPHANED, exit=True, file=nowhere)
-            outcome = _scored(score, question)
-            faulthandler.cancel_dump_traceback_later()
-            pipe.send(outcome)
-
-
-def _end_with(parent: int) -> None:
-    """End this process and all it started soon after the one that would have killed it is gone."""
-    while os.getppid() == parent:
-        time.sleep(ORPHANED)
-    os.killpg(os.getpgid(0), signal.SIGKILL)
-
-
-def _loaded(setup: Setup) -> Score:
+def make_scorer(score: str, preload: list[str]) -> Callable[[list[Any]], dict[str, Any]]:
+    """The scoring function as what a worker does with a question."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    for name in setup.preload:
+    for name in preload:
         importlib.import_module(name)
-    place, _, function = setup.score.rpartition(":")
+    function = _loaded(score)
+
+    def scorer(question: list[Any]) -> dict[str, Any]:
+        try:
+            return verdict_of(function(*question))._asdict()
+        except Exception as error:  # code of strangers on text of a model: anything may come
+            return {"error": f"{type(error).__name__}: {error}"[:TOLD]}
+
+    return scorer
+
+
+def _loaded(score: str) -> Score:
+    place, _, function = score.rpartition(":")
     module = _file(place) if place.endswith(".py") else importlib.import_module(place)
-    found = getattr(module, function, None)
-    if not callable(found):
+    loaded = getattr(module, function, None)
+    if not callable(loaded):
         raise ValueError(f"{place} has no function {function!r}")
-    return found
+    return loaded
 
 
 def _file(place: str) -> Any:
@@ -250,16 +166,9 @@ def _file(place: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses and pickles look there
+    sys.modules[module.__name__] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
-
-
-def _scored(score: Score, question: Question) -> Outcome:
-    try:
-        return Outcome(verdict_of(score(*question)))
-    except Exception as error:  # code of strangers on text of a model: anything may come
-        return Outcome(wrong(f"the verifier raised {_told(error)}"), "errors")
 
 
 def verdict_of(result: Any) -> Verdict:
@@ -285,7 +194,3 @@ def _number(what: str, value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{number} for {what}")
     return number
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:TOLD]

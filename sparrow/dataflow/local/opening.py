@@ -304,7 +304,7 @@ def identity_of(
         exclude={
             "run": shown if config.optimiser.decay else {*shown, "steps"},
             "model": {"device"},
-            "data": {"workers", "deadline"},
+            "data": {"workers", "deadline", "memory_gib"},
             "rollout": {"max_running", "kv_gib", "sleep"},
             "batch": {"tokens", "recompute", "compile"},
             "gate": set(GateConfig.model_fields) - {"bin"},

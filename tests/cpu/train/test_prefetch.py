@@ -1,13 +1,13 @@
 """Packs made ahead: the same ones in the same order, errors, and an early end."""
 
-import multiprocessing
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 
 pytest.importorskip("pydantic")
+
+from support.leftovers import marked, marking
 
 from sparrow.config import DataConfig, StageConfig
 from sparrow.dataflow.documents import PuzzleDocuments
@@ -26,14 +26,6 @@ def same(left: Pack, right: Pack) -> bool:
     )
 
 
-def assert_no_process_stays() -> None:
-    """Workers end by themselves, soon after the last pack; the bound is for a hanging one."""
-    hanging = time.monotonic() + 60
-    while multiprocessing.active_children():
-        assert time.monotonic() < hanging, multiprocessing.active_children()
-        time.sleep(0.05)
-
-
 def test_without_workers_each_pack_is_that_of_its_step() -> None:
     found = list(packs(MAKE, 3, 6))
     assert len(found) == 3
@@ -45,10 +37,10 @@ def test_workers_give_the_same_packs_in_order() -> None:
     """More steps than are in the making at once, and fewer than workers could take."""
     for start, stop in ((0, 16), (29, 30)):
         alone = list(packs(MAKE, start, stop))
-        together = list(packs(MAKE, start, stop, workers=2))
+        with marking():
+            together = list(packs(MAKE, start, stop, workers=2))
         assert len(alone) == len(together) == stop - start
         assert all(map(same, alone, together))
-    assert_no_process_stays()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -60,17 +52,17 @@ def test_nothing_to_do(workers: int) -> None:
 def test_the_error_of_a_maker_comes_through(workers: int) -> None:
     """After the packs of the steps before it; a step behind the last stage has no documents."""
     short = replace(MAKE, stages=(STAGE.model_copy(update={"steps": 2}),))
-    found = packs(short, 0, 9, workers=workers)
-    assert same(next(found), pack(short(0)))
-    assert same(next(found), pack(short(1)))
-    with pytest.raises(ValueError, match="lies behind the last stage"):
-        next(found)
-    assert_no_process_stays()
+    with marking():
+        found = packs(short, 0, 9, workers=workers)
+        assert same(next(found), pack(short(0)))
+        assert same(next(found), pack(short(1)))
+        with pytest.raises(ValueError, match="lies behind the last stage"):
+            next(found)
 
 
 def test_stopping_early_leaves_no_process() -> None:
-    found = packs(MAKE, 0, 30, workers=2)
-    assert same(next(found), pack(MAKE(0)))
-    assert len(multiprocessing.active_children()) == 2
-    found.close()  # type: ignore[attr-defined]
-    assert_no_process_stays()
+    with marking() as mark:
+        found = packs(MAKE, 0, 30, workers=2)
+        assert same(next(found), pack(MAKE(0)))
+        assert marked(mark)
+        found.close()  # type: ignore[attr-defined]

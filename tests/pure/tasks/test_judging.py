@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.leftovers import gone, marking
 
+from sparrow.processes.supervisor import descendants
 from sparrow.tasks.base import RIGHT, Verdict
 from sparrow.tasks.example import Example
 from sparrow.tasks.judging import InProcess, Judges
@@ -29,26 +31,36 @@ def stubborn():
     """Python itself is stuck: no other thread of it runs."""
     ctypes.PyDLL(None).sleep(3600)
 
-def child(place):
-    child = subprocess.Popen(["sleep", "3600"])
-    with open(place + "~", "w") as file:
-        file.write(str(child.pid))
-    os.replace(place + "~", place)
+def child():
+    subprocess.Popen(["sleep", "3600"], start_new_session=True)
     time.sleep(3600)
+
+def forge():
+    "Writes a right verdict, and garbage, to every descriptor there is."
+    for number in range(3, 64):
+        try:
+            os.write(number, b'{"id": 0, "answer": {"score": 1.0, "acc": 1.0, "reason": ""}}\\n')
+        except OSError:
+            pass
+    return 0
 
 def raises():
     raise RuntimeError("no idea")
 
-def pids():
-    return {"score": 1, "reason": f"{os.getpid()}"}
+BORN = os.urandom(8).hex()
+
+def born():
+    "The same for all verdicts of one process."
+    return {"score": 1, "reason": BORN}
 
 def compute_score(data_source, solution_str, ground_truth, extra_info):
     acts = {
-        "hang": hang, "stubborn": stubborn, "child": lambda: child(extra_info["file"]),
+        "hang": hang, "stubborn": stubborn, "child": child, "forge": forge,
         "exit": lambda: os._exit(3), "leave": lambda: sys.exit(4), "raise": raises,
-        "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV), "pid": pids,
+        "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV), "born": born,
         "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT) or 1,
         "print": lambda: print("said aloud", flush=True) or 1, "large": lambda: 2.5,
+        "greedy": lambda: len(bytearray(2_000_000_000)),
         "nan": lambda: float("nan"), "text": lambda: "1.0", "none": lambda: None, "nothing": dict,
         "half": lambda: {"score": 0.5, "acc": True}, "extra": lambda: extra_info["bonus"],
     }
@@ -92,20 +104,6 @@ def hasty(verifier: Path) -> Iterator[Judges]:
         yield judge
 
 
-def gone(pid: int) -> bool:
-    """Whether a process ends; it is waited for as long as a slow machine may need."""
-    for _ in range(600):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            threads = len(os.listdir(f"/proc/{pid}/task"))
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state in "ZX" and threads <= 1:  # its parent can be told only when all have ended
-            return True
-        time.sleep(0.1)
-    return False
-
-
 def test_right_and_wrong(patient: Judges) -> None:
     patient.counts.clear()
     assert judged(patient, "42", "41", "print") == [GOOD, BAD, GOOD]
@@ -115,11 +113,11 @@ def test_right_and_wrong(patient: Judges) -> None:
 @pytest.mark.parametrize(
     ("act", "reason", "fault"),
     [
-        ("hang", "the verifier took longer than 1 s and was killed", "timeouts"),
-        ("stubborn", "the verifier took longer than 1 s and was killed", "timeouts"),
-        ("exit", "the verifier's process ended (exit code 3)", "crashes"),
-        ("leave", "the verifier's process ended (exit code 4)", "crashes"),
-        ("crash", "the verifier's process ended (SIGSEGV)", "crashes"),
+        ("hang", "the verifier was killed: it took longer than 1 s", "timeouts"),
+        ("stubborn", "the verifier was killed: it took longer than 1 s", "timeouts"),
+        ("exit", "the verifier was killed: its process ended (exit code 3)", "crashes"),
+        ("leave", "the verifier was killed: its process ended (exit code 4)", "crashes"),
+        ("crash", "the verifier was killed: its process ended (SIGSEGV)", "crashes"),
         ("raise", "the verifier raised RuntimeError: no idea", "errors"),
         ("extra", "the verifier raised KeyError: 'bonus'", "errors"),
         ("nan", "the verifier raised ValueError: nan for score", "errors"),
@@ -203,18 +201,29 @@ def test_the_event_loop_goes_on(hasty: Judges) -> None:
 
 
 def test_workers_outlive_event_loops(patient: Judges) -> None:
-    first, second = judged(patient, "pid"), judged(patient, "pid")
+    first, second = judged(patient, "born"), judged(patient, "born")
     assert first == second
-    assert int(first[0].reason) != os.getpid()
 
 
-def test_a_worker_that_dies_between_texts_is_replaced(patient: Judges) -> None:
-    pid = int(judged(patient, "pid")[0].reason)
+def test_forged_verdicts_are_faults(patient: Judges) -> None:
     patient.counts.clear()
-    os.kill(pid, signal.SIGKILL)
-    assert gone(pid)
-    assert judged(patient, "42") == [GOOD]
-    assert patient.counts == {"judged": 1}
+    verdicts = [judged(patient, "forge", "41", "42") for _ in range(5)]
+    assert [[one.score for one in three] for three in verdicts] == [[0.0, 0.0, 1.0]] * 5
+    assert patient.counts == {"judged": 15, "crashes": 5}
+
+
+def test_a_worker_that_dies_between_texts_is_replaced(verifier: Path) -> None:
+    with made(verifier) as judge:
+        for killed in (-1, 0):  # the function's own process, and the supervisor above it
+            before = judged(judge, "born")
+            judge.counts.clear()
+            supervisor = judge._verifiers[0]._worker._process
+            assert supervisor is not None
+            os.kill([supervisor.pid, *descendants(supervisor.pid)][killed], signal.SIGKILL)
+            time.sleep(0.2)
+            assert judged(judge, "42") == [GOOD]
+            assert judge.counts == {"judged": 1}
+            assert judged(judge, "born") != before
 
 
 def test_long_texts(patient: Judges) -> None:
@@ -226,18 +235,27 @@ def test_interrupts_are_not_for_verifiers(patient: Judges) -> None:
     assert judged(patient, "interrupt") == [GOOD]
 
 
-def test_rows_that_cannot_be_sent(patient: Judges) -> None:
-    with pytest.raises((TypeError, AttributeError)):
-        judged(patient, "42", example=row(lambda: 1))
+def test_rows_that_would_not_arrive_as_they_are(patient: Judges) -> None:
+    for truth in (lambda: 1, {1: "one"}, ("a", "b"), float("nan"), b"42", {"a": {2}}):
+        with pytest.raises(ValueError, match="ground_truth"):
+            judged(patient, "42", example=row(truth))
+    with pytest.raises(ValueError, match="extra"):
+        judged(patient, "42", example=row(when=time.localtime))
     assert judged(patient, "42") == [GOOD]
 
 
-def test_what_a_verifier_started_goes_with_it(hasty: Judges, tmp_path: Path) -> None:
-    for _ in range(10):  # where the machine is so slow that nothing was started in time
-        judged(hasty, "child", example=row(file=str(tmp_path / "pid")))
-        if (tmp_path / "pid").exists():
-            break
-    assert gone(int((tmp_path / "pid").read_text()))
+def test_what_a_verifier_started_goes_with_it(verifier: Path) -> None:
+    with marking() as mark, made(verifier, deadline=2) as judge:
+        judged(judge, "child")
+        judge.close()
+        assert gone(mark)
+
+
+def test_memory(verifier: Path) -> None:
+    with Judges(f"{verifier}:compute_score", 1, PATIENT, memory=256 * 2**20) as judge:
+        assert judged(judge, "greedy", "42")[1] == GOOD
+        assert judge.counts == {"judged": 2, "errors": 1}
+        assert "MemoryError" in judge.last_fault
 
 
 def test_texts_that_nobody_waits_for_are_not_judged(hasty: Judges) -> None:
@@ -255,7 +273,7 @@ def test_texts_that_nobody_waits_for_are_not_judged(hasty: Judges) -> None:
 
 def test_closing_ends_what_is_judged_and_what_waits(verifier: Path) -> None:
     judge = made(verifier)
-    pid = int(judged(judge, "pid")[0].reason)
+    judged(judge, "42")
 
     async def close_amid() -> list[object]:
         tasks = [asyncio.create_task(judge(row(), text)) for text in ("hang", "42", "41")]
@@ -264,7 +282,6 @@ def test_closing_ends_what_is_judged_and_what_waits(verifier: Path) -> None:
         return list(await asyncio.gather(*tasks, return_exceptions=True))
 
     assert [str(error) for error in asyncio.run(close_amid())] == ["these judges are closed"] * 3
-    assert gone(pid)
     assert judge.counts == {"judged": 1}
     judge.close()
     with pytest.raises(ValueError, match="closed"):
@@ -280,7 +297,7 @@ def test_closing_ends_what_is_judged_and_what_waits(verifier: Path) -> None:
         ("json:compute_score", "json has no function 'compute_score'"),
         ("{folder}/missing.py:compute_score", "no file"),
         ("{folder}/broken.py:compute_score", "cannot be loaded: ZeroDivisionError"),
-        ("{folder}/leaving.py:compute_score", "ended as it started"),
+        ("{folder}/leaving.py:compute_score", "as it started"),
     ],
 )
 def test_what_cannot_be_loaded_is_told_at_once(score: str, told: str, tmp_path: Path) -> None:
@@ -305,51 +322,43 @@ from sparrow.tasks.judging import Judges
 
 async def ask(judge):
     example = Example(id="0", source="mine", prompt="?", ground_truth="42")
-    print((await judge(example, "pid")).reason, flush=True)
+    print((await judge(example, "42")).score, flush=True)
     task = asyncio.create_task(judge(example, {act!r}))
     await asyncio.sleep(0.3)
     {end}
 
-if __name__ == "__main__":
-    asyncio.run(ask(Judges({score!r}, 1, {deadline})))
+asyncio.run(ask(Judges({score!r}, 1, {deadline})))
 """
 
 
-def program(act: str, end: str, verifier: Path, folder: Path, deadline: float = 3600) -> list[str]:
+def program(act: str, end: str, verifier: Path, folder: Path) -> list[str]:
     file = folder / "program.py"
     score = f"{verifier}:compute_score"
-    file.write_text(PROGRAM.format(act=act, end=end, score=score, deadline=deadline))
+    file.write_text(PROGRAM.format(act=act, end=end, score=score, deadline=3600))
     return [sys.executable, str(file)]
+
+
+def ended(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.mark.parametrize(("act", "end"), [("hang", "return"), ("stubborn", "sys.exit(0)")])
 def test_a_program_ends_with_a_hung_worker(
     act: str, end: str, verifier: Path, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        program(act, end, verifier, tmp_path),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert gone(int(done.stdout))
+    with marking():
+        done = ended(program(act, end, verifier, tmp_path))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "1.0\n", "")
 
 
 @pytest.mark.parametrize("act", ["stubborn", "42"])
 def test_workers_of_a_killed_program_end(act: str, verifier: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        program(act, "os.kill(os.getpid(), 9)", verifier, tmp_path, deadline=1),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == -signal.SIGKILL
-    assert gone(int(done.stdout))
+    with marking():
+        done = ended(program(act, "os.kill(os.getpid(), 9)", verifier, tmp_path))
+        assert (done.returncode, done.stdout) == (-signal.SIGKILL, "1.0\n")
 
 
 # In this process.

@@ -1,0 +1,241 @@
+"""A process that answers questions, one JSON line each, and can be killed with all it started.
+
+    worker = Worker("my_package.my_module:make_handler", {"setting": 1})
+    answer = worker.ask({"any": "JSON"}, deadline=10.0)
+
+The process calls `make_handler(**arguments)` once and its result with every question. What it
+writes is not trusted: an answer is one line of JSON with the random number of its question. Any
+other byte is a fault, and kills the process. Nothing is pickled. supervisor.py says how processes
+end.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from sparrow.files import parse_json
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+START = 300.0  # seconds until a process must have made its handler
+GRACE = 3.0  # seconds in which a supervisor must have killed everything
+LONGEST = 1 << 20  # bytes of an answer
+
+
+class WorkerFault(Exception):
+    """No answer. late: past the deadline; ended: the process is gone; garbled: it wrote what is no
+    answer; raised: the handler raised. After the first three the process is to be killed.
+    """
+
+    def __init__(self, kind: Literal["late", "ended", "garbled", "raised"], reason: str) -> None:
+        super().__init__(kind, reason)
+        self.kind, self.reason = kind, reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class Worker:
+    """A supervised process. One thread asks; any thread may kill it.
+
+    target: module:function that makes the handler, from JSON arguments
+    memory: bytes that each process may allocate and all may hold together; None: no limit
+    namespace: whether it gets a pid namespace where that is allowed
+    longest: bytes of an answer
+    """
+
+    def __init__(
+        self,
+        target: str,
+        arguments: Mapping[str, Any],
+        *,
+        memory: int | None = None,
+        namespace: bool = True,
+        longest: int = LONGEST,
+    ) -> None:
+        self.isolation = "not started"
+        self._setup = {
+            "target": target,
+            "arguments": dict(arguments),
+            "memory": memory,
+            "namespace": namespace,
+        }
+        self._longest = longest
+        self._lock = threading.Lock()
+        self._closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._data: socket.socket | None = None
+        self._starting: str | None = None  # the number of the first answer, until it has come
+
+    def start(self) -> None:
+        """Start the process, where none runs, without waiting for it."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                return
+            self._end()
+            if self._closed:
+                raise ValueError("the worker is closed")
+            self._control, their_control = socket.socketpair()
+            self._data, their_data = socket.socketpair()
+            with their_control, their_data:
+                self._launch(self._control, their_control.fileno(), their_data.fileno())
+
+    def _launch(self, control: socket.socket, *descriptors: int) -> None:
+        self._starting = secrets.token_hex(16)
+        own = {"id": self._starting, "path": sys.path, "parent": os.getpid()}
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(SUPERVISOR), *map(str, descriptors)],
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C of the terminal is not for it
+            )
+        except OSError as error:
+            raise ValueError(f"no process could be started: {error}") from error
+        control.sendall(json.dumps(self._setup | own).encode() + b"\n")
+
+    def wait(self) -> None:
+        """Wait until it can be asked; WorkerFault where its handler cannot be made."""
+        self.start()
+        number = self._starting
+        if number is not None:
+            self._receive(number, START)
+            self.isolation = self._report("isolation")
+            self._starting = None
+
+    def ask(self, body: Any, deadline: float) -> Any:
+        """The answer to a question, both JSON, within so many seconds. Raises WorkerFault."""
+        line, number = json.dumps(body), secrets.token_hex(16)
+        self.wait()
+        if self._data is not None and _peek(self._data) == b"":  # it ended between two questions
+            self.kill()
+            self.wait()
+        data, begun = self._data, time.monotonic()
+        if data is None or _peek(data) is not None:
+            raise self._unasked(data)
+        try:
+            data.settimeout(deadline)
+            data.sendall(f'{{"id": "{number}", "body": {line}}}\n'.encode())
+        except TimeoutError:
+            raise _late(deadline) from None
+        except OSError:
+            raise self._unasked(data) from None
+        return self._receive(number, deadline, begun)
+
+    def _receive(self, number: str, deadline: float, begun: float | None = None) -> Any:
+        """The answer with this number: one line, and no other byte."""
+        data, received = self._data, bytearray()
+        until = (begun or time.monotonic()) + deadline
+        while b"\n" not in received and len(received) <= self._longest:
+            part = b"" if data is None else _read(data, until)
+            if part is None:
+                raise _late(deadline)
+            if not part:
+                raise self._unasked(None)
+            received += part
+        line, newline, rest = bytes(received).partition(b"\n")
+        if not newline or rest or (data is not None and _peek(data)):
+            raise WorkerFault("garbled", "it wrote more than an answer")
+        return _answer(line, number)
+
+    def _unasked(self, data: socket.socket | None) -> WorkerFault:
+        """Why no question can be asked: bytes came without one, or the process is gone."""
+        if data is not None and _peek(data):
+            return WorkerFault("garbled", "it wrote without being asked")
+        return WorkerFault("ended", f"its process ended ({self._report('ended')})")
+
+    def _report(self, key: str) -> str:
+        """What the supervisor says on its control connection."""
+        control = self._control
+        if control is None:
+            return "it was closed"
+        with contextlib.suppress(OSError, ValueError):
+            control.settimeout(GRACE)
+            for line in iter(lambda: _line(control), b""):
+                message = json.loads(line)
+                if key in message:
+                    return str(message[key])
+        return "its supervisor is gone"
+
+    def kill(self) -> None:
+        """End the process at once, with all that it started."""
+        with self._lock:
+            self._end()
+
+    def close(self) -> None:
+        """Kill it, for good."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        for connection in (self._control, self._data):
+            if connection is not None:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # also where a fork holds a copy
+        self._control = self._data = None
+        if process is None:
+            return
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _late(deadline: float) -> WorkerFault:
+    return WorkerFault("late", f"it took longer than {deadline:g} s")
+
+
+def _read(data: socket.socket, until: float) -> bytes | None:
+    """What comes next, nothing at the end, None where nothing comes in time."""
+    try:
+        data.settimeout(max(until - time.monotonic(), 1e-3))
+        return data.recv(1 << 16)
+    except TimeoutError:
+        return None
+    except OSError:
+        return b""
+
+
+def _peek(data: socket.socket) -> bytes | None:
+    """A byte that is there to be read, nothing at the end, None where none has come."""
+    try:
+        data.setblocking(False)
+        return data.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+def _line(control: socket.socket) -> bytes:
+    """A line of the supervisor, byte by byte: there are few."""
+    line = b""
+    while not line.endswith(b"\n") and (part := control.recv(1)):
+        line += part
+    return line
+
+
+def _answer(line: bytes, number: str) -> Any:
+    """The answer in a line that has this number; WorkerFault for any other line."""
+    try:
+        reply = parse_json(line.decode())
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict) or reply.get("id") != number or len(reply) != 2:
+        raise WorkerFault("garbled", "it wrote what is no answer")
+    if "answer" in reply:
+        return reply["answer"]
+    raise WorkerFault("raised", str(reply.get("error")))

@@ -1,0 +1,383 @@
+"""Worker processes: only their own answers count, and nothing of them outlives whoever asked."""
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.leftovers import MARK, SOON, gone, marked, marking
+
+from sparrow.processes.worker import Worker, WorkerFault
+
+ROOT = Path(__file__).parents[3]
+PATIENT = 60.0
+HANDLER = r"""
+import ctypes, gc, json, os, pickle, signal, socket, subprocess, sys, threading, time
+
+seen = []
+
+def connections():
+    "Every descriptor that could lead to somebody: a hostile handler tries them all."
+    return [fd for fd in range(64) if fd > 2 and os.path.lexists(f"/proc/self/fd/{fd}")]
+
+def write(data):
+    for fd in connections():
+        try:
+            os.write(fd, data)
+        except OSError:
+            pass
+
+def question_id():
+    "The number of the question that is being answered, as a hostile handler can find it."
+    frame = sys._getframe()
+    while "question" not in frame.f_locals or "id" not in frame.f_locals["question"]:
+        frame = frame.f_back
+    return frame.f_locals["question"]["id"]
+
+def forged(number, answer="forged"):
+    return json.dumps({"id": number, "answer": answer}).encode() + b"\n"
+
+def later(data, seconds):
+    threading.Timer(seconds, write, [data]).start()
+
+def stuck():
+    ctypes.PyDLL(None).sleep(3600)
+
+def daemon():
+    "Forks twice, into a session of its own, and ignores what can be ignored."
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.fork() == 0:
+            time.sleep(3600)
+        os._exit(0)
+
+def sessions():
+    for _ in range(8):
+        subprocess.Popen(["sleep", "3600"], start_new_session=True)
+
+def nested():
+    code = "import subprocess, time; subprocess.Popen(['sleep', '3600'], start_new_session=True)"
+    subprocess.Popen([sys.executable, "-c", f"{code}; time.sleep(3600)"], start_new_session=True)
+
+def stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def forked(file):
+    child = os.fork()
+    if child == 0:
+        with open(file, "w") as out:
+            links = [os.readlink(f"/proc/self/fd/{fd}") for fd in connections()]
+            out.write(repr([link for link in links if "socket" in link]))
+        os._exit(0)
+    os.waitpid(child, 0)
+
+def hold(size):
+    return bytearray(size)
+
+def children(count, size):
+    code = f"x = bytearray(b'1' * {size}); import time; time.sleep(3600)"
+    for _ in range(count):
+        subprocess.Popen([sys.executable, "-c", code])
+    time.sleep(3600)
+
+def make(fail=None):
+    if fail == "raise":
+        raise RuntimeError("no idea")
+    if fail == "exit":
+        os._exit(7)
+    if fail == "write":
+        write(b"{}\n")
+    def handler(body):
+        seen.append(question_id())
+        return eval(body) if isinstance(body, str) else body
+    return handler
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def handlers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("handlers")
+    (folder / "hostile_handler.py").write_text(HANDLER)
+    sys.path.insert(0, str(folder))
+    yield
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    with marking() as mark:
+        yield mark
+
+
+@pytest.fixture(params=[True, False], ids=["namespace", "subreaper"])
+def worker(request: pytest.FixtureRequest, mark: str) -> Iterator[Worker]:
+    made = Worker("hostile_handler:make", {}, namespace=request.param)
+    yield made
+    made.close()
+
+
+def fault(worker: Worker, body: str, deadline: float = PATIENT) -> str:
+    with pytest.raises(WorkerFault) as caught:
+        worker.ask(body, deadline)
+    if caught.value.kind != "raised":
+        worker.kill()
+    return caught.value.kind
+
+
+def own_or_fault(worker: Worker, body: object) -> object:
+    """The answer, or the kind of the fault."""
+    try:
+        return worker.ask(body, PATIENT)
+    except WorkerFault as error:
+        worker.kill()
+        return error.kind
+
+
+def test_answers_and_how_it_is_kept_apart(worker: Worker) -> None:
+    for body in (1, None, [1.5, {"a": "✓\ud800"}], {"x": "y" * 300_000}):
+        assert worker.ask(body, PATIENT) == body
+    assert worker.isolation in ("pid namespace", "subreaper")
+    first = worker.ask("os.getpid()", PATIENT)
+    assert worker.ask("os.getpid()", PATIENT) == first != os.getpid()
+    assert (first == 2) == (worker.isolation == "pid namespace")
+
+
+def test_faults_and_the_next_question(worker: Worker) -> None:
+    for body, kind in (
+        ("1 / 0", "raised"),
+        ("missing", "raised"),
+        ("os._exit(3)", "ended"),
+        ("sys.exit(4)", "ended"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "ended"),
+        ("ctypes.string_at(0)", "ended"),
+        ("hold(2_000_000)", "ended"),  # no JSON
+        ("'x' * 2_000_000", "garbled"),  # longer than allowed
+    ):
+        assert fault(worker, body) == kind, body
+        assert worker.ask("'fine'", PATIENT) == "fine", body
+    for body in ("time.sleep(3600)", "stuck()", "stopped() or time.sleep(3600)"):
+        assert fault(worker, body, 0.5) == "late", body
+        assert worker.ask("'fine'", PATIENT) == "fine", body
+
+
+def test_what_cannot_be_loaded(mark: str) -> None:
+    for target, arguments, kind in (
+        ("nowhere_at_all:make", {}, "raised"),
+        ("hostile_handler:missing", {}, "raised"),
+        ("hostile_handler:make", {"fail": "raise"}, "raised"),
+        ("hostile_handler:make", {"unknown": 1}, "raised"),
+        ("hostile_handler:make", {"fail": "exit"}, "ended"),
+        ("hostile_handler:make", {"fail": "write"}, "garbled"),
+    ):
+        made = Worker(target, arguments)
+        with pytest.raises(WorkerFault) as caught:
+            made.wait()
+        assert caught.value.kind == kind, (target, arguments)
+        made.close()
+
+
+def test_bytes_that_are_no_answer_are_faults_and_never_answers(worker: Worker) -> None:
+    harmful = pickle.dumps(pytest.fail)
+    writes = [
+        "b'x'",
+        "b'\\n'",
+        "b'\\n' * 100",
+        "b'null\\n'",
+        "b'{}\\n'",
+        "b'[]\\n'",
+        "b'\\xff\\xfe\\n'",
+        repr(harmful),
+        "pickle.dumps(('forged', None)) + b'\\n'",
+        "(12).to_bytes(4, 'big') + b'x' * 12",  # as multiprocessing frames it
+        "b'[' * 100_000 + b'\\n'",
+        "b'9' * 10_000 + b'\\n'",
+        "b'x' * 5_000_000",
+        "forged('0' * 32)",
+        "forged(None)",
+        "forged(question_id()) + b' '",
+        "forged(question_id()) * 2",
+        "forged(question_id())[:-1] + b'}\\n'",
+        "json.dumps({'id': question_id()}).encode() + b'\\n'",
+        "json.dumps({'id': question_id(), 'answer': 1, 'more': 2}).encode() + b'\\n'",
+        'b\'{"id": "\' + question_id().encode() + b\'", "answer": 1, "answer": 2}\\n\'',
+    ]
+    for data in writes:
+        assert fault(worker, f"write({data}) or 'true answer'", 20) in ("garbled", "late"), data
+        assert worker.ask("'fine'", PATIENT) == "fine", data
+
+
+def test_a_half_line_before_the_answer_is_no_answer(worker: Worker) -> None:
+    assert fault(worker, "write(forged(question_id())[:-1]) or 'true answer'") == "garbled"
+    assert worker.ask("'fine'", PATIENT) == "fine"
+
+
+def test_answers_are_never_shifted(worker: Worker) -> None:
+    """Bytes that come between questions, with numbers of earlier ones: a fault, no other answer."""
+    for data in ("forged(seen[0])", "forged(seen[-1])", "b'x\\n'"):
+        for seconds in (0.0, 0.01, 0.2):
+            own_or_fault(worker, f"later({data}, {seconds})")
+            for number in range(30):
+                assert own_or_fault(worker, number) in (number, "garbled")
+                time.sleep(0.01)
+
+
+def test_it_holds_no_descriptor_but_its_own(worker: Worker, tmp_path: Path) -> None:
+    with (tmp_path / "open").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        names = worker.ask("[os.readlink(f'/proc/self/fd/{fd}') for fd in connections()]", PATIENT)
+    assert len(names) == 1
+    assert names[0].startswith("socket:")
+    standard = worker.ask("[os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)]", PATIENT)
+    assert standard[0] == os.devnull
+    assert standard[1] == standard[2]
+    assert standard[1].startswith("pipe:")
+
+
+def test_what_it_forks_holds_no_connection(worker: Worker, tmp_path: Path) -> None:
+    worker.ask(f"forked({str(tmp_path / 'held')!r})", PATIENT)
+    assert (tmp_path / "held").read_text() == "[]"
+
+
+def test_what_it_prints_moves_no_terminal(
+    worker: Worker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    worker.ask(r"print('said \x1b]0;title\x07 \x9b31m aloud')", PATIENT)
+    worker.ask(r"os.write(2, b'\xff\xfe more\n')", PATIENT)
+    worker.ask("print('x' * 3_000_000)", PATIENT)
+    said = ""
+    until = time.monotonic() + SOON
+    while "more" not in said and time.monotonic() < until:
+        time.sleep(0.05)
+        said += capfd.readouterr().err
+    assert r"said \x1b]0;title\x07 \x9b31m aloud" in said
+    assert not set(said) & {"\x1b", "\x07", "\x9b"}
+
+
+# Nothing outlives.
+
+STARTS = ("daemon()", "sessions()", "nested()", "daemon() or sessions() or nested()")
+
+
+def started(worker: Worker, start: str, mark: str) -> None:
+    before = len(marked(mark))
+    worker.ask(start, PATIENT)
+    until = time.monotonic() + PATIENT
+    while len(marked(mark)) <= before:
+        assert time.monotonic() < until, "nothing was started"
+        time.sleep(0.02)
+
+
+def test_what_it_started_ends_with_it(worker: Worker, mark: str) -> None:
+    for start in STARTS:
+        for end in (
+            lambda: fault(worker, "time.sleep(3600)", 0.2),
+            lambda: fault(worker, "stuck()", 0.2),
+            lambda: fault(worker, "os._exit(0)"),
+            lambda: fault(worker, "write(b'x')"),
+            worker.kill,
+        ):
+            worker.wait()
+            started(worker, start, mark)
+            end()
+            assert gone(mark), start
+
+
+PROGRAM = """
+import os, signal, sys, threading, time
+from sparrow.processes.worker import Worker
+worker = Worker("hostile_handler:make", {{}}, namespace={namespace})
+worker.wait()
+worker.ask({start!r}, 60.0)
+threading.Thread(target=worker.ask, args=({body!r}, 3600.0), daemon=True).start()
+time.sleep(0.3)
+print("ready", flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize("namespace", [True, False])
+def test_nothing_is_left_of_a_program_however_it_ends(namespace: bool, mark: str) -> None:
+    ends = ("os.kill(os.getpid(), 9)", "sys.exit(0)", "os._exit(1)", "if os.fork(): os._exit(0)")
+    for end in ends:
+        for body in ("stuck()", "time.sleep(3600)"):
+            code = PROGRAM.format(namespace=namespace, start=STARTS[-1], body=body, end=end)
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert (done.stdout, done.stderr) == ("ready\n", "")
+            assert gone(mark), (end, body)
+
+
+def test_a_program_that_is_killed_as_it_starts_leaves_nothing(mark: str) -> None:
+    code = "from sparrow.processes.worker import Worker; import time\n"
+    code += "Worker('hostile_handler:make', {}).start(); print('x', flush=True); time.sleep(3600)"
+    for seconds in (0.0, 0.02, 0.05, 0.1, 0.2):
+        program = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])},
+            stdout=subprocess.PIPE,
+        )
+        assert program.stdout is not None
+        with program.stdout:
+            program.stdout.readline()
+        time.sleep(seconds)
+        program.send_signal(signal.SIGKILL)
+        program.wait()
+        assert gone(mark), seconds
+
+
+def test_memory(mark: str) -> None:
+    for namespace in (True, False):
+        worker = Worker("hostile_handler:make", {}, memory=512 * 2**20, namespace=namespace)
+        assert worker.ask("len(hold(100_000_000))", PATIENT) == 100_000_000
+        assert fault(worker, "hold(2_000_000_000)") == "raised"
+        assert worker.ask("'fine'", PATIENT) == "fine"
+        assert fault(worker, "children(3, 300_000_000)") == "ended"  # each is within the limit
+        assert worker.ask("'fine'", PATIENT) == "fine"
+        worker.close()
+        assert gone(mark)
+
+
+def test_without_root(mark: str) -> None:
+    """Users without privileges get a namespace too (in a user namespace), where it is allowed."""
+    if os.geteuid() != 0:
+        pytest.skip("the other tests are run without root")
+    nobody = {"user": 65534, "group": 65534, "extra_groups": []}
+    with tempfile.TemporaryDirectory(prefix="readable-") as folder:
+        os.chmod(folder, 0o755)
+        shutil.copy(Path(sys.path[0]) / "hostile_handler.py", folder)
+        environment = {MARK: mark, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
+        python = next((one for one in PYTHONS if usable(one, environment, nobody)), None)
+        if python is None:
+            pytest.skip("no Python and package that everybody may read")
+        code = PROGRAM.format(namespace=True, start=STARTS[-1], body="stuck()", end="os._exit(0)")
+        done = subprocess.run(
+            [python, "-c", code], env=environment, capture_output=True, text=True, **nobody
+        )
+        assert (done.stdout, done.stderr) == ("ready\n", "")
+        assert gone(mark)
+
+
+PYTHONS = (sys.executable, "/usr/bin/python3")
+
+
+def usable(python: str, environment: dict[str, str], user: dict[str, Any]) -> bool:
+    code = "import sys; import sparrow.processes.worker; sys.exit(sys.version_info < (3, 11))"
+    try:
+        done = subprocess.run([python, "-c", code], env=environment, capture_output=True, **user)
+    except OSError:
+        return False
+    return done.returncode == 0
