@@ -6,8 +6,9 @@ Started by worker.py as a script. It runs no code of others. When its control co
 the process that started it is gone, or the worker ends, it kills everything that the worker has
 started: children in sessions of their own, double forks, processes that hold the GIL. Where the
 kernel allows, the worker has a pid namespace, whose end is the end of all in it; elsewhere orphans
-of the worker become children of the supervisor (a subreaper), which kills them. There a worker
-that kills the supervisor itself can leave processes behind: it is no sandbox.
+of the worker become children of the supervisor (a subreaper), which kills them. There a worker can
+kill the supervisor itself; the parent then kills what carries its mark in the environment. A worker
+that also hides that mark can leave processes behind: it is no sandbox.
 
 The worker holds its data connection, a pipe for what it prints, and no other descriptor.
 """

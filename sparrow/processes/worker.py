@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from sparrow.files import parse_json
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 START = 300.0  # seconds until a process must have made its handler
 GRACE = 3.0  # seconds in which a supervisor must have killed everything
+MARK = "SPARROW_WORKER"  # in the environment of all that a supervisor starts
 LONGEST = 1 << 20  # bytes of an answer
 
 
@@ -74,7 +76,8 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._data: socket.socket | None = None
-        self._starting: str | None = None  # the number of the first answer, until it has come
+        self._number: str | None = None  # marks the processes of this start
+        self._starting: str | None = None  # the same until the first answer, which has it, came
 
     def start(self) -> None:
         """Start the process, where none runs, without waiting for it."""
@@ -90,7 +93,7 @@ class Worker:
                 self._launch(self._control, their_control.fileno(), their_data.fileno())
 
     def _launch(self, control: socket.socket, *descriptors: int) -> None:
-        self._starting = secrets.token_hex(16)
+        self._starting = self._number = secrets.token_hex(16)
         own = {"id": self._starting, "path": sys.path, "parent": os.getpid()}
         try:
             self._process = subprocess.Popen(
@@ -98,6 +101,7 @@ class Worker:
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                env={**os.environ, MARK: self._starting},
                 start_new_session=True,  # Ctrl-C of the terminal is not for it
             )
         except OSError as error:
@@ -180,6 +184,7 @@ class Worker:
 
     def _end(self) -> None:
         process, self._process = self._process, None
+        number, self._number = self._number, None
         for connection in (self._control, self._data):
             if connection is not None:
                 with contextlib.suppress(OSError):
@@ -192,6 +197,18 @@ class Worker:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if process.returncode != 0 and number is not None:
+            _kill_marked(number)
+
+
+def _kill_marked(number: str) -> None:
+    """Kill what is left of a supervisor that was itself killed, by the mark in environments."""
+    mark = f"{MARK}={number}".encode()
+    for _ in range(3):  # children of those that were killed in between
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (place / "environ").read_bytes():
+                    os.kill(int(place.name), signal.SIGKILL)
 
 
 def _late(deadline: float) -> WorkerFault:

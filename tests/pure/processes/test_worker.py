@@ -291,6 +291,14 @@ def test_what_it_started_ends_with_it(worker: Worker, mark: str) -> None:
             assert gone(mark), start
 
 
+def test_a_worker_that_kills_its_supervisor_leaves_nothing(worker: Worker, mark: str) -> None:
+    worker.wait()
+    started(worker, STARTS[-1], mark)
+    fault(worker, "os.kill(os.getppid(), signal.SIGKILL) or time.sleep(3600)", 2.0)
+    assert gone(mark)
+    assert worker.ask("'fine'", PATIENT) == "fine"
+
+
 PROGRAM = """
 import os, signal, sys, threading, time
 from sparrow.processes.worker import Worker
