@@ -1,0 +1,191 @@
+"""Hostile rewards and mathematics: whatever they do, every other verdict is right, none is left."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from faults.outcomes import Progress, Try
+from support.leftovers import gone, marking
+
+from sparrow.tasks.example import Example
+from sparrow.tasks.judging import Judges
+
+DEADLINE = 2.0
+HEAD = """
+import ctypes, gc, json, os, pickle, resource, signal, socket, subprocess, sys, threading, time
+
+def fds():
+    return [fd for fd in range(3, 256) if os.path.lexists(f"/proc/self/fd/{fd}")]
+
+def write(data):
+    for fd in fds():
+        try:
+            os.write(fd, data)
+        except OSError:
+            pass
+
+def number():
+    "The number of the question that is being answered, found in the frames above."
+    frame = sys._getframe()
+    while frame is not None:
+        question = frame.f_locals.get("question")
+        if isinstance(question, dict) and "id" in question:
+            return question["id"]
+        frame = frame.f_back
+    return "unknown"
+
+def forged(score=1.0, number="0" * 32):
+    answer = {"score": score, "acc": score, "reason": "forged"}
+    return json.dumps({"id": number, "answer": answer}).encode() + b"\\n"
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    if solution_str == "hostile":
+        return act()
+    return float(solution_str == ground_truth)
+
+"""
+ACTS = {
+    "write a byte": "write(b'x'); return 0",
+    "write newlines": "write(b'\\n' * 1000); return 0",
+    "write a forged line": "write(forged()); return 0",
+    "write a forged line with the number": "write(forged(1.0, number())); return 0",
+    "write half a forged line": "write(forged(1.0, number())[:-1]); return 0",
+    "write two forged lines": "write(forged(1.0, number()) * 2); return 0",
+    "write pickle": "write(pickle.dumps(print)); return 0",
+    "write a frame of multiprocessing": "write((9).to_bytes(4, 'big') + b'x' * 9); return 0",
+    "write deep JSON": "write(b'[' * 200000 + b'\\n'); return 0",
+    "write invalid UTF-8": "write(b'\\xff\\xfe\\n'); return 0",
+    "write without end": "\n    while True: write(b'x' * 65536)",
+    "write later": "threading.Timer(0.3, write, [forged()]).start(); return 0",
+    "write later, often": "\n    for i in range(50): threading.Timer(i / 50, write, [b'x']).start()"
+    "\n    return 0",
+    "close all descriptors": "os.closerange(0, 256); return 0",
+    "close the connection": "\n    for fd in fds(): os.close(fd)\n    return 0",
+    "shut the connection": "\n    for fd in fds():\n        socket.socket(fileno=fd).shutdown(2)"
+    "\n    return 0",
+    "read the connection": "\n    for fd in fds(): os.read(fd, 100)\n    return 0",
+    "swap descriptors": "\n    for fd in fds(): os.dup2(0, fd)\n    return 0",
+    "replace json": "json.dumps = lambda *a, **k: 'null'; return 0",
+    "replace stdout": "sys.stdout = sys.stderr = None; return 0",
+    "nan": "return float('nan')",
+    "infinity": "return {'score': 1.0, 'acc': float('inf')}",
+    "huge reason": "return {'score': 0.0, 'acc': 0.0, 'reason': '\\x1b' * 10**7}",
+    "object with a bad float": "\n    class Bad:\n        def __float__(self): os._exit(9)"
+    "\n    return Bad()",
+    "raise": "raise RuntimeError('\\x1b[2J' * 1000)",
+    "raise BaseException": "raise BaseException('x')",
+    "raise KeyboardInterrupt": "raise KeyboardInterrupt",
+    "exit": "sys.exit(0)",
+    "exit at once": "os._exit(0)",
+    "recurse": "return act()",
+    "overflow the stack": "sys.setrecursionlimit(10**9)\n    def f(): return f()\n    return f()",
+    "segfault": "ctypes.string_at(0)",
+    "abort": "os.abort()",
+    "hang": "time.sleep(3600)",
+    "hang with the GIL": "ctypes.PyDLL(None).sleep(3600)",
+    "hang in a signal mask": "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64));"
+    " time.sleep(3600)",
+    "stop": "os.kill(os.getpid(), signal.SIGSTOP); return 0",
+    "fork": "\n    if os.fork() == 0:\n        write(forged(1.0, number())); time.sleep(3600)"
+    "\n    return 0",
+    "double fork": "\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork() == 0:"
+    "\n            signal.signal(15, signal.SIG_IGN); time.sleep(3600)\n        os._exit(0)\n"
+    "    return 0",
+    "session": "subprocess.Popen(['sleep', '3600'], start_new_session=True); return 0",
+    "many sessions": "\n    for _ in range(30): subprocess.Popen(['sleep', '3600'],"
+    " start_new_session=True)\n    return 0",
+    "fork in a tree": "\n    for _ in range(6): os.fork()\n    time.sleep(3600)",
+    "child that writes": "subprocess.run([sys.executable, '-c', 'import os\\nfor fd in range(3, 99)"
+    ':\\n try: os.write(fd, b"x")\\n except OSError: pass\'], close_fds=False); return 0',
+    "signal the parent": "os.kill(os.getppid(), signal.SIGTERM); return 0",
+    "signal the group": "os.killpg(0, signal.SIGTERM); return 0",
+    "memory": "\n    held = []\n    while True: held.append(bytearray(10**8))",
+    "memory of children": "\n    for _ in range(4): subprocess.Popen([sys.executable, '-c',"
+    " 'x = bytearray(b\"1\" * 3 * 10**8); import time; time.sleep(3600)'])\n    time.sleep(3600)",
+    "descriptors": "\n    held = []\n    while True: held.append(os.open('/dev/null', 0))",
+    "threads": "\n    for _ in range(100):"
+    "\n        threading.Thread(target=time.sleep, args=(3600,)).start()\n    return 0",
+    "print without end": "\n    while True: print('\\x1b[2J' * 1000)",
+}
+TEXTS = [
+    r"\boxed{9^{9^{9^{9}}}}",
+    r"\boxed{" + "9**" * 300 + "9}",
+    r"\boxed{" + "(" * 450 + ")" * 450 + "}",
+    r"\boxed{" + r"\frac{1}{" * 100 + "1" + "}" * 100 + "}",
+    r"\boxed{" + r"\sqrt{" * 150 + "2" + "}" * 150 + "}",
+    r"\boxed{__import__('os').system('true')}",
+    r"\boxed{\text{__import__('os')._exit(1)}}",
+    "__import__('os')._exit(1)",
+    r"\boxed{" + "x" * 1000 + "}",
+    r"\boxed{\int_0^1 x^{x^{x}} dx}",
+    r"\boxed{\sum_{n=1}^{10^{100}} n!}",
+    r"\boxed{10^{10^{10}}!}",
+    r"\boxed{\lim_{x \to 0} \frac{1}{x}}",
+    r"\boxed{\begin{pmatrix}" + "1 & " * 200 + r"1\end{pmatrix}}",
+    "\x00\x1b[2J\\boxed{42}\x00",
+    "\ud800\\boxed{42}",
+    r"\boxed{" * 2000,
+    "}" * 5000,
+    "",
+    "4" * 1_000_000,
+    r"\boxed{\{" + ",".join(map(str, range(300))) + r"\}}",
+    r"\boxed{1/0}",
+    r"\boxed{x = y = z = 0}",
+    r"\boxed{\mathrm{e}^{i\pi}}",
+    r"\boxed{nan}",
+]
+
+
+def run(count: int) -> list[Try]:
+    """So many hostile rewards and texts: acts in a pid namespace and without, then mathematics."""
+    progress = Progress("rewards", count)
+    acts = [(name, namespace) for name in ACTS for namespace in (True, False)]
+    texts = max(1, round(count * 0.35))
+    chosen = [acts[i * len(acts) // (count - texts)] for i in range(min(count - texts, len(acts)))]
+    for name, namespace in chosen:
+        progress.add(
+            f"hostile, {'namespace' if namespace else 'subreaper'}", *_act(name, namespace)
+        )
+    for number in range(count - len(chosen)):
+        progress.add("mathematics", *_text(TEXTS[number % len(TEXTS)], number))
+    return progress.tries
+
+
+def _ask(judge: Judges, *texts: str, truth: str = "42") -> list[float]:
+    async def ask() -> list[float]:
+        row = Example(id="0", source="mine", prompt="?", ground_truth=truth)
+        return [(await judge(row, text)).score for text in texts]
+
+    return asyncio.run(ask())
+
+
+def _act(name: str, namespace: bool) -> tuple[str, str]:
+    """Honest verdicts around a hostile one must be right, or faults; at the end nothing is left.
+
+    What a hostile act itself is given does not matter: the function may give any verdict.
+    """
+    with tempfile.TemporaryDirectory() as folder, marking() as mark:
+        file = Path(folder) / "reward.py"
+        file.write_text(f"{HEAD}\ndef act():\n    {ACTS[name]}\n")
+        limits = {"memory": 1 << 30, "namespace": namespace}
+        with Judges(f"{file}:compute_score", 1, DEADLINE, **limits) as judge:
+            for _ in range(2):
+                first, _, *honest = _ask(judge, "42", "hostile", *["42", "41"] * 6)
+                wrong = [one for one in honest[1::2] if one != 0]
+                faults = sum(judge.counts[kind] for kind in ("timeouts", "crashes", "errors"))
+                lost = sum(one != 1 for one in (first, *honest[::2]))
+                if wrong or lost > faults:
+                    return "wrong verdict", f"{name}: {honest}, {dict(judge.counts)}"
+        return ("right", name) if gone(mark) else ("orphan", name)
+
+
+def _text(text: str, number: int) -> tuple[str, str]:
+    """A hostile answer is never right, and the next one is judged."""
+    with marking() as mark:
+        with Judges("sparrow.tasks.math:compute_score", 1, DEADLINE, ["math_verify"]) as judge:
+            hostile, honest, wrong = _ask(judge, text, r"\boxed{42}", r"\boxed{41}")
+            right = "\\boxed{42}" in text  # within control characters
+            lost = judge.counts["timeouts"] + judge.counts["crashes"]
+            if hostile not in ((0.0, 1.0) if right else (0.0,)) or wrong or honest + lost < 1:
+                return "wrong verdict", f"text {number}: {hostile}, {honest}, {dict(judge.counts)}"
+        return ("right", "") if gone(mark) else ("orphan", f"text {number}")

@@ -1,0 +1,110 @@
+"""Absurd settings and options: each is refused by one message, or runs, within seconds."""
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+from faults.outcomes import Progress, Try, attempt
+from typer.testing import CliRunner
+
+from sparrow.cli import app
+from sparrow.config import GenerateConfig, StudyConfig, TrainConfig, WarmupConfig, load_config
+from sparrow.config.schema import Section
+from sparrow.config.sections import fields_of
+from sparrow.tasks import PUZZLES
+
+ROOT = Path(__file__).parents[2]
+PROMPT = PUZZLES["assignments"].row(0, 100).prompt
+SECONDS = 20.0
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")  # not colours
+VALUES = [
+    "0", "-1", "1", "100000000", "1000000000000", "1" + "0" * 30, "9" * 5000, "1e308", "-1e308",
+    "1e-308", "nan", "inf", "0.5", "true", "''", "x", "x" * 20000, "\x1b[2J\x07", "../../../x", ".",
+    "..", "/", "[]", "[" * 5000 + "]" * 5000, "{}", "{a=1}", "[1, 'x']", "2026-01-01", "\x00",
+    "\ud800", "$(touch pwned)", "os:system", "a:b", "__import__('os')", "cuda:99", "%s%n", "☃",
+]  # fmt: skip
+OPTIONS = [
+    ("calibrate tiny --task assignments -n {}", ["0", "-1", "1000000000000", "x", "nan"]),
+    ("calibrate tiny --task assignments --length {}", ["0", "-1", "1000000000000", "9" * 400]),
+    ("calibrate tiny --task assignments -n 1 -b {}", ["0", "-5", "1000000000000", "x", "1"]),
+    ("calibrate tiny --task assignments -n 1 --temperature {}", ["0", "-1", "nan", "1e400"]),
+    ("calibrate tiny --task {}", ["", "x", "gym/x", "../x", "\x1b[2J", "x" * 9999]),
+    ("calibrate tiny --rows {}", ["/", "/dev/null", "nowhere.jsonl", "/etc/passwd", "\x00"]),
+    ("calibrate {} --task assignments", ["", ".", "/", "/dev/null", "a/b/c", "x" * 9999, "\x1b"]),
+    ("calibrate tiny --texts {}", ["/", "/dev", "nowhere", ""]),
+    ("calibrate tiny --ids {}", ["/dev/null", "/etc/passwd", "."]),
+    ("eval tiny -t assignments -l {} -n 1", ["0", "-1", "1000000000000", "x"]),
+    ("eval tiny -t assignments -l 100 -n {}", ["0", "-1", "1000000000000"]),
+    ("eval tiny -t assignments -l 100 -n 1 --samples {}", ["0", "-1", "1000000000000"]),
+    ("eval tiny -t assignments -l 100 -n 1 --window {}", ["0", "-1", "17", "1000000000000"]),
+    ("eval tiny -t assignments -l 100 -n 1 --schedule {}", ["x", "/", "/dev/null", "x.json"]),
+    ("eval tiny -t assignments -l 100 -n 1 --budget 64 --flow {}", ["x", "os:system", "x.py", ":"]),
+    ("eval {}", ["", "/", "nowhere", "../x"]),
+    ("plan {}", ["/", "/dev/null", "/etc/passwd", "nowhere.json", "\x1b.json"]),
+    ("report {}", ["/", "/dev/null", "nowhere", "."]),
+    ("replay {}", ["/", "/dev/null", "nowhere", "."]),
+    ("puzzle assignments --length {}", ["0", "-1", "1000000000000", "x"]),
+    ("puzzle {}", ["", "x", "\x1b[2J"]),
+    ("presets {}", ["", "x", "\x1b[2J", "qwen3-1.7b-0.86"]),
+    ("train {} --dry-run", ["/", "/dev/null", "nowhere.toml", "\x1b.toml"]),
+    ("study {} --dry-run", ["/", "/dev/null", "nowhere.toml"]),
+    ("bench decode --batch {}", ["0", "-1", "x"]),
+    ("flow check {}", ["x", "os:system", "nowhere.py", "/dev/null", ""]),
+]
+
+
+def keys_of(section: Any, above: str = "") -> list[str]:
+    """Every dotted key of a configuration."""
+    keys = []
+    for name, kind in fields_of(section).items():
+        inner = keys_of(kind, f"{above}{name}.")
+        keys += inner or [f"{above}{name}"]
+    return keys
+
+
+def run(count: int, seed: int) -> list[Try]:
+    """So many: two thirds settings of configurations, the others options of verbs."""
+    rng, progress = random.Random(seed), Progress("settings", count)
+    options = [(form, value) for form, values in OPTIONS for value in values]
+    roots: list[tuple[list[str], type[Section]]] = [
+        (["train", str(ROOT / "configs/train/tiny.toml"), "--dry-run"], TrainConfig),
+        (["train", str(ROOT / "configs/train/tiny.toml"), "--dry-run"], TrainConfig),
+        (["study", str(ROOT / "configs/study/tiny.toml"), "--dry-run"], StudyConfig),
+        (["generate", "--model.name=tiny", "--sampling.max_tokens=4", PROMPT], GenerateConfig),
+        (["warmup"], WarmupConfig),
+    ]
+    for number in range(count):
+        if number % 3 == 2:
+            form, value = rng.choice(options)
+            words = [value if word == "{}" else word for word in form.split()]
+            progress.add(f"options of {words[0]}", *_tried(words))
+        else:
+            words, root = rng.choice(roots)
+            setting = f"--{rng.choice(keys_of(root))}={rng.choice(VALUES)}"
+            tried = _loaded(setting) if root is WarmupConfig else _tried([*words, setting])
+            progress.add(f"settings of {words[0]}", *tried)
+    return progress.tries
+
+
+def _loaded(setting: str) -> tuple[str, str]:
+    """The warm-up has no dry run: its configuration is loaded alone."""
+    file = ROOT / "configs/warmup/tiny.toml"
+    kind, result = attempt(lambda: load_config(WarmupConfig, [file], [setting]), SECONDS)
+    return ("ran", "") if kind == "value" else (kind, f"{setting[:100]}: {result}")
+
+
+def _tried(words: list[str]) -> tuple[str, str]:
+    """Errors that `main` turns into one message are refusals; all else is what is looked for."""
+    told = repr(words)[:200]
+    kind, result = attempt(lambda: CliRunner().invoke(app, words), SECONDS)
+    if kind != "value":
+        return kind, f"{told}: {result}"
+    error = result.exception
+    if isinstance(error, ValueError | OSError | ModuleNotFoundError):
+        return "refused", ""
+    if error is not None and not isinstance(error, SystemExit):
+        return "traceback", f"{told}: {type(error).__name__}: {error}"[:400]
+    if CONTROL.search(result.output):
+        return "traceback", f"{told}: control characters in {result.output!r}"[:400]
+    return ("refused" if result.exit_code else "ran"), ""
