@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -222,6 +223,17 @@ def unfinished_paths(folder: Path) -> list[Path]:
         for path in (folder.iterdir() if folder.is_dir() else ())
         if (match := UNFINISHED.fullmatch(path.name)) and not _runs(int(match[1]))
     ]
+
+
+def remove_unfinished(folder: Path, name: str | None = None) -> None:
+    """Remove what such processes left in a folder, where `name` is given that file or folder's."""
+    for path in unfinished_paths(folder):
+        if name is not None and path.name.rsplit(".", 2)[0] != f".{name}":
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _runs(pid: int) -> bool:

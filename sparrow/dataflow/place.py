@@ -1,5 +1,6 @@
 """Which model and machine a run is planned for, found without weights and without the machine."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -9,10 +10,11 @@ import torch
 from sparrow.calibrate.planning.hardware import Hardware, known
 from sparrow.config import RolloutConfig
 from sparrow.engine.memory import host_memory
-from sparrow.models.checkpoint import CONFIG, locate, read_json, shipped
+from sparrow.models.digests import verify
 from sparrow.models.fetch import fetched
 from sparrow.models.fetch import known as fetchable
 from sparrow.models.shapes import SHAPES
+from sparrow.models.sources import CONFIG, locate, read_json, shipped, split_revision
 from sparrow.models.spec import ModelSpec, spec_from_hf
 from sparrow.records import Record
 from sparrow.sparse.schedule import Schedule
@@ -40,12 +42,13 @@ class Model(NamedTuple):
 
 def model_of(name: str) -> Model:
     """A model's shape from its config.json, or by its published name; nothing is downloaded."""
-    if Path(name).expanduser().is_dir() or name in shipped() or _is_fetched(name):
+    if os.path.isdir(os.path.expanduser(name)) or name in shipped() or _is_fetched(name):
         return _read(locate(name) / CONFIG)
     if (place := _downloaded(name)) is not None:
         return _read(place)
-    short = name.rpartition("/")[2].lower()
-    if short in SHAPES and (name in fetchable() or name.count("/") == 1):
+    repository = split_revision(name)[0]
+    short = repository.rpartition("/")[2].lower()
+    if short in SHAPES and (name in fetchable() or repository.count("/") == 1):
         return Model(SHAPES[short], f"not at hand, by the published shape {short}")
     raise ValueError(
         f"no model {name!r} at hand, and no published shape of that name: give a folder, one of "
@@ -62,14 +65,16 @@ def _downloaded(name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
+    repository, revision = split_revision(name)
     try:
-        found = try_to_load_from_cache(name, CONFIG)
+        found = try_to_load_from_cache(repository, CONFIG, revision=revision)
     except HFValidationError:
         return None
     return Path(found) if isinstance(found, str) else None
 
 
 def _read(file: Path) -> Model:
+    verify(file.parent, (CONFIG,))
     return Model(spec_from_hf(read_json(file), str(file)), str(file))
 
 
@@ -116,7 +121,7 @@ def schedule_notes(schedule: Schedule | None, model: str, longest: int) -> list[
     """What of a schedule may not be what its user thinks."""
     if schedule is None:
         return []
-    found, name = list[str](), Path(model).name
+    found, name = list[str](), Path(split_revision(model)[0]).name
     if schedule.model is not None and schedule.model.lower() != name.lower():
         found.append(
             f"schedule {schedule.name} was measured on {schedule.model}, and this is {name}: how "

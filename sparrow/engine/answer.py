@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from sparrow.config import AttentionConfig, GenerateConfig, save_resolved
 from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE
-from sparrow.models import Decoder, load, load_tokenizer
+from sparrow.models import Decoder, load, load_tokenizer, provenance
+from sparrow.models.tokenizer import library_errors
 from sparrow.ops import versions
 from sparrow.records import Completion, to_dict
 from sparrow.sparse import Schedule, named_schedule
@@ -66,7 +65,8 @@ class Session:
         model, spec = self.model, self.model.spec
         fast = versions(model.device.type, model.dtype, spec.head_size)
         return (
-            f"{self.config.model.name} | {spec.family}, {spec.parameters() / 1e6:.1f} M weights, "
+            f"{self.config.model.name} ({provenance(model)}) | "
+            f"{spec.family}, {spec.parameters() / 1e6:.1f} M weights, "
             f"{str(model.dtype).removeprefix('torch.')} on {model.device} | "
             f"attention: {'dense' if self.schedule is None else self.schedule.describe()} | "
             f"faster than their definitions: {', '.join(sorted(fast)) or 'no ops'}"
@@ -175,7 +175,7 @@ def encode_prompt(tokenizer: Any, prompt: str, *, chat: bool, model: str) -> lis
     """Token ids of a prompt, as a user's message where there is a chat template."""
     _check_text(prompt)
     if not chat or tokenizer.chat_template is None:
-        return _plain_ids(tokenizer, prompt, model)
+        return _token_ids(tokenizer, prompt, model)
     return encode_messages(tokenizer, [{"role": "user", "content": prompt}], model=model)
 
 
@@ -185,27 +185,20 @@ def encode_messages(
     """Token ids of a chat up to where the answer begins."""
     if tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it cannot read chat messages")
-    try:
-        encoded = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
-        )
-    except TemplateError as error:
-        raise ValueError(f"{model}: bad chat template: {error}") from error
-    except Exception as error:
-        if type(error) is not Exception:  # what tokenizers raise for a word they do not know
-            raise
-        texts = " ".join(str(message.get("content", "")) for message in messages)
-        raise _unknown_words(error, tokenizer, texts, model) from error
-    return list(encoded["input_ids"])
+    chat = [dict(message) for message in messages]
+    with library_errors(f"{model}: bad chat template"):
+        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    return _token_ids(tokenizer, text, model, add_special_tokens=False)
 
 
-def _plain_ids(tokenizer: Any, prompt: str, model: str) -> list[int]:
+def _token_ids(tokenizer: Any, text: str, model: str, **options: bool) -> list[int]:
     try:
-        return list(tokenizer.encode(prompt, verbose=False))
-    except Exception as error:
-        if type(error) is not Exception:
+        with library_errors(f"{model}: the tokenizer cannot encode the prompt"):
+            return list(tokenizer.encode(text, verbose=False, **options))
+    except ValueError as error:
+        if type(error.__cause__) is not Exception:  # tokenizers raise that for unknown words
             raise
-        raise _unknown_words(error, tokenizer, prompt, model) from error
+        raise _unknown_words(error.__cause__, tokenizer, text, model) from error
 
 
 def _unknown_words(error: Exception, tokenizer: Any, prompt: str, model: str) -> ValueError:

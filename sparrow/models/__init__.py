@@ -1,9 +1,11 @@
 """Models: Qwen3, Qwen2.5 and Llama families, by one decoder; Hugging Face weights in and out."""
 
-from sparrow.models.checkpoint import load, load_tokenizer, locate, random, save, shipped
+from sparrow.models.checkpoint import load, random, save
 from sparrow.models.decoder import Attention, Decoder
 from sparrow.models.shapes import SHAPES, shape
+from sparrow.models.sources import locate, provenance, shipped
 from sparrow.models.spec import ModelSpec
+from sparrow.models.tokenizer import load_tokenizer, tokenizer_digest
 from sparrow.models.weights import fingerprint, hf_views
 
 __all__ = [
@@ -16,8 +18,10 @@ __all__ = [
     "load",
     "load_tokenizer",
     "locate",
+    "provenance",
     "random",
     "save",
     "shape",
     "shipped",
+    "tokenizer_digest",
 ]

@@ -1,4 +1,4 @@
-"""Models in and out: shipped, a folder, a hub name, fetched, random weights; and saving.
+"""Models in and out: loading a folder or a name, random weights, and saving.
 
 A model is whole or it is not there: everything that can be wrong with the files is found before
 memory is taken, and a folder is written beside its place and moved in when complete.
@@ -7,7 +7,6 @@ memory is taken, and a folder is written beside its place and moved in when comp
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,34 +14,23 @@ from typing import Any
 
 import torch
 
+from sparrow.files import remove_unfinished, unfinished_path
 from sparrow.models.decoder import Decoder
-from sparrow.models.fetch import fetch, known
+from sparrow.models.digests import verify, write_sums
 from sparrow.models.shapes import shape
+from sparrow.models.sources import CONFIG, GENERATION_CONFIG, locate, read_json
 from sparrow.models.spec import ModelSpec, spec_from_hf, spec_to_hf, token_ids
+from sparrow.models.tokenizer import tokenizer_names
 from sparrow.models.weights import (
+    INDEX,
     check_tensors,
     check_tied_head,
     copy_tensors,
     hf_views,
     initialise,
     stored_tensors,
+    weight_files,
     write_tensors,
-)
-
-SHIPPED = Path(__file__).parent / "shipped"
-CONFIG = "config.json"
-GENERATION_CONFIG = "generation_config.json"
-# Files that make up a tokenizer and its chat template; copied byte for byte by `save`.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
 )
 
 
@@ -60,10 +48,13 @@ def load(
     where there is one. Weights are streamed: no second copy of the model is in memory.
     """
     folder = locate(path_or_name, report=report)
+    verify(folder, (CONFIG, GENERATION_CONFIG, INDEX))
     config = read_json(folder / CONFIG)
     spec = _with_generation_eos(spec_from_hf(config, str(folder / CONFIG)), folder)
     model = _empty(spec)
-    stored = stored_tensors(folder)
+    files = weight_files(folder)
+    verify(folder, (file.name for file in files))
+    stored = stored_tensors(files)
     check_tensors(stored, hf_views(model), folder, tied=spec.tied)
 
     target = pick_device(device)
@@ -73,38 +64,6 @@ def load(
         check_tied_head(stored, model.head.detach())
     model.source = folder
     return model
-
-
-def locate(
-    path_or_name: str | os.PathLike[str], *, report: Callable[[str], None] | None = None
-) -> Path:
-    """The folder of a model, fetched or downloaded where need be."""
-    folder = Path(path_or_name).expanduser()
-    if not os.fspath(path_or_name):
-        raise ValueError("no model was named")
-    if folder.is_dir():
-        if not (folder / CONFIG).is_file():
-            raise ValueError(f"{folder / CONFIG}: no such file; is this a Hugging Face folder?")
-        return folder.resolve()
-    name = os.fspath(path_or_name)
-    if name in shipped():
-        return SHIPPED / name
-    if name in known():
-        folder = fetch(name, report=report)
-        if not (folder / CONFIG).is_file():
-            raise ValueError(f"{folder} is damaged: run sparrow fetch {name} --force")
-        return folder
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return _download(name)
-    raise ValueError(
-        f"no model {name!r}: it is no folder, no hub name (owner/name), "
-        f"and not one of {', '.join((*shipped(), *known()))}"
-    )
-
-
-def shipped() -> tuple[str, ...]:
-    """The names of the models that are part of the package."""
-    return tuple(sorted(folder.name for folder in SHIPPED.iterdir() if folder.is_dir()))
 
 
 def random(
@@ -135,29 +94,23 @@ def save(model: Decoder, folder: str | os.PathLike[str], *, tokenizer: Any = Non
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists and is not an empty folder; save into a new one")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
-        place = Path(scratch) / "model"
-        place.mkdir()
-        _write_tokenizer(place, tokenizer if tokenizer is not None else model.source)
-        _write_json(place / CONFIG, spec_to_hf(model.spec, str(model.dtype).removeprefix("torch.")))
-        write_tensors(hf_views(model), place)
-        if target.exists():
-            target.rmdir()
-        os.replace(place, target)
+    remove_unfinished(target.parent, target.name)
+    unfinished = unfinished_path(target)
+    try:
+        unfinished.mkdir()
+        _write(model, unfinished, tokenizer if tokenizer is not None else model.source)
+        os.replace(unfinished, target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
     return target
 
 
-def load_tokenizer(path_or_name: str | os.PathLike[str]) -> Any:
-    """The tokenizer of a model folder or name, by transformers."""
-    from transformers import AutoTokenizer
-
-    folder = locate(path_or_name)
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES[:2]):
-        raise ValueError(f"{folder}: it holds no tokenizer ({' or '.join(TOKENIZER_FILES[:2])})")
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder}: the tokenizer cannot be read: {error}") from error
+def _write(model: Decoder, folder: Path, tokenizer: Any) -> None:
+    _write_tokenizer(folder, tokenizer)
+    _write_json(folder / CONFIG, spec_to_hf(model.spec, str(model.dtype).removeprefix("torch.")))
+    write_tensors(hf_views(model), folder)
+    files = (file for file in folder.rglob("*") if file.is_file())
+    write_sums(folder, [str(file.relative_to(folder)) for file in files])
 
 
 def pick_device(device: torch.device | str) -> torch.device:
@@ -198,21 +151,6 @@ def _allocate(model: Decoder, dtype: torch.dtype, device: torch.device) -> Decod
     return model.to(dtype).to_empty(device=device)
 
 
-def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-        return Path(snapshot_download(name, allow_patterns=wanted))
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise ValueError(
-            f"the hub could not give {name!r} ({type(error).__name__}: {error}). Download the "
-            f"model where there is a network and pass its folder, or use "
-            f"{', '.join((*shipped(), *known()))}"
-        ) from error
-
-
 def _with_generation_eos(spec: ModelSpec, folder: Path) -> ModelSpec:
     """Generation configs name every id that ends an answer; model configs often only one."""
     file = folder / GENERATION_CONFIG
@@ -232,19 +170,11 @@ def _write_tokenizer(place: Path, tokenizer: Any) -> None:
     source = Path(tokenizer)
     if not source.is_dir():
         raise ValueError(f"{source}: no such folder to take the tokenizer from")
-    for name in (*TOKENIZER_FILES, GENERATION_CONFIG):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, place / name)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file}: holds {type(content).__name__}, not a table of keys")
-    return content
+    names = (*tokenizer_names(source), GENERATION_CONFIG)
+    verify(source, names)
+    for name in (name for name in names if (source / name).is_file()):
+        (place / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source / name, place / name)
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:

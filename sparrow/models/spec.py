@@ -16,6 +16,19 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
 }
 
+# Sizes of a model: their keys in config.json, and the most that a config may ask for. Far beyond
+# what is published; without a limit a damaged number would take all memory, or forever.
+_SIZES: dict[str, tuple[str, int]] = {
+    "layers": ("num_hidden_layers", 1024),
+    "hidden": ("hidden_size", 2**20),
+    "intermediate": ("intermediate_size", 2**22),
+    "heads": ("num_attention_heads", 2**12),
+    "kv_heads": ("num_key_value_heads", 2**12),
+    "head_size": ("head_dim", 2**12),
+    "vocabulary": ("vocab_size", 2**24),
+    "max_positions": ("max_position_embeddings", 2**24),
+}
+
 # Keys that change the function which a checkpoint computes, with the only values that we compute.
 # Absent means the first value.
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -51,26 +64,31 @@ class ModelSpec:
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.norm_eps, float) or not 0 < self.norm_eps < 1:
-            raise ValueError(f"norm_eps must be a number between 0 and 1, got {self.norm_eps!r}")
         if self.family not in ARCHITECTURES:
             raise ValueError(f"family must be one of {sorted(ARCHITECTURES)}, got {self.family!r}")
-        sizes = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_size")
-        for name in (*sizes, "vocabulary", "max_positions"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        for token in (*self.eos_ids, *(i for i in (self.bos_id, self.pad_id) if i is not None)):
-            if not isinstance(token, int) or not -1 <= token < self.vocabulary:
-                raise ValueError(f"special token {token!r} is not an id below {self.vocabulary}")
+        for name in _SIZES:
+            _check_size(name, getattr(self, name))
+        if not isinstance(self.norm_eps, float) or not 0 < self.norm_eps < 1:
+            raise ValueError(
+                f"rms_norm_eps: norm_eps must be a number between 0 and 1, "
+                f"got {self.norm_eps!r:.80}"
+            )
+        for eos_id in self.eos_ids:
+            _check_token("eos_token_id", eos_id, self.vocabulary)
+        for key, token in (("bos_token_id", self.bos_id), ("pad_token_id", self.pad_id)):
+            if token is not None:
+                _check_token(key, token, self.vocabulary)
         if not isinstance(self.tied, bool):
-            raise ValueError(f"tie_word_embeddings must be true or false, got {self.tied!r}")
+            raise ValueError(f"tie_word_embeddings must be true or false, got {self.tied!r:.80}")
         if self.heads % self.kv_heads:
             raise ValueError(
-                f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}"
+                f"num_attention_heads: heads must be a multiple of kv_heads, "
+                f"got {self.heads} and {self.kv_heads}"
             )
         if self.head_size % 2:
-            raise ValueError(f"head_size must be even for rotary positions, got {self.head_size}")
+            raise ValueError(
+                f"head_dim: head_size must be even (rotary positions), got {self.head_size}"
+            )
 
     @property
     def qk_norm(self) -> bool:
@@ -104,23 +122,16 @@ def spec_from_hf(config: Mapping[str, Any], source: str) -> ModelSpec:
     try:
         _refuse_unsupported(config)
         return _read(config)
-    except (ValueError, TypeError) as error:
+    except RecursionError as error:
+        raise ValueError(f"{source}: nested too deep") from error
+    except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
 
 
 def _read(config: Mapping[str, Any]) -> ModelSpec:
-    family = config["model_type"]
-    heads = _required(config, "num_attention_heads")
     return ModelSpec(
-        family=family,
-        layers=_required(config, "num_hidden_layers"),
-        hidden=_required(config, "hidden_size"),
-        intermediate=_required(config, "intermediate_size"),
-        heads=heads,
-        kv_heads=heads if _is_old_llama(config) else _required(config, "num_key_value_heads"),
-        head_size=_default_head_size(config) if (d := config.get("head_dim")) is None else d,
-        vocabulary=_required(config, "vocab_size"),
-        max_positions=_required(config, "max_position_embeddings"),
+        family=config["model_type"],
+        **{name: _size(config, name) for name in _SIZES},
         norm_eps=config.get("rms_norm_eps", 1e-6),
         tied=config.get("tie_word_embeddings", False),
         rope=Rope.from_hf(config),
@@ -128,6 +139,28 @@ def _read(config: Mapping[str, Any]) -> ModelSpec:
         bos_id=config.get("bos_token_id"),
         pad_id=config.get("pad_token_id"),
     )
+
+
+def _size(config: Mapping[str, Any], name: str) -> int:
+    """A size that config.json gives, or what transformers takes where it is silent."""
+    key, _ = _SIZES[name]
+    value, family = config.get(key), config["model_type"]
+    if value is None and name == "kv_heads" and family == "llama":
+        return _size(config, "heads")
+    if value is None and name == "head_size":
+        return 128 if family == "qwen3" else _size(config, "hidden") // _size(config, "heads")
+    if value is None:
+        raise ValueError(f"the key {key!r} is missing")
+    _check_size(name, value)
+    return int(value)
+
+
+def _check_size(name: str, value: Any) -> None:
+    key, most = _SIZES[name]
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(
+            f"{key}: {name} must be a whole number from 1 to {most}, got {value!r:.80}"
+        )
 
 
 def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
@@ -159,39 +192,36 @@ def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     return config
 
 
+def _check_token(key: str, token: Any, vocabulary: int) -> None:
+    if type(token) is not int or not -1 <= token < vocabulary:
+        raise ValueError(f"{key}: special token {token!r:.80} is not an id below {vocabulary}")
+
+
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     family = config.get("model_type")
-    if family not in ARCHITECTURES:
+    if not isinstance(family, str) or family not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise ValueError(f"model_type {family!r} is not supported; supported are {known}")
-    architectures = config.get("architectures") or [ARCHITECTURES[family]]
+        raise ValueError(f"model_type {family!r:.80} is not supported; supported are {known}")
+    architectures = _list(config, "architectures") or [ARCHITECTURES[family]]
     if ARCHITECTURES[family] not in architectures:
-        raise ValueError(f"architectures {architectures} lack {ARCHITECTURES[family]}")
+        raise ValueError(f"architectures {architectures!r:.80} lack {ARCHITECTURES[family]}")
     for key, allowed in _ONLY.items():
         value = config.get(key, allowed[0])
         if value not in allowed:
-            raise ValueError(f"{key}={value!r} is not supported, only {allowed[0]!r} is")
-    kinds = config.get("layer_types") or []
-    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-        raise ValueError(f"layer_types {kinds!r} are not supported, only full_attention is")
+            raise ValueError(f"{key}={value!r:.80} is not supported, only {allowed[0]!r} is")
+    kinds = _list(config, "layer_types")
+    if any(kind != "full_attention" for kind in kinds):
+        raise ValueError(f"layer_types {kinds!r:.80} are not supported, only full_attention is")
+    for key in ("dtype", "torch_dtype"):
+        if not isinstance(config.get(key), str | None):
+            raise ValueError(f"{key} must be the name of a dtype, got {config[key]!r:.80}")
 
 
-def _is_old_llama(config: Mapping[str, Any]) -> bool:
-    return config["model_type"] == "llama" and config.get("num_key_value_heads") is None
-
-
-def _default_head_size(config: Mapping[str, Any]) -> int:
-    """What transformers takes where config.json is silent."""
-    heads = _required(config, "num_attention_heads")
-    if config["model_type"] == "qwen3":
-        return 128
-    return _required(config, "hidden_size") // heads if heads else 0
-
-
-def _required(config: Mapping[str, Any], key: str) -> Any:
-    if config.get(key) is None:
-        raise ValueError(f"the key {key!r} is missing")
-    return config[key]
+def _list(config: Mapping[str, Any], key: str) -> list[Any]:
+    value = config.get(key)
+    if not isinstance(value, list | None):
+        raise ValueError(f"{key} must be a list, got {value!r:.80}")
+    return value or []
 
 
 def token_ids(value: Any) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ from the files' headers before any memory is taken, then streams tensor by tenso
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sparrow.models.decoder import Decoder, Layer
+from sparrow.models.sources import read_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 HEAD = "lm_head.weight"
 SHARD_BYTES = 4 * 2**30
+_FILE_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 _FLOATS = {"F16", "BF16", "F32", "F64"}
 
 
@@ -74,10 +77,10 @@ class StoredTensor:
     dtype: str
 
 
-def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a Hugging Face folder, read from file headers alone."""
+def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
+    """The tensors of safetensors files, read from their headers alone."""
     found: dict[str, StoredTensor] = {}
-    for file in _weight_files(folder):
+    for file in files:
         for name, tensor in _header(file):
             if name in found:
                 raise ValueError(f"{file}: tensor {name} also stands in {found[name].file.name}")
@@ -85,7 +88,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a Hugging Face folder, all of which are there."""
     index = folder / INDEX
     if index.exists() and (folder / WEIGHTS).exists():
         raise ValueError(f"{folder}: holds both {WEIGHTS} and {INDEX}; which one counts?")
@@ -101,13 +105,16 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        weight_map = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        if not all(isinstance(file, str) for file in weight_map.values()):
-            raise TypeError("a file name is not text")
-        return weight_map
-    except (RecursionError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{index}: not a weight index with a weight_map: {error!r}") from error
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"{index}: not a weight index with a weight_map")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not _FILE_NAME.fullmatch(file):
+            raise ValueError(
+                f"{index}: weight_map: {name!r:.80} is in {file!r:.80}, allowed: the name of a "
+                "safetensors file in the same folder"
+            )
+    return weight_map
 
 
 def _header(file: Path) -> list[tuple[str, StoredTensor]]:
@@ -168,16 +175,24 @@ def write_tensors(views: Mapping[str, Tensor], folder: Path) -> None:
     """Write safetensors files of at most SHARD_BYTES, with an index where there are several."""
     shards = _shards(views)
     if len(shards) == 1:
-        save_file(dict(views), folder / WEIGHTS, metadata={"format": "pt"})
+        save_tensors(views, folder / WEIGHTS)
         return
     weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file({name: views[name] for name in names}, folder / file, metadata={"format": "pt"})
+        save_tensors({name: views[name] for name in names}, folder / file)
         weight_map |= dict.fromkeys(names, file)
     total = sum(view.nbytes for view in views.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write a safetensors file; where it cannot be written, an OSError as for any file."""
+    try:
+        save_file(dict(tensors), file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{file} cannot be written: {error}") from error
 
 
 def _shards(views: Mapping[str, Tensor]) -> list[list[str]]:

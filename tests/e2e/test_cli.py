@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -73,6 +74,24 @@ def test_generates_and_leaves_a_run_directory(folder: Path, tmp_path: Path) -> N
     again = run("generate", "-m", folder, "hello", *SHORT, "--out", out)
     assert again.returncode == 2
     assert "a directory of its own" in again.stderr
+
+
+def test_digests_are_checked_and_said(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    words = ("generate", "-m", copy, "hello", *SHORT)
+    assert "(verified)" in run(*words).stderr
+    (copy / "tokenizer.json").write_text("{}")
+    damaged = run(*words)
+    assert damaged.returncode == 2
+    assert "tokenizer.json" in damaged.stderr
+    assert "SHA256SUMS" in damaged.stderr
+    (copy / "SHA256SUMS").unlink()
+    damaged = run(*words)
+    assert damaged.returncode == 2
+    assert "tokenizer.json" in damaged.stderr
+    assert "Traceback" not in damaged.stderr
+    shutil.copy(folder / "tokenizer.json", copy)
+    assert "(unverified)" in run(*words).stderr
 
 
 def test_the_same_seed_gives_the_same_json(folder: Path) -> None:

@@ -16,6 +16,7 @@ from sparrow.files import (
     open_lock,
     parse_document,
     read_document,
+    remove_unfinished,
     sealed,
     unfinished_path,
     unfinished_paths,
@@ -132,6 +133,14 @@ def test_what_a_killed_process_was_writing_is_found(tmp_path: Path) -> None:
         f".model.{child}.unfinished",
     ]
     assert unfinished_paths(tmp_path / "nowhere") == []
+    remove_unfinished(tmp_path, "metrics.jsonl")
+    assert [path.name for path in unfinished_paths(tmp_path)] == [f".model.{child}.unfinished"]
+    (tmp_path / f".link.{child}.unfinished").symlink_to(tmp_path / "kept.txt")
+    remove_unfinished(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "kept.txt",
+        f".other.{os.getppid()}.unfinished",
+    }
 
 
 # Locks.

@@ -13,9 +13,10 @@ import torch
 from sparrow import ops
 from sparrow.bench.doctor.host import memory
 from sparrow.engine.memory import CPU_SHARE
-from sparrow.models import load, load_tokenizer, locate, shipped
+from sparrow.models import load, load_tokenizer, shipped
 from sparrow.models.fetch import cache_dir, fetched, known
 from sparrow.models.shapes import SHAPES
+from sparrow.models.sources import SHIPPED
 from sparrow.models.spec import ModelSpec
 from sparrow.train.memory import trainer_memory
 
@@ -28,7 +29,7 @@ ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # errors of attention ove
 
 def models() -> dict[str, Any]:
     """Models that load without a network, and where fetched ones are kept."""
-    own = [_model(name, locate(name)) for name in shipped()]
+    own = [_model(name, SHIPPED / name) for name in shipped()]
     return {
         "shipped": own,
         "fetched": [_model(name, fetched(name)) for name in known()],

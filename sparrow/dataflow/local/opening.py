@@ -23,8 +23,8 @@ from sparrow.dataflow.runs.files import CHANGED, RunFiles
 from sparrow.dataflow.stopping import Stopping
 from sparrow.engine.answer import placed_schedule
 from sparrow.engine.engine import Engine
-from sparrow.files import write_whole
-from sparrow.models import Decoder, fingerprint, load
+from sparrow.files import remove_unfinished, write_whole
+from sparrow.models import Decoder, fingerprint, load, tokenizer_digest
 from sparrow.models.checkpoint import pick_device
 from sparrow.records import to_dict
 from sparrow.sparse.flows.flow import Flow
@@ -77,6 +77,7 @@ def open_run(
 
     def open_files() -> None:
         run.files = RunFiles(folder, tensorboard=config.run.tensorboard)
+        remove_unfinished(folder)
 
     try:
         run.world.only_first(open_files)
@@ -312,5 +313,6 @@ def identity_of(
         }
     )
     budgets = "dense" if schedule is None else json.dumps(to_dict(schedule))
-    text = f"{kept} {dtype} {fingerprint(model)} {rows.digest} {budgets}"
+    tokenizer = None if model.source is None else tokenizer_digest(model.source)
+    text = f"{kept} {dtype} {fingerprint(model)} {tokenizer} {rows.digest} {budgets}"
     return hashlib.sha256(text.encode()).hexdigest()

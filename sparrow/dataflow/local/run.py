@@ -23,7 +23,7 @@ from sparrow.dataflow.runs.checkpoints import Checkpoints
 from sparrow.dataflow.runs.files import RunFiles
 from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.engine.engine import Engine
-from sparrow.models import Decoder, hf_views, save
+from sparrow.models import Decoder, hf_views, provenance, save
 from sparrow.records import Group, to_dict
 from sparrow.tasks.example import Examples, Judge
 from sparrow.train.learner import Learner, UpdateStats
@@ -95,10 +95,11 @@ class Run:
             f"{rollout.prompts} prompts x {rollout.samples} answers <= {rollout.max_tokens} tokens"
         )
         used = ", ".join(one.use for one in self.config.algorithm.corrections)
+        origin = provenance(self.learner.policy.model)
         return [
             f"rollout: {attention}",
             f"gate: {'off' if gate.mode == 'off' else policy}",
-            f"model: {self.config.model.name} | {self.engine.header()}",
+            f"model: {self.config.model.name} ({origin}) | {self.engine.header()}",
             f"data: {self.rows.name} | {batch} a step",
             f"algorithm: {self.config.algorithm.name}, corrections: {used or 'none'}",
         ]

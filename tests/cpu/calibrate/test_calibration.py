@@ -1,5 +1,6 @@
 """Calibrations of the shipped tiny model: what is measured is what the definitions say."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,18 @@ def test_other_settings_in_the_same_folder_are_refused(
     other = Sampling(samples=2, max_tokens=100, seed=4)
     with pytest.raises(ValueError, match="seed is 3 there and 4 now"):
         calibrate(model, source, Request(), LITTLE, other, whole[1])
+
+
+def test_another_tokenizer_in_the_same_folder_is_refused(
+    whole: tuple[Surface, Path], model: Decoder, source: prompts.Source, tmp_path: Path
+) -> None:
+    assert model.source is not None
+    copy = shutil.copytree(model.source, tmp_path / "tiny")
+    (copy / "SHA256SUMS").unlink()
+    (copy / "chat_template.jinja").write_text("{{ messages }}")
+    other = load(copy, dtype="float32", device="cpu")
+    with pytest.raises(ValueError, match=r"other measurements \(tokenizer "):
+        calibrate(other, source, Request(), LITTLE, SAMPLING, whole[1])
 
 
 def test_a_schedule_is_checked(model: Decoder, source: prompts.Source, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What must not pass unnoticed: a policy without numbers, other budgets, a run that stopped."""
 
 import json
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,43 @@ def test_a_schedule_that_was_edited_is_another_run(model: Path, tmp_path: Path) 
         open_run(chosen(), parts=Parts(judge=noisy))
 
 
+def test_another_tokenizer_is_another_run(model: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(model, tmp_path / "model")
+    chosen = config(other, tmp_path / "run", run={"steps": 1, "save_every": 1})
+    trained(chosen)
+    shutil.rmtree(tmp_path / "run" / "model")
+    trained(chosen)
+    shutil.rmtree(tmp_path / "run" / "model")
+    tokenizer = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "eos_token": "<pad>"}))
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
+        trained(chosen)
+    (other / "SHA256SUMS").unlink()
+    with pytest.raises(ValueError, match="another configuration"):
+        trained(chosen)
+
+
+def test_opening_a_run_removes_what_killed_processes_were_writing(
+    model: Path, tmp_path: Path
+) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    folder, files = tmp_path / "run", {f".{name}.{ended.pid}.unfinished" for name in ("model", "x")}
+    (folder / f".model.{ended.pid}.unfinished").mkdir(parents=True)
+    (folder / f".model.{ended.pid}.unfinished" / "model.safetensors").write_text("a part")
+    (folder / f".x.{ended.pid}.unfinished").write_text("a part")
+    close_run(open_run(config(model, folder)))
+    assert not files & {path.name for path in folder.iterdir()}
+
+
+def test_the_header_says_how_the_model_is_known(model: Path, tmp_path: Path) -> None:
+    run = open_run(config(model, tmp_path / "run"))
+    try:
+        assert any(f"{model} (verified)" in line for line in run.header())
+    finally:
+        close_run(run)
+
+
 def test_changes_at_a_resume_stay_noted(model: Path, tmp_path: Path) -> None:
     """Also where the run goes on twice from one checkpoint."""
     for number, rate in enumerate((1e-3, 2e-3, 2e-3)):
@@ -240,6 +279,12 @@ def test_a_gap_in_the_metrics_is_told_and_the_run_goes_on(model: Path, tmp_path:
     close_run(again)
     assert again.step == 2
     assert any("metrics.jsonl lacks 1 steps before that, 1 first" in line for line in told)
+
+
+def test_a_revision_is_no_part_of_a_models_name() -> None:
+    schedule = replace(Schedule.fixed(64), model="Qwen3-0.6B")
+    assert not schedule_notes(schedule, "Qwen/Qwen3-0.6B@main", 1000)
+    assert schedule_notes(schedule, "Qwen/Qwen3-1.7B@main", 1000)
 
 
 def test_what_a_schedule_may_not_be_is_said() -> None:

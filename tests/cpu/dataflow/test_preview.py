@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sparrow.train.flops import forward_flops, training_flops
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "configs/train").glob("*.toml"))
 GIB = 2**30
+DOWNLOADED = place._downloaded
 
 
 @pytest.fixture(autouse=True)
@@ -172,6 +174,28 @@ def test_a_folder_is_read_and_its_weights_are_not(tmp_path: Path) -> None:
     found = place.model_of(str(tmp_path))
     assert found.spec == shipped.spec
     assert found.source == str((tmp_path / "config.json").resolve())
+
+
+def test_a_hub_name_with_a_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    shipped = place.model_of("tiny")
+    cached = {("Qwen/Qwen3-1.7B", "abc"): shipped.source}
+
+    def look(name: str, file: str, revision: str | None = None) -> str | None:
+        return cached.get((name, revision))
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", look)
+    monkeypatch.setattr(place, "_downloaded", DOWNLOADED)
+    assert place.model_of("Qwen/Qwen3-1.7B@abc").spec == shipped.spec
+    assert place.model_of("Qwen/Qwen3-1.7B@v1").spec == shape("qwen3-1.7b")
+
+
+def test_a_config_that_does_not_match_its_digest_is_refused(tmp_path: Path) -> None:
+    copy = shutil.copytree(Path(place.model_of("tiny").source).parent, tmp_path / "copy")
+    (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
+    with pytest.raises(ValueError, match=r"config\.json .*SHA256SUMS"):
+        place.model_of(str(copy))
 
 
 def test_a_model_that_can_be_fetched_has_a_shape_before() -> None:

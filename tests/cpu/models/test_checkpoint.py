@@ -32,9 +32,15 @@ def tiny(**changes: Any) -> models.Decoder:
     return models.random("qwen3-0.6b", seed=1, **spec)
 
 
+def without_digests(folder: Path) -> Path:
+    """As other programs write a folder, and as one that is edited by hand has to be."""
+    (folder / "SHA256SUMS").unlink()
+    return folder
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    return models.save(tiny(), tmp_path / "saved")
+    return without_digests(models.save(tiny(), tmp_path / "saved"))
 
 
 def test_save_then_transformers_gives_equal_logits(variant: str, folder: Path, tmp_path) -> None:
@@ -182,7 +188,10 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "unknown architecture": (edit_config(model_type="mamba"), r"'mamba'.*llama, qwen2, qwen3"),
     "missing key": (edit_config(hidden_size=None), r"config\.json: the key 'hidden_size'"),
     "odd heads": (edit_config(num_key_value_heads=3), "heads must be a multiple of kv_heads"),
-    "text as size": (edit_config(num_hidden_layers="two"), "layers must be a whole number"),
+    "text as size": (
+        edit_config(num_hidden_layers="two"),
+        "num_hidden_layers: layers must be a whole",
+    ),
     "no heads": (edit_config(num_attention_heads=0, head_dim=None), "heads must be a whole"),
     "text as number": (edit_config(rms_norm_eps="1e-5"), "norm_eps must be a number"),
     "another head": (
@@ -192,13 +201,13 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no KV heads": (edit_config(num_key_value_heads=None), "the key 'num_key_value_heads'"),
     "rope text": (
         edit_config(rope_scaling={"rope_type": "linear", "factor": "2"}),
-        "rope factor must be a number above 0, got '2'",
+        r"rope_scaling\.factor must be a number .*, got '2'",
     ),
     "tied as text": (edit_config(tie_word_embeddings="yes"), "tie_word_embeddings must be"),
     "eos beyond": (edit_config(eos_token_id=99), "special token 99 is not an id below 64"),
     "eos in a table": (edit_config(eos_token_id={}), "special token {} is not an id"),
     "no head size": (edit_config(head_dim=0), "head_size must be a whole number"),
-    "rope theta": (edit_config(rope_theta=-4), "rope theta must be a number above 0, got -4"),
+    "rope theta": (edit_config(rope_theta=-4), "rope_theta must be a number .*, got -4"),
     "other activation": (edit_config(hidden_act="gelu"), "hidden_act='gelu' is not supported"),
     "sliding window": (edit_config(use_sliding_window=True), "use_sliding_window=True"),
     "layer types": (edit_config(layer_types=["sliding_attention"]), "sliding_attention"),
@@ -222,7 +231,7 @@ def test_broken_folders_are_refused_by_name(case: str, saved: Path) -> None:
 
 def test_a_tied_model_may_store_its_head_again_but_no_other(tmp_path: Path) -> None:
     model = tiny(tied=True)
-    place = models.save(model, tmp_path / "tied")
+    place = without_digests(models.save(model, tmp_path / "tied"))
     head = {"lm_head.weight": model.head.detach().clone()}
     edit_tensors(lambda t: t.update(head))(place)
     assert torch.equal(logits_of(models.load(place, device="cpu")), logits_of(model))
@@ -239,7 +248,7 @@ def test_two_sets_of_weights_are_refused(saved: Path) -> None:
 
 def test_missing_shard_and_broken_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "SHARD_BYTES", 20_000)
-    place = models.save(tiny(), tmp_path / "out")
+    place = without_digests(models.save(tiny(), tmp_path / "out"))
     copy = shutil.copytree(place, tmp_path / "copy")
     sorted(copy.glob("*.safetensors"))[0].unlink()
     with pytest.raises(ValueError, match=r"model-0000\d-of-\d+\.safetensors: no such file"):
@@ -252,6 +261,8 @@ def test_missing_shard_and_broken_index(tmp_path: Path, monkeypatch: pytest.Monk
 def test_unknown_names_say_what_is_known(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no model 'gpt-7'.*smollm2-135m"):
         models.load("gpt-7")
+    with pytest.raises(ValueError, match="no model '~nobody-here/x'"):
+        models.load("~nobody-here/x")
     with pytest.raises(ValueError, match="is this a Hugging Face folder"):
         models.load(tmp_path)
 

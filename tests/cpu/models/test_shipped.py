@@ -16,7 +16,7 @@ import sparrow
 from sparrow import models
 from sparrow.engine import Engine
 from sparrow.models.attention import Packed
-from sparrow.models.checkpoint import SHIPPED
+from sparrow.models.sources import SHIPPED
 from sparrow.records import SamplingParams
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.words import VOCABULARY, WORDS, decode, encode
@@ -71,6 +71,7 @@ def test_sizes(name: str) -> None:
     assert sum(file.stat().st_size for file in files) < 16 * 2**20
     assert {file.name for file in files} == {
         "README.md",
+        "SHA256SUMS",
         "config.json",
         "model.safetensors",
         "tokenizer.json",

@@ -1,0 +1,113 @@
+"""Where models come from: the package, a folder, the package index or a hub; and provenance."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sparrow.files import file_digest, parse_json, read_text
+from sparrow.models.decoder import Decoder
+from sparrow.models.digests import SUMS, has_sums
+from sparrow.models.fetch import fetch, known
+
+SHIPPED = Path(__file__).parent / "shipped"
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+# The sha256 of each shipped model's SHA256SUMS, which lists its card too: both are renewed with it.
+PINNED = {
+    "small": "e302e55f10be18f31bfcffbe06ab14428d871b5157870499b926755a37190a11",
+    "tiny": "3f171db87107d42766dadaa48fbeaaa7babe2548fe284d0455fc35dd35cfe7f5",
+}
+_WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", SUMS)  # of a hub's model
+
+
+def locate(
+    path_or_name: str | os.PathLike[str], *, report: Callable[[str], None] | None = None
+) -> Path:
+    """The folder of a model, fetched or downloaded where need be."""
+    name = os.fspath(path_or_name)
+    if not name:
+        raise ValueError("no model was named")
+    folder = Path(os.path.expanduser(name))  # unlike Path's, it does not raise for ~nobody
+    if folder.is_dir():
+        return _checked_folder(folder.resolve())
+    if name in shipped():
+        return _checked_folder(SHIPPED / name)
+    if name in known():
+        folder = fetch(name, report=report)
+        if not (folder / CONFIG).is_file():
+            raise ValueError(f"{folder} is damaged: run sparrow fetch {name} --force")
+        return folder
+    if split_revision(name)[0].count("/") == 1 and not name.startswith((".", "/", "~")):
+        return _download(name)
+    raise ValueError(
+        f"no model {name!r}: it is no folder, no hub name (owner/name), "
+        f"and not one of {', '.join((*shipped(), *known()))}"
+    )
+
+
+def shipped() -> tuple[str, ...]:
+    """The names of the models that are part of the package."""
+    return tuple(sorted(folder.name for folder in SHIPPED.iterdir() if folder.is_dir()))
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """A hub name without its revision (a commit, tag or branch), and that: owner/name@revision."""
+    if os.path.lexists(os.path.expanduser(name)):
+        return name, None
+    repository, _, revision = name.partition("@")
+    return repository, revision or None
+
+
+def provenance(model: Decoder) -> str:
+    """How the content of a model's folder is known, in a word or two for headers."""
+    folder = model.source
+    if folder is None:
+        return "random weights"
+    if _is_shipped(folder):
+        return "pinned"
+    if folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name):
+        return f"revision {folder.name[:12]}"  # in the cache of a hub
+    return "verified" if has_sums(folder) else "unverified"
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object in a file; ValueError with the file's name where it is none."""
+    text = read_text(file)
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: holds {type(content).__name__}, not a table of keys")
+    return content
+
+
+def _checked_folder(folder: Path) -> Path:
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder / CONFIG}: no such file; is this a Hugging Face folder?")
+    if _is_shipped(folder):
+        sums = folder / SUMS
+        if not sums.is_file() or file_digest(sums) != PINNED.get(folder.name):
+            raise ValueError(f"{sums} is not that of the package; install the package again")
+    return folder
+
+
+def _is_shipped(folder: Path) -> bool:
+    return folder.parent.resolve() == SHIPPED.resolve()
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    repository, revision = split_revision(name)
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(_WANTED)))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise ValueError(
+            f"the hub could not give {name!r} ({type(error).__name__}: {error}). Download the "
+            f"model where there is a network and pass its folder, or use "
+            f"{', '.join((*shipped(), *known()))}"
+        ) from error

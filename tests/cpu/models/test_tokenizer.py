@@ -1,0 +1,225 @@
+"""Tokenizers from files that nobody can trust: one ValueError with the file, and no code is run."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparrow import models
+from sparrow.dataflow.language import Language
+from sparrow.engine.answer import encode_messages, encode_prompt
+from sparrow.models.sources import SHIPPED
+from sparrow.models.tokenizer import library_errors
+
+TEXT = "countdown 23 25 47 reach 94 <think>"
+CONFIG = "tokenizer_config.json"
+ODD: list[Any] = [None, True, -1, 1e300, 10**30, "", "x", [], [1], [None], {}, {"a": 1}, [[[]]]]
+MALICE = """
+import pathlib
+pathlib.Path({!r}).touch()
+class Tokenizer:
+    pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """tiny, without digests: as somebody else would send it."""
+    copy = shutil.copytree(SHIPPED / "tiny", tmp_path / "tiny")
+    (copy / "SHA256SUMS").unlink()
+    return copy
+
+
+def edit(file: Path, change: Callable[[Any], Any]) -> None:
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(change(content)))
+
+
+def problem(work: Callable[[], object]) -> str:
+    """What a ValueError says; nothing else may be raised."""
+    try:
+        work()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def attempt(file: Path) -> None:
+    """Load, encode and decode; what fails names the file, once it is loaded the folder."""
+    folder = file.parent
+    said = problem(lambda: models.load_tokenizer(folder))
+    assert said == "" or file.name in said
+    if not said:
+        language = Language.of(models.load_tokenizer(folder), str(folder))
+        said = problem(lambda: language.decode(language.encode(TEXT)))
+        assert said == "" or str(folder) in said
+
+
+def damaged(content: bytes, draw: random.Random) -> Iterator[bytes]:
+    for _ in range(8):
+        place = draw.randrange(len(content))
+        yield content[:place]
+        yield (
+            content[:place]
+            + bytes([content[place] ^ 1 << draw.randrange(8)])
+            + content[place + 1 :]
+        )
+        yield content[:place] + content[place + draw.randrange(40) :]
+    yield b""
+    yield b"[" * 100_000
+
+
+def test_damaged_files_are_named(folder: Path) -> None:
+    draw = random.Random(1)
+    for name in ("tokenizer.json", CONFIG):
+        whole = (folder / name).read_bytes()
+        for content in damaged(whole, draw):
+            (folder / name).write_bytes(content)
+            attempt(folder / name)
+        (folder / name).write_bytes(whole)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    if isinstance(value, dict | list) and path[-1:] != ("vocab",):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(part, (*path, key))
+
+
+def replaced(content: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    part = content
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    return content
+
+
+def test_values_of_another_kind_are_named(folder: Path) -> None:
+    draw = random.Random(2)
+    for name in ("tokenizer.json", CONFIG):
+        whole = (folder / name).read_text()
+        paths = list(places(json.loads(whole))) + [
+            (key,) for key in ("chat_template", "added_tokens_decoder", "init_inputs", "auto_map")
+        ]
+        for path in paths:
+            for value in draw.sample(ODD, 3):
+                (folder / name).write_text(json.dumps(replaced(json.loads(whole), path, value)))
+                attempt(folder / name)
+        (folder / name).write_text(whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"tokenizer_class": "AutoTokenizer"}, "tokenizer_class"),
+        ({"tokenizer_class": "AutoModelForCausalLM"}, "tokenizer_class"),
+        ({"tokenizer_class": "RagTokenizer"}, "tokenizer_class"),
+        ({"tokenizer_class": ["TokenizersBackend"]}, "tokenizer_class"),
+        ({"fast_tokenizer_files": ["../other/tokenizer.1.json"]}, "fast_tokenizer_files"),
+        ({"gguf_file": "../other.gguf"}, "gguf_file"),
+    ],
+)
+def test_a_file_names_no_other_class_and_no_other_file(
+    folder: Path, changes: dict[str, Any], key: str
+) -> None:
+    edit(folder / CONFIG, lambda config: {**config, **changes})
+    with pytest.raises(ValueError, match=key) as refused:
+        models.load_tokenizer(folder)
+    assert str(folder / CONFIG) in str(refused.value)
+
+
+def test_the_class_in_the_models_config_is_checked_too(folder: Path) -> None:
+    edit(folder / "config.json", lambda config: {**config, "tokenizer_class": "AutoModel"})
+    with pytest.raises(ValueError, match=r"config\.json: tokenizer_class"):
+        models.load_tokenizer(folder)
+
+
+def test_code_of_the_folder_is_not_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does anybody ask on the terminal whether to."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    (folder / "code.py").write_text(MALICE.format(str(tmp_path / "ran")))
+    entries = {
+        "AutoTokenizer": ["code.Tokenizer", "code.Tokenizer"],
+        "AutoConfig": "code.Tokenizer",
+    }
+
+    def with_code(config: dict[str, Any]) -> dict[str, Any]:
+        kept = {key: value for key, value in config.items() if key != "tokenizer_class"}
+        return {**kept, "auto_map": entries}
+
+    edit(folder / CONFIG, with_code)
+    edit(
+        folder / "config.json", lambda config: {**config, "auto_map": entries, "model_type": "own"}
+    )
+    with pytest.raises(ValueError, match=str(folder)):
+        models.load_tokenizer(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 1 / 0 }}",
+        "{{ 'a' + 1 }}",
+        "{{ messages.__class__.__mro__ }}{{ ().__class__.__base__.__subclasses__() }}",
+        "{{ range(10 ** 9) | list }}",
+        "{{ 'a' * 10 ** 18 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ raise_exception('no') }}",
+        "{% for %}",
+        "{{ messages[5].content }}",
+        "{{ 10.0 ** 400 }}",
+        "{{ strftime_now(5) }}",
+    ],
+)
+def test_a_bad_chat_template_is_a_value_error_with_the_model(template: str) -> None:
+    tokenizer = models.load_tokenizer("tiny")
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match="some-model"):
+        encode_messages(tokenizer, [{"role": "user", "content": TEXT}], model="some-model")
+
+
+def test_a_chat_has_the_ids_that_transformers_gives_it() -> None:
+    tokenizer = models.load_tokenizer("tiny")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    chat = [{"role": "user", "content": TEXT}]
+    theirs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    assert encode_messages(tokenizer, chat, model="tiny") == theirs
+    assert encode_prompt(tokenizer, TEXT, chat=True, model="tiny") == theirs
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_who_ends_the_program_ends_it(kind: type[BaseException]) -> None:
+    with pytest.raises(kind), library_errors("reading"):
+        raise kind
+
+
+def test_what_is_no_exception_becomes_one() -> None:
+    class Panic(BaseException):
+        pass
+
+    with pytest.raises(ValueError, match="reading: Panic: in Rust"), library_errors("reading"):
+        raise Panic("in Rust")
+
+
+def test_the_digest_is_of_all_files_and_their_names(folder: Path) -> None:
+    first = models.tokenizer_digest(folder)
+    assert first == models.tokenizer_digest(SHIPPED / "tiny")
+    (folder / "README.md").write_text("not part of it")
+    assert models.tokenizer_digest(folder) == first
+    seen = {first}
+    for name in ("chat_template.jinja", "additional_chat_templates/rag.jinja", "merges.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("the same")
+        seen.add(models.tokenizer_digest(folder))
+        (folder / name).unlink()
+    edit(folder / CONFIG, lambda config: {**config, "pad_token": "<eos>"})
+    assert len({*seen, models.tokenizer_digest(folder)}) == 5
