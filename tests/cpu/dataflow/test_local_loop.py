@@ -25,6 +25,7 @@ from sparrow import load
 from sparrow.dataflow.episodes import Actor, single_turn
 from sparrow.dataflow.local.replaying import replay
 from sparrow.dataflow.runs.rollouts import read_rollouts
+from sparrow.dataflow.runs.states import read_state
 from sparrow.models import hf_views
 from sparrow.models.attention import Packed
 from sparrow.records import Completion, Trajectory
@@ -183,7 +184,7 @@ def test_the_folder_at_the_end_is_the_learner_s_model_in_transformers(done: Path
         torch.testing.assert_close(
             ours.logits(hidden), theirs(ids[None]).logits[0], atol=2e-5, rtol=1e-4
         )
-    state = torch.load(done / "checkpoints" / "step_000003" / "state.pt", weights_only=True)
+    state = read_state(done / "checkpoints" / "step_000003")
     for name, weight in ours.named_parameters():
         assert torch.equal(weight, state["learner"]["weights"][name]), name
     assert transformers.AutoTokenizer.from_pretrained(done / "model").encode("x1 = 5") != []
