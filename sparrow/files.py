@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -159,6 +160,16 @@ def unsealed(line: str) -> str:
     return plain
 
 
+def parse_line(line: str) -> Json:
+    """The JSON object on a line, its digest checked and left out."""
+    data = parse_json(unsealed(line.rstrip("\n")))
+    if not isinstance(data, dict):
+        raise ValueError(f"got {type(data).__name__}, allowed: a JSON object")
+    if DIGEST in data:
+        raise ValueError(f"got the digest {data[DIGEST]!r}, which is none: the line is damaged")
+    return data
+
+
 def _line_digest(line: str) -> str:
     return hashlib.sha256(line.encode()).hexdigest()[:16]
 
@@ -208,6 +219,15 @@ def unfinished_paths(folder: Path) -> list[Path]:
         for path in (folder.iterdir() if folder.is_dir() else ())
         if (match := UNFINISHED.fullmatch(path.name)) and not _runs(int(match[1]))
     ]
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Take away what processes that no longer run were writing in a folder."""
+    for path in unfinished_paths(folder):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _runs(pid: int) -> bool:

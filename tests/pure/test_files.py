@@ -15,7 +15,9 @@ from sparrow.files import (
     file_digest,
     open_lock,
     parse_document,
+    parse_line,
     read_document,
+    remove_unfinished,
     sealed,
     unfinished_path,
     unfinished_paths,
@@ -113,6 +115,25 @@ def test_lines_come_back_and_changed_ones_do_not() -> None:
             unsealed("".join(text))
 
 
+def test_lines_are_parsed_without_their_digest() -> None:
+    """Also where the digest itself is what was damaged."""
+    data = {"step": 12, "reward": 0.5}
+    line, rng = sealed(json.dumps(data)), random.Random(1)
+    assert parse_line(f"{line}\n") == data
+    assert parse_line(json.dumps(data)) == data
+    for text in ("[1]", "1", "{", "", line + line, line.replace('"digest": "', '"digest": "x')):
+        with pytest.raises(ValueError, match=r"."):
+            parse_line(text)
+    for _ in range(1000):
+        place = rng.randrange(len(line))
+        damaged = line[:place] + chr(ord(line[place]) ^ 1 << rng.randrange(7)) + line[place + 1 :]
+        try:
+            found = parse_line(damaged)
+        except ValueError:
+            continue
+        assert {key: found.get(key) for key in data} == data
+
+
 def test_digest_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     assert file_digest(tmp_path / "a").startswith("ba7816bf")
@@ -132,6 +153,11 @@ def test_what_a_killed_process_was_writing_is_found(tmp_path: Path) -> None:
         f".model.{child}.unfinished",
     ]
     assert unfinished_paths(tmp_path / "nowhere") == []
+    remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f".other.{os.getppid()}.unfinished",
+        "kept.txt",
+    ]
 
 
 # Locks.
