@@ -170,6 +170,21 @@ def parse_line(line: str) -> Json:
     return data
 
 
+def read_lines(path: str | Path, *, growing: bool = False) -> list[Json]:
+    """The objects in a file of JSON lines; ValueError with the file and the line that is wrong.
+
+    growing: a last line without its end is one that is being written, and left out.
+    """
+    *lines, last = read_text(path).split("\n")
+    objects = []
+    for number, line in enumerate([*lines, last] if last and not growing else lines, 1):
+        try:
+            objects.append(parse_line(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    return objects
+
+
 def _line_digest(line: str) -> str:
     return hashlib.sha256(line.encode()).hexdigest()[:16]
 
