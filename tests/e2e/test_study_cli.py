@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("pydantic")
 pytest.importorskip("matplotlib")
+
+from sparrow.files import read_lines
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
@@ -106,10 +107,6 @@ def written(folder: Path) -> Path:
     return file
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Every file that a run, a plan or a calibration wrote: when, and what."""
     kept = [
@@ -148,9 +145,8 @@ def test_an_interrupted_study_goes_on(little: tuple[Path, str, str], folder: Pat
     assert "dense-0: done" not in before
     for name in CELLS:
         assert f"{name}: done" in after
-        assert [line["step"] for line in lines(folder / "cells" / name / "metrics.jsonl")] == [0, 1]
-        steps = [line["step"] for line in lines(folder / "cells" / name / "validation.jsonl")]
-        assert steps == [0, 1, 2]
+        for file, steps in (("metrics.jsonl", [0, 1]), ("validation.jsonl", [0, 1, 2])):
+            assert [line["step"] for line in read_lines(folder / "cells" / name / file)] == steps
         end = json.loads((folder / "cells" / name / "end.json").read_text())
         assert (end["status"], end["steps"], end["rate"]) == ("done", 2, 3e-4)
     assert after.splitlines()[-1] == str(folder.relative_to(little[0].parent) / "report.md")
@@ -158,7 +154,7 @@ def test_an_interrupted_study_goes_on(little: tuple[Path, str, str], folder: Pat
 
 def test_arms_differ_in_their_schedule_alone(folder: Path) -> None:
     """Both begin with the same weights and evaluation; one has a plan, with no dense layers."""
-    starts = [lines(folder / "cells" / name / "validation.jsonl")[0] for name in CELLS]
+    starts = [read_lines(folder / "cells" / name / "validation.jsonl")[0] for name in CELLS]
     assert starts[0] == starts[1]
     dense, sparse = (
         json.loads((folder / "cells" / name / "start.json").read_text()) for name in CELLS

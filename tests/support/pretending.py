@@ -73,6 +73,7 @@ def pretend(
 ) -> None:
     """Go to `folder`, where `sparrow` pretends. finals: accuracy at the end of a cell, by rate."""
     (folder / "sparrow").mkdir()
+    (folder / "sparrow" / "__init__.py").touch()  # without it, a package on PYTHONPATH comes first
     (folder / "sparrow" / "__main__.py").write_text(MAIN, encoding="utf-8")
     named = {f"{rate:g}": final for rate, final in (finals or {}).items()}
     (folder / "finals.json").write_text(json.dumps(named), encoding="utf-8")
