@@ -6,7 +6,7 @@ came from. This is the only room that knows pydantic. It loads no torch.
 
 from sparrow.config.errors import ConfigError
 from sparrow.config.loading import load_config
-from sparrow.config.resolved import save_resolved
+from sparrow.config.resolved import read_resolved, save_resolved
 from sparrow.config.schema import (
     AttentionConfig,
     GenerateConfig,
@@ -69,5 +69,6 @@ __all__ = [
     "WarmupConfig",
     "WarmupRunConfig",
     "load_config",
+    "read_resolved",
     "save_resolved",
 ]

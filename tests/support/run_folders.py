@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparrow.files import sealed, write_document
+from sparrow.files import add_digest_line, sealed, write_document
 
 Plain = dict[str, Any]
 SETTINGS = """
@@ -71,7 +71,7 @@ def training(folder: Path, *, steps: int = 12, after: float = 0.9, seed: int = 0
     changed = {"step": 4, "kind": "changed", "reason": "run.steps 6 -> 12"}
     write_lines(folder / "actions.jsonl", [action, changed])
     settings = SETTINGS.format(attention='schedule = "s.json"', seed=seed)
-    (folder / "config.resolved.toml").write_text(settings, encoding="utf-8")
+    (folder / "config.resolved.toml").write_text(add_digest_line(settings), encoding="utf-8")
     write_document(folder / "schedule.json", schedule())
     return folder
 
@@ -82,7 +82,7 @@ def dense_training(folder: Path, *, steps: int = 12) -> Path:
     hidden: dict[str, float | None] = {f"sparse/{name}": None for name in names}
     write_lines(folder / "metrics.jsonl", [step(number, **hidden) for number in range(steps)])
     settings = SETTINGS.format(attention="dense = true", seed=0)
-    (folder / "config.resolved.toml").write_text(settings, encoding="utf-8")
+    (folder / "config.resolved.toml").write_text(add_digest_line(settings), encoding="utf-8")
     return folder
 
 

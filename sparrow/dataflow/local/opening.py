@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from sparrow.calibrate.gate import Gate
-from sparrow.config import GateConfig, TrainConfig, load_config
-from sparrow.config.resolved import FILE_NAME
+from sparrow.config import GateConfig, TrainConfig, read_resolved
 from sparrow.dataflow.episodes import Episode, episode_of
 from sparrow.dataflow.language import Language, language_of
 from sparrow.dataflow.local.run import MODEL, Run
@@ -146,7 +145,7 @@ def go_on(run: Run, folder: Path, say: Callable[[str], None]) -> None:
     """Take up the latest checkpoint, if there is one; the run directory is cut to it."""
     step, other = run.world.only_first(run.checkpoints.latest), ""
     if step is not None:
-        other = changed_settings(folder / FILE_NAME, run.config)
+        other = changed_settings(folder, run.config)
         try:
             take_up(run, step)
         except Damaged:
@@ -182,11 +181,11 @@ def begin_files(run: Run, changes: str) -> list[int]:
     return gap
 
 
-def changed_settings(file: Path, config: TrainConfig) -> str:
-    """In which settings a configuration differs from the one in a file, for people."""
+def changed_settings(folder: Path, config: TrainConfig) -> str:
+    """In which settings a configuration differs from that of a run directory, for people."""
     try:
-        before = _flat(load_config(TrainConfig, [file]).model_dump(mode="json"))
-    except (ValueError, OSError):  # of another version, or gone: nothing to tell
+        before = _flat(read_resolved(TrainConfig, folder).model_dump(mode="json"))
+    except (ValueError, OSError):  # of another version, damaged or gone: nothing to tell
         return ""
     now = _flat(config.model_dump(mode="json"))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]

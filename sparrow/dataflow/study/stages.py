@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sparrow.config import StudyConfig, load_config, save_resolved
+from sparrow.config import StudyConfig, read_resolved, save_resolved
 from sparrow.config.resolved import FILE_NAME
 from sparrow.config.study import LAST
 from sparrow.dataflow.study.design import END, Cell, Study
@@ -60,15 +60,14 @@ def refuse_other(study: Study) -> None:
 
     Before anything was planned or run, the design may change too.
     """
-    file = study.folder / FILE_NAME
-    if not file.exists():
+    if not (study.folder / FILE_NAME).exists():
         if study.design.exists() or (study.folder / "cells").exists():
             raise ValueError(f"{study.folder} holds another study; name another dir")
         return
     shown = {"dir": True, "parallel": True}
     if not _begun(study):
         return
-    before = load_config(StudyConfig, [file]).model_dump(mode="json", exclude=shown)
+    before = read_resolved(StudyConfig, study.folder).model_dump(mode="json", exclude=shown)
     now = study.config.model_dump(mode="json", exclude=shown)
     if before != now:
         names = [name for name in now if before.get(name) != now[name]]

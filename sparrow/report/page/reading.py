@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparrow.files import Json, read_document, read_lines, read_text
+from sparrow.files import Json, check_digest_line, read_document, read_lines, read_text
 
 Plain = Mapping[str, Any]
 
@@ -162,10 +162,14 @@ def settings(file: Path | None) -> Plain:
     """The configuration of a run; empty where there is none."""
     if file is None:
         return {}
+    text = read_text(file)
     try:
-        found = tomllib.loads(read_text(file))
+        check_digest_line(text)
+        found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{file} is no TOML: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
     sections = [key for key in ("rollout", "gate", "model", "run") if key in found]
     check(found, {key: {} for key in sections}, str(file))
     return found
