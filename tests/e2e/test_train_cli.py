@@ -161,10 +161,10 @@ def invoke(*words: str | Path) -> Any:
 
 
 def test_what_was_made_can_be_replayed_and_evaluated(whole: Path) -> None:
-    again = invoke("replay", whole, "--step", "4", "--json")
+    again = invoke("replay", whole, "--step", "4", "--allow-code", "--json")
     found = json.loads(again.stdout)
     assert (found["kept"], found["same_tokens"]) == (6, 6)
-    again = invoke("replay", whole, "--part", "train", "--json")
+    again = invoke("replay", whole, "--part", "train", "--allow-code", "--json")
     found, before = json.loads(again.stdout), metrics(whole)[4]
     assert found["step"] == 4
     for name in ("actor/pg_loss", "actor/grad_norm", "mismatch/k3", "actor/entropy"):

@@ -202,7 +202,14 @@ def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 def take_up(run: Run, step: int) -> None:
     """Be as the run was after so many steps."""
-    run.restore(run.checkpoints.load(step, run.identity))
+    state = run.checkpoints.load(step, run.identity)
+    try:
+        run.restore(state)
+    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"step {step} in {run.checkpoints.folder} is no state of this run ({told})"
+        ) from error
     if run.step:
         run.engine.update(run.hf_weights(), version=run.step)
 
