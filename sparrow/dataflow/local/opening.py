@@ -311,7 +311,8 @@ def identity_of(
             "run": shown if config.optimiser.decay else {*shown, "steps"},
             "model": {"device"},
             "data": {"workers", "deadline"},
-            "rollout": {"max_running", "kv_gib", "sleep"},
+            "rollout": dict.fromkeys(("max_running", "kv_gib", "sleep"), True)
+            | {"attention": {"schedule"}},  # what it holds counts, not where it lies
             "batch": {"tokens", "recompute", "compile"},
             "gate": set(GateConfig.model_fields) - {"bin"},
             "optimiser": {"rate"},
