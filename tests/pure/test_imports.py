@@ -16,17 +16,18 @@ BASE = {"files", "records", "config"}
 ROLLOUT = BASE | {"ops", "sparse", "models"}
 ALLOWED: dict[str, set[str]] = {
     "files": set(),
+    "processes": {"files"},
     "records": set(),
     "config": {"files", "records"},
     "ops": set(),
     "sparse": BASE | {"ops"},
     "models": BASE | {"ops"},
     "engine": ROLLOUT,
-    "train": ROLLOUT,
-    "tasks": BASE,
+    "train": ROLLOUT | {"processes"},
+    "tasks": BASE | {"processes"},
     "calibrate": ROLLOUT | {"engine"},
     "serve": ROLLOUT | {"engine"},
-    "dataflow": ROLLOUT | {"engine", "train", "tasks", "calibrate"},
+    "dataflow": ROLLOUT | {"processes", "engine", "train", "tasks", "calibrate"},
     "report": BASE,
     "bench": ROLLOUT | {"engine", "calibrate", "train"},
     "api": ROLLOUT | {"calibrate", "dataflow", "report"},
@@ -34,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": BASE
     | {"sparse", "models", "engine", "tasks", "bench", "calibrate", "dataflow", "serve"}
-    | {"report", "api", "demo"},
+    | {"report", "api", "demo", "processes"},
 }
 
 

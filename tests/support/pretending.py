@@ -25,9 +25,9 @@ def wait_for(path):
         time.sleep(0.01)
 
 
-def study(file, what, name=None):
+def study(file, place, what, name=None):
     """What a cell leaves: its accuracy by step, and that it has ended."""
-    folder = Path(file).parent
+    folder = Path(place.removeprefix("--dir="))
     if what == "--plan":
         (folder / "plans").mkdir(exist_ok=True)
         (folder / "plans" / "p.json").write_text('{"budgets": [80]}')

@@ -125,11 +125,12 @@ def conduct(
 
 def jobs_of(study: Study) -> list[Job]:
     """The plans, and every cell; those that are sparse wait for the plans."""
-    file = str(study.folder / FILE_NAME)
+    folder = study.folder.resolve()  # not where the file says: the folder may have been moved
+    words = ("study", str(folder / FILE_NAME), f"--dir={folder}")
     logs = study.folder / "logs"
     plan = Job(
         name="plans",
-        words=("study", file, "--plan"),
+        words=(*words, "--plan"),
         log=logs / "plans.txt",
         done=lambda: planned(study),
         ready=lambda: True,
@@ -137,7 +138,7 @@ def jobs_of(study: Study) -> list[Job]:
     cells = [
         Job(
             name=cell.name,
-            words=("study", file, "--cell", cell.name),
+            words=(*words, "--cell", cell.name),
             log=logs / f"{cell.name}.txt",
             done=lambda cell=cell: study.ended(cell),  # type: ignore[misc]
             ready=lambda cell=cell: cell.arm.dense or planned(study),  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""Child processes that speak JSON and never outlive whoever started them."""
