@@ -1,9 +1,9 @@
 """Files that people share: written whole or not at all, with a digest that is checked at reading.
 
 A JSON document (schedule, surface, plan) holds the sha256 of its content under "digest", whatever
-its layout. A JSON line (metrics, rollouts) ends with a digest of its own text. What has none is
-older or made by hand, and is read as it is; a digest that does not match is an error. Reading runs
-no code. Standard library alone.
+its layout. A JSON line (metrics, rollouts) ends with a digest of its own text, a configuration
+begins with one. What has none is older or made by hand, and is read as it is; a digest that does
+not match is an error. Reading runs no code. Standard library alone.
 """
 
 import errno
@@ -24,6 +24,7 @@ LOCK = ".lock"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
+_OF_BELOW = " of the lines below"
 _SEAL = re.compile(r', "digest": "([0-9a-f]{16})"\}')
 
 Json = dict[str, Any]
@@ -174,8 +175,57 @@ def unsealed(line: str) -> str:
     return plain
 
 
+def parse_line(line: str) -> Json:
+    """The JSON object on a line, its digest checked and left out."""
+    data = parse_json(unsealed(line.rstrip("\n")))
+    if not isinstance(data, dict):
+        raise ValueError(f"got {type(data).__name__}, allowed: a JSON object")
+    if DIGEST in data:
+        raise ValueError(f"got the digest {data[DIGEST]!r}, which is none: the line is damaged")
+    return data
+
+
+def read_lines(path: str | Path, *, growing: bool = False) -> list[Json]:
+    """The objects in a file of JSON lines; ValueError with the file and the line that is wrong.
+
+    growing: a last line without its end is one that is being written, and left out.
+    """
+    *lines, last = read_text(path).split("\n")
+    objects = []
+    for number, line in enumerate([*lines, last] if last and not growing else lines, 1):
+        try:
+            objects.append(parse_line(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    return objects
+
+
 def _line_digest(line: str) -> str:
     return hashlib.sha256(line.encode()).hexdigest()[:16]
+
+
+# Text with a digest in its first line, a comment.
+
+
+def add_digest_line(text: str) -> str:
+    """A text whose comments begin with #, below a line with its digest."""
+    return f"# sha256:{_text_digest(text)}{_OF_BELOW}\n{text}"
+
+
+def check_digest_line(text: str) -> None:
+    """ValueError where a text differs from what its first line says; without such a line none."""
+    first, _, below = text.partition("\n")
+    if not first.startswith("#") or ("sha256:" not in first and _OF_BELOW not in first):
+        return
+    if first != f"# sha256:{_text_digest(below)}{_OF_BELOW}":
+        raise ValueError(
+            "its lines do not match the sha256 in the first one: the file is damaged, or was "
+            "edited; where the edit is meant, remove the first line"
+        )
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # Writing.

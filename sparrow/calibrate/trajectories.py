@@ -1,13 +1,17 @@
 """What was measured of every token, in one file: a run that was interrupted goes on from it.
 
 SQLite, because a trajectory is then either there or not, whenever the process is killed. Arrays
-are little-endian float32 (gaps of bounds float16, ids int32), compressed.
+are little-endian float32 (gaps of bounds float16, ids int32), compressed. Every row has the sha256
+of its values. A file that is damaged is refused as a whole when it is opened, or when the row that
+is damaged is read: nothing of it is measured again in its place.
 """
 
+import hashlib
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +22,18 @@ import numpy.typing as npt
 FILE = "measured.sqlite"
 FloatArray = npt.NDArray[np.float32]
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS trajectories (
+FORMAT = 2  # 1 had no digests
+SCHEMA = {
+    "about": "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "trajectories": """CREATE TABLE trajectories (
     arm TEXT NOT NULL, prompt INTEGER NOT NULL, sample INTEGER NOT NULL,
     prompt_tokens INTEGER NOT NULL, first INTEGER NOT NULL, ids BLOB NOT NULL,
     alpha BLOB NOT NULL, entropy BLOB NOT NULL, below BLOB NOT NULL, above BLOB NOT NULL,
-    ratio BLOB, PRIMARY KEY (arm, prompt, sample)
-);
-"""
+    ratio BLOB, digest TEXT NOT NULL, PRIMARY KEY (arm, prompt, sample)
+)""",
+}
+AGAIN = "remove it and measure again, or give another folder"
+Value = int | str | bytes | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,28 +73,66 @@ class Trajectories:
         """Open or begin a folder; one that holds other measurements is refused."""
         self.file = Path(folder) / FILE
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        wanted = {key: json.dumps(value) for key, value in about.items()}
+        wanted["format"] = json.dumps(FORMAT)
+        with self._named():
             self._db = sqlite3.connect(self.file)
-            self._db.executescript(SCHEMA)
-            self._check({key: json.dumps(value) for key, value in about.items()})
-        except sqlite3.OperationalError as error:
-            raise ValueError(f"{self.file} cannot be written: {error}") from error
-        except sqlite3.DatabaseError as error:
-            raise ValueError(f"{self.file} is no file of measurements: {error}") from error
+            self._db.execute("PRAGMA trusted_schema = OFF")  # the file may be anybody's
+            tables = self._tables()
+            if tables:
+                self._check(tables, wanted)
+            else:
+                self._create(wanted)
 
-    def _check(self, about: Mapping[str, str]) -> None:
-        held = dict(self._db.execute("SELECT key, value FROM about"))
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """An error of the database names the file."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise ValueError(f"{self.file} cannot be read or written: {error}") from error
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"{self.file} is damaged, or no file of measurements: {error}; {AGAIN}"
+            ) from error
+
+    def _tables(self) -> dict[str, str]:
+        """How the tables were made; views and triggers are among them, where somebody added any."""
+        query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+        return dict(self._db.execute(query))
+
+    def _create(self, about: Mapping[str, str]) -> None:
+        with self._db:
+            self._db.execute("BEGIN")
+            for statement in SCHEMA.values():
+                self._db.execute(statement)
+            self._db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+
+    def _check(self, tables: Mapping[str, str], about: Mapping[str, str]) -> None:
+        """Refuse a file that is damaged, of another format, or of other measurements."""
+        ((fault,), *_) = self._db.execute("PRAGMA integrity_check")
+        if fault != "ok":
+            raise ValueError(f"{self.file} is damaged ({' '.join(fault.split())}); {AGAIN}")
+        held: dict[str, str] = {}
+        if tables.get("about") == SCHEMA["about"]:
+            held = dict(self._db.execute("SELECT key, value FROM about"))
+            if held.get("format") != about["format"]:
+                given = held.get("format", "1")
+                raise ValueError(f"{self.file} has format {given}, allowed: {FORMAT}; {AGAIN}")
+        if tables != SCHEMA:
+            raise ValueError(f"{self.file} is no file of measurements; give another folder")
+        self._refuse_other(held, about)
+
+    def _refuse_other(self, held: Mapping[str, str], about: Mapping[str, str]) -> None:
         differ = [
             f"{key} is {held[key]} there and {about[key]} now"
             for key in about
-            if held and held.get(key) != about[key] and key in held
+            if key in held and held[key] != about[key]
         ]
-        missing = sorted(held.keys() ^ about.keys()) if held else []
+        missing = sorted(held.keys() ^ about.keys())
         if differ or missing:
             told = "; ".join([*differ, *(f"{key} is known on one side only" for key in missing)])
             raise ValueError(f"{self.file} holds other measurements ({told}): give another folder")
-        with self._db:
-            self._db.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", about.items())
 
     def put(self, arm: str, measured: Measured) -> None:
         """Keep a trajectory, on the disk before this returns; one that is there stays."""
@@ -97,35 +142,65 @@ class Trajectories:
         blobs = [_pack(array) for array in (*arrays, *gaps)]
         ratio = None if m.ratio is None else _pack(m.ratio.astype("<f4"))
         row = (arm, m.prompt, m.sample, m.prompt_tokens, m.first, *blobs, ratio)
-        marks = ", ".join("?" * len(row))
-        with self._db:
-            self._db.execute(f"INSERT OR IGNORE INTO trajectories VALUES ({marks})", row)
+        marks = ", ".join("?" * (len(row) + 1))
+        with self._named(), self._db:
+            query = f"INSERT OR IGNORE INTO trajectories VALUES ({marks})"
+            self._db.execute(query, (*row, _digest(row)))
 
     def done(self, arm: str) -> set[tuple[int, int]]:
         """Prompts and samples of an arm that are there."""
         query = "SELECT prompt, sample FROM trajectories WHERE arm = ?"
-        return set(self._db.execute(query, (arm,)))
+        with self._named():
+            return set(self._db.execute(query, (arm,)))
 
     def of(self, arm: str) -> Iterator[Measured]:
         """The trajectories of an arm, by prompt and sample."""
-        query = (
-            "SELECT prompt, sample, prompt_tokens, first, ids, alpha, entropy, below, above, ratio "
-            "FROM trajectories WHERE arm = ? ORDER BY prompt, sample"
-        )
-        for row in self._db.execute(query, (arm,)):
-            numbers, (ids, alpha, entropy, below, above, ratio) = row[:4], row[4:]
-            yield Measured(
-                **dict(zip(("prompt", "sample", "prompt_tokens", "first"), numbers, strict=True)),
-                ids=_unpack(ids, "<i4"),
-                alpha=_unpack(alpha, "<f4"),
-                entropy=_unpack(entropy, "<f4"),
-                below=_unpack(below, "<f2").astype(np.float32),
-                above=_unpack(above, "<f2").astype(np.float32),
-                ratio=None if ratio is None else _unpack(ratio, "<f4"),
-            )
+        query = "SELECT * FROM trajectories WHERE arm = ? ORDER BY prompt, sample"
+        with self._named():
+            for row in self._db.execute(query, (arm,)):
+                yield self._measured(row)
+
+    def _measured(self, row: Sequence[Value]) -> Measured:
+        *values, digest = row
+        try:
+            if _digest(values) != digest:
+                raise ValueError("its values do not match its digest")
+            return _unpacked(values)
+        except (ValueError, TypeError, zlib.error) as error:
+            arm, prompt, sample = row[:3]
+            raise ValueError(
+                f"{self.file} is damaged (arm {arm!r}, prompt {prompt!r}, sample {sample!r}: "
+                f"{error}); {AGAIN}"
+            ) from error
 
     def close(self) -> None:
-        self._db.close()
+        with self._named():
+            self._db.close()
+
+
+def _digest(row: Sequence[Value]) -> str:
+    """The sha256 of the values of a row, with their kinds and lengths."""
+    digest = hashlib.sha256()
+    for value in row:
+        data = value if isinstance(value, bytes) else repr(value).encode()
+        digest.update(f"{type(value).__name__} {len(data)} ".encode() + data)
+    return digest.hexdigest()
+
+
+def _unpacked(values: Sequence[Any]) -> Measured:
+    _, prompt, sample, prompt_tokens, first, ids, alpha, entropy, below, above, ratio = values
+    return Measured(
+        prompt=prompt,
+        sample=sample,
+        prompt_tokens=prompt_tokens,
+        first=first,
+        ids=_unpack(ids, "<i4"),
+        alpha=_unpack(alpha, "<f4"),
+        entropy=_unpack(entropy, "<f4"),
+        below=_unpack(below, "<f2").astype(np.float32),
+        above=_unpack(above, "<f2").astype(np.float32),
+        ratio=None if ratio is None else _unpack(ratio, "<f4"),
+    )
 
 
 def _pack(array: npt.NDArray[Any]) -> bytes:

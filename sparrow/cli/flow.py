@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -173,13 +173,13 @@ def flow_score(
     given = samples(load_tokenizer(model), _texts(texts), tokens)
     with measuring(f"loading {model}"):
         loaded = load(model, dtype=dtype, device=device, report=report)
-    with _progress() as progress:
+    with closing(Store(out)) as store, _progress() as progress:
         result = score(
             loaded,
             given,
             flows,
             budget or [512, 1024],
-            store=Store(out),
+            store=store,
             against=others,
             configuration=configuration,
             reference=leaderboard is not None,

@@ -60,7 +60,9 @@ def study(
     settings, 130 stopped by Ctrl-C.
     """
     from sparrow.config import StudyConfig
+    from sparrow.processes.parents import die_with_parent
 
+    die_with_parent()
     chosen = [
         name
         for name, given in (

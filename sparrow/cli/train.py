@@ -187,6 +187,14 @@ def replay(
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="Where to write the new rollout."),
     ] = None,
+    allow_code: Annotated[
+        bool,
+        typer.Option(
+            "--allow-code",
+            help="Import the code that the run's configuration names (reward, episode, flow, "
+            "functions of the algorithm): only for runs that you trust.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Repeat the rollout or the update of a saved step, to see whether the same comes out.
@@ -203,7 +211,7 @@ def replay(
     if part not in ("rollout", "train"):
         raise ValueError(f"--part {part}: give rollout or train")
     with notes.status(f"{part} of {run}"):
-        found = replay_step(run, step, part, out=out, report=report)
+        found = replay_step(run, step, part, out=out, report=report, allow_code=allow_code)
     if as_json:
         print(json.dumps(found, indent=2))
         return

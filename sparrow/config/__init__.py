@@ -4,9 +4,10 @@ Whatever is wrong is said at the start, with the key, what was given, what is al
 came from. This is the only room that knows pydantic. It loads no torch.
 """
 
+from sparrow.config.code import code_settings
 from sparrow.config.errors import ConfigError
 from sparrow.config.loading import load_config
-from sparrow.config.resolved import save_resolved
+from sparrow.config.resolved import read_resolved, save_resolved
 from sparrow.config.schema import (
     AttentionConfig,
     GenerateConfig,
@@ -68,6 +69,8 @@ __all__ = [
     "ValidationConfig",
     "WarmupConfig",
     "WarmupRunConfig",
+    "code_settings",
     "load_config",
+    "read_resolved",
     "save_resolved",
 ]

@@ -4,6 +4,7 @@ import json
 import platform
 import shlex
 import sys
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,7 @@ from sparrow.calibrate.collecting import Collector, Progress, Sampling
 from sparrow.calibrate.surface import FORMAT, LEAST_PROMPTS, Cell, Surface, Variant, reach
 from sparrow.calibrate.trajectories import Trajectories
 from sparrow.dataflow.prompts import Source
+from sparrow.files import FolderLock, remove_unfinished
 from sparrow.models import Decoder, fingerprint, tokenizer_digest
 from sparrow.models.spec import spec_to_hf
 from sparrow.sparse.flows.flow import Flow
@@ -55,24 +57,29 @@ def calibrate(
     progress: Progress | None = None,
     report: Report | None = None,
 ) -> Surface:
-    """Measure, write the surface (of a schedule: the check) into the folder, and give it back."""
-    weights = fingerprint(model)
-    store = Trajectories(folder, _about(model, weights, source, sampling))
-    try:
-        collector = Collector(model, source.prompts, source.mode, sampling, store, progress)
-        calibration = Calibration(collector, settings, report)
-        if request.schedule is not None:
-            flow = resolve_flow(request.schedule, request.flow)
-            found = calibration.check(flow, request.schedule)
-        else:
-            found = calibration.run(_flows(model, request))
-    finally:
-        store.close()
-    checked = request.schedule is not None
-    settings = replace(settings, budgets=()) if checked else settings
-    made = _surface(model, weights, source, settings, sampling, found)
-    made.save(Path(folder) / (CHECK if checked else SURFACE))
+    """Measure, write the surface (of a schedule: the check) into the folder, and give it back.
+
+    One process at a time may have the folder.
+    """
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    with closing(FolderLock(place, setting="--out")):
+        remove_unfinished(place)
+        weights = fingerprint(model)
+        with closing(Trajectories(place, _about(model, weights, source, sampling))) as store:
+            collector = Collector(model, source.prompts, source.mode, sampling, store, progress)
+            found = _found(model, request, Calibration(collector, settings, report))
+        checked = request.schedule is not None
+        settings = replace(settings, budgets=()) if checked else settings
+        made = _surface(model, weights, source, settings, sampling, found)
+        made.save(place / (CHECK if checked else SURFACE))
     return made
+
+
+def _found(model: Decoder, request: Request, calibration: Calibration) -> Found:
+    if request.schedule is None:
+        return calibration.run(_flows(model, request))
+    return calibration.check(resolve_flow(request.schedule, request.flow), request.schedule)
 
 
 def longest_of(source: Source, model: Decoder, most: int) -> int:

@@ -5,18 +5,18 @@ checkpoint, and at the end the model. Started again, it goes on where it stopped
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
 from sparrow.config import ShapeConfig, WarmupConfig, save_resolved
-from sparrow.config.resolved import FILE_NAME
 from sparrow.dataflow.documents import PuzzleDocuments
+from sparrow.dataflow.runs.checkpoints import Checkpoints
+from sparrow.files import FolderLock, parse_line, read_text, remove_unfinished, sealed, write_whole
 from sparrow.models import ModelSpec, load, random, save
 from sparrow.models.checkpoint import pick_device
 from sparrow.models.narrow import narrowed
@@ -26,7 +26,8 @@ from sparrow.tasks.words import EOS, PAD, VOCABULARY, WORDS
 from sparrow.train.prefetch import packs
 from sparrow.train.supervised import StepStats, Supervised
 
-CURVE, CHECKPOINT, MODEL = "curve.jsonl", "checkpoint.pt", "model"
+CURVE, CHECKPOINTS, MODEL = "curve.jsonl", "checkpoints", "model"
+PICKLED = "checkpoint.pt"  # what earlier versions wrote
 READ_EVERY = 20  # steps between looks at the device: a look waits for it
 REMOVE = "remove the run directory to begin anew"
 OnStep = Callable[[dict[str, Any]], None]
@@ -76,15 +77,26 @@ def warm_up(
     folder = run_directory(config)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is no folder; name another run.dir")
-    state = _checkpoint(config, folder)
     if (folder / MODEL).exists():
+        if _load(config, folder) is None:
+            raise ValueError(f"{folder / MODEL} is there, but no checkpoint: what made it?")
         return folder / MODEL
     _check_stages(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    with closing(FolderLock(folder)):
+        remove_unfinished(folder)
+        return _run(config, folder, until, on_step)
+
+
+def _run(
+    config: WarmupConfig, folder: Path, until: int | None, on_step: OnStep | None
+) -> Path | None:
+    state = _load(config, folder)
     trainer = new_trainer(config, resumed=state is not None)
     _begin(trainer, config, folder, state)
     with (folder / CURVE).open("a", encoding="utf-8") as curve:
         for line in train(trainer, config, until=until):
-            curve.write(json.dumps(line) + "\n")
+            curve.write(sealed(json.dumps(line)) + "\n")
             if on_step is not None:
                 on_step(line)
             if line["step"] + 1 == trainer.next and trainer.next % config.run.save_every == 0:
@@ -137,39 +149,31 @@ def _refuse_nan(lines: list[dict[str, Any]]) -> None:
                 raise ValueError(f"step {line['step']}: the {name} is {line[name]}; lower the rate")
 
 
-def _checkpoint(config: WarmupConfig, folder: Path) -> dict[str, Any] | None:
-    """The state in a run directory, None where there is none."""
-    file = folder / CHECKPOINT
-    if not file.exists():
-        if (folder / MODEL).exists():
-            raise ValueError(f"{folder / MODEL} is there, but not {file}: what made it?")
-        return None
-    state = _read_state(file)
-    if state.pop("config") != _identity(config):
-        raise ValueError(
-            f"{file} is of another configuration ({folder / FILE_NAME}); "
-            "give this run a directory of its own (run.dir), or remove that one"
-        )
-    return state
-
-
-def _read_state(file: Path) -> dict[str, Any]:
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, IndexError, ValueError, UnpicklingError) as error:
-        raise ValueError(f"{file} is damaged ({type(error).__name__}); {REMOVE}") from error
-    if not isinstance(state, dict) or state.keys() != {"next", "model", "optimiser", "config"}:
-        raise ValueError(f"{file} is no checkpoint of a warm-up; {REMOVE}")
-    return state
+def _load(config: WarmupConfig, folder: Path) -> dict[str, Any] | None:
+    """The state in a run directory, None where there is none; of a damaged one ValueError."""
+    if (folder / PICKLED).exists():
+        raise ValueError(f"{folder / PICKLED} is of an earlier version, which pickled; {REMOVE}")
+    faults: list[str] = []
+    checkpoints = Checkpoints(folder / CHECKPOINTS, 1, report=faults.append)
+    step = checkpoints.latest()
+    if faults:
+        raise ValueError(f"{faults[0]}; {REMOVE}")
+    return None if step is None else checkpoints.load(step, _identity(config))
 
 
 def _curve(file: Path, steps: int) -> list[str]:
-    """The lines of the steps before a checkpoint; all must be there."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+    """The lines of the steps before a checkpoint; all must be there, each with its digest."""
+    text = read_text(file, "curve") if file.exists() else ""
+    lines = text.splitlines(keepends=True)
     if len(lines) < steps:
         raise ValueError(
             f"{file} has {len(lines)} of the {steps} steps before the checkpoint; {REMOVE}"
         )
+    for number, line in enumerate(lines[:steps], 1):
+        try:
+            parse_line(line)
+        except ValueError as error:
+            raise ValueError(f"{file}, line {number}: {error}; {REMOVE}") from error
     return lines[:steps]
 
 
@@ -182,13 +186,11 @@ def _begin(
     if state is not None:
         lines = _curve(folder / CURVE, state["next"])
         trainer.restore(state)
-    (folder / CURVE).write_text("".join(lines), encoding="utf-8")
+    write_whole(folder / CURVE, lines)
 
 
 def _save_checkpoint(trainer: Supervised, config: WarmupConfig, folder: Path) -> None:
-    unfinished = folder / f".{CHECKPOINT}"
-    torch.save({**trainer.state(), "config": _identity(config)}, unfinished)
-    os.replace(unfinished, folder / CHECKPOINT)
+    Checkpoints(folder / CHECKPOINTS, 1).save(trainer.next, trainer.state(), _identity(config))
 
 
 def _identity(config: WarmupConfig) -> str:

@@ -1,6 +1,5 @@
 """What the demo does, stage by stage. Each finds what is there already and does the rest."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,15 @@ from sparrow.dataflow.prompts import of_task
 from sparrow.demo import recipe
 from sparrow.demo.recipe import Place
 from sparrow.engine.answer import Session
-from sparrow.files import FolderLock, write_whole
+from sparrow.files import (
+    FolderLock,
+    Json,
+    read_document,
+    read_lines,
+    remove_unfinished,
+    write_document,
+    write_whole,
+)
 from sparrow.models import load
 from sparrow.sparse.schedule import Schedule
 from sparrow.tasks import PUZZLES
@@ -33,6 +40,7 @@ def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
         raise ValueError(f"{place.folder} holds other runs; name another folder with --out")
     place.folder.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(place.folder, setting="--out")
+    remove_unfinished(place.folder)
     if fresh:
         for folder in (place.calibration, place.train):
             shutil.rmtree(folder, ignore_errors=True)
@@ -40,17 +48,17 @@ def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
             file.unlink(missing_ok=True)
     mine = recipe.describe()
     if not place.about.exists():
-        write_whole(place.about, [json.dumps(mine, indent=2) + "\n"])
-    elif _plain(place.about) != mine:
+        write_document(place.about, mine)
+    elif _read(place.about) != mine:
         raise ValueError(f"{place.folder} is of another version of the demo; --fresh begins anew")
     return lock
 
 
-def _plain(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> Json:
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{file} is broken ({error}); --fresh begins anew") from error
+        return read_document(file)
+    except ValueError as error:
+        raise ValueError(f"{error}; --fresh begins anew") from error
 
 
 def think(on_text: Callable[[str], None], on_prompt: Callable[[str], None]) -> str:
@@ -101,14 +109,14 @@ def plan(place: Place) -> None:
 def gate_stopped(place: Place) -> bool:
     """Whether the gate has ended the training, which then does not go on."""
     actions = place.train / "actions.jsonl"
-    lines = actions.read_text(encoding="utf-8").splitlines() if actions.exists() else []
-    return any(json.loads(line).get("kind") == "stop" for line in lines)
+    lines = read_lines(actions, growing=True) if actions.exists() else []
+    return any(line.get("kind") == "stop" for line in lines)
 
 
 def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
     """Dense against sparse, at the demo's length and at a long one."""
     if place.speed.exists():
-        known = _plain(place.speed)
+        known = _read(place.speed)
         if not known.get("cases"):
             raise ValueError(f"{place.speed} is broken (no cases); --fresh begins anew")
         return known
@@ -125,7 +133,7 @@ def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
         batch=recipe.LONG_ROWS,
         progress=progress,
     )
-    write_whole(place.speed, [json.dumps(found, indent=2) + "\n"])
+    write_document(place.speed, found)
     return found
 
 

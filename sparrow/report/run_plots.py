@@ -4,12 +4,12 @@ Reads what `sparrow train` leaves behind (metrics.jsonl, validation.jsonl), of o
 side by side.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparrow.files import read_lines
 from sparrow.report.labels import Label, label_ends
 from sparrow.report.panels import Box, acceptance_axis, boxes, heading, lowest, target_line
 from sparrow.report.style import Sheet, drawing, save, sheet
@@ -34,8 +34,8 @@ class Curve:
 
     @classmethod
     def read(cls, name: str, metrics: str | Path, validation: str | Path | None = None) -> "Curve":
-        kept = [] if validation is None or not Path(validation).exists() else _lines(validation)
-        return cls(name=name, steps=_lines(metrics), validation=kept)
+        kept = [] if validation is None or not Path(validation).exists() else read_lines(validation)
+        return cls(name=name, steps=read_lines(metrics), validation=kept)
 
     def values(self, metric: str) -> tuple[list[int], list[float]]:
         """Steps that have a metric, and its values."""
@@ -120,13 +120,3 @@ def _finish(axes: "Axes", text: str, labels: Sequence[Label]) -> None:
     axes.set_xlim(axes.get_xlim())  # the lines to labels shall not widen it
     if labels:
         label_ends(axes, labels)
-
-
-def _lines(path: str | Path) -> list[Line]:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is no file of JSON lines: {error}") from error

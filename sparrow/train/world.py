@@ -11,6 +11,12 @@ What an exchange costs: objects are pickled and go through host memory (gloo, al
 every rank receives every other's, each padded to the largest. So big things are exchanged twice a
 step: trajectories without hidden states (about 20 bytes a token), and what the dense policy read
 (12 bytes a token). Everything else is flags and sums.
+
+This is the only pickle between our processes. Who can send one can run code in every rank, so ranks
+must trust each other: they are one program, started by one torchrun for one user, and a trust
+boundary lies around them, none between them. torch.distributed has no password: the rendezvous
+(MASTER_ADDR, MASTER_PORT) and the ports that ranks open to each other must not be reachable by
+anybody else. One machine, or a network of the job's own.
 """
 
 import os

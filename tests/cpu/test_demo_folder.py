@@ -1,6 +1,5 @@
 """The demo's folder: whose it is, and what beginning anew deletes."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ pytest.importorskip("pydantic")
 
 from sparrow.demo import recipe, stages
 from sparrow.demo.recipe import Place
+from sparrow.files import read_document, sealed
 
 
 def opened(folder: Path, *, fresh: bool = False) -> None:
@@ -45,7 +45,7 @@ def test_fresh_deletes_what_the_demo_made_and_nothing_else(tmp_path: Path) -> No
     place = begun(tmp_path / "demo")
     opened(place.folder, fresh=True)
     assert names(place.folder) == MINE | {"demo.json"}
-    assert json.loads(place.about.read_text(encoding="utf-8")) == recipe.describe()
+    assert read_document(place.about) == recipe.describe()
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -59,7 +59,12 @@ def test_a_folder_of_other_runs_is_refused(name: str, fresh: bool, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{}", "is of another version of the demo"), ("{", "is broken"), ("7", "is broken")],
+    [
+        ("{}", "is of another version of the demo"),
+        ("{", "demo.json"),
+        ("7", "demo.json"),
+        ('{"digest": "sha256:0"}', "demo.json"),
+    ],
 )
 def test_a_folder_that_cannot_be_gone_on_with_begins_anew_when_asked(
     text: str, said: str, tmp_path: Path
@@ -80,3 +85,23 @@ def test_two_demos_in_one_folder(tmp_path: Path) -> None:
         opened(place.folder, fresh=True)
     assert names(place.folder) == MINE | ITS
     lock.close()
+
+
+def test_actions_of_the_gate_that_were_changed_are_named(tmp_path: Path) -> None:
+    place = begun(tmp_path / "demo")
+    actions = place.train / "actions.jsonl"
+    assert not stages.gate_stopped(place)
+    line = sealed('{"step": 3, "kind": "stop"}')
+    actions.write_text(f"{line}\n{line[:10]}", encoding="utf-8")  # another is being written
+    assert stages.gate_stopped(place)
+    actions.write_text(line.replace("stop", "warn") + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"actions\.jsonl, line 1"):
+        stages.gate_stopped(place)
+
+
+def test_what_a_killed_demo_was_writing_is_removed(tmp_path: Path) -> None:
+    place = begun(tmp_path / "demo")
+    left = place.folder / ".speed.json.4194305.unfinished"  # of no process that can run
+    left.touch()
+    opened(place.folder)
+    assert not left.exists()

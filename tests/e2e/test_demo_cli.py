@@ -1,6 +1,5 @@
 """`sparrow demo` as a newcomer meets it, on smaller numbers: every stage, stopped and gone on."""
 
-import json
 import os
 import re
 import signal
@@ -15,6 +14,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pydantic")
+
+from sparrow.files import read_lines
 
 ROOT = Path(__file__).parents[2]
 STEPS = 6  # enough that no machine is through before a signal reaches it
@@ -52,8 +53,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """Whole lines; what comes after the last end of a line is being written."""
     file = folder / "train" / "metrics.jsonl"
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    return [json.loads(line) for line in text.split("\n")[:-1]]
+    return read_lines(file, growing=True) if file.exists() else []
 
 
 def measured(folder: Path) -> dict[tuple[str, int, int], bytes]:

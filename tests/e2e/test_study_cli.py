@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("pydantic")
 pytest.importorskip("matplotlib")
+
+from sparrow.files import read_lines
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
@@ -106,10 +107,6 @@ def written(folder: Path) -> Path:
     return file
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Every file that a run, a plan or a calibration wrote: when, and what."""
     kept = [
@@ -148,9 +145,8 @@ def test_an_interrupted_study_goes_on(little: tuple[Path, str, str], folder: Pat
     assert "dense-0: done" not in before
     for name in CELLS:
         assert f"{name}: done" in after
-        assert [line["step"] for line in lines(folder / "cells" / name / "metrics.jsonl")] == [0, 1]
-        steps = [line["step"] for line in lines(folder / "cells" / name / "validation.jsonl")]
-        assert steps == [0, 1, 2]
+        for file, steps in (("metrics.jsonl", [0, 1]), ("validation.jsonl", [0, 1, 2])):
+            assert [line["step"] for line in read_lines(folder / "cells" / name / file)] == steps
         end = json.loads((folder / "cells" / name / "end.json").read_text())
         assert (end["status"], end["steps"], end["rate"]) == ("done", 2, 3e-4)
     assert after.splitlines()[-1] == str(folder.relative_to(little[0].parent) / "report.md")
@@ -158,7 +154,7 @@ def test_an_interrupted_study_goes_on(little: tuple[Path, str, str], folder: Pat
 
 def test_arms_differ_in_their_schedule_alone(folder: Path) -> None:
     """Both begin with the same weights and evaluation; one has a plan, with no dense layers."""
-    starts = [lines(folder / "cells" / name / "validation.jsonl")[0] for name in CELLS]
+    starts = [read_lines(folder / "cells" / name / "validation.jsonl")[0] for name in CELLS]
     assert starts[0] == starts[1]
     dense, sparse = (
         json.loads((folder / "cells" / name / "start.json").read_text()) for name in CELLS
@@ -266,3 +262,56 @@ def test_a_study_whose_runs_were_started_one_by_one_is_finished(tmp_path: Path) 
     assert code == 0, said
     assert "begins" not in said
     assert (tmp_path / "runs" / "study" / "little" / "report.md").exists()
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Those whose command line names something in a folder."""
+    found = []
+    for place in Path("/proc").iterdir():
+        try:
+            words = (place / "cmdline").read_bytes() if place.name.isdigit() else b""
+        except OSError:  # it has just ended
+            continue
+        if str(folder).encode() in words:
+            found.append(int(place.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
+def test_a_killed_study_leaves_nothing_running_and_goes_on(tmp_path: Path, folder: Path) -> None:
+    """While a cell trains; at its end the results are those of the study that was not killed."""
+    file = written(tmp_path)
+    place = tmp_path / "runs" / "study" / "little"
+    process = start(file)
+    wait_for(process, (place / "cells" / "dense-0" / "start.json").exists)
+    assert len(processes_of(place)) >= 1, "the cell that trains"
+    process.kill()
+    process.communicate()
+    until = time.monotonic() + 5
+    while processes_of(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert processes_of(tmp_path) == []
+    code, said = ended(start(file))
+    assert code == 0, said
+    for name in CELLS:
+        for part in ("validation.jsonl", "start.json", "tail.json"):
+            left, right = (each / "cells" / name / part for each in (place, folder))
+            assert left.read_bytes() == right.read_bytes(), (name, part)
+
+
+def test_a_study_that_was_moved_writes_where_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "alone.toml"
+    arm = '[[arms]]\nname = "p05-0.86"\ntarget = 0.86\n'
+    text = SETTINGS.replace(arm, "").replace("steps = 2", "steps = 1")
+    file.write_text(text, encoding="utf-8")
+    old, new = tmp_path / "old", tmp_path / "new"
+    process = start(file, f"--dir={old}")
+    wait_for(process, (old / "cells" / "dense-0" / "start.json").exists)
+    process.send_signal(signal.SIGINT)
+    code, said = ended(process)
+    assert code == 130, said
+    old.rename(new)
+    code, said = ended(start(file, f"--dir={new}"))
+    assert code == 0, said
+    assert (new / "cells" / "dense-0" / "end.json").exists()
+    assert not old.exists()

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from sparrow.cli import app
 from sparrow.config import TrainConfig, save_resolved
+from sparrow.dataflow.runs.states import read_state
 
 TESTS = Path(__file__).parents[1]
 STEPS = 5
@@ -89,10 +90,7 @@ def assert_same_run(one: Path, two: Path) -> None:
     assert files[0] == files[1] == [f"step_{step:06d}.jsonl" for step in range(STEPS)]
     for name in files[0]:
         assert (one / "rollouts" / name).read_bytes() == (two / "rollouts" / name).read_bytes()
-    states = [
-        torch.load(run / f"checkpoints/step_{STEPS:06d}/state.pt", weights_only=True)
-        for run in (one, two)
-    ]
+    states = [read_state(run / f"checkpoints/step_{STEPS:06d}") for run in (one, two)]
     assert_equal(*states)
     assert states[0]["gate"]["schedule"]["name"].startswith("fixed-48+gate")
 
@@ -163,10 +161,10 @@ def invoke(*words: str | Path) -> Any:
 
 
 def test_what_was_made_can_be_replayed_and_evaluated(whole: Path) -> None:
-    again = invoke("replay", whole, "--step", "4", "--json")
+    again = invoke("replay", whole, "--step", "4", "--allow-code", "--json")
     found = json.loads(again.stdout)
     assert (found["kept"], found["same_tokens"]) == (6, 6)
-    again = invoke("replay", whole, "--part", "train", "--json")
+    again = invoke("replay", whole, "--part", "train", "--allow-code", "--json")
     found, before = json.loads(again.stdout), metrics(whole)[4]
     assert found["step"] == 4
     for name in ("actor/pg_loss", "actor/grad_norm", "mismatch/k3", "actor/entropy"):

@@ -15,6 +15,7 @@ from sparrow.files import (
     file_digest,
     open_lock,
     parse_document,
+    parse_line,
     read_document,
     remove_unfinished,
     sealed,
@@ -112,6 +113,25 @@ def test_lines_come_back_and_changed_ones_do_not() -> None:
         text[place] = chr(ord(text[place]) ^ 1)
         with pytest.raises(ValueError, match="digest"):
             unsealed("".join(text))
+
+
+def test_lines_are_parsed_without_their_digest() -> None:
+    """Also where the digest itself is what was damaged."""
+    data = {"step": 12, "reward": 0.5}
+    line, rng = sealed(json.dumps(data)), random.Random(1)
+    assert parse_line(f"{line}\n") == data
+    assert parse_line(json.dumps(data)) == data
+    for text in ("[1]", "1", "{", "", line + line, line.replace('"digest": "', '"digest": "x')):
+        with pytest.raises(ValueError, match=r"."):
+            parse_line(text)
+    for _ in range(1000):
+        place = rng.randrange(len(line))
+        damaged = line[:place] + chr(ord(line[place]) ^ 1 << rng.randrange(7)) + line[place + 1 :]
+        try:
+            found = parse_line(damaged)
+        except ValueError:
+            continue
+        assert {key: found.get(key) for key in data} == data
 
 
 def test_digest_of_a_file(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": BASE
     | {"sparse", "models", "engine", "tasks", "bench", "calibrate", "dataflow", "serve"}
-    | {"report", "api", "demo"},
+    | {"report", "api", "demo", "processes"},
 }
 
 

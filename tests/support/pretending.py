@@ -25,9 +25,9 @@ def wait_for(path):
         time.sleep(0.01)
 
 
-def study(file, what, name=None):
+def study(file, place, what, name=None):
     """What a cell leaves: its accuracy by step, and that it has ended."""
-    folder = Path(file).parent
+    folder = Path(place.removeprefix("--dir="))
     if what == "--plan":
         (folder / "plans").mkdir(exist_ok=True)
         (folder / "plans" / "p.json").write_text('{"budgets": [80]}')
@@ -73,6 +73,7 @@ def pretend(
 ) -> None:
     """Go to `folder`, where `sparrow` pretends. finals: accuracy at the end of a cell, by rate."""
     (folder / "sparrow").mkdir()
+    (folder / "sparrow" / "__init__.py").touch()  # without it, a package on PYTHONPATH comes first
     (folder / "sparrow" / "__main__.py").write_text(MAIN, encoding="utf-8")
     named = {f"{rate:g}": final for rate, final in (finals or {}).items()}
     (folder / "finals.json").write_text(json.dumps(named), encoding="utf-8")

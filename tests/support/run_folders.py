@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sparrow.files import add_digest_line, sealed, write_document
+
 Plain = dict[str, Any]
 SETTINGS = """
 [model]
@@ -24,7 +26,7 @@ seed = {seed}
 
 
 def write_lines(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    file.write_text("".join(sealed(json.dumps(line)) + "\n" for line in lines), encoding="utf-8")
 
 
 def step(number: int, **changes: float | None) -> Plain:
@@ -69,8 +71,8 @@ def training(folder: Path, *, steps: int = 12, after: float = 0.9, seed: int = 0
     changed = {"step": 4, "kind": "changed", "reason": "run.steps 6 -> 12"}
     write_lines(folder / "actions.jsonl", [action, changed])
     settings = SETTINGS.format(attention='schedule = "s.json"', seed=seed)
-    (folder / "config.resolved.toml").write_text(settings, encoding="utf-8")
-    (folder / "schedule.json").write_text(json.dumps(schedule()), encoding="utf-8")
+    (folder / "config.resolved.toml").write_text(add_digest_line(settings), encoding="utf-8")
+    write_document(folder / "schedule.json", schedule())
     return folder
 
 
@@ -80,7 +82,7 @@ def dense_training(folder: Path, *, steps: int = 12) -> Path:
     hidden: dict[str, float | None] = {f"sparse/{name}": None for name in names}
     write_lines(folder / "metrics.jsonl", [step(number, **hidden) for number in range(steps)])
     settings = SETTINGS.format(attention="dense = true", seed=0)
-    (folder / "config.resolved.toml").write_text(settings, encoding="utf-8")
+    (folder / "config.resolved.toml").write_text(add_digest_line(settings), encoding="utf-8")
     return folder
 
 
@@ -125,9 +127,9 @@ def calibration(folder: Path, *, planned: bool = True) -> Path:
         "command": "sparrow calibrate tiny",
         "created": "2026-11-15T00:00:00+00:00",
     }
-    (folder / "surface.json").write_text(json.dumps(surface), encoding="utf-8")
+    write_document(folder / "surface.json", surface)
     if planned:
-        (folder / "plan.json").write_text(json.dumps(plan()), encoding="utf-8")
+        write_document(folder / "plan.json", plan())
     return folder
 
 
@@ -183,5 +185,5 @@ def speed() -> Plain:
 def demo(folder: Path) -> Path:
     calibration(folder / "calibration")
     training(folder / "train")
-    (folder / "speed.json").write_text(json.dumps(speed()), encoding="utf-8")
+    write_document(folder / "speed.json", speed())
     return folder

@@ -1,10 +1,10 @@
 """Folders of control studies made by hand, as `sparrow study` leaves them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sparrow.files import write_document
 from tests.support.run_folders import write_lines
 
 Plain = dict[str, Any]
@@ -133,18 +133,18 @@ def cell(
         step(number, {0: min(1.0, low + 0.02), 512: low}, **changes) for number in range(count)
     ]
     write_lines(folder / "metrics.jsonl", lines)
-    _dump(folder / "start.json", tail(low, 0, 0.4))
+    write_document(folder / "start.json", tail(low, 0, 0.4))
     if status is not None:
-        _dump(folder / "tail.json", tail(low + 0.01, count, 0.3))
+        write_document(folder / "tail.json", tail(low + 0.01, count, 0.3))
         end = {"status": status, "message": "", "steps": count, "seconds": 60.0}
-        _dump(folder / "end.json", end)
+        write_document(folder / "end.json", end)
     return folder
 
 
 def study(folder: Path, arms: Sequence[Plain], **changes: Any) -> Path:
     """A folder with its design alone; cells are added by `cell`."""
     folder.mkdir(parents=True, exist_ok=True)
-    _dump(folder / "design.json", design(arms, **changes))
+    write_document(folder / "design.json", design(arms, **changes))
     return folder
 
 
@@ -171,8 +171,6 @@ def controlled(folder: Path, finals: Mapping[str, Sequence[float]], **changes: A
 def plan(study: Path, name: str, lengths: Sequence[int], budgets: Sequence[int]) -> None:
     """The schedule of an arm."""
     (study / "plans").mkdir(exist_ok=True)
-    _dump(study / "plans" / f"{name}.json", {"lengths": list(lengths), "budgets": list(budgets)})
-
-
-def _dump(file: Path, data: Plain) -> None:
-    file.write_text(json.dumps(data), encoding="utf-8")
+    write_document(
+        study / "plans" / f"{name}.json", {"lengths": list(lengths), "budgets": list(budgets)}
+    )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sparrow.dataflow.episodes import Actor, single_turn, trajectory_of
-from sparrow.dataflow.runs import checkpoints
+from sparrow.dataflow.runs import states
 from sparrow.records import Trajectory
 from sparrow.tasks.example import Example
 from sparrow.tasks.words import encode
@@ -77,14 +77,14 @@ def nan_later(terms: Terms, *, since: int, until: int = 10**9) -> Surrogate:
 
 def _watch_checkpoints() -> None:
     """A checkpoint is written up to its state, but not named, when the signal comes."""
-    inner = checkpoints.sync
+    inner = states.sync
 
     def sync(file: Any) -> None:
-        if file.name.endswith("state.pt"):
+        if file.name.endswith("state.safetensors"):
             _at("checkpoint", int(Path(file.name).parent.name.split(".")[1].removeprefix("step_")))
         inner(file)
 
-    checkpoints.sync = sync  # type: ignore[assignment]
+    states.sync = sync  # type: ignore[assignment]
 
 
 if "SPARROW_TOY" in os.environ and "pytest" not in sys.modules:

@@ -14,6 +14,7 @@ from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
 from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.local.watching import Watcher
+from sparrow.files import read_lines as lines
 from sparrow.tasks.base import Verdict
 from sparrow.tasks.example import Example
 from sparrow.tasks.tokenizer import puzzle_tokenizer
@@ -86,10 +87,6 @@ def trained(chosen: TrainConfig, *, watch: Watcher | None = None, **parts: Any) 
     finally:
         close_run(run)
     return run
-
-
-def lines(file: Path) -> list[Json]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def metrics(folder: Path) -> list[Json]:

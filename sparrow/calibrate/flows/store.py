@@ -1,23 +1,37 @@
 """What `sparrow flow score` keeps: measured cells in a run folder, and the leaderboard."""
 
 import json
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from sparrow.files import FolderLock, read_lines, sealed
 
 CELLS = "cells.jsonl"
 Row = dict[str, Any]
 
 
 class Store:
-    """Measured figures by what they were measured of: JSON lines in a run folder."""
+    """Measured figures by what they were measured of: JSON lines in a run folder.
+
+    One process at a time has the folder, from the beginning until `close`.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.file = Path(folder) / CELLS
         self.file.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(self.file.parent, setting="--out")
         self._found: dict[str, Row] = {}
-        self._read()
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._lock.close()
 
     def get(self, key: Mapping[str, Any]) -> Row | None:
         return self._found.get(_name(key))
@@ -25,7 +39,7 @@ class Store:
     def put(self, key: Mapping[str, Any], figures: Row) -> Row:
         """Keep figures, on the disk before anything else is measured."""
         with self.file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": dict(key), "figures": figures}) + "\n")
+            file.write(sealed(json.dumps({"key": dict(key), "figures": figures})) + "\n")
         return self._found.setdefault(_name(key), figures)
 
     def _read(self) -> None:
@@ -35,13 +49,11 @@ class Store:
         data = self.file.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
-            self.file.write_bytes(whole)
-        for number, line in enumerate(whole.decode().splitlines(), 1):
-            try:
-                cell = json.loads(line)
-                self._found[_name(cell["key"])] = cell["figures"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{self.file}, line {number}: not a measured cell") from error
+            os.truncate(self.file, len(whole))
+        for number, cell in enumerate(read_lines(self.file), 1):
+            if cell.keys() != {"key", "figures"} or not isinstance(cell["figures"], dict):
+                raise ValueError(f"{self.file}, line {number}: not a measured cell")
+            self._found[_name(cell["key"])] = cell["figures"]
 
 
 def _name(key: Mapping[str, Any]) -> str:

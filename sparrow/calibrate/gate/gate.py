@@ -95,7 +95,7 @@ class Gate:
         )
 
     def state(self) -> dict[str, Any]:
-        """All that later looks depend on, as plain data for JSON or torch.save."""
+        """All that later looks depend on, as plain data for JSON."""
         return {
             "step": self._step,
             "longest": self._bins.longest,

@@ -56,7 +56,7 @@ class Watch:
         self.below = self.slack = 0
 
     def state(self) -> dict[str, Any]:
-        """Plain data that JSON and torch keep exactly; acceptances as base64 of float32."""
+        """Plain data that JSON keeps exactly; acceptances as base64 of float32."""
         return {
             "samples": [[s.step, s.prompt, _packed(s.alpha)] for s in self.samples],
             "sums": [list(each) for each in self.sums],

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from sparrow.calibrate.gate import Gate
-from sparrow.config import GateConfig, TrainConfig, load_config
-from sparrow.config.resolved import FILE_NAME
+from sparrow.config import GateConfig, TrainConfig, read_resolved
 from sparrow.dataflow.episodes import Episode, episode_of
 from sparrow.dataflow.language import Language, language_of
 from sparrow.dataflow.local.run import MODEL, Run
@@ -147,7 +146,7 @@ def go_on(run: Run, folder: Path, say: Callable[[str], None]) -> None:
     """Take up the latest checkpoint, if there is one; the run directory is cut to it."""
     step, other = run.world.only_first(run.checkpoints.latest), ""
     if step is not None:
-        other = changed_settings(folder / FILE_NAME, run.config)
+        other = changed_settings(folder, run.config)
         try:
             take_up(run, step)
         except Damaged:
@@ -183,11 +182,11 @@ def begin_files(run: Run, changes: str) -> list[int]:
     return gap
 
 
-def changed_settings(file: Path, config: TrainConfig) -> str:
-    """In which settings a configuration differs from the one in a file, for people."""
+def changed_settings(folder: Path, config: TrainConfig) -> str:
+    """In which settings a configuration differs from that of a run directory, for people."""
     try:
-        before = _flat(load_config(TrainConfig, [file]).model_dump(mode="json"))
-    except (ValueError, OSError):  # of another version, or gone: nothing to tell
+        before = _flat(read_resolved(TrainConfig, folder).model_dump(mode="json"))
+    except (ValueError, OSError):  # of another version, damaged or gone: nothing to tell
         return ""
     now = _flat(config.model_dump(mode="json"))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
@@ -204,7 +203,14 @@ def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 def take_up(run: Run, step: int) -> None:
     """Be as the run was after so many steps."""
-    run.restore(run.checkpoints.load(step, run.identity))
+    state = run.checkpoints.load(step, run.identity)
+    try:
+        run.restore(state)
+    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"step {step} in {run.checkpoints.folder} is no state of this run ({told})"
+        ) from error
     if run.step:
         run.engine.update(run.hf_weights(), version=run.step)
 
@@ -306,7 +312,8 @@ def identity_of(
             "run": shown if config.optimiser.decay else {*shown, "steps"},
             "model": {"device"},
             "data": {"workers", "deadline", "memory_gib"},
-            "rollout": {"max_running", "kv_gib", "sleep"},
+            "rollout": dict.fromkeys(("max_running", "kv_gib", "sleep"), True)
+            | {"attention": {"schedule"}},  # what it holds counts, not where it lies
             "batch": {"tokens", "recompute", "compile"},
             "gate": set(GateConfig.model_fields) - {"bin"},
             "optimiser": {"rate"},

@@ -1,7 +1,8 @@
 """One part of a saved step again, from its checkpoint: the rollout alone, or the update alone.
 
 Nothing of the run is changed. A step can be replayed where the checkpoint that was made before it
-is still there (`run.keep`), and its update where its trajectories were kept (`run.rollouts`).
+is still there (`run.keep`), and its update where its trajectories were kept (`run.rollouts`). A run
+directory may be anybody's: code that its configuration names is imported only where that is asked.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparrow.config import TrainConfig, load_config
+from sparrow.config import TrainConfig, code_settings, read_resolved
 from sparrow.config.resolved import FILE_NAME
 from sparrow.dataflow.local import learning, playing
 from sparrow.dataflow.local.metrics import step_metrics
@@ -18,7 +19,12 @@ from sparrow.dataflow.local.opening import CHECKPOINTS, close_run, open_parts, t
 from sparrow.dataflow.local.playing import Played
 from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.runs.checkpoints import Checkpoints
-from sparrow.dataflow.runs.rollouts import read_rollouts, rollout_steps, write_rollouts
+from sparrow.dataflow.runs.rollouts import (
+    read_rollouts,
+    rollout_steps,
+    rollouts_file,
+    write_rollouts,
+)
 from sparrow.records import Group
 
 Part = Literal["rollout", "train"]
@@ -31,23 +37,58 @@ def replay(
     *,
     out: Path | None = None,
     report: Callable[[str], None] | None = None,
+    allow_code: bool = False,
 ) -> dict[str, Any]:
-    """The numbers of a part of a step; of a rollout also how it compares with what was kept."""
-    file = folder / FILE_NAME
-    if not file.is_file():
-        raise ValueError(f"{file}: no such file; is {folder} a run directory of sparrow train?")
-    config = load_config(TrainConfig, [file])
+    """The numbers of a part of a step; of a rollout also how it compares with what was kept.
+
+    allow_code: import the code that the run's configuration names, such as its reward.
+    """
+    if not (folder / FILE_NAME).is_file():
+        raise ValueError(
+            f"{folder / FILE_NAME}: no such file; is {folder} a run directory of sparrow train?"
+        )
+    config = read_resolved(TrainConfig, folder)
+    if not allow_code:
+        refuse_code(folder / FILE_NAME, config)
     kept = rollout_steps(folder)
-    chosen = _chosen(Checkpoints(folder / CHECKPOINTS, 1).steps(), kept, step, part)
+    steps = Checkpoints(folder / CHECKPOINTS, 1).steps()
+    try:
+        chosen = _chosen(steps, kept, step, part)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
     run = open_parts(config, folder, report=report)
     try:
         if chosen:
             take_up(run, chosen)
         if part == "rollout":
             return _rollout(run, folder, kept, out)
-        return _train(run, read_rollouts(folder, chosen))
+        return _train(run, _groups(run, folder))
     finally:
         close_run(run)
+
+
+def refuse_code(file: Path, config: TrainConfig) -> None:
+    """ValueError with the settings that name code, where there are any."""
+    code = code_settings(config)
+    if code:
+        named = ", ".join(f"{key} = {text!r}" for key, text in code.items())
+        raise ValueError(
+            f"{file} names code ({named}), which is imported only if you trust the run and say so: "
+            "--allow-code"
+        )
+
+
+def _groups(run: Run, folder: Path) -> list[Group]:
+    """The trajectories that were kept of the run's step, if the model can read them."""
+    groups = read_rollouts(folder, run.step)
+    ids = [trajectory.ids for group in groups for trajectory in group.trajectories]
+    vocabulary = run.learner.policy.model.spec.vocabulary
+    if not ids or any(row.max() >= vocabulary for row in ids):
+        raise ValueError(
+            f"{rollouts_file(folder, run.step)}: got {len(ids)} trajectories, allowed: one at "
+            f"least, of token ids below {vocabulary}, which the model has"
+        )
+    return groups
 
 
 def _chosen(checkpoints: Sequence[int], kept: Sequence[int], step: int | None, part: str) -> int:

@@ -1,40 +1,38 @@
 """Checkpoints that are whole or not there, and the newest of them.
 
     step_000010/
-        state.pt     what torch.save made of the state
-        meta.json    format, step, digest of the configuration, bytes of state.pt
+        state.safetensors, state.json    the state, see `states`
+        meta.json                        format, step, digests of configuration and files
 
 A checkpoint is written under a name with a dot, brought to the disk, and only then gets its name.
 One that goes loses its name first. So whatever has a name is whole, however the process ended;
 that its bytes are all there is checked nevertheless, for disks and copies that lose some.
 """
 
-import json
 import os
 import re
 import shutil
 import warnings
-import zlib
-from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any
 
-import torch
+from sparrow.dataflow.runs.states import FILES, State, read_state, tensor_bytes, write_state
+from sparrow.files import (
+    FULL,
+    Json,
+    explained,
+    file_digest,
+    read_document,
+    sync_folder,
+    write_document,
+)
 
-from sparrow.files import FULL, explained, sync, sync_folder
-
-FORMAT = 1
-STATE, META = "state.pt", "meta.json"
+FORMAT = 2
+META = "meta.json"
 NAME = re.compile(r"step_(\d{6,})")
 LEFTOVER = re.compile(r"\.step_\d{6,}\.\d+\.(unfinished|removed)")
-PART = 2**24  # bytes that are read at a time
-KEYS = {"format", "step", "identity", "bytes", "crc32"}
-PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype)
-
-State = dict[str, Any]
+KEYS = {"format", "step", "identity", "files"}
 
 
 class Damaged(ValueError):
@@ -79,7 +77,7 @@ class Checkpoints:
         newest = max(self.steps(), default=-1)
         if newest >= step:
             return self._again(step, newest, identity)
-        size = _bytes_of(state)
+        size = tensor_bytes(state)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._clear_leftovers()
         unfinished = self._dotted(step, "unfinished")
@@ -100,21 +98,13 @@ class Checkpoints:
             known = ", ".join(map(str, self.steps())) or "none"
             raise ValueError(f"{self.folder} has no checkpoint of step {step}; it has: {known}")
         self._refuse_other(step, identity)
-        if _crc32(place / STATE) != _meta(place, step)["crc32"]:
-            raise Damaged(
-                f"{place} is damaged (the bytes of {STATE} are not those that were written); "
-                "remove it to go on from the checkpoint before it"
-            )
         try:
-            state = torch.load(place / STATE, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, IndexError, ValueError, UnpicklingError) as error:
+            _check_digests(place, _meta(place, step))
+            return read_state(place)
+        except ValueError as error:
             raise Damaged(
-                f"{place} is damaged ({STATE} cannot be read: {type(error).__name__}); "
-                "remove it to go on from the checkpoint before it"
+                f"{place} is damaged ({error}); remove it to go on from the checkpoint before it"
             ) from error
-        if not isinstance(state, dict):
-            raise Damaged(f"{place / STATE} holds {type(state).__name__}, allowed: a dict")
-        return state
 
     def _named(self) -> list[int]:
         paths = self.folder.glob("step_*")
@@ -190,69 +180,51 @@ class Checkpoints:
 
 def _write(folder: Path, step: int, state: State, identity: str) -> None:
     folder.mkdir()
-    with (folder / STATE).open("wb") as file:
-        try:
-            torch.save(state, file)
-        except RuntimeError as error:
-            # Where a write fails (or Ctrl-C comes), torch goes on to end its archive, and the
-            # complaint of that hides the reason.
-            raise error.__context__ or error from None
-        sync(file)
+    write_state(folder, state)
     meta = {
         "format": FORMAT,
         "step": step,
         "identity": _digest(identity),
-        "bytes": (folder / STATE).stat().st_size,
-        "crc32": _crc32(folder / STATE),
+        "files": {
+            name: {"bytes": (folder / name).stat().st_size, "sha256": file_digest(folder / name)}
+            for name in FILES
+        },
     }
-    with (folder / META).open("wb") as file:
-        file.write(f"{json.dumps(meta, indent=2)}\n".encode())
-        sync(file)
-    sync_folder(folder)
+    write_document(folder / META, meta)
 
 
-def _meta(place: Path, step: int) -> State:
-    """What a checkpoint says of itself, if it is as long as it says."""
+def _meta(place: Path, step: int) -> Json:
+    """What a checkpoint says of itself, if its files are as long as it says."""
     try:
-        meta = json.loads((place / META).read_bytes())
-        size = (place / STATE).stat().st_size
-    except (OSError, ValueError) as error:
-        raise Damaged(f"{place} is damaged ({type(error).__name__}: {error})") from error
-    if isinstance(meta, dict) and meta.get("format", FORMAT) != FORMAT:
+        meta = read_document(place / META)
+    except ValueError as error:
+        raise Damaged(f"{place} is damaged ({error})") from error
+    if meta.get("format", FORMAT) != FORMAT:
         raise ValueError(
             f"{place} has format {meta['format']!r}, allowed: {FORMAT}; "
             "go on with the version of sparrow that wrote it"
         )
-    if not isinstance(meta, dict) or meta.keys() != KEYS or meta["step"] != step:
+    if meta.keys() != KEYS or meta["step"] != step:
         raise Damaged(f"{place} is damaged ({META} is not that of step {step})")
-    if size != meta["bytes"]:
-        raise Damaged(f"{place} is damaged ({STATE} has {size} of {meta['bytes']} bytes)")
+    for name in FILES:
+        _check_size(place / name, meta)
     return meta
 
 
-def _bytes_of(value: Any, where: str = "state") -> int:
-    """Bytes of the tensors in it. What could not be read back safely is refused now, not then."""
-    kind = type(value)
-    if kind in (torch.Tensor, torch.nn.Parameter):
-        return int(value.numel() * value.element_size())
-    if kind in (dict, OrderedDict):
-        keys = sum(_bytes_of(key, f"the keys of {where}") for key in value)
-        return keys + sum(_bytes_of(item, f"{where}[{key!r}]") for key, item in value.items())
-    if kind in (list, tuple):
-        return sum(_bytes_of(item, f"{where}[{i}]") for i, item in enumerate(value))
-    if kind not in PLAIN:
-        allowed = "tensors, numbers, text, None, and dicts, lists and tuples of them"
-        raise ValueError(f"{where}: got a {kind.__module__}.{kind.__name__}, allowed: {allowed}")
-    return 0
+def _check_size(file: Path, meta: Json) -> None:
+    try:
+        size, written = file.stat().st_size, meta["files"][file.name]["bytes"]
+    except (OSError, KeyError, TypeError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise Damaged(f"{file.parent} is damaged ({file.name}: {told})") from error
+    if size != written:
+        raise Damaged(f"{file.parent} is damaged ({file.name} has {size} of {written} bytes)")
 
 
-def _crc32(path: Path) -> int:
-    """A checksum of a file's bytes: cheap enough for tens of GB, and finds what size does not."""
-    found = 0
-    with path.open("rb") as file:
-        while part := file.read(PART):
-            found = zlib.crc32(part, found)
-    return found
+def _check_digests(place: Path, meta: Json) -> None:
+    for name in FILES:
+        if file_digest(place / name) != meta["files"][name].get("sha256"):
+            raise ValueError(f"the bytes of {name} are not those that were written")
 
 
 def _digest(identity: str) -> str:

@@ -8,11 +8,11 @@
     rollouts/step_000012.jsonl
     tensorboard/
 
-Steps count from 0. A run that goes on at step n has all lines of the steps before n and none of
-those from n on, whatever was there: the files are those of a run that was never interrupted.
+Every line ends with its digest. Steps count from 0. A run that goes on at step n has all lines of
+the steps before n and none of those from n on, whatever was there: the files are those of a run
+that was never interrupted.
 """
 
-import json
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ from sparrow.dataflow.runs.rollouts import (
     rollouts_file,
     write_rollouts,
 )
-from sparrow.files import FolderLock, write_whole
+from sparrow.files import FolderLock, parse_line, write_whole
 from sparrow.records import Group
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class RunFiles:
         kept[ACTIONS] += [
             (step, line)
             for step, line in self._before(ACTIONS, next_step + 1)
-            if step == next_step and json.loads(line).get("kind") == CHANGED
+            if step == next_step and parse_line(line).get("kind") == CHANGED
         ]
         # What is measured after n steps stands under n, before the checkpoint of n is made.
         kept[VALIDATION] = self._before(VALIDATION, next_step + 1) if next_step else []
@@ -143,9 +143,9 @@ class RunFiles:
 
     def _chart_again(self, next_step: int, validation: Iterable[tuple[int, str]]) -> None:
         """TensorBoard drops all from `next_step` on, of which the validation there still holds."""
-        for line in (json.loads(line) for step, line in validation if step == next_step):
-            del line["step"]
-            self._chart(next_step, {name: x for name, x in line.items() if x is not None})
+        for values in (parse_line(line) for step, line in validation if step == next_step):
+            del values["step"]
+            self._chart(next_step, {name: x for name, x in values.items() if x is not None})
 
     def _remove_rollouts(self, next_step: int) -> None:
         for unfinished in (self.folder / ROLLOUTS).glob(".step_*.unfinished"):

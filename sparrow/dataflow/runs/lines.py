@@ -1,11 +1,11 @@
-"""Files of one JSON object a line that grow with the steps of a run."""
+"""Files of one JSON object a line, with a digest each, that grow with the steps of a run."""
 
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from sparrow.files import explained
+from sparrow.files import explained, parse_json, parse_line, sealed
 
 Line = dict[str, Any]
 
@@ -21,7 +21,7 @@ class Lines:
         self._file = path.open("ab", buffering=0)
 
     def append(self, line: Line) -> None:
-        rest = memoryview(f"{json.dumps(line, allow_nan=False)}\n".encode())
+        rest = memoryview(f"{sealed(json.dumps(line, allow_nan=False))}\n".encode())
         before = self._file.tell()
         try:
             while rest:
@@ -45,19 +45,23 @@ def lines_by_step(path: Path) -> list[tuple[int, str]]:
             found.append((_step(line), f"{line}\n"))
         except ValueError as error:
             last = number == len(lines) and not unfinished
-            if not last:
+            if not (last and _is_torn(line)):
                 where = f"{path}, line {number}"
-                raise ValueError(f"{where}: got {line[:80]!r}, allowed: {error}") from error
+                raise ValueError(f"{where}: got {line[:80]!r}: {error}") from error
     return found
 
 
 def _step(line: str) -> int:
-    allowed = 'a JSON object with a whole number "step"'
-    try:
-        data = json.loads(line)
-    except ValueError as error:
-        raise ValueError(allowed) from error
-    step = data.get("step") if isinstance(data, dict) else None
+    step = parse_line(line).get("step")
     if type(step) is not int:
-        raise ValueError(allowed)
+        raise ValueError('allowed: a JSON object with a whole number "step"')
     return step
+
+
+def _is_torn(line: str) -> bool:
+    """Whether a loss of power can have left it: not where only its digest is another."""
+    try:
+        parse_json(line)
+    except ValueError:
+        return True
+    return False

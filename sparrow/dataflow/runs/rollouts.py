@@ -1,7 +1,8 @@
 """The trajectories of a step as a file: to read, and to train on again.
 
 One JSON line a trajectory, all of it but the actor's hidden states; log-probs come back bit for
-bit. What a person looks for comes first in a line, the arrays last.
+bit. What a person looks for comes first in a line, then how many lines the file has, so that a file
+that lost some is refused, the arrays last.
 """
 
 import json
@@ -12,12 +13,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from sparrow.files import write_whole
+from sparrow.files import parse_line, sealed, write_whole
 from sparrow.records import Group, Trajectory, from_dict, to_dict
 
 ROLLOUTS = "rollouts"
 NAME = re.compile(r"step_(\d{6,})\.jsonl")
 Line = dict[str, Any]
+Kept = tuple[int, float | None, Trajectory]  # the number of its group, its baseline, and itself
 
 
 def rollouts_file(folder: Path, step: int) -> Path:
@@ -48,8 +50,7 @@ def read_rollouts(folder: Path, step: int) -> list[Group]:
     if not path.exists():
         known = ", ".join(map(str, rollout_steps(folder))) or "none"
         raise ValueError(f"{folder} has no rollouts of step {step}; it has those of: {known}")
-    lines = [_read(path, number, line) for number, line in _numbered(path)]
-    by_group = groupby(lines, key=lambda line: (line[0], line[1]))
+    by_group = groupby(_trajectories(path), key=lambda kept: kept[:2])
     return [
         _group(path, baseline, [trajectory for *_, trajectory in members])
         for (_, baseline), members in by_group
@@ -57,25 +58,37 @@ def read_rollouts(folder: Path, step: int) -> list[Group]:
 
 
 def _lines(groups: Sequence[Group]) -> Iterator[str]:
+    count = sum(len(group.trajectories) for group in groups)
     for index, group in enumerate(groups):
         for trajectory in group.trajectories:
             line = to_dict(replace(trajectory, hidden=None))
             del line["hidden"]
             ordered = sorted(line.items(), key=lambda item: isinstance(item[1], list))
-            line = {"group_index": index, "baseline": group.baseline, **dict(ordered)}
-            yield json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n"
+            place = {"group_index": index, "baseline": group.baseline, "lines": count}
+            line = {**place, **dict(ordered)}
+            yield sealed(json.dumps(line, allow_nan=False, separators=(",", ":"))) + "\n"
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open(encoding="utf-8", newline="\n") as file:
-        yield from enumerate(file, 1)
+def _trajectories(path: Path) -> list[Kept]:
+    """Those of a file, which has as many lines as each of them says."""
+    trajectories: list[Kept] = []
+    counts: set[int | None] = set()
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            kept, count = _read(path, number, line)
+            trajectories.append(kept)
+            counts.add(count)
+    if not counts <= {len(trajectories), None}:  # None: of a version that did not say
+        raise ValueError(f"{path} is damaged: got {len(trajectories)} lines, allowed: {counts}")
+    return trajectories
 
 
-def _read(path: Path, number: int, line: str) -> tuple[int, float | None, Trajectory]:
+def _read(path: Path, number: int, line: bytes) -> tuple[Kept, int | None]:
     try:
-        data = json.loads(line)
+        data = parse_line(line.decode())
         index, baseline = data.pop("group_index"), data.pop("baseline")
-        return index, baseline, from_dict(Trajectory, {**data, "hidden": None})
+        count = data.pop("lines", None)
+        return (index, baseline, from_dict(Trajectory, {**data, "hidden": None})), count
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{path}, line {number} is no trajectory: {error}") from error
 

@@ -9,7 +9,8 @@ from sparrow.dataflow.local.run import Diverged, Run
 from sparrow.dataflow.local.watching import Watcher
 from sparrow.dataflow.stopping import Stopping
 from sparrow.dataflow.study.design import END, Cell, Study
-from sparrow.dataflow.study.probing import probe, write
+from sparrow.dataflow.study.probing import probe
+from sparrow.files import write_document
 
 START, TAIL = "start.json", "tail.json"
 
@@ -47,7 +48,7 @@ def run_cell(
         "seconds": round(time.monotonic() - begun, 1),  # of the session that ended it
         "rate": run.config.optimiser.rate,
     }
-    write(study.folder_of(cell) / END, found)
+    write_document(study.folder_of(cell) / END, found)
 
 
 def _trained(run: Run) -> tuple[str, str]:
@@ -62,4 +63,4 @@ def _trained(run: Run) -> tuple[str, str]:
 def _look(study: Study, run: Run, name: str) -> None:
     run.watch.phase(f"measuring the tail: {name}")
     found = probe(run, study.config.probe, study.config.surface.bin)
-    write(study.folder_of(study.cell(run.config.run.name)) / name, found)
+    write_document(study.folder_of(study.cell(run.config.run.name)) / name, found)

@@ -8,13 +8,12 @@ and where everything is kept.
     DIR/rejected/RATE/          cells of a rate at which the baseline did not learn
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sparrow.config import ArmConfig, Choice, StudyConfig, TrainConfig
-from sparrow.files import write_whole
+from sparrow.files import read_document, write_document
 
 APART = 1_000_000  # rows between those of one seed and the next: prompts differ by seed
 END = "end.json"
@@ -140,7 +139,7 @@ class Study:
             "arms": [self._arm(arm, rate) for arm in config.arms],
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.design, [json.dumps(plain, indent=2) + "\n"])
+        write_document(self.design, plain)
 
     def _arm(self, arm: ArmConfig, rate: float) -> dict[str, Any]:
         kind = "dense"
@@ -148,7 +147,7 @@ class Study:
             kind = "target" if arm.target else "budget" if arm.budget else "fixed"
         budget = arm.budget
         if kind == "fixed" and self.plan_of(arm).exists():
-            budget = int(json.loads(self.plan_of(arm).read_text(encoding="utf-8"))["budgets"][0])
+            budget = _first_budget(self.plan_of(arm))
         corrections = self.config.train.algorithm.corrections
         return {
             "name": arm.name,
@@ -161,6 +160,13 @@ class Study:
             "rate": rate if arm.rate is None else arm.rate,
             "correction": _told(corrections if arm.corrections is None else arm.corrections),
         }
+
+
+def _first_budget(file: Path) -> int:
+    try:
+        return int(read_document(file, "schedule")["budgets"][0])
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"schedule {file}: no budgets ({error!r})") from error
 
 
 def _told(corrections: tuple[Choice, ...]) -> str:

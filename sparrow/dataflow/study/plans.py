@@ -21,6 +21,7 @@ from sparrow.dataflow.calibrate import (
     longest_of,
 )
 from sparrow.dataflow.study.design import Study
+from sparrow.files import unfinished_path
 from sparrow.models import Decoder, fingerprint, load
 from sparrow.sparse.schedule import Schedule
 
@@ -54,7 +55,7 @@ def make_plans(
             made[arm.name] = _fixed(study, arm, surface, made)
     for arm in arms:
         if not study.plan_of(arm).exists():
-            unfinished = study.plan_of(arm).with_suffix(".unfinished")
+            unfinished = unfinished_path(study.plan_of(arm))
             made[arm.name].save(unfinished)
             unfinished.replace(study.plan_of(arm))
 

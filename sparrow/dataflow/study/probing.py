@@ -1,8 +1,6 @@
 """The tail before and after a run: answers under its schedule, each measured exactly."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from sparrow.config import ProbeConfig
 from sparrow.dataflow.local import learning, playing
 from sparrow.dataflow.local.metrics import LEAST, UNCERTAIN, p05
 from sparrow.dataflow.local.run import Run
-from sparrow.files import write_whole
 from sparrow.records import Float32Array
 
 PLACE = 500_000  # where its rows begin, the same for all runs of a seed; far from those of steps
@@ -70,7 +67,3 @@ def _figures(groups: list[Float32Array], unsure: list[Float32Array]) -> dict[str
         "uncertain": len(doubtful),
         "p05_uncertain": p05(doubtful) if len(doubtful) else None,
     }
-
-
-def write(path: Path, found: dict[str, Any]) -> None:
-    write_whole(path, [json.dumps(found, indent=2) + "\n"])

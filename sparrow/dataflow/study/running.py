@@ -1,6 +1,7 @@
 """Jobs in processes of their own, several at a time, each as soon as what it needs is there.
 
 A process is asked to end (SIGINT) when the study is: it saves a checkpoint and goes on next time.
+Where the study is killed, the kernel kills its processes too.
 """
 
 import os
@@ -11,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from sparrow.processes.parents import with_parent
 
 LOOK_EVERY = 0.5  # seconds
 GRACE = 60.0  # seconds that a job has to end when asked
@@ -78,7 +81,7 @@ class Jobs:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ | {"TERM": "dumb", "NO_COLOR": "1"},
+                env=with_parent({**os.environ, "TERM": "dumb", "NO_COLOR": "1"}),
             )
 
     def _collect(self) -> None:

@@ -4,18 +4,17 @@ The rate is the largest at which every seed of the baseline gains enough. Cells 
 largest; where the baseline does not learn, they are set aside and all begins again with the next.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sparrow.config import StudyConfig, load_config, save_resolved
+from sparrow.config import StudyConfig, read_resolved, save_resolved
 from sparrow.config.resolved import FILE_NAME
 from sparrow.config.study import LAST
 from sparrow.dataflow.study.design import END, Cell, Study
 from sparrow.dataflow.study.plans import planned
 from sparrow.dataflow.study.running import Job, Jobs
-from sparrow.files import FolderLock
+from sparrow.files import FolderLock, read_document, read_lines, remove_unfinished
 from sparrow.models.checkpoint import pick_device
 
 
@@ -29,6 +28,8 @@ def open_study(config: StudyConfig) -> tuple[Study, FolderLock]:
     study.folder.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(study.folder, setting="dir")
     try:
+        for folder in (study.folder, study.plans):
+            remove_unfinished(folder)
         prepare(study)
     except BaseException:
         lock.close()
@@ -59,15 +60,14 @@ def refuse_other(study: Study) -> None:
 
     Before anything was planned or run, the design may change too.
     """
-    file = study.folder / FILE_NAME
-    if not file.exists():
+    if not (study.folder / FILE_NAME).exists():
         if study.design.exists() or (study.folder / "cells").exists():
             raise ValueError(f"{study.folder} holds another study; name another dir")
         return
     shown = {"dir": True, "parallel": True}
     if not _begun(study):
         return
-    before = load_config(StudyConfig, [file]).model_dump(mode="json", exclude=shown)
+    before = read_resolved(StudyConfig, study.folder).model_dump(mode="json", exclude=shown)
     now = study.config.model_dump(mode="json", exclude=shown)
     if before != now:
         names = [name for name in now if before.get(name) != now[name]]
@@ -125,11 +125,12 @@ def conduct(
 
 def jobs_of(study: Study) -> list[Job]:
     """The plans, and every cell; those that are sparse wait for the plans."""
-    file = str(study.folder / FILE_NAME)
+    folder = study.folder.resolve()  # not where the file says: the folder may have been moved
+    words = ("study", str(folder / FILE_NAME), f"--dir={folder}")
     logs = study.folder / "logs"
     plan = Job(
         name="plans",
-        words=("study", file, "--plan"),
+        words=(*words, "--plan"),
         log=logs / "plans.txt",
         done=lambda: planned(study),
         ready=lambda: True,
@@ -137,7 +138,7 @@ def jobs_of(study: Study) -> list[Job]:
     cells = [
         Job(
             name=cell.name,
-            words=("study", file, "--cell", cell.name),
+            words=(*words, "--cell", cell.name),
             log=logs / f"{cell.name}.txt",
             done=lambda cell=cell: study.ended(cell),  # type: ignore[misc]
             ready=lambda cell=cell: cell.arm.dense or planned(study),  # type: ignore[misc]
@@ -173,12 +174,12 @@ def accuracies(folder: Path) -> list[float]:
     """Of every evaluation, the mean over sources."""
     file = folder / "validation.jsonl"
     found = []
-    try:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            values = [value for key, value in json.loads(line).items() if "/acc/mean@" in key]
+    for number, line in enumerate(read_lines(file), 1):
+        values = [value for key, value in line.items() if "/acc/mean@" in key]
+        try:
             found.append(sum(values) / len(values))
-    except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise ValueError(f"{file}: line {len(found) + 1} is broken ({error})") from error
+        except (TypeError, ZeroDivisionError) as error:
+            raise ValueError(f"{file}, line {number}: no accuracy ({error})") from error
     return found
 
 
@@ -206,8 +207,8 @@ def _status(study: Study, cell: Cell) -> str:
     """What became of a cell that has ended."""
     file = study.folder_of(cell) / END
     try:
-        return str(json.loads(file.read_text(encoding="utf-8"))["status"])
-    except (ValueError, TypeError, KeyError) as error:
+        return str(read_document(file)["status"])
+    except (ValueError, KeyError) as error:
         raise ValueError(f"{file} is broken ({error}); remove that cell's folder") from error
 
 

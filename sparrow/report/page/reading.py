@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparrow.files import Json, check_digest_line, read_document, read_lines, read_text
+
 Plain = Mapping[str, Any]
 
 
@@ -95,15 +97,20 @@ def record(file: Path | None) -> Plain | None:
     """A JSON file by its name; None where there is none."""
     if file is None:
         return None
-    data = _parsed(_text(file), f"{file}")
-    if isinstance(data, dict) and data.get("format", FORMAT) != FORMAT:
+    data = document(file)
+    if data.get("format", FORMAT) != FORMAT:
         raise ValueError(f"{file} is of format {_shown(data['format'])}, allowed: {FORMAT}")
     check(data, SHAPES[file.name], str(file))
     schedule = data if file.name == "schedule.json" else data.get("schedule", {})
     bins, budgets = (len(schedule.get(key, ())) for key in ("lengths", "budgets"))
     if bins != budgets:
         raise ValueError(f"{file}: got {budgets} budgets for {bins} lengths, allowed: one each")
-    return dict(data)
+    return data
+
+
+def document(file: Path) -> Json:
+    """The JSON object in a file, its digest checked; what is no number counts as not measured."""
+    return _measured(read_document(file), str(file))
 
 
 def check(value: object, shape: Shape, where: str) -> None:
@@ -138,9 +145,9 @@ def lines(file: Path | None, *, numbers: bool) -> list[Plain]:
         return []
     found: dict[int, Plain] = {}
     rows: list[Plain] = []
-    for number, text in enumerate(_text(file).split("\n")[:-1], 1):
+    for number, line in enumerate(read_lines(file, growing=True), 1):
         where = f"{file}, line {number}"
-        data = _parsed(text, where)
+        data = _measured(line, where)
         check(data, {"step": int}, where)
         if numbers:
             check(data, dict.fromkeys(data, MAYBE), where)
@@ -155,27 +162,24 @@ def settings(file: Path | None) -> Plain:
     """The configuration of a run; empty where there is none."""
     if file is None:
         return {}
+    text = read_text(file)
     try:
-        found = tomllib.loads(_text(file))
+        check_digest_line(text)
+        found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{file} is no TOML: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
     sections = [key for key in ("rollout", "gate", "model", "run") if key in found]
     check(found, {key: {} for key in sections}, str(file))
     return found
 
 
-def _text(file: Path) -> str:
+def _measured(data: Json, where: str) -> Json:
     try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text: {error}") from error
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return _finite(json.loads(text, parse_constant=lambda _: None))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is no JSON: {error}") from error
+        return {key: _finite(value) for key, value in data.items()}
+    except RecursionError:
+        raise ValueError(f"{where}: nested too deep") from None
 
 
 def _finite(value: Any) -> Any:

@@ -4,13 +4,21 @@ A cell, one arm with one seed, is the directory of a training run. One without `
 unfinished; it is read as far as it goes, and never left out.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparrow.report.page.reading import MAYBE, NUMBER, WHOLE, OrNull, Plain, check, lines
+from sparrow.report.page.reading import (
+    MAYBE,
+    NUMBER,
+    WHOLE,
+    OrNull,
+    Plain,
+    check,
+    document,
+    lines,
+)
 
 KINDS = ("dense", "target", "fixed", "budget")
 ROLES = ("baseline", "arm", "collapses", "flat")
@@ -319,9 +327,6 @@ def _object(file: Path, shape: dict[str, Any]) -> Plain | None:
     """A JSON object of that shape, NaN as null; None where there is no file."""
     if not file.exists():
         return None
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is no JSON: {error}") from error
+    data = document(file)
     check(data, shape, str(file))
-    return dict(data)
+    return data

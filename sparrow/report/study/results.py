@@ -1,6 +1,5 @@
 """All conclusions as plain JSON: what is not a number, or not there, is null."""
 
-import json
 import math
 from dataclasses import asdict
 from typing import Any
@@ -14,8 +13,8 @@ FORMAT = 1
 
 
 def results(found: StudyOutcome) -> dict[str, Any]:
-    """The content of results.json."""
-    return {
+    """The content of results.json, the same for the same study."""
+    content = {
         "format": FORMAT,
         "design": asdict(found.design),
         "verdicts": verdicts(found),
@@ -32,11 +31,7 @@ def results(found: StudyOutcome) -> dict[str, Any]:
         else {**asdict(found.flat), "moved": found.flat.moved},
         "folders_of_no_arm": list(found.strangers),
     }
-
-
-def written(found: StudyOutcome) -> str:
-    """The text of results.json, the same for the same study."""
-    return json.dumps(_finite(results(found)), indent=1, allow_nan=False) + "\n"
+    return {key: _finite(value) for key, value in content.items()}
 
 
 def _arm(arm: ArmOutcome) -> dict[str, Any]:

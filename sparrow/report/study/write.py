@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from sparrow.files import write_document, write_whole
 from sparrow.report.page.markdown import name
 from sparrow.report.study.outcome import StudyOutcome, conclude
 from sparrow.report.study.plots import figures
 from sparrow.report.study.reading import Study, read_study
-from sparrow.report.study.results import written
+from sparrow.report.study.results import results
 from sparrow.report.study.tables import (
     arms_table,
     cells_table,
@@ -33,12 +34,12 @@ def write_study(folder: str | Path) -> Path:
     folder = Path(folder)
     study = read_study(folder)
     found = conclude(study)
-    (folder / "results.json").write_text(written(found), encoding="utf-8")
+    write_document(folder / "results.json", results(found))
     drawn = figures(study, found)
     for stem, figure in drawn.items():
         save(figure, folder / stem, formats=("svg",))
     report = folder / "report.md"
-    report.write_text(markdown(study, found, list(drawn)), encoding="utf-8")
+    write_whole(report, [markdown(study, found, list(drawn))])
     return report
 
 

@@ -23,6 +23,7 @@ from sparrow.calibrate.surface import Surface
 from sparrow.calibrate.trajectories import Trajectories
 from sparrow.dataflow import prompts
 from sparrow.dataflow.calibrate import Request, calibrate
+from sparrow.files import FolderLock
 from sparrow.models import Decoder
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.schedule import LayerBudgets, Schedule
@@ -265,6 +266,23 @@ def _about(place: Path) -> dict[str, Any]:
 
     with sqlite3.connect(place / "measured.sqlite") as db:
         return {key: json.loads(value) for key, value in db.execute("SELECT * FROM about")}
+
+
+def test_two_in_one_folder_are_refused(
+    model: Decoder, source: prompts.Source, tmp_path: Path
+) -> None:
+    """Before anything is read or written there; leftovers of a killed one go."""
+    lock = FolderLock(tmp_path)
+    with pytest.raises(ValueError, match=rf"{tmp_path} is in use .*--out"):
+        calibrate(model, source, Request(), LITTLE, SAMPLING, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [".lock"]
+    lock.close()
+    left = tmp_path / ".surface.json.4194305.unfinished"  # of no process that can run
+    left.touch()
+    few = prompts.Source(name="few", digest="x", mode="generated", prompts=source.prompts[:1])
+    settings = Settings(budgets=(48,), edges=EDGES, first_round=1)
+    calibrate(model, few, Request(), settings, Sampling(max_tokens=60), tmp_path)
+    assert not left.exists()
 
 
 def test_several_dense_layers_are_variants(

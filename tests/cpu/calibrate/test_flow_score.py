@@ -1,6 +1,8 @@
 """Scores of flows: acceptance, comparisons paired by text, resuming, and the leaderboard."""
 
 import json
+import random
+from contextlib import closing
 from io import StringIO
 from pathlib import Path
 
@@ -38,8 +40,9 @@ def model() -> models.Decoder:
 
 
 def run(model, folder: Path, flows=(quest,), budgets=(64,), texts=TEXTS, **settings) -> dict:
-    given = {"configuration": ALL_SPARSE, "store": Store(folder), **settings}
-    return score(model, texts, list(flows), list(budgets), **given)
+    with closing(Store(folder)) as store:
+        given = {"configuration": ALL_SPARSE, "store": store, **settings}
+        return score(model, texts, list(flows), list(budgets), **given)
 
 
 def row_of(result: dict, flow: Flow, budget: int = 64, **changes) -> dict:
@@ -217,6 +220,22 @@ def test_texts_are_cut_to_equal_tokens() -> None:
 
 
 def test_a_damaged_store_is_named(tmp_path: Path) -> None:
-    (tmp_path / "cells.jsonl").write_text('{"key": {}, "figures": {}}\nnothing\n')
-    with pytest.raises(ValueError, match="line 2: not a measured cell"):
+    with closing(Store(tmp_path)) as store:
+        for number in range(3):
+            store.put({"flow": number, "digest": "0123456789abcdef"}, {"p05": 0.5, "recall": None})
+    whole, chance = store.file.read_bytes(), random.Random(0)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole) - 1)] ^= 1 << chance.randrange(8)
+        store.file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"cells\.jsonl(, line \d| is not UTF-8)"):
+            Store(tmp_path)
+    store.file.write_text('{"key": {}, "figures": {}}\n{"key": {}}\n')  # of before digests
+    with pytest.raises(ValueError, match=r"cells\.jsonl, line 2"):
         Store(tmp_path)
+
+
+def test_two_in_one_folder_are_refused(tmp_path: Path) -> None:
+    with closing(Store(tmp_path)), pytest.raises(ValueError, match=r"in use .*--out"):
+        Store(tmp_path)
+    Store(tmp_path).close()

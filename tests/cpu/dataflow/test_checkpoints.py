@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from sparrow.dataflow.runs import states
 from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
+from sparrow.files import file_digest, read_document
 
 CONFIG = "a configuration"
+FILES = ("meta.json", "state.json", "state.safetensors")
 
 
 def state(step: int) -> dict[str, Any]:
@@ -31,7 +34,6 @@ def state(step: int) -> dict[str, Any]:
         "random": random.Random(step).getstate(),
         "generator": torch.Generator().manual_seed(step).get_state(),
         "none": None,
-        "dtype": torch.bfloat16,
     }
 
 
@@ -64,10 +66,12 @@ def test_reads_what_was_written(kept: Checkpoints) -> None:
     assert torch.equal(found["model"].pop("bias"), written["model"].pop("bias"))
     assert torch.equal(found.pop("generator"), written.pop("generator"))
     assert found == written
-    meta = json.loads((place / "meta.json").read_text())
+    meta = read_document(place / "meta.json")
     assert meta["step"] == 10
-    assert meta["format"] == 1
-    assert meta["bytes"] == (place / "state.pt").stat().st_size
+    assert meta["format"] == 2
+    for name in ("state.json", "state.safetensors"):
+        size, digest = (place / name).stat().st_size, file_digest(place / name)
+        assert meta["files"][name] == {"bytes": size, "sha256": digest}
 
 
 def test_keeps_the_last(kept: Checkpoints) -> None:
@@ -86,9 +90,10 @@ def test_orders_by_number_beyond_six_digits(kept: Checkpoints) -> None:
 
 def test_a_step_that_is_there_stays(kept: Checkpoints) -> None:
     kept.save(10, state(10), CONFIG)
-    before = (kept.folder / "step_000010" / "state.pt").stat().st_mtime_ns
+    file = kept.folder / "step_000010" / "state.safetensors"
+    before = file.stat().st_mtime_ns
     kept.save(10, state(10), CONFIG)
-    assert (kept.folder / "step_000010" / "state.pt").stat().st_mtime_ns == before
+    assert file.stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="another configuration"):
         kept.save(10, state(10), "another")
     with pytest.raises(ValueError, match="has a checkpoint of step 10, after step 5"):
@@ -107,29 +112,45 @@ def test_a_missing_step_names_those_there(kept: Checkpoints) -> None:
         kept.load(7, CONFIG)
 
 
-def test_another_format_is_refused_and_not_removed(kept: Checkpoints) -> None:
-    meta = kept.save(10, state(10), CONFIG) / "meta.json"
-    meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": 2}))
-    with pytest.raises(ValueError, match="format 2, allowed: 1"):
+@pytest.mark.parametrize("other", [1, 3])
+def test_another_format_is_refused_and_not_removed(kept: Checkpoints, other: int) -> None:
+    """Also that of earlier versions, which had neither these files nor a digest."""
+    place = kept.save(10, state(10), CONFIG)
+    for name in ("state.json", "state.safetensors"):
+        (place / name).unlink()
+    (place / "meta.json").write_text(json.dumps({"format": other, "step": 10}))
+    with pytest.raises(ValueError, match=f"step_000010 has format {other}, allowed: 2"):
         kept.latest()
-    with pytest.raises(ValueError, match="format 2, allowed: 1"):
+    with pytest.raises(ValueError, match=f"step_000010 has format {other}, allowed: 2"):
         kept.save(20, state(20), CONFIG)
 
 
+def test_nothing_of_it_is_pickled(kept: Checkpoints) -> None:
+    """Everybody can read it: safetensors and JSON."""
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    place = kept.save(10, state(10), CONFIG)
+    assert sorted(os.listdir(place)) == sorted(FILES)
+    tensors = load_file(place / "state.safetensors")
+    assert torch.equal(tensors["state['model']['weight']"], state(10)["model"]["weight"])
+    structure = json.loads((place / "state.json").read_text())
+    assert structure["dict"][0] == ["next", 10]
+
+
 def truncate(place: Path) -> None:
-    content = (place / "state.pt").read_bytes()
-    (place / "state.pt").write_bytes(content[:-100])
+    content = (place / "state.safetensors").read_bytes()
+    (place / "state.safetensors").write_bytes(content[:-100])
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "short state": truncate,
-    "no state": lambda place: (place / "state.pt").unlink(),
+    "no tensors": lambda place: (place / "state.safetensors").unlink(),
+    "no structure": lambda place: (place / "state.json").unlink(),
     "no meta": lambda place: (place / "meta.json").unlink(),
     "garbage": lambda place: (place / "meta.json").write_text("\0\0\0"),
     "no text": lambda place: (place / "meta.json").write_bytes(b"\xff\xfe\xff"),
     "no object": lambda place: (place / "meta.json").write_text("[1]"),
-    "lacks keys": lambda place: (place / "meta.json").write_text('{"format": 1}'),
-    "empty": lambda place: [(place / name).unlink() for name in ("meta.json", "state.pt")],
+    "lacks keys": lambda place: (place / "meta.json").write_text('{"format": 2}'),
+    "empty": lambda place: [(place / name).unlink() for name in FILES],
 }
 
 
@@ -157,18 +178,102 @@ def test_a_folder_of_another_step_is_damaged(kept: Checkpoints) -> None:
     assert kept.latest() == 10
 
 
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors"])
 @pytest.mark.parametrize("all_of_it", [True, False])
-def test_changed_bytes_are_found_when_read(kept: Checkpoints, all_of_it: bool) -> None:
+def test_changed_bytes_are_found_when_read(kept: Checkpoints, name: str, all_of_it: bool) -> None:
     """Also where the file can still be read, and a weight is another number."""
-    file = kept.save(10, state(10), CONFIG) / "state.pt"
+    file = kept.save(10, state(10), CONFIG) / name
     content = bytearray(file.read_bytes())
     if all_of_it:
         content[:] = bytes(len(content))
     else:
         content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(Damaged, match=r"not those that were written.*remove it to go on"):
+    with pytest.raises(Damaged, match=rf"{name} are not those that were written.*remove it to go"):
         kept.load(10, CONFIG)
+
+
+def test_damage_anywhere_is_found_and_names_the_file(kept: Checkpoints) -> None:
+    """Flipped bits and lost ends: never another exception, never other values."""
+    place = kept.save(10, state(10), CONFIG)
+    chance = random.Random(0)
+    for name in FILES:
+        whole = (place / name).read_bytes()
+        for _ in range(60):
+            content = bytearray(whole)
+            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+            if chance.random() < 0.2:
+                del content[chance.randrange(len(content)) :]
+            (place / name).write_bytes(content)
+            with pytest.raises(Damaged, match=name.replace(".", r"\.")):
+                kept.load(10, CONFIG)
+        (place / name).write_bytes(whole)
+    assert loaded_step(kept, 10) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("state.json", "[1]"),
+        ("state.json", '{"dict": [["a", {"tensor": "nowhere"}]]}'),
+        ("state.json", '{"dict": [[[], 1]]}'),
+        ("state.json", '{"call": "os.system"}'),
+        ("state.json", "[" * 100_000),
+        ("state.safetensors", "x" * 100),
+    ],
+)
+def test_forged_files_with_matching_digests(kept: Checkpoints, name: str, text: str) -> None:
+    place = kept.save(10, state(10), CONFIG)
+    (place / name).write_text(text)
+    meta = read_document(place / "meta.json")
+    meta["files"][name] = {"bytes": len(text), "sha256": file_digest(place / name)}
+    (place / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(Damaged, match=name.replace(".", r"\.")):
+        kept.load(10, CONFIG)
+
+
+def test_every_kind_of_tensor_comes_back(kept: Checkpoints) -> None:
+    base = torch.randn(6, 4)
+    base[0, 0], base[0, 1] = float("nan"), -0.0
+    written = {
+        "whole": base,
+        "again": base,
+        "part": base[1:3],
+        "transposed": base.T,
+        "strided": base[:, ::2],
+        "expanded": base[:1].expand(5, 4),
+        "number": torch.tensor(3.5, dtype=torch.float64),
+        "halves": torch.randn(7).bfloat16(),
+        "ids": torch.tensor([2**62 + 1, -1]),
+        "mask": torch.tensor([True, False, True]),
+        "bytes": torch.arange(3, dtype=torch.uint8),
+        "empty": torch.empty(0, 3),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+    }
+    kept.save(10, written, CONFIG)
+    found = kept.load(10, CONFIG)
+    assert found.keys() == written.keys()
+    for name, tensor in written.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        assert torch.equal(_bits(found[name]), _bits(tensor)), name
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def test_plain_values_come_back_with_their_types(kept: Checkpoints) -> None:
+    written = {
+        "numbers": [1, True, float("nan"), -0.0, 1e-320, float("inf"), 2**70],
+        "nested": ((1, [2, (3,)]), {}, [], ()),
+        "text": "line\nend \ud800 \0 \x85",
+        1: {-1: None, (2, "a"): "keys", "1": "another"},
+        "tensor": {"tensor": "no tensor", "dict": 1},
+    }
+    kept.save(10, written, CONFIG)
+    found = kept.load(10, CONFIG)
+    assert repr(found) == repr(written)
+    assert [type(value) for value in found["numbers"]] == [int, bool, *[float] * 4, int]
 
 
 def test_unfinished_ones_are_ignored_then_cleared(kept: Checkpoints) -> None:
@@ -211,12 +316,14 @@ def die_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], bool]:
         for file in sorted(path.glob("*"))[:1]:
             file.unlink()
 
-    def half_save(_: object, file: Any) -> None:
-        file.write(b"PK half")
+    def half_written(file: Any, _: object) -> None:
+        file.write(b"half")
 
-    monkeypatch.setattr(torch, "save", deadly(torch.save, half_save))
+    write_tensors = deadly(states._write_tensors, half_written)
+    monkeypatch.setattr(states, "_write_tensors", write_tensors)
     monkeypatch.setattr(shutil, "rmtree", deadly(shutil.rmtree, half_tree))
     monkeypatch.setattr(os, "rename", deadly(os.rename, None))
+    monkeypatch.setattr(os, "replace", deadly(os.replace, None))
     monkeypatch.setattr(os, "fsync", deadly(os.fsync, None))
     return lambda: done >= count
 
@@ -241,7 +348,7 @@ def test_dying_anywhere_leaves_a_whole_checkpoint(
         assert loaded_step(again, latest) == latest
         again.save(30, state(30), CONFIG)
         assert os.listdir(again.folder) == ["step_000030"]
-    assert count > 7, "three files, two folders, two renames"
+    assert count > 9, "three files, two folders, three renames"
     assert seen == {10, 20}
 
 
@@ -250,24 +357,26 @@ def test_an_error_while_writing_leaves_nothing(
 ) -> None:
     kept.save(10, state(10), CONFIG)
 
-    def interrupted(_: object, file: Any) -> None:
+    def interrupted(file: Any, _: object) -> None:
         file.write(b"half")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(torch, "save", interrupted)
+        patched.setattr(states, "_write_tensors", interrupted)
         with pytest.raises(KeyboardInterrupt):
             kept.save(20, state(20), CONFIG)
     assert os.listdir(kept.folder) == ["step_000010"]
 
 
-def test_a_full_disk_says_what_to_do(kept: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    """/dev/full fails inside torch.save, which hides the reason behind a RuntimeError."""
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors"])
+def test_a_full_disk_says_what_to_do(
+    kept: Checkpoints, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     kept.save(10, state(10), CONFIG)
     open_path = Path.open
 
     def full(path: Path, *arguments: Any, **options: Any) -> Any:
-        target = Path("/dev/full") if path.name == "state.pt" else path
+        target = Path("/dev/full") if path.name == name else path
         return open_path(target, *arguments, **options)
 
     with monkeypatch.context() as patched:
@@ -298,7 +407,7 @@ def test_other_errors_are_not_renamed(kept: Checkpoints, monkeypatch: pytest.Mon
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(torch, "save", broken)
+    monkeypatch.setattr(states, "_write_tensors", broken)
     with pytest.raises(OSError, match="Input/output error"):
         kept.save(20, state(20), CONFIG)
     assert os.listdir(kept.folder) == []
@@ -310,6 +419,11 @@ def test_other_errors_are_not_renamed(kept: Checkpoints, monkeypatch: pytest.Mon
         ({"a": [np.float64(1.0)]}, r"state\['a'\]\[0\]: got a numpy.float64"),
         ({"rng": np.random.default_rng(0)}, r"state\['rng'\]: got a numpy"),
         ({np.int64(1): 1}, "the keys of state: got a numpy.int64"),
+        ({"dtype": torch.bfloat16}, r"state\['dtype'\]: got a torch.dtype"),
+        ({"bytes": b"a"}, r"state\['bytes'\]: got a builtins.bytes"),
+        ({"a": (torch.zeros(2, dtype=torch.complex64),)}, r"state\['a'\]\[0\]: got .*complex64"),
+        ({"a": torch.eye(2).to_sparse()}, r"state\['a'\]: got .*sparse"),
+        ({"a": torch.empty(2, device="meta")}, r"state\['a'\]: got a torch"),
     ],
 )
 def test_what_cannot_be_read_back_is_refused_at_once(

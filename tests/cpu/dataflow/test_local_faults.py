@@ -20,7 +20,7 @@ from sparrow.dataflow.local.loop import step, train
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
 from sparrow.dataflow.local.run import Diverged
 from sparrow.dataflow.local.watching import Nobody
-from sparrow.dataflow.runs import checkpoints
+from sparrow.dataflow.runs import states
 from sparrow.dataflow.runs.rollouts import read_rollouts
 
 SHORT = {"max_tokens": 8}
@@ -224,7 +224,7 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_it_stays(
         config(model, tmp_path / name, rollout={**SHORT, "samples": 2}, run={"save_every": 1})
         for name in ("whole", "broken")
     )
-    inner = checkpoints.sync
+    inner = states.sync
 
     def sync(file: Any) -> None:
         if "step_000003" in file.name:
@@ -232,7 +232,7 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_it_stays(
         inner(file)
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "sync", sync)
+        patched.setattr(states, "sync", sync)
         with pytest.raises(
             OSError, match=r"no space left for a checkpoint of .* last one is step 2"
         ):

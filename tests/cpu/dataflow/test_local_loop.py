@@ -1,5 +1,10 @@
 """The training loop: what does not change at rate 0, what comes again, what it leaves behind."""
 
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +27,12 @@ from support.training import (
 )
 
 from sparrow import load
+from sparrow.config import TrainConfig, read_resolved, save_resolved
 from sparrow.dataflow.episodes import Actor, single_turn
 from sparrow.dataflow.local.replaying import replay
-from sparrow.dataflow.runs.rollouts import read_rollouts
+from sparrow.dataflow.runs.rollouts import read_rollouts, write_rollouts
+from sparrow.dataflow.runs.states import read_state, write_state
+from sparrow.files import file_digest, read_document, write_document
 from sparrow.models import hf_views
 from sparrow.models.attention import Packed
 from sparrow.records import Completion, Trajectory
@@ -183,7 +191,7 @@ def test_the_folder_at_the_end_is_the_learner_s_model_in_transformers(done: Path
         torch.testing.assert_close(
             ours.logits(hidden), theirs(ids[None]).logits[0], atol=2e-5, rtol=1e-4
         )
-    state = torch.load(done / "checkpoints" / "step_000003" / "state.pt", weights_only=True)
+    state = read_state(done / "checkpoints" / "step_000003")
     for name, weight in ours.named_parameters():
         assert torch.equal(weight, state["learner"]["weights"][name]), name
     assert transformers.AutoTokenizer.from_pretrained(done / "model").encode("x1 = 5") != []
@@ -217,3 +225,108 @@ def test_replay_says_what_is_possible(done: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is .* a run directory of sparrow train"):
         replay(tmp_path, None, "train")
     assert not (done / "rollouts" / "step_000003.jsonl").exists()
+
+
+# A run directory may be anybody's.
+
+
+@pytest.fixture
+def given(done: Path, tmp_path: Path) -> Path:
+    """A run directory, to be damaged."""
+    return Path(shutil.copytree(done, tmp_path / "given"))
+
+
+def write_config(folder: Path, **changes: Mapping[str, Any]) -> None:
+    plain = read_resolved(TrainConfig, folder).model_dump(mode="json")
+    changed = {key: {**value, **changes.get(key, {})} for key, value in plain.items()}
+    save_resolved(TrainConfig.model_validate_json(json.dumps(changed)), folder)
+
+
+def test_replay_imports_no_code_unless_asked(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that its configuration names would say so when it is imported."""
+    (given / "planted.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(given))
+    settings: dict[str, dict[str, Any]] = {
+        "rollout.episode": {"rollout": {"episode": "planted:episode"}},
+        "algorithm.advantage": {"algorithm": {"advantage": "planted:advantage"}},
+        "algorithm.surrogate.use": {"algorithm": {"surrogate": {"use": "planted:surrogate"}}},
+        "algorithm.corrections[0].use": {"algorithm": {"corrections": [{"use": "planted:tis"}]}},
+    }
+    original = (given / "config.resolved.toml").read_bytes()
+    for key, change in settings.items():
+        (given / "config.resolved.toml").write_bytes(original)
+        write_config(given, **change)
+        told = rf"config\.resolved\.toml names code .{re.escape(key)}.*--allow-code"
+        with pytest.raises(ValueError, match=told):
+            replay(given, 0, "rollout")
+        assert "planted" not in sys.modules
+        with pytest.raises((ValueError, SystemExit), match="imported"):
+            replay(given, 0, "rollout", allow_code=True)
+        sys.modules.pop("planted", None)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+FAULTS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "no file": ("config.resolved.toml", Path.unlink),
+    "a changed setting": ("config.resolved.toml", flip),
+    "no TOML": ("config.resolved.toml", lambda file: file.write_text("=")),
+    "another setting": ("config.resolved.toml", lambda file: file.write_text("[nothing]")),
+    "changed tensors": ("checkpoints/step_000002/state.safetensors", flip),
+    "changed state": ("checkpoints/step_000002/state.json", flip),
+    "a changed line": ("rollouts/step_000002.jsonl", flip),
+    "no lines": ("rollouts/step_000002.jsonl", lambda file: file.write_text("")),
+    "no UTF-8": ("rollouts/step_000002.jsonl", lambda file: file.write_bytes(b"\xff\n")),
+}
+
+
+@pytest.mark.parametrize(("name", "damage"), FAULTS.values(), ids=FAULTS)
+def test_replay_names_the_file_that_is_wrong(
+    given: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    damage(given / name)
+    with pytest.raises(ValueError, match=re.escape(Path(name).name)) as error:
+        replay(given, 2, "train")
+    assert str(given) in str(error.value)
+
+
+def test_replay_names_the_run_whose_step_is_not_there(given: Path) -> None:
+    for gone, part in (("checkpoints/step_000002", "rollout"), ("rollouts", "train")):
+        shutil.rmtree(given / gone)
+        with pytest.raises(ValueError, match=rf"{given}.*step 2: cannot be replayed"):
+            replay(given, 2, part)
+
+
+def test_replay_names_the_checkpoint_that_is_no_state_of_the_run(given: Path) -> None:
+    """With digests that match."""
+    place = given / "checkpoints" / "step_000002"
+    state = read_state(place)
+    meta = read_document(place / "meta.json")
+    for broken in (
+        {key: value for key, value in state.items() if key != "learner"},
+        state | {"learner": state["learner"] | {"weights": {}}},
+        state | {"learner": state["learner"] | {"moments": {0: 1}}},
+        state | {"counts": 1, "step": None},
+        state | {"gate": None},
+    ):
+        write_state(place, broken)
+        for name, about in meta["files"].items():
+            about |= {"bytes": (place / name).stat().st_size, "sha256": file_digest(place / name)}
+        write_document(place / "meta.json", meta)
+        with pytest.raises(ValueError, match=rf"step 2 in {given / 'checkpoints'}"):
+            replay(given, 2, "rollout")
+
+
+def test_replay_names_trajectories_that_the_model_cannot_read(given: Path) -> None:
+    groups = read_rollouts(given, 2)
+    first = groups[0].trajectories[0]
+    ids = np.array(first.ids)
+    ids[0] = 10**6
+    changed = replace(groups[0], trajectories=(replace(first, ids=ids),))
+    write_rollouts(given, 2, [changed])
+    with pytest.raises(ValueError, match=r"step_000002\.jsonl"):
+        replay(given, 2, "train")

@@ -190,6 +190,20 @@ def test_the_header_says_how_the_model_is_known(model: Path, tmp_path: Path) -> 
         close_run(run)
 
 
+def test_a_schedule_that_was_moved_is_the_same_run(model: Path, tmp_path: Path) -> None:
+    """As those of a study's cells are, where its folder is."""
+    for name in ("here.json", "there.json"):
+        lengths, budgets = np.array([0, 40], np.int32), np.array([48, 64], np.int32)
+        Schedule(name="own", lengths=lengths, budgets=budgets).save(tmp_path / name)
+        attention = {"schedule": str(tmp_path / name)}
+        chosen = config(model, tmp_path / "run", rollout={"attention": attention}, run={"steps": 9})
+        run = open_run(chosen, parts=Parts(judge=noisy))
+        assert run.step == (name == "there.json")
+        step(run)
+        run.save()
+        close_run(run)
+
+
 def test_changes_at_a_resume_stay_noted(model: Path, tmp_path: Path) -> None:
     """Also where the run goes on twice from one checkpoint."""
     for number, rate in enumerate((1e-3, 2e-3, 2e-3)):

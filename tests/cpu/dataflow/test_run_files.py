@@ -4,6 +4,8 @@ import errno
 import json
 import math
 import os
+import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +22,7 @@ from sparrow.config import TrainConfig, load_config
 from sparrow.dataflow.runs import rollouts
 from sparrow.dataflow.runs.files import RunFiles
 from sparrow.dataflow.runs.rollouts import read_rollouts, rollout_steps
+from sparrow.files import read_lines
 from sparrow.records import NOT_SAMPLED, Group, Trajectory, Turn
 
 CONFIG = TrainConfig.model_validate({"model": {"name": "tiny"}, "data": {"task": "countdown"}})
@@ -83,10 +86,6 @@ def groups(seed: int) -> list[Group]:
     ]
 
 
-def read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def tree(folder: Path) -> dict[str, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
@@ -103,11 +102,11 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
         "validation.jsonl",
     ]
     assert load_config(TrainConfig, [tmp_path / "config.resolved.toml"], []) == CONFIG
-    assert read(tmp_path / "metrics.jsonl") == [
+    assert read_lines(tmp_path / "metrics.jsonl") == [
         {"step": 0, "critic/score/mean": 0.0, "actor/pg_loss": -0.5},
         {"step": 1, "critic/score/mean": 1 / 3, "actor/pg_loss": -0.5},
     ]
-    assert read(tmp_path / "actions.jsonl")[1]["reason"] == "p05 0.80 < 0.86"
+    assert read_lines(tmp_path / "actions.jsonl")[1]["reason"] == "p05 0.80 < 0.86"
 
 
 @pytest.mark.parametrize("checkpoint", [0, 2, 5])
@@ -126,7 +125,7 @@ def test_a_last_line_of_zeros_is_torn_too(tmp_path: Path) -> None:
     actions = tmp_path / "actions.jsonl"
     actions.write_bytes(actions.read_bytes() + b"\0\0\0\n")
     run(tmp_path, 2, 3)
-    assert [line["step"] for line in read(actions)] == [0, 1, 2]
+    assert [line["step"] for line in read_lines(actions)] == [0, 1, 2]
 
 
 def test_missing_lines_are_told_and_the_others_stay(tmp_path: Path) -> None:
@@ -136,7 +135,7 @@ def test_missing_lines_are_told_and_the_others_stay(tmp_path: Path) -> None:
     file.write_text("".join([lines[0], lines[2], lines[3]]))
     with open_files(tmp_path) as files:
         assert files.begin(CONFIG, 3) == [1]
-    assert [line["step"] for line in read(file)] == [0, 2]
+    assert [line["step"] for line in read_lines(file)] == [0, 2]
 
 
 @pytest.mark.parametrize("line", ["nonsense", "[1]", '{"step": "1"}', '{"loss": 1}', "", "true"])
@@ -146,16 +145,42 @@ def test_garbage_between_lines_is_refused(tmp_path: Path, line: str) -> None:
     file.write_text(line + "\n" + file.read_text())
     with (
         open_files(tmp_path) as files,
-        pytest.raises(ValueError, match=r"metrics.jsonl, line 1: got .* a whole number"),
+        pytest.raises(ValueError, match=rf"metrics.jsonl, line 1: got {re.escape(repr(line))}"),
     ):
         files.begin(CONFIG, 1)
+
+
+def test_a_changed_line_is_refused_wherever_it_stands(tmp_path: Path) -> None:
+    """Also as the last one: a line that was torn is no JSON, one that was changed may be."""
+    run(tmp_path, 0, 3)
+    for name in ("metrics.jsonl", "validation.jsonl", "actions.jsonl"):
+        file = tmp_path / name
+        whole = file.read_text()
+        lines = whole.splitlines(keepends=True)
+        for number in (1, len(lines)):
+            changed = lines[number - 1].replace('"step": ', '"step": 1')
+            file.write_text("".join([*lines[: number - 1], changed, *lines[number:]]))
+            with (
+                open_files(tmp_path) as files,
+                pytest.raises(ValueError, match=rf"{name}, line {number}: .*digest"),
+            ):
+                files.begin(CONFIG, 1)
+        file.write_text(whole)
+
+
+def test_lines_of_earlier_versions_have_no_digest_and_stay(tmp_path: Path) -> None:
+    run(tmp_path, 0, 2)
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in read_lines(file)))
+    run(tmp_path, 2, 3)
+    assert [line["step"] for line in read_lines(file)] == [0, 1, 2]
 
 
 def test_numbers_that_json_has_not_become_null(tmp_path: Path) -> None:
     with open_files(tmp_path) as files:
         files.begin(CONFIG, 0)
         files.metrics(0, {"a": math.nan, "b": -math.inf, "c": np.float32(0.5), "d": 3})
-    assert read(tmp_path / "metrics.jsonl") == [
+    assert read_lines(tmp_path / "metrics.jsonl") == [
         {"step": 0, "a": None, "b": None, "c": 0.5, "d": 3.0}
     ]
 
@@ -191,7 +216,7 @@ def test_lines_are_there_at_once(tmp_path: Path) -> None:
     with open_files(tmp_path) as files:
         files.begin(CONFIG, 0)
         files.metrics(0, {"a": 1.0})
-        assert read(tmp_path / "metrics.jsonl") == [{"step": 0, "a": 1.0}]
+        assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 0, "a": 1.0}]
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +235,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
             with pytest.raises(OSError, match=r"no space left for another line of .*metrics.jsonl"):
                 files.metrics(1, {"a": 2.0})
         files.metrics(1, {"a": 3.0})
-    assert read(tmp_path / "metrics.jsonl") == [{"step": 0, "a": 1.0}, {"step": 1, "a": 3.0}]
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 0, "a": 1.0}, {"step": 1, "a": 3.0}]
 
 
 def test_rollouts_come_back_equal(tmp_path: Path) -> None:
@@ -221,7 +246,7 @@ def test_rollouts_come_back_equal(tmp_path: Path) -> None:
         path = files.rollouts(12, written)
         assert path == tmp_path / "rollouts" / "step_000012.jsonl"
         assert files.read_rollouts(12) == written
-    lines = read(path)
+    lines = read_lines(path)
     assert len(lines) == count
     assert [line["group_index"] for line in lines] == [0, 0, 1, 2]
     assert [line["baseline"] for line in lines] == [None, None, None, 0.1]
@@ -266,9 +291,24 @@ def test_rollouts_that_are_none(tmp_path: Path, line: str) -> None:
         read_rollouts(tmp_path, 3)
 
 
+def test_damaged_rollouts_are_named(tmp_path: Path) -> None:
+    """One changed bit, or a line that is gone: the file is named, or the groups are the same."""
+    path = rollouts.write_rollouts(tmp_path, 3, groups(3))
+    whole, chance = path.read_bytes(), random.Random(0)
+    for _ in range(100):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"step_000003\.jsonl, line \d"):
+            read_rollouts(tmp_path, 3)
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    with pytest.raises(ValueError, match=r"step_000003\.jsonl is damaged: got 3 lines"):
+        read_rollouts(tmp_path, 3)
+
+
 def test_groups_that_are_none(tmp_path: Path) -> None:
     path = rollouts.write_rollouts(tmp_path, 3, groups(3))
-    lines = read(path)
+    lines = read_lines(path)
     lines[0]["prompt_id"] = "b"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(ValueError, match="a group that is none"):

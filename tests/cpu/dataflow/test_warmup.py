@@ -1,6 +1,5 @@
 """A whole warm-up, small: stopped and resumed, refused, ended, begun with another model."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sparrow import models
 from sparrow.config import WarmupConfig, load_config
 from sparrow.dataflow import warmup
+from sparrow.dataflow.runs.states import read_state
 from sparrow.dataflow.warmup import new_trainer, run_directory, spec_of, train, warm_up
+from sparrow.files import FolderLock, parse_line
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.words import VOCABULARY, encode
 
@@ -81,7 +82,7 @@ def config_of(toml: Path, name: str = "run", *overrides: str) -> WarmupConfig:
 def curve(folder: Path) -> list[dict[str, Any]]:
     """Without times, which differ from run to run."""
     lines = (folder / "curve.jsonl").read_text(encoding="utf-8").splitlines()
-    plain = [json.loads(line) for line in lines]
+    plain = [parse_line(line) for line in lines]
     assert all(line.pop("seconds") > 0 for line in plain)
     return plain
 
@@ -91,10 +92,14 @@ def assert_same_weights(left: Path, right: Path) -> None:
     assert ours.keys() == theirs.keys()
     for name, weight in theirs.items():
         assert torch.equal(ours[name], weight), name
-    mine, other = (
-        torch.load(place / "checkpoint.pt", weights_only=True)["model"] for place in (left, right)
-    )
+    mine, other = (read_state(checkpoint(place))["model"] for place in (left, right))
     assert all(torch.equal(mine[name], other[name]) for name in other)
+
+
+def checkpoint(folder: Path) -> Path:
+    """The only one of a run directory."""
+    (place,) = (folder / "checkpoints").iterdir()
+    return place
 
 
 def test_a_run_leaves_its_curve_and_a_model(toml: Path, tmp_path: Path) -> None:
@@ -138,8 +143,7 @@ def test_broken_off_between_checkpoints_it_goes_on_from_the_last(
     config = config_of(toml, "broken")
     with pytest.raises(KeyboardInterrupt):
         warm_up(config, on_step=stop)
-    state = torch.load(tmp_path / "broken" / "checkpoint.pt", weights_only=True)
-    assert state["next"] == 3
+    assert read_state(checkpoint(tmp_path / "broken"))["next"] == 3
     assert len(curve(tmp_path / "broken")) > 3
     warm_up(config)
     assert curve(tmp_path / "broken") == curve(whole)
@@ -162,14 +166,14 @@ def test_a_directory_of_another_configuration_is_refused(
 ) -> None:
     warm_up(config_of(toml), until=until)
     resolved = (tmp_path / "run" / "config.resolved.toml").read_text(encoding="utf-8")
-    with pytest.raises(ValueError, match=r"is of another configuration .* \(run.dir\)"):
+    with pytest.raises(ValueError, match=r"is of another configuration.* \(run.dir\)"):
         warm_up(config_of(toml, "run", change))
     assert (tmp_path / "run" / "config.resolved.toml").read_text(encoding="utf-8") == resolved
 
 
 def test_a_model_of_unknown_making_is_refused(toml: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "model").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"is there, but not .*checkpoint.pt: what made it"):
+    with pytest.raises(ValueError, match=r"model is there, but no checkpoint: what made it"):
         warm_up(config_of(toml))
 
 
@@ -228,7 +232,7 @@ def test_no_checkpoint_is_left_of_a_run_that_went_wrong(
     monkeypatch.setattr(warmup, "new_trainer", spoilt)
     with pytest.raises(ValueError, match="step 0: the loss is nan; lower the rate"):
         warm_up(config_of(toml))
-    assert not (tmp_path / "run" / "checkpoint.pt").exists()
+    assert not (tmp_path / "run" / "checkpoints").exists()
     assert not (tmp_path / "run" / "model").exists()
 
 
@@ -294,23 +298,61 @@ def test_until_the_end_and_beyond(toml: Path, tmp_path: Path) -> None:
 def broken(kind: str, file: Path) -> None:
     match kind:
         case "cut off":
-            file.write_bytes(file.read_bytes()[:1000])
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
         case "empty":
             file.write_bytes(b"")
         case "noise":
-            file.write_bytes(bytes(range(256)) * 8)
-        case "another table":
-            torch.save({"a": 1}, file)
-        case "no table":
-            torch.save([1], file)
+            file.write_bytes(bytes(range(256)) * (file.stat().st_size // 256 + 1))
+        case "one bit":
+            content = bytearray(file.read_bytes())
+            content[len(content) // 2] ^= 1
+            file.write_bytes(content)
+        case "no file":
+            file.unlink()
 
 
-@pytest.mark.parametrize("kind", ["cut off", "empty", "noise", "another table", "no table"])
-def test_a_damaged_checkpoint_is_named(toml: Path, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("name", ["meta.json", "state.json", "state.safetensors"])
+def test_a_damaged_checkpoint_is_named(toml: Path, tmp_path: Path, name: str) -> None:
     config = config_of(toml)
     warm_up(config, until=3)
-    broken(kind, tmp_path / "run" / "checkpoint.pt")
-    with pytest.raises(ValueError, match=r"checkpoint\.pt is (damaged|no checkpoint).*remove"):
+    file = checkpoint(tmp_path / "run") / name
+    whole = file.read_bytes()
+    for kind in ("cut off", "empty", "noise", "one bit", "no file"):
+        broken(kind, file)
+        with pytest.raises(ValueError, match=rf"step_000003 is damaged .*{name}.*remove"):
+            warm_up(config)
+        file.write_bytes(whole)
+    assert warm_up(config, until=4) is None
+
+
+def test_a_pickled_checkpoint_of_an_earlier_version_is_refused(toml: Path, tmp_path: Path) -> None:
+    """Not gone on from, and not begun anew over it."""
+    (tmp_path / "run").mkdir()
+    torch.save({"next": 3}, tmp_path / "run" / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is of an earlier version"):
+        warm_up(config_of(toml))
+
+
+def test_two_in_one_directory_are_refused(toml: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    lock = FolderLock(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"run is in use by another process"):
+        warm_up(config_of(toml))
+    lock.close()
+    left = tmp_path / "run" / ".curve.jsonl.4194305.unfinished"  # beyond any process
+    left.touch()
+    warm_up(config_of(toml), until=1)
+    assert not left.exists()
+
+
+def test_a_changed_line_of_the_curve_is_named(toml: Path, tmp_path: Path) -> None:
+    config = config_of(toml)
+    warm_up(config, until=3)
+    curve = tmp_path / "run" / "curve.jsonl"
+    lines = curve.read_text().splitlines(keepends=True)
+    lines[1] = lines[1].replace('"loss": ', '"loss": 1')
+    curve.write_text("".join(lines))
+    with pytest.raises(ValueError, match=r"curve\.jsonl, line 2"):
         warm_up(config)
 
 

@@ -1,10 +1,14 @@
 """The file of measurements: nothing lost, nothing mixed."""
 
+import dataclasses
 import os
+import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +74,95 @@ def test_other_measurements_are_refused(tmp_path: Path, about: dict, told: str) 
     Trajectories(tmp_path, ABOUT).close()
     with pytest.raises(ValueError, match=told):
         Trajectories(tmp_path, about)
+
+
+def values_of(store: Trajectories) -> list[list[object]]:
+    return [
+        [x.tobytes() if isinstance(x, np.ndarray) else x for x in dataclasses.astuple(one)]
+        for arm in ("dense", "sparse")
+        for one in store.of(arm)
+    ]
+
+
+def test_no_damage_passes_silently(tmp_path: Path) -> None:
+    """Flipped bits and lost ends: the file is named, or every row is what it was."""
+    with closing(Trajectories(tmp_path, ABOUT)) as store:
+        for prompt in range(4):
+            store.put("dense", measured(prompt, tokens=300))
+            store.put("sparse", measured(prompt, tokens=200, drawn=False))
+        written, done = values_of(store), store.done("sparse")
+    whole, chance = store.file.read_bytes(), random.Random(0)
+    refused = 0
+    for _ in range(150):
+        content = bytearray(whole)
+        page = chance.randrange(len(content) // 4096) * 4096
+        place = page + chance.randrange(chance.choice([120, 4096]))  # the head of a page, or any
+        content[place] ^= 1 << chance.randrange(8)
+        if chance.random() < 0.2:
+            del content[max(1, place) :]
+        store.file.write_bytes(content)
+        found = _values_or_fault(tmp_path)
+        refused += isinstance(found, str)
+        assert found == (written, done) or str(store.file) in str(found)
+    assert refused > 50
+
+
+def _values_or_fault(folder: Path) -> tuple[list[list[object]], set[tuple[int, int]]] | str:
+    try:
+        with closing(Trajectories(folder, ABOUT)) as store:
+            store.put("new", measured(9))
+            return values_of(store), store.done("sparse")
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_changed_row_is_named(tmp_path: Path) -> None:
+    """By prompt and sample; also where the value is as valid as the one before."""
+    with closing(Trajectories(tmp_path, ABOUT)) as store:
+        store.put("arm", measured(3))
+        store.put("arm", measured(4, sample=2))
+    for change in ("first = 9", "alpha = ids", "alpha = x'00'", "ratio = 'x'", "digest = ''"):
+        with closing(sqlite3.connect(store.file)) as db, db:
+            (before,) = db.execute("SELECT * FROM trajectories WHERE prompt = 4")
+            db.execute(f"UPDATE trajectories SET {change} WHERE prompt = 4")
+        with (
+            closing(Trajectories(tmp_path, ABOUT)) as again,
+            pytest.raises(ValueError, match=rf"{FILE} is damaged .*prompt 4, sample 2"),
+        ):
+            list(again.of("arm"))
+        with closing(sqlite3.connect(store.file)) as db, db:
+            db.execute("DELETE FROM trajectories WHERE prompt = 4")
+            db.execute(f"INSERT INTO trajectories VALUES ({', '.join('?' * len(before))})", before)
+    with closing(Trajectories(tmp_path, ABOUT)) as again:
+        assert len(list(again.of("arm"))) == 2
+
+
+TRIGGER = "CREATE TRIGGER t AFTER INSERT ON trajectories BEGIN DELETE FROM about; END"
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("DELETE FROM about WHERE key = 'format'", "has format 1, allowed: 2"),
+        ("UPDATE about SET value = 3 WHERE key = 'format'", "has format 3, allowed: 2"),
+        (TRIGGER, "no file of measurements"),
+        ("ALTER TABLE trajectories RENAME COLUMN alpha TO beta", "no file of measurements"),
+    ],
+)
+def test_files_of_another_make_are_refused(tmp_path: Path, statement: str, told: str) -> None:
+    with closing(Trajectories(tmp_path, ABOUT)) as store:
+        store.put("arm", measured())
+    with closing(sqlite3.connect(store.file)) as db, db:
+        db.execute(statement)
+    with pytest.raises(ValueError, match=rf"{FILE} .*{told}"):
+        Trajectories(tmp_path, ABOUT)
+
+
+def test_an_error_while_writing_names_the_file(tmp_path: Path) -> None:
+    store = Trajectories(tmp_path, ABOUT)
+    store._db.execute("PRAGMA max_page_count = 1")  # as a full disk
+    with pytest.raises(ValueError, match=rf"{FILE} cannot be read or written: .*full"):
+        store.put("arm", measured(tokens=10_000))
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """config.resolved.toml: complete, exact, written whole."""
 
+import errno
+import os
+import random
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from sparrow.config import (
     ModelConfig,
     RunConfig,
     load_config,
+    read_resolved,
     save_resolved,
 )
 
@@ -68,17 +71,45 @@ def test_complete_with_defaults_and_without_none(tmp_path: Path) -> None:
     assert table["run"] == {}
 
 
+def test_what_was_changed_is_refused_as_part_of_a_run_alone(tmp_path: Path) -> None:
+    """As a configuration that a user gives it is as good as any other."""
+    path = save_resolved(GenerateConfig(), tmp_path)
+    assert read_resolved(GenerateConfig, tmp_path) == GenerateConfig()
+    text = path.read_text()
+    path.write_text(text.replace("smollm2-135m", "smollm2-136m"))
+    assert load_config(GenerateConfig, [path]).model.name == "smollm2-136m"
+    with pytest.raises(ValueError, match=r"config\.resolved\.toml: .*first line"):
+        read_resolved(GenerateConfig, tmp_path)
+    path.write_text(path.read_text().partition("\n")[2])  # the edit is meant
+    assert read_resolved(GenerateConfig, tmp_path).model.name == "smollm2-136m"
+
+
+def test_no_damage_passes_silently(tmp_path: Path) -> None:
+    path, chance = save_resolved(GenerateConfig(), tmp_path), random.Random(0)
+    whole = path.read_bytes()
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"config\.resolved\.toml"):
+            read_resolved(GenerateConfig, tmp_path)
+
+
+def test_files_that_are_gone_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"config\.resolved\.toml"):
+        read_resolved(GenerateConfig, tmp_path)
+
+
 def test_a_failed_write_leaves_the_old_file_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_resolved(GenerateConfig(), tmp_path)
     before = path.read_bytes()
 
-    def full_disk(self: Path, data: Any) -> None:
-        self.touch()
-        raise OSError("no space left")
+    def full_disk(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="no space left"):
         save_resolved(GenerateConfig(sampling=GenerateSampling(n=2)), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]

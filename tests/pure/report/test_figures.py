@@ -180,8 +180,8 @@ def test_plans_are_files_and_the_same_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("no json", "is no JSON"),
-        ("[]", "is no file of format 1 of a surface"),
+        ("no json", "other.json: not valid JSON"),
+        ("[]", "other.json: got list"),
         ('{"format": 2, "cells": []}', "is no file of format 1"),
         ('{"format": 1, "bins": []}', "is no file of format 1 of a surface"),
         ('{"format": 1, "cells": []}', "has no cells"),

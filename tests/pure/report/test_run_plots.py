@@ -60,7 +60,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         Curve.read("a", tmp_path / "nothing.jsonl")
     (tmp_path / "text").write_text("no json", encoding="utf-8")
-    with pytest.raises(ValueError, match="JSON lines"):
+    with pytest.raises(ValueError, match="text, line 1: not valid JSON"):
         Curve.read("a", tmp_path / "text")
     with pytest.raises(ValueError, match="no run"):
         curves([], title="t")

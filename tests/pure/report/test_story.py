@@ -1,11 +1,13 @@
 """From run directories to a page: what is on it, and that its figures are those of the files."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 from support import run_folders
 
+from sparrow.files import read_document, write_document
 from sparrow.report.page.calibration import plan_table
 from sparrow.report.page.comparison import difference
 from sparrow.report.page.html import html
@@ -173,15 +175,15 @@ def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "says"),
     [
-        ("metrics.jsonl", "{]\n", "line 1 is no JSON"),
+        ("metrics.jsonl", "{]\n", "line 1: not valid JSON"),
         ("metrics.jsonl", "{}\n", "line 1 has no 'step'"),
         ("metrics.jsonl", '{"step": true}\n', "step: got true, allowed: a whole number"),
         ("metrics.jsonl", '{"step": 1}\n' * 2, "line 2: step 1 is there twice"),
         ("metrics.jsonl", '{"step": 1, "critic/score/mean": "x"}\n', 'got "x", allowed'),
-        ("validation.jsonl", "\x00\x01\n", "line 1 is no JSON"),
+        ("validation.jsonl", "\x00\x01\n", "line 1: not valid JSON"),
         ("config.resolved.toml", "=", "is no TOML"),
-        ("schedule.json", "[1]", "got .1., allowed: an object"),
-        ("plan.json", "nothing", "plan.json is no JSON"),
+        ("schedule.json", "[1]", "got list, allowed: a JSON object"),
+        ("plan.json", "nothing", "plan.json: not valid JSON"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, file: str, text: str, says: str) -> None:
@@ -190,6 +192,30 @@ def test_broken_files_are_named(tmp_path: Path, file: str, text: str, says: str)
     with pytest.raises(ValueError, match=says) as error:
         page_of([folder])
     assert str(folder / file) in str(error.value)
+
+
+def test_no_damage_passes_silently(tmp_path: Path) -> None:
+    """One changed bit anywhere: the file is named, or the page is the same."""
+    folder = run_folders.demo(tmp_path / "demo")
+    whole, chance = page_of([folder]), random.Random(0)
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    assert len(files) == 8
+    for file in files:
+        content = file.read_bytes()
+        for _ in range(40):
+            damaged = bytearray(content)
+            damaged[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+            file.write_bytes(damaged)
+            found = _page_or_fault(folder)
+            assert found == whole or str(file) in str(found)
+        file.write_bytes(content)
+
+
+def _page_or_fault(folder: Path) -> Page | str:
+    try:
+        return page_of([folder])
+    except ValueError as error:
+        return str(error)
 
 
 def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
@@ -239,9 +265,9 @@ def said(folder: Path) -> tuple[str, ...]:
 def test_what_files_hold_inside_is_checked(tmp_path: Path) -> None:
     folder = run_folders.demo(tmp_path / "demo")
     surface = folder / "calibration" / "surface.json"
-    data = json.loads(surface.read_text())
+    data = read_document(surface)
     data["cells"][1]["p05"] = "high"
-    surface.write_text(json.dumps(data), encoding="utf-8")
+    write_document(surface, data)
     with pytest.raises(ValueError, match='cells 1, p05: got "high"'):
         page_of([folder])
 
@@ -264,10 +290,16 @@ def test_very_long_curves_are_drawn_by_means(tmp_path: Path) -> None:
     assert "the mean of up to 4 steps" in length.say
 
 
+def add_settings(folder: Path, text: str) -> None:
+    """As an edit that is meant: without the digest."""
+    file = folder / "config.resolved.toml"
+    _, _, below = file.read_text(encoding="utf-8").partition("\n")
+    file.write_text(below + text, encoding="utf-8")
+
+
 def test_accuracies_of_other_rows_are_not_subtracted(tmp_path: Path) -> None:
     folders = [run_folders.training(tmp_path / name) for name in ("a", "b")]
-    with (folders[1] / "config.resolved.toml").open("a", encoding="utf-8") as file:
-        file.write("[data]\nlength = 300\n")
+    add_settings(folders[1], "[data]\nlength = 300\n")
     table = rows(page_of(folders), "final-table")
     assert table["after, against a"] == ("-", "measured otherwise")
 
@@ -318,8 +350,7 @@ def test_bins_are_named_by_the_schedules_edges(tmp_path: Path) -> None:
 
 def test_a_schedule_is_drawn_to_where_answers_end(tmp_path: Path) -> None:
     folder = run_folders.training(tmp_path / "run")
-    with (folder / "config.resolved.toml").open("a", encoding="utf-8") as file:
-        file.write("[rollout]\nmax_prompt = 64\nmax_tokens = 336\n")
+    add_settings(folder, "[rollout]\nmax_prompt = 64\nmax_tokens = 336\n")
     own, _ = chart(page_of([folder]), "kept-tokens").lines
     assert own.points[-1] == (400, 400)  # the last bin keeps everything
 
@@ -347,6 +378,6 @@ def test_empty_and_uneven_lists_are_named(
     tmp_path: Path, file: str, change: dict[str, object], says: str
 ) -> None:
     place = run_folders.demo(tmp_path / "demo") / file
-    place.write_text(json.dumps(json.loads(place.read_text()) | change), encoding="utf-8")
+    write_document(place, read_document(place) | change)
     with pytest.raises(ValueError, match=says):
         page_of([tmp_path / "demo"])

@@ -1,6 +1,7 @@
 """A study's folder read and checked, and its report written: whole, broken, unfinished, empty."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from sparrow.report.study.reading import read_study
+from sparrow.report.study.reading import Study, read_study
 from sparrow.report.study.write import write_study
 from tests.support import study_folders as folders
 
@@ -110,14 +111,18 @@ def base(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("cells/dense-0/metrics.jsonl", '{"step": 0}\n{"step": \n', "metrics.jsonl, line 2 is no"),
+        (
+            "cells/dense-0/metrics.jsonl",
+            '{"step": 0}\n{"step": \n',
+            "metrics.jsonl, line 2: not valid JSON",
+        ),
         ("cells/dense-0/metrics.jsonl", '{"step": 0, "a": "b"}\n', "line 1, a: got"),
         ("cells/dense-0/metrics.jsonl", '{"step": 0}\n{"step": 0}\n', "step 0 is there twice"),
         ("cells/dense-0/validation.jsonl", '{"step": 0}\n', "step 0: got no accuracy"),
         ("cells/dense-0/end.json", '{"status": "done"}', "end.json has no 'message'"),
-        ("cells/dense-0/tail.json", "{\n[}", "tail.json is no JSON.*line 2"),
+        ("cells/dense-0/tail.json", "{\n[}", "tail.json: not valid JSON.*line 2"),
         ("plans/dense.json", '{"lengths": [0, 1], "budgets": [1]}', "1 budgets for 2 lengths"),
-        ("design.json", "[]", "design.json: got .*allowed: an object"),
+        ("design.json", "[]", "design.json: got list, allowed: a JSON object"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, file: str, text: str, message: str) -> None:
@@ -126,6 +131,31 @@ def test_broken_files_are_named(tmp_path: Path, file: str, text: str, message: s
     (study / file).write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_study(study)
+
+
+def test_no_damage_passes_silently(tmp_path: Path) -> None:
+    """One changed bit anywhere: the file is named, or the study reads the same."""
+    place = base(tmp_path)
+    folders.plan(place, "dense", [0, 512], [64, 128])
+    whole, chance = read_study(place), random.Random(0)
+    files = [file for file in sorted(place.rglob("*")) if file.is_file()]
+    assert {file.name for file in files} >= {"design.json", "end.json", "metrics.jsonl"}
+    for file in files:
+        content = file.read_bytes()
+        for _ in range(25):
+            damaged = bytearray(content)
+            damaged[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+            file.write_bytes(damaged)
+            found = _read_or_fault(place)
+            assert found == whole or str(file) in str(found)
+        file.write_bytes(content)
+
+
+def _read_or_fault(place: Path) -> Study | str:
+    try:
+        return read_study(place)
+    except ValueError as error:
+        return str(error)
 
 
 def test_a_status_that_nobody_knows(tmp_path: Path) -> None:
