@@ -6,7 +6,7 @@ has none: rows and configurations, which people write.
 
 import hashlib
 import json
-import pickle
+import operator
 import random
 import shutil
 import sqlite3
@@ -14,9 +14,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from faults import kills
 from faults.outcomes import UNPROTECTED, Progress, Try, attempt
 
@@ -24,6 +26,7 @@ from sparrow.calibrate.surface import Surface
 from sparrow.calibrate.trajectories import Trajectories
 from sparrow.config import TrainConfig, load_config
 from sparrow.config.resolved import read_resolved
+from sparrow.dataflow.local.opening import close_run, open_parts
 from sparrow.dataflow.runs.checkpoints import Checkpoints
 from sparrow.dataflow.runs.rollouts import read_rollouts
 from sparrow.models import fingerprint, load, load_tokenizer, save
@@ -34,7 +37,8 @@ from sparrow.report.study.reading import read_study
 from sparrow.sparse import Schedule
 from sparrow.tasks.rows import FileRows
 
-ROOT = Path(__file__).parents[2]
+TINY = load("tiny", device="cpu")
+REPORTED = ("metrics.jsonl", "validation.jsonl", "config.resolved.toml")
 
 
 class Specimen(NamedTuple):
@@ -45,200 +49,20 @@ class Specimen(NamedTuple):
     file: str
     read: Callable[[Path], Any]
     digest: bool = True
-
-
-# Damage.
-
-
-def damaged(data: bytes, rng: random.Random) -> tuple[str, bytes]:
-    """One of a dozen kinds of damage, and the bytes after it, which differ."""
-    place, other = sorted((rng.randrange(len(data)), rng.randrange(len(data))))
-    byte = data[place] ^ (1 << rng.randrange(8))
-    lines = data.split(b"\n")
-    one, two = rng.randrange(len(lines)), rng.randrange(len(lines))
-    swapped = list(lines)
-    swapped[one], swapped[two] = lines[two], lines[one]
-    kinds = {
-        "a bit": data[:place] + bytes([byte]) + data[place + 1 :],
-        "a digit": _digit(data, place, rng),
-        "random bytes": data[:place] + rng.randbytes(16) + data[place + 16 :],
-        "zeros": data[:place] + bytes(64) + data[place + 64 :],
-        "cut off": data[:place],
-        "cut out": data[:place] + data[other:],
-        "twice": data[:other] + data[place:],
-        "put in": data[:place] + rng.randbytes(8) + data[place:],
-        "lines swapped": b"\n".join(swapped),
-        "line lost": b"\n".join(lines[:one] + lines[one + 1 :]),
-        "empty": b"",
-        "a tail": data + rng.randbytes(32),
-    }
-    different = [(kind, made) for kind, made in kinds.items() if made != data]
-    return rng.choice(different)
-
-
-def _digit(data: bytes, place: int, rng: random.Random) -> bytes:
-    """The next digit of a text turned into another one: what no parser can notice."""
-    for at in range(place, len(data)):
-        if 48 <= data[at] <= 57:
-            return (
-                data[:at]
-                + bytes([48 + (data[at] - 48 + rng.randrange(1, 10)) % 10])
-                + data[at + 1 :]
-            )
-    return data
-
-
-# Specimens.
-
-
-def specimens(place: Path) -> list[Specimen]:
-    """Small files of every kind, made by the product itself."""
-    run, own = place / "train" / "run", place / "calibrate" / "run"
-    for name in ("train", "calibrate", "study"):
-        (place / name).mkdir()
-        _sparrow(*kills.VERBS[name].words(place / name))
-    _sparrow("plan", str(own / "surface.json"), "-t", "0.6", "--allow-dense", "--no-plots")
-    model, adapter, rows = place / "model", place / "adapter", place / "rows"
-    tiny = load("tiny", device="cpu")
-    save(tiny, model)
-    Adapter.random(tiny.spec, 4, seed=0).save(adapter)
-    rows.mkdir()
-    lines = [{"prompt": f"what is {n}?", "answer": str(n), "data_source": "math"} for n in range(9)]
-    (rows / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
-    (rows / "train.toml").write_text(kills.TRAIN, encoding="utf-8")
-    step = f"checkpoints/step_{max(Checkpoints(run / 'checkpoints', 1).steps()):06d}"
-    checkpoint = [f"{step}/{path.name}" for path in sorted((run / step).iterdir())]
-    weights = [path.name for path in sorted(model.iterdir()) if path.name != "README.md"]
-    return [
-        Specimen("schedule", own, "schedule.json", lambda f: to_dict(Schedule.load(f / "schedule.json"))),
-        Specimen("surface", own, "surface.json", lambda f: to_dict(Surface.load(f / "surface.json"))),
-        Specimen("surface, plan (report)", own, "surface.json", _report),
-        Specimen("surface, plan (report)", own, "plan.json", _report),
-        Specimen("measurements", own, "measured.sqlite", _measured),
-        *(Specimen("model", model, name, _model) for name in weights),
-        *(Specimen("adapter", adapter, path.name, _adapter) for path in sorted(adapter.iterdir())),
-        *(Specimen("checkpoint", run, name, _checkpoint) for name in checkpoint),
-        Specimen("run (report)", run, "metrics.jsonl", _report),
-        Specimen("run (report)", run, "validation.jsonl", _report),
-        Specimen("run (report)", run, "config.resolved.toml", _report),
-        Specimen("run (replay)", run, "config.resolved.toml", _resolved),
-        Specimen("rollouts", run, "rollouts/step_000003.jsonl", _rollouts),
-        *(
-            Specimen("study", place / "study" / "run", name, _study)
-            for name in ("design.json", "cells/dense-0/end.json", "cells/dense-0/tail.json")
-            + ("cells/dense-0/metrics.jsonl", "cells/dense-0/validation.jsonl", "plans/p05-0.86.json")
-        ),
-        Specimen("rows", rows, "rows.jsonl", _rows, digest=False),
-        Specimen("configuration", rows, "train.toml", _config, digest=False),
-    ]  # fmt: skip
-
-
-def _sparrow(*words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "sparrow", *words], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{words}: {done.stderr[-2000:]}")
-
-
-def _report(folder: Path) -> Any:
-    run = read_run(folder)
-    return [getattr(run, name) for name in run.__slots__ if name != "folder"]
-
-
-def _measured(folder: Path) -> Any:
-    """Every row that would be used again; rows that are gone are measured again."""
-    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-    store = Trajectories(folder, about["about"])
-    try:
-        return {arm: [_plain(row) for row in store.of(arm)] for arm in about["arms"]}
-    finally:
-        store.close()
-
-
-def _plain(record: Any) -> str:
-    names = record.__slots__
-    return hashlib.sha256(pickle.dumps([getattr(record, name) for name in names])).hexdigest()
-
-
-def _model(folder: Path) -> Any:
-    model, tokenizer = load(folder, device="cpu"), load_tokenizer(folder)
-    template = tokenizer.chat_template
-    return (
-        fingerprint(model),
-        model.spec,
-        tokenizer.get_vocab(),
-        template,
-        str(tokenizer.backend_tokenizer.to_str()),
-    )
-
-
-def _adapter(folder: Path) -> Any:
-    adapter = Adapter.load(folder, load("tiny", device="cpu").spec)
-    return adapter.alpha, {name: t.tolist() for name, t in adapter.tensors().items()}
-
-
-def _checkpoint(folder: Path) -> Any:
-    """The latest checkpoint; where that is damaged it is passed over, which is said."""
-    said: list[str] = []
-    checkpoints = Checkpoints(folder / "checkpoints", 1, report=said.append)
-    step = checkpoints.latest()
-    if said or step is None:
-        raise ValueError(said[0] if said else "no checkpoint")
-    identity = (folder.parent / "identity.txt").read_text(encoding="utf-8")
-    return step, _flat(checkpoints.load(step, identity))
-
-
-def _flat(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _flat(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [type(value).__name__, *map(_flat, value)]
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _resolved(folder: Path) -> Any:
-    return read_resolved(TrainConfig, folder)
-
-
-def _rollouts(folder: Path) -> Any:
-    return [[to_dict(one) for one in group.trajectories] for group in read_rollouts(folder, 3)]
-
-
-def _study(folder: Path) -> Any:
-    return repr(read_study(folder))
-
-
-def _rows(folder: Path) -> Any:
-    return FileRows.read(folder / "rows.jsonl").examples
-
-
-def _config(folder: Path) -> Any:
-    return load_config(TrainConfig, [folder / "train.toml"])
-
-
-# The campaign.
+    same: Callable[[Any, Any], bool] = operator.eq  # what was read, and what was written
 
 
 def run(count: int, seed: int) -> list[Try]:
+    """So many damaged files, of each kind in turn."""
     rng, progress = random.Random(seed), Progress("files", count, every=50)
-    with tempfile.TemporaryDirectory(prefix="damage-") as place:
-        found = specimens(Path(place))
-        _keep_identities(Path(place))
-        right = {number: specimen.read(specimen.folder) for number, specimen in enumerate(found)}
+    with tempfile.TemporaryDirectory(prefix="damage-") as name:
+        place = Path(name)
+        made = specimens(place)
+        right = [specimen.read(specimen.folder) for specimen in made]
         for number in range(count):
-            index = number % len(found)
-            progress.add(found[index].kind, *_tried(found[index], right[index], rng, Path(place)))
+            index = number % len(made)
+            progress.add(made[index].kind, *_tried(made[index], right[index], rng, place))
     return progress.tries
-
-
-def _keep_identities(place: Path) -> None:
-    """What a run and a calibration are opened with, which are not in their folders."""
-    own = place / "calibrate" / "run"
-    with sqlite3.connect(own / "measured.sqlite") as db:
-        about = {
-            key: json.loads(value) for key, value in db.execute("SELECT key, value FROM about")
-        }
-        arms = [arm for (arm,) in db.execute("SELECT DISTINCT arm FROM trajectories")]
-    (own / "about.json").write_text(json.dumps({"about": about, "arms": arms}), encoding="utf-8")
 
 
 def _tried(specimen: Specimen, right: Any, rng: random.Random, place: Path) -> tuple[str, str]:
@@ -251,9 +75,206 @@ def _tried(specimen: Specimen, right: Any, rng: random.Random, place: Path) -> t
     told = f"{specimen.file}, {how}"
     kind, value = attempt(lambda: specimen.read(copy))
     if kind == "value":
-        same = value == right
         changed = "silent change" if specimen.digest else UNPROTECTED
-        return ("same", "") if same else (changed, told)
-    if kind == "refused" and str(copy) not in value and Path(specimen.file).name not in value:
+        return ("same", "") if specimen.same(value, right) else (changed, told)
+    if kind == "refused" and Path(specimen.file).name not in value:
         return "traceback", f"{told}: the file is not named: {value[:200]}"
     return kind, f"{told}: {value[:200]}"
+
+
+def damaged(data: bytes, rng: random.Random) -> tuple[str, bytes]:
+    """One of a dozen kinds of damage, and the bytes after it, which differ."""
+    place, other = sorted((rng.randrange(len(data)), rng.randrange(len(data))))
+    lines = data.split(b"\n")
+    one, two = rng.randrange(len(lines)), rng.randrange(len(lines))
+    swapped = list(lines)
+    swapped[one], swapped[two] = lines[two], lines[one]
+    kinds = {
+        "a bit": data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :],
+        "a digit": _digit(data, place, rng),
+        "random bytes": data[:place] + rng.randbytes(16) + data[place + 16 :],
+        "zeros": data[:place] + bytes(64) + data[place + 64 :],
+        "cut off": data[:place],
+        "cut out": data[:place] + data[other:],
+        "twice": data[:other] + data[place:],
+        "put in": data[:place] + rng.randbytes(8) + data[place:],
+        "lines swapped": b"\n".join(swapped),
+        "line lost": b"\n".join(lines[:one] + lines[one + 1 :]),
+        "empty": b"",
+        "a tail": data + rng.randbytes(32),
+    }
+    return rng.choice([(kind, made) for kind, made in kinds.items() if made != data])
+
+
+def _digit(data: bytes, place: int, rng: random.Random) -> bytes:
+    """The next digit of a text turned into another one: what no parser can notice."""
+    for at in range(place, len(data)):
+        if 48 <= data[at] <= 57:
+            digit = 48 + (data[at] - 48 + rng.randrange(1, 10)) % 10
+            return data[:at] + bytes([digit]) + data[at + 1 :]
+    return data
+
+
+# Specimens.
+
+
+def specimens(place: Path) -> list[Specimen]:
+    """Small files of every kind, made by the product itself."""
+    for name in ("train", "calibrate", "study"):
+        (place / name).mkdir()
+        _sparrow(*kills.VERBS[name].words(place / name))
+    return [
+        *_of_calibration(place / "calibrate" / "run"),
+        *_of_models(place),
+        *_of_run(place / "train" / "run"),
+        *_of_study(place / "study" / "run"),
+        *_by_hand(place / "rows"),
+    ]
+
+
+def _sparrow(*words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "sparrow", *words], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{words}: {done.stderr[-2000:]}")
+
+
+def _of_calibration(folder: Path) -> list[Specimen]:
+    surface = str(folder / "surface.json")
+    _sparrow("plan", surface, "-t", "0.6", "--allow-dense", "--no-plots")
+    with sqlite3.connect(folder / "measured.sqlite") as db:
+        rows = dict(db.execute("SELECT key, value FROM about"))
+        arms = [arm for (arm,) in db.execute("SELECT DISTINCT arm FROM trajectories")]
+    about = {key: json.loads(value) for key, value in rows.items() if key != "format"}
+
+    def measured(copy: Path) -> Any:
+        with closing(Trajectories(copy, about)) as store:
+            return [_content(row) for arm in arms for row in store.of(arm)]
+
+    def within(rows: Any, right: Any) -> bool:
+        """Rows that are gone are measured again."""
+        return all(row in right for row in rows)
+
+    return [
+        Specimen("schedule", folder, "schedule.json", _schedule),
+        Specimen("surface", folder, "surface.json", _surface),
+        Specimen("surface, in a report", folder, "surface.json", _report),
+        Specimen("plan, in a report", folder, "plan.json", _report),
+        Specimen("measurements", folder, "measured.sqlite", measured, same=within),
+    ]
+
+
+def _of_models(place: Path) -> list[Specimen]:
+    save(TINY, place / "model")
+    Adapter.random(TINY.spec, 4, alpha=8, seed=0).save(place / "adapter")
+    return [
+        Specimen(kind, place / kind, path.name, read)
+        for kind, read in (("model", _model), ("adapter", _adapter))
+        for path in sorted((place / kind).iterdir())
+    ]
+
+
+def _of_run(folder: Path) -> list[Specimen]:
+    run = open_parts(read_resolved(TrainConfig, folder), folder)
+    close_run(run)
+
+    def checkpoint(copy: Path) -> Any:
+        """The latest; where that is damaged it is passed over, which is said."""
+        said: list[str] = []
+        checkpoints = Checkpoints(copy / "checkpoints", 1, report=said.append)
+        step = checkpoints.latest()
+        if said or step is None:
+            raise ValueError(said[0] if said else "no checkpoint")
+        return step, _plain(checkpoints.load(step, run.identity))
+
+    last = sorted((folder / "checkpoints").glob("step_*"))[-1]
+    return [
+        *(
+            Specimen("checkpoint", folder, str(path.relative_to(folder)), checkpoint)
+            for path in sorted(last.iterdir())
+        ),
+        *(Specimen("run, in a report", folder, name, _report) for name in REPORTED),
+        Specimen("run, to replay", folder, "config.resolved.toml", _resolved),
+        Specimen("rollouts", folder, "rollouts/step_000003.jsonl", _rollouts),
+    ]
+
+
+def _of_study(folder: Path) -> list[Specimen]:
+    cell = ("end.json", "tail.json", "start.json", "metrics.jsonl", "validation.jsonl")
+    names = ["design.json", "plans/p05-0.86.json", *(f"cells/p05-0.86-0/{name}" for name in cell)]
+    return [Specimen("study", folder, name, _study) for name in names]
+
+
+def _by_hand(folder: Path) -> list[Specimen]:
+    """What people write themselves has no digest."""
+    folder.mkdir()
+    rows = [{"prompt": f"what is {n}?", "answer": str(n), "data_source": "math"} for n in range(9)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    (folder / "train.toml").write_text(kills.TRAIN, encoding="utf-8")
+    return [
+        Specimen("rows", folder, "rows.jsonl", _rows, digest=False),
+        Specimen("configuration", folder, "train.toml", _config, digest=False),
+    ]
+
+
+# What files say, as values that can be compared.
+
+
+def _schedule(folder: Path) -> Any:
+    return to_dict(Schedule.load(folder / "schedule.json"))
+
+
+def _surface(folder: Path) -> Any:
+    return to_dict(Surface.load(folder / "surface.json"))
+
+
+def _report(folder: Path) -> Any:
+    run = read_run(folder)
+    return [getattr(run, name) for name in run.__slots__ if name != "folder"]
+
+
+def _content(record: Any) -> list[Any]:
+    return [_plain(getattr(record, name)) for name in record.__slots__]
+
+
+def _plain(value: Any) -> Any:
+    """Tensors and arrays as digests of their bytes, containers by their kind."""
+    if isinstance(value, dict):
+        return [(str(key), _plain(inner)) for key, inner in value.items()]
+    if isinstance(value, list | tuple):
+        return [type(value).__name__, *map(_plain, value)]
+    if isinstance(value, torch.Tensor):
+        value = value.contiguous().view(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(value.tobytes()).hexdigest() if hasattr(value, "tobytes") else value
+
+
+def _model(folder: Path) -> Any:
+    model, tokenizer = load(folder, device="cpu"), load_tokenizer(folder)
+    words = tokenizer.backend_tokenizer.to_str()
+    special = {key: str(value) for key, value in tokenizer.special_tokens_map.items()}
+    return fingerprint(model), model.spec, words, tokenizer.chat_template, special
+
+
+def _adapter(folder: Path) -> Any:
+    adapter = Adapter.load(folder, TINY.spec, dtype=torch.float32, device="cpu")
+    return adapter.alpha, adapter.rslora, _plain(adapter.tensors())
+
+
+def _resolved(folder: Path) -> Any:
+    return read_resolved(TrainConfig, folder)
+
+
+def _rollouts(folder: Path) -> Any:
+    return [[to_dict(one) for one in group.trajectories] for group in read_rollouts(folder, 3)]
+
+
+def _study(folder: Path) -> Any:
+    study = read_study(folder)
+    return [getattr(study, name) for name in study.__slots__ if name != "folder"]
+
+
+def _rows(folder: Path) -> Any:
+    return FileRows.read(folder / "rows.jsonl").examples
+
+
+def _config(folder: Path) -> Any:
+    return load_config(TrainConfig, [folder / "train.toml"])

@@ -21,6 +21,7 @@ from sparrow.calibrate.trajectories import Trajectories
 from sparrow.dataflow.prompts import Source
 from sparrow.files import FolderLock, remove_unfinished
 from sparrow.models import Decoder, fingerprint, tokenizer_digest
+from sparrow.models.sources import model_name
 from sparrow.models.spec import spec_to_hf
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.loading import load_flow, resolve_flow
@@ -149,7 +150,7 @@ def _surface(
     dtype = str(model.dtype).removeprefix("torch.")
     return Surface(
         format=FORMAT,
-        model=str(model.source.name if model.source else "random weights"),
+        model=model_name(model),
         family=model.spec.family,
         fingerprint=weights,
         shape=json.dumps(spec_to_hf(model.spec, dtype)),

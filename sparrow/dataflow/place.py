@@ -10,7 +10,7 @@ import torch
 from sparrow.calibrate.planning.hardware import Hardware, known
 from sparrow.config import RolloutConfig
 from sparrow.engine.memory import host_memory
-from sparrow.models.digests import verify
+from sparrow.files import verify
 from sparrow.models.fetch import fetched
 from sparrow.models.fetch import known as fetchable
 from sparrow.models.shapes import SHAPES

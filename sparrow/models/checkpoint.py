@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from sparrow.files import remove_unfinished, unfinished_path
+from sparrow.files import remove_unfinished, unfinished_path, verify, write_sums
 from sparrow.models.decoder import Decoder
-from sparrow.models.digests import verify, write_sums
 from sparrow.models.shapes import shape
 from sparrow.models.sources import CONFIG, GENERATION_CONFIG, locate, read_json
 from sparrow.models.spec import ModelSpec, spec_from_hf, spec_to_hf, token_ids

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sparrow.files import open_lock
-from sparrow.models.digests import write_sums
+from sparrow.files import open_lock, write_sums
 
 Report = Callable[[str], None]
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparrow.models.digests import verify, write_sums
+from sparrow.files import verify, write_sums
 from sparrow.models.peft_format import (
     CONFIG,
     FUSED,

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sparrow.files import file_digest, parse_json, read_text
+from sparrow.files import SUMS, file_digest, has_sums, parse_json, read_text
 from sparrow.models.decoder import Decoder
-from sparrow.models.digests import SUMS, has_sums
 from sparrow.models.fetch import fetch, known
 
 SHIPPED = Path(__file__).parent / "shipped"
@@ -67,9 +66,22 @@ def provenance(model: Decoder) -> str:
         return "random weights"
     if _is_shipped(folder):
         return "pinned"
-    if folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name):
-        return f"revision {folder.name[:12]}"  # in the cache of a hub
+    if _is_snapshot(folder):
+        return f"revision {folder.name[:12]}"
     return "verified" if has_sums(folder) else "unverified"
+
+
+def model_name(model: Decoder) -> str:
+    """What a model is called: the name of its folder, or of its repository on the hub."""
+    folder = model.source
+    if folder is None:
+        return "random weights"
+    return folder.parents[1].name.rpartition("--")[2] if _is_snapshot(folder) else folder.name
+
+
+def _is_snapshot(folder: Path) -> bool:
+    """Whether a folder lies in the hub's cache: models--OWNER--NAME/snapshots/REVISION."""
+    return folder.parent.name == "snapshots" and bool(re.fullmatch("[0-9a-f]{40}", folder.name))
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sparrow.models.digests import cached_digest, verify
+from sparrow.files import cached_digest, verify
 from sparrow.models.sources import CONFIG, locate, read_json
 
 TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -18,7 +18,7 @@ from sparrow.dataflow.local.validating import validation_of
 from sparrow.dataflow.local.watching import Nobody, Watcher
 from sparrow.dataflow.place import dtype_of, prompt_room, schedule_notes
 from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
-from sparrow.dataflow.runs.files import CHANGED, RunFiles
+from sparrow.dataflow.runs.files import CHANGED, SCHEDULE, RunFiles
 from sparrow.dataflow.stopping import Stopping
 from sparrow.engine.answer import placed_schedule
 from sparrow.engine.engine import Engine
@@ -39,7 +39,7 @@ from sparrow.train.policy import Policy, shard
 from sparrow.train.world import World, join_world, own_device
 from sparrow.train.world import own_rank as own_rank  # for the command line
 
-CHECKPOINTS, LEFT_OUT, SCHEDULE = "checkpoints", "left_out.txt", "schedule.json"
+CHECKPOINTS, LEFT_OUT = "checkpoints", "left_out.txt"
 GIB = 2**30
 
 

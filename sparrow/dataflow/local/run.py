@@ -313,4 +313,5 @@ class Run:
 
     def _write_model(self, model: Decoder) -> Path:
         assert self.files is not None, "the first rank writes"
+        self.files.finish()
         return save(model, self.files.folder / MODEL)

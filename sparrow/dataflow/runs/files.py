@@ -7,6 +7,7 @@
     actions.jsonl           what the tail gate did, and why
     rollouts/step_000012.jsonl
     tensorboard/
+    SHA256SUMS              of the files above but rollouts, once the run has ended
 
 Every line ends with its digest. Steps count from 0. A run that goes on at step n has all lines of
 the steps before n and none of those from n on, whatever was there: the files are those of a run
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from sparrow.config import Section, save_resolved
+from sparrow.config.resolved import FILE_NAME
 from sparrow.dataflow.runs.lines import Lines, lines_by_step
 from sparrow.dataflow.runs.rollouts import (
     ROLLOUTS,
@@ -28,14 +30,14 @@ from sparrow.dataflow.runs.rollouts import (
     rollouts_file,
     write_rollouts,
 )
-from sparrow.files import FolderLock, parse_line, write_whole
+from sparrow.files import SUMS, FolderLock, parse_line, write_sums, write_whole
 from sparrow.records import Group
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 METRICS, ACTIONS, VALIDATION = "metrics.jsonl", "actions.jsonl", "validation.jsonl"
-TENSORBOARD = "tensorboard"
+SCHEDULE, TENSORBOARD = "schedule.json", "tensorboard"
 CHANGED = "changed"  # the kind of an action that says which settings were changed at a resume
 FLUSH_SECONDS = 10  # between looks that TensorBoard gets
 REMOVE = "remove the run directory to begin anew"
@@ -89,6 +91,7 @@ class RunFiles:
         # What is measured after n steps stands under n, before the checkpoint of n is made.
         kept[VALIDATION] = self._before(VALIDATION, next_step + 1) if next_step else []
         open_writer = _summary_writer() if self._tensorboard else None
+        (self.folder / SUMS).unlink(missing_ok=True)  # it had ended, and is made longer
         save_resolved(config, self.folder)
         for name, lines in kept.items():
             write_whole(self.folder / name, (line for _, line in lines))
@@ -99,6 +102,11 @@ class RunFiles:
             self._writer = open_writer(place, purge_step=next_step, flush_secs=FLUSH_SECONDS)
             self._chart_again(next_step, kept[VALIDATION])
         return _gap([step for step, _ in kept[METRICS]], next_step)
+
+    def finish(self) -> None:
+        """The run has ended: its files are listed with their digests, so that none loses lines."""
+        names = (METRICS, VALIDATION, ACTIONS, SCHEDULE, FILE_NAME)
+        write_sums(self.folder, [name for name in names if (self.folder / name).exists()])
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Add a step's line. NaN and infinities are written as null: JSON has no word for them.

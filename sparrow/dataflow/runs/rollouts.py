@@ -1,15 +1,15 @@
 """The trajectories of a step as a file: to read, and to train on again.
 
 One JSON line a trajectory, all of it but the actor's hidden states; log-probs come back bit for
-bit. What a person looks for comes first in a line, then how many lines the file has, so that a file
-that lost some is refused, the arrays last.
+bit. What a person looks for comes first in a line, the arrays last. Each line says which one it is
+and how many there are, so that a file that lost some, or has them in another order, is refused.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def read_rollouts(folder: Path, step: int) -> list[Group]:
     if not path.exists():
         known = ", ".join(map(str, rollout_steps(folder))) or "none"
         raise ValueError(f"{folder} has no rollouts of step {step}; it has those of: {known}")
-    by_group = groupby(_trajectories(path), key=lambda kept: kept[:2])
+    by_group = itertools.groupby(_trajectories(path), key=lambda kept: kept[:2])
     return [
         _group(path, baseline, [trajectory for *_, trajectory in members])
         for (_, baseline), members in by_group
@@ -58,14 +58,14 @@ def read_rollouts(folder: Path, step: int) -> list[Group]:
 
 
 def _lines(groups: Sequence[Group]) -> Iterator[str]:
-    count = sum(len(group.trajectories) for group in groups)
+    count, number = sum(len(group.trajectories) for group in groups), itertools.count(1)
     for index, group in enumerate(groups):
         for trajectory in group.trajectories:
             line = to_dict(replace(trajectory, hidden=None))
             del line["hidden"]
             ordered = sorted(line.items(), key=lambda item: isinstance(item[1], list))
-            place = {"group_index": index, "baseline": group.baseline, "lines": count}
-            line = {**place, **dict(ordered)}
+            place = {"group_index": index, "baseline": group.baseline, "line": next(number)}
+            line = {**place, "lines": count, **dict(ordered)}
             yield sealed(json.dumps(line, allow_nan=False, separators=(",", ":"))) + "\n"
 
 
@@ -88,6 +88,8 @@ def _read(path: Path, number: int, line: bytes) -> tuple[Kept, int | None]:
         data = parse_line(line.decode())
         index, baseline = data.pop("group_index"), data.pop("baseline")
         count = data.pop("lines", None)
+        if data.pop("line", number) != number:
+            raise ValueError("it is another line of the file")
         return (index, baseline, from_dict(Trajectory, {**data, "hidden": None})), count
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{path}, line {number} is no trajectory: {error}") from error

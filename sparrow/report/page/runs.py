@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sparrow.files import verify
 from sparrow.report.page import reading
 from sparrow.report.page.reading import Plain
 
@@ -143,6 +144,8 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> Run:
             f"{folder} is no run directory: it has none of {', '.join(KNOWN)} "
             f"(nor have its folders {' and '.join(PARTS)})"
         )
+    for place in places:
+        verify(place, (*LINES.values(), SCHEDULE, SETTINGS))
     found: dict[str, Any] = {
         key: reading.lines(_first(places, file), numbers=key != "actions")
         for key, file in LINES.items()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparrow.files import verify
 from sparrow.report.page.reading import (
     MAYBE,
     NUMBER,
@@ -250,6 +251,7 @@ def _commands(value: object, where: str) -> tuple[str, ...]:
 
 def _cell(folder: Path, arm: Arm, seed: int) -> Cell:
     place = folder / f"{arm.name}-{seed}"
+    verify(place, ("metrics.jsonl", "validation.jsonl"))
     steps, end = tuple(_lines(place / "metrics.jsonl")), _end(place / "end.json")
     if end is not None and end.status == "done" and len(steps) != end.steps:
         raise ValueError(

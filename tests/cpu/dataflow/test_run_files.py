@@ -24,6 +24,7 @@ from sparrow.dataflow.runs.files import RunFiles
 from sparrow.dataflow.runs.rollouts import read_rollouts, rollout_steps
 from sparrow.files import read_lines
 from sparrow.records import NOT_SAMPLED, Group, Trajectory, Turn
+from sparrow.report.page.runs import read_run
 
 CONFIG = TrainConfig.model_validate({"model": {"name": "tiny"}, "data": {"task": "countdown"}})
 
@@ -304,6 +305,36 @@ def test_damaged_rollouts_are_named(tmp_path: Path) -> None:
     path.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
     with pytest.raises(ValueError, match=r"step_000003\.jsonl is damaged: got 3 lines"):
         read_rollouts(tmp_path, 3)
+
+
+def test_rollouts_in_another_order_are_refused(tmp_path: Path) -> None:
+    run(tmp_path, 0, 1)
+    file = tmp_path / "rollouts" / "step_000000.jsonl"
+    first, second, *others = file.read_text().splitlines(keepends=True)
+    for lines in ([second, first, *others], [first, *others], [first, first, *others]):
+        file.write_text("".join(lines))
+        with pytest.raises(ValueError, match=re.escape(str(file))):
+            read_rollouts(tmp_path, 0)
+
+
+def test_the_files_of_a_run_that_has_ended_lose_no_line(tmp_path: Path) -> None:
+    with open_files(tmp_path) as files:
+        files.begin(CONFIG, 0)
+        for step in range(3):
+            files.metrics(step, {"critic/score/mean": step / 3})
+        files.finish()
+    read_run(tmp_path)
+    for name in ("metrics.jsonl", "config.resolved.toml"):
+        text = (tmp_path / name).read_text()
+        for less in ("", "".join(text.splitlines(keepends=True)[:-1])):
+            (tmp_path / name).write_text(less)
+            with pytest.raises(ValueError, match=re.escape(str(tmp_path / name))):
+                read_run(tmp_path)
+        (tmp_path / name).write_text(text)
+    with open_files(tmp_path) as files:  # made longer
+        files.begin(CONFIG, 3)
+        files.metrics(3, {"critic/score/mean": 1.0})
+    assert len(read_run(tmp_path).steps) == 4
 
 
 def test_groups_that_are_none(tmp_path: Path) -> None:

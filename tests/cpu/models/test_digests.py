@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from sparrow import models
-from sparrow.files import file_digest
-from sparrow.models import digests, sources
+from sparrow.files import SUMS, file_digest, read_sums, sums, verify, write_sums
+from sparrow.models import sources
 from sparrow.models.checkpoint import load, save
-from sparrow.models.digests import SUMS, read_sums, verify, write_sums
 from sparrow.models.lora import Adapter
 from sparrow.models.sources import PINNED, SHIPPED
 
@@ -125,7 +124,7 @@ def test_a_file_is_read_once_for_its_digest(tiny: Path, monkeypatch: pytest.Monk
         read.append(file)
         return file_digest(file)
 
-    monkeypatch.setattr(digests, "file_digest", counted)
+    monkeypatch.setattr(sums, "file_digest", counted)
     for _ in range(2):
         use(tiny)
     assert sorted(file.name for file in read) == sorted(READ)
@@ -163,6 +162,7 @@ def test_provenance(tiny: Path, tmp_path: Path) -> None:
     snapshot = tmp_path / "models--owner--name" / "snapshots" / COMMIT
     shutil.copytree(tiny, snapshot)
     assert models.provenance(load(snapshot, device="cpu")) == f"revision {COMMIT[:12]}"
+    assert sources.model_name(load(snapshot, device="cpu")) == "name"
 
 
 def test_a_hub_name_may_say_its_revision(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

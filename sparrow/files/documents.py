@@ -1,42 +1,20 @@
-"""Files that people share: written whole or not at all, with a digest that is checked at reading.
+"""JSON documents, JSON lines and configurations that carry a digest of what they say."""
 
-A JSON document (schedule, surface, plan) holds the sha256 of its content under "digest", whatever
-its layout. A JSON line (metrics, rollouts) ends with a digest of its own text, a configuration
-begins with one. What has none is older or made by hand, and is read as it is; a digest that does
-not match is an error. Reading runs no code. Standard library alone.
-"""
-
-import errno
-import fcntl
 import hashlib
 import json
-import os
 import re
-import shutil
-import stat
-import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from sparrow.files.disk import write_whole
 
 DIGEST = "digest"
-LOCK = ".lock"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
-UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
 _OF_BELOW = " of the lines below"
 _SEAL = re.compile(r', "digest": "([0-9a-f]{16})"\}')
 
 Json = dict[str, Any]
-
-
-# Digests.
-
-
-def file_digest(path: str | Path) -> str:
-    """The sha256 of a file's bytes, read in pieces."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content_digest(document: Mapping[str, Any]) -> str:
@@ -226,138 +204,3 @@ def check_digest_line(text: str) -> None:
 
 def _text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-# Writing.
-
-
-def sync(file: IO[bytes]) -> None:
-    """See to it that what was written outlives a loss of power."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """The same for the names in a folder: a file or a rename is there only when they are."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_whole(path: Path, lines: Iterable[str]) -> None:
-    """Write beside, then rename: a reader sees the old file, the new one, and nothing between."""
-    unfinished = unfinished_path(path)
-    try:
-        with unfinished.open("wb") as file:
-            file.writelines(line.encode() for line in lines)
-            sync(file)
-        os.replace(unfinished, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise explained(error, f"{path.name} in {path.parent}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def unfinished_path(path: Path) -> Path:
-    """Where this process writes a file or folder before it gets its name."""
-    return path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-
-
-def unfinished_paths(folder: Path) -> list[Path]:
-    """What processes that no longer run were writing in a folder when they ended."""
-    return [
-        path
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if (match := UNFINISHED.fullmatch(path.name)) and not _runs(int(match[1]))
-    ]
-
-
-def remove_unfinished(folder: Path, name: str | None = None) -> None:
-    """Remove what such processes left in a folder, where `name` is given that file or folder's."""
-    for path in unfinished_paths(folder):
-        if name is not None and path.name.rsplit(".", 2)[0] != f".{name}":
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return pid != os.getpid()
-
-
-def explained(error: OSError, what: str) -> OSError:
-    """A full disk in plain words, with its errno; any other error as it is."""
-    if error.errno not in FULL:
-        return error
-    clear = OSError(f"no space left for {what}")
-    clear.errno = error.errno
-    return clear
-
-
-# Locks.
-
-
-class FolderLock:
-    """One process at a time in a folder. The kernel lets go when the holder is gone, killed too.
-
-    Processes that are forked while it is held do not hold it: a worker that outlives its
-    killed parent must not keep the run from being started again.
-    """
-
-    def __init__(self, folder: Path, setting: str = "run.dir") -> None:
-        self._file = open_lock(folder / LOCK)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = self._file.read().strip() or "unknown"
-            self.close()
-            raise ValueError(
-                f"{folder} is in use by another process (id {holder}); "
-                f"wait for it or end it, or give this run a directory of its own ({setting})"
-            ) from error
-        self._file.truncate(0)
-        self._file.write(f"{os.getpid()}\n")
-        self._file.flush()
-        _close_in_children(self)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def open_lock(path: Path) -> IO[str]:
-    """Open a lock file, made where it is not there; links are refused, so that no other file is
-    written in its place.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ValueError(f"{path} is a symbolic link, allowed: a file; remove it") from error
-        raise
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        os.close(descriptor)
-        raise ValueError(f"{path} is not a file of its own (a link, a pipe?); remove it")
-    return os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
-
-
-def _close_in_children(lock: FolderLock) -> None:
-    kept = weakref.ref(lock)
-
-    def close() -> None:
-        held = kept()
-        if held is not None:
-            held.close()
-
-    os.register_at_fork(after_in_child=close)

@@ -1,19 +1,28 @@
-"""SHA256SUMS: the digests of a model folder's files, in the format of `sha256sum`.
+"""SHA256SUMS: the digests of a folder's files, in the format of `sha256sum`.
 
-Saving a model or an adapter lists its files there, loading checks each file that it reads. A folder
-without SHA256SUMS is not checked. `sha256sum -c SHA256SUMS` does the same without Python.
+Saving a model or an adapter and finishing a run list their files there, reading checks each file
+that it reads. A folder without SHA256SUMS is not checked. `sha256sum -c SHA256SUMS` does the same
+without Python.
 """
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from sparrow.files import file_digest, read_text, write_whole
+from sparrow.files.disk import write_whole
+from sparrow.files.documents import read_text
 
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+
+
+def file_digest(path: str | Path) -> str:
+    """The sha256 of a file's bytes, read in pieces."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_sums(folder: Path, names: Iterable[str]) -> None:
