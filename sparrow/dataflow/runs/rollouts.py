@@ -78,6 +78,8 @@ def _trajectories(path: Path) -> list[Kept]:
             kept, count = _read(path, number, line)
             trajectories.append(kept)
             counts.add(count)
+    if not counts:
+        raise ValueError(f"{path} is empty: there was nothing to learn from, or it is damaged")
     if not counts <= {len(trajectories), None}:  # None: of a version that did not say
         raise ValueError(f"{path} is damaged: got {len(trajectories)} lines, allowed: {counts}")
     return trajectories

@@ -311,7 +311,7 @@ def test_rollouts_in_another_order_are_refused(tmp_path: Path) -> None:
     run(tmp_path, 0, 1)
     file = tmp_path / "rollouts" / "step_000000.jsonl"
     first, second, *others = file.read_text().splitlines(keepends=True)
-    for lines in ([second, first, *others], [first, *others], [first, first, *others]):
+    for lines in ([second, first, *others], [first, *others], [first, first, *others], []):
         file.write_text("".join(lines))
         with pytest.raises(ValueError, match=re.escape(str(file))):
             read_rollouts(tmp_path, 0)
