@@ -27,7 +27,7 @@ def stepped(*budgets: int) -> Schedule:
 
 def measured(**changes: object) -> Surface:
     plain = surface()
-    variants = [one | {"dense_layers": []} for one in plain["variants"]]
+    variants = [one | {"dense_layers": [], "flow_digest": None} for one in plain["variants"]]
     return from_dict(Surface, plain | {"prompt_tokens": 4, "variants": variants} | changes)
 
 
