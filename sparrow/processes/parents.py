@@ -1,14 +1,14 @@
 """A process that ends when the one that started it has ended, however that came about."""
 
-import ctypes
 import os
 import signal
 import sys
 import threading
 import time
 
+from sparrow.processes.supervisor import PDEATHSIG, prctl
+
 PARENT = "SPARROW_PARENT"  # in the environment of a child: the id of the process that started it
-PDEATHSIG = 1  # of prctl
 LOOK_EVERY = 1.0  # seconds between looks at the parent, where the kernel cannot be asked
 
 
@@ -27,17 +27,11 @@ def die_with_parent() -> None:
     if named is None:
         return
     if sys.platform == "linux":
-        _ask_kernel()
+        prctl(PDEATHSIG, signal.SIGKILL)
     else:
         threading.Thread(target=_watch, args=(int(named),), daemon=True).start()
     if os.getppid() != int(named):
         _die()  # it ended before anybody was asked
-
-
-def _ask_kernel() -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "prctl")
 
 
 def _watch(parent: int) -> None:

@@ -50,7 +50,7 @@ def main() -> NoReturn:
     output, worker_output = os.pipe()
     namespace = setup["namespace"] and namespaces_work()
     if sys.platform == "linux":
-        _prctl(CHILD_SUBREAPER, 1)
+        prctl(CHILD_SUBREAPER, 1)
     _send(control, {"isolation": "pid namespace" if namespace else "subreaper"})
     worker = _start(setup, data, worker_output, namespace)
     data.close()
@@ -78,7 +78,7 @@ def _start(setup: Setup, data: socket.socket, output: int, namespace: bool) -> i
     if child == 0:
         os.close(end)
         if sys.platform == "linux":
-            _prctl(PDEATHSIG, signal.SIGKILL)
+            prctl(PDEATHSIG, signal.SIGKILL)
         if select.select([alive], [], [], 0)[0]:
             os._exit(0)  # the supervisor ended before the kernel was asked
         if namespace:
@@ -141,7 +141,8 @@ def _mount_proc() -> None:
     _call("mount", b"proc", b"/proc", b"proc", PROC, None)
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
+    """Ask the kernel something about this process (Linux)."""
     _call("prctl", option, value, 0, 0, 0)
 
 
