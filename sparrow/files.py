@@ -21,6 +21,7 @@ from typing import IO, Any
 DIGEST = "digest"
 LOCK = ".lock"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MOST_BYTES = 2**30  # of a text that is read whole
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
 _SEAL = re.compile(r', "digest": "([0-9a-f]{16})"\}')
@@ -77,14 +78,24 @@ def read_document(path: str | Path, what: str = "file") -> Json:
         raise ValueError(f"{what} {path}: {error}") from error
 
 
-def read_text(path: str | Path, what: str = "file") -> str:
-    """The text of a file; ValueError where it cannot be read or is none."""
+def read_text(path: str | Path, what: str = "file", most: int = MOST_BYTES) -> str:
+    """The text of a file; ValueError where it cannot be read, is too large or is none."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        check_regular(path, what, most)
+        return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ValueError(f"{what} {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{what} {path} is not UTF-8 text: {error}") from error
+
+
+def check_regular(path: str | Path, what: str = "file", most: int = MOST_BYTES) -> None:
+    """Refuse a folder, a pipe or a device, which could wait for ever, and what is too large."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{what} {path} is not a regular file")
+    if status.st_size > most:
+        raise ValueError(f"{what} {path} has {status.st_size} bytes, allowed: at most {most}")
 
 
 def parse_document(text: str) -> Json:
@@ -119,12 +130,12 @@ def parse_json(text: str) -> Any:
 
 def _unique(pairs: list[tuple[str, Any]]) -> Json:
     """A JSON object whose keys differ: of two values for one key, neither can be the one meant."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"got the key {twice!r} twice, allowed: each key once")
-    return found
+    unique: Json = {}
+    for key, value in pairs:
+        if key in unique:
+            raise ValueError(f"got the key {key!r} twice, allowed: each key once")
+        unique[key] = value
+    return unique
 
 
 def _strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
