@@ -199,10 +199,10 @@ class StepModel:
         """Seconds of steps, given the total lengths of their rows [steps, rows]."""
         rows, longest = lengths.shape[1], lengths.max(axis=1)
         each = self.per_row(rows, int(longest.max()))[lengths].sum(axis=1)
-        pages = -(-longest // self.reads.page)
-        widths, place = np.unique(pages, return_inverse=True)
-        fixed = [self.fixed(rows, width * self.reads.page) for width in widths.tolist()]
-        return each + np.array(fixed)[place]
+        engine = self.hardware.engine
+        narrow = 1 if engine is None else max(1, engine.narrow_pages * self.reads.page)
+        wide = longest > narrow  # all that fixed costs depend on beside the rows
+        return each + np.where(wide, self.fixed(rows, narrow + 1), self.fixed(rows, narrow))
 
     def _of(self, lengths: IntArray) -> FloatArray:
         parts = self.reads.rows(lengths)
