@@ -19,6 +19,7 @@ from sparrow.config.bounds import (
 from sparrow.config.schema import Device, Section
 from sparrow.records import FieldError
 
+MOST_STAGES = 64
 Width = Annotated[int, Field(ge=1, le=2**16)]
 
 
@@ -44,7 +45,7 @@ class StageConfig(Section):
     """A stretch of training: how many steps of how many tokens, on chains of which lengths."""
 
     steps: Steps
-    tokens: Annotated[int, Field(ge=1024, le=2**26)]
+    tokens: Annotated[int, Field(ge=1024, le=2**20)]
     shortest: Annotated[int, Field(ge=100, le=8000)] = 100
     longest: Annotated[int, Field(ge=100, le=8000)]
 
@@ -105,9 +106,11 @@ class WarmupConfig(Section):
     run: WarmupRunConfig = WarmupRunConfig()
 
     @model_validator(mode="after")
-    def _refuse_no_stage(self) -> Self:
-        if not self.stages:  # not by min_length: that would also count a stage that was refused
-            raise FieldError("WarmupConfig", {"stages": ([], "one stage at least")})
+    def _refuse_count(self) -> Self:
+        # Not by min_length: that would also count a stage that was refused.
+        if not 1 <= len(self.stages) <= MOST_STAGES:
+            allowed = f"one stage at least, {MOST_STAGES} at most"
+            raise FieldError("WarmupConfig", {"stages": (len(self.stages), allowed)})
         return self
 
     @property

@@ -17,6 +17,7 @@ import torch
 from sparrow.config import ShapeConfig, WarmupConfig, save_resolved
 from sparrow.config.resolved import FILE_NAME
 from sparrow.dataflow.documents import PuzzleDocuments
+from sparrow.engine.memory import host_memory
 from sparrow.models import ModelSpec, load, random, save
 from sparrow.models.checkpoint import pick_device
 from sparrow.models.narrow import narrowed
@@ -79,6 +80,7 @@ def warm_up(
     state = _checkpoint(config, folder)
     if (folder / MODEL).exists():
         return folder / MODEL
+    _check_memory(config)
     _check_stages(config)
     trainer = new_trainer(config, resumed=state is not None)
     _begin(trainer, config, folder, state)
@@ -120,6 +122,17 @@ def train(
             _refuse_nan(lines)
             yield from ({**line, "seconds": round(seconds / len(lines), 4)} for line in lines)
             unread, begun = [], time.monotonic()
+
+
+def _check_memory(config: WarmupConfig) -> None:
+    """Refuse a shape whose weights, gradients and moments this machine cannot hold."""
+    copies = 4 if pick_device(config.run.device).type == "cpu" else 1
+    needed, there = copies * 4 * spec_of(config.model).parameters(), host_memory()
+    if needed > there:
+        raise ValueError(
+            f"model: got a shape that takes {needed / 2**30:.3g} GiB to train, allowed: at most "
+            f"{there / 2**30:.3g} GiB, the memory of this machine"
+        )
 
 
 def _check_stages(config: WarmupConfig) -> None:

@@ -169,7 +169,7 @@ def test_what_has_no_default(toml: Path) -> None:
 def test_no_stage(toml: Path) -> None:
     toml.write_text("stages = []\n" + SMALLEST.partition("[[stages]]")[0], encoding="utf-8")
     assert problems(toml) == [
-        "stages: got [] (array) from file c.toml, allowed: one stage at least"
+        "stages: got [] (array) from file c.toml, allowed: one stage at least, 64 at most"
     ]
 
 
