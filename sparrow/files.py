@@ -23,6 +23,7 @@ LOCK = ".lock"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_BYTES = 2**30  # of a text that is read whole
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
+HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # and lone surrogates
 UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
 _SEAL = re.compile(r', "digest": "([0-9a-f]{16})"\}')
 
@@ -149,6 +150,11 @@ def _strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for number, inner in enumerate(value):
             yield from _strings(inner, f"{place}[{number}]")
+
+
+def visible(text: str) -> str:
+    """The text with control characters spelled out, so that a terminal shows and obeys none."""
+    return HIDDEN.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 # JSON lines.

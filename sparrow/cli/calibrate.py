@@ -14,10 +14,10 @@ from sparrow.cli.flow import layers_of
 from sparrow.cli.output import (
     OUTPUT,
     OutputJson,
+    alert,
     console,
     measuring,
     notes,
-    plain,
     progress_bar,
     report,
 )
@@ -320,7 +320,7 @@ def _going_on(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        notes.print(f"stopped; the same command goes on from {plain(str(folder))}")
+        notes.print(f"stopped; the same command goes on from {folder}")
         raise typer.Exit(130) from None
 
 
@@ -334,7 +334,7 @@ def progress_of() -> "Iterator[Progress]":
             if what.split(":")[0] != shown[0]:
                 bar.reset(task)
                 shown[0] = what.split(":")[0]
-            bar.update(task, completed=done, total=total, description=plain(what))
+            bar.update(task, completed=done, total=total, description=what)
 
         yield progress
 
@@ -359,7 +359,7 @@ def _show(surface: "Surface", folder: Path, check: bool, plots: bool, as_json: b
             shares = next((v.shares for v in surface.variants if v.shares), ())
             console.print(surface_tables.layers(surface.layers, shares))
     for text in (*surface.warnings, *_doubts(surface.undecided)):
-        notes.print(f"[yellow]warning:[/] {plain(text)}")
+        alert("warning", text, "yellow")
     report(f"written: {', '.join(map(str, files))}")
     if not check:
         report(f"next: sparrow plan {file}")

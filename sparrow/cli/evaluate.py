@@ -14,7 +14,6 @@ from sparrow.cli.output import (
     OutputJson,
     console,
     measuring,
-    plain,
     progress_bar,
     report,
 )
@@ -301,11 +300,9 @@ def _show(evaluation: "Evaluation", model: "Decoder") -> None:
     rows = sorted({cell.rows for cell in evaluation.cells})
     said = f"{rows[0]}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]}"
     console.print(
-        plain(
-            f"{evaluation.model} | {kind} on {model.device} | attention: {evaluation.attention} | "
-            f"temperature {evaluation.temperature:g} | {said} rows of each, answers to a row: "
-            f"{evaluation.samples} | [95 % intervals over rows]"
-        ),
+        f"{evaluation.model} | {kind} on {model.device} | attention: {evaluation.attention} | "
+        f"temperature {evaluation.temperature:g} | {said} rows of each, answers to a row: "
+        f"{evaluation.samples} | [95 % intervals over rows]",
         highlight=False,
     )
     console.print(_table(evaluation))
@@ -326,13 +323,13 @@ def _table(evaluation: "Evaluation") -> "Table":
         table.add_column("most frequent")
     for cell in evaluation.cells:
         table.add_row(
-            plain(cell.source if cell.length is None else f"{cell.source} {cell.length}"),
+            cell.source if cell.length is None else f"{cell.source} {cell.length}",
             _said(cell.mean),
             *(f"{one.estimate.value:.2f}" for one in cell.passes if one.k > 1),
             f"{cell.tokens:.0f}",
             "" if cell.entropy is None else f"{cell.entropy:.3f}",
             f"{cell.cut_off:.0%}",
-            *([plain(cell.reasons[0].text)] if room else []),
+            *([cell.reasons[0].text] if room else []),
         )
     return table
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparrow.cli.output import AsJson, console, measuring, progress_bar, report, show_result
+from sparrow.cli.output import (
+    AsJson,
+    console,
+    measuring,
+    progress_bar,
+    report,
+    show_result,
+    write,
+)
 
 if TYPE_CHECKING:
     from sparrow.calibrate.flows.score import Progress
@@ -260,9 +268,9 @@ def flow_texts(
 
       sparrow flow texts texts
     """
-    from sparrow.calibrate.flows.texts import write
+    from sparrow.calibrate.flows.texts import write as write_texts
 
-    print(write(folder, report=report))
+    write(str(write_texts(folder, report=report)))
 
 
 def _texts(folder: Path | None) -> "list[Text]":

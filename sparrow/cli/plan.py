@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sparrow.cli.output import OUTPUT, OutputJson, console, notes, plain, report
+from sparrow.cli.output import OUTPUT, OutputJson, alert, console, report
 
 if TYPE_CHECKING:
     from sparrow.calibrate.planning.files import Planned
@@ -162,7 +162,7 @@ def plan(
             check=None if check is None else Surface.load(check),
         )
     except Unreachable as error:
-        notes.print(f"[bold red]not reached:[/] {plain(str(error))}")
+        alert("not reached", str(error))
         raise typer.Exit(1) from None
     folder = out or surface.parent
     files = plan_files.write(planned, folder)
@@ -199,7 +199,7 @@ def _show(planned: "Planned", files: list[Path], as_json: bool) -> None:
     for table in plan_tables.tables(planned):
         console.print(table)
     for text in planned.best.notes:
-        notes.print(f"[yellow]note:[/] {plain(text)}")
+        alert("note", text, "yellow")
     report(f"written: {', '.join(map(str, files))}")
     report(
         f"check it on new prompts: the options of the calibration, with --schedule {files[0]} and "

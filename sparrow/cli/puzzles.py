@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparrow.cli import words
-from sparrow.cli.output import progress_bar, report
+from sparrow.cli.output import progress_bar, report, write
 from sparrow.cli.words import config_argument
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def puzzle(
     row = chosen.row(seed, length)
     if judge is not None:
         verdict = chosen.reward(row, _text(judge))
-        print(f"score {verdict.score:g}, accuracy {verdict.acc:g}: {verdict.reason}")
+        write(f"score {verdict.score:g}, accuracy {verdict.acc:g}: {verdict.reason}")
         raise typer.Exit(int(verdict.acc < 1))
     print(row.prompt)
     if gold is not None:
@@ -93,7 +93,7 @@ def warmup(
     report(f"{place}: {'has ended before' if ended else f'{loaded.steps} steps'}")
     with _progress(loaded) as on_step:
         folder = warm_up(loaded, on_step=on_step)
-    print(folder)
+    write(str(folder))
 
 
 def _family(name: str) -> Any:
