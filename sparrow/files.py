@@ -99,6 +99,11 @@ def check_regular(path: str | Path, what: str = "file", most: int = MOST_BYTES) 
         raise ValueError(f"{what} {path} has {status.st_size} bytes, allowed: at most {most}")
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with ~ as a home folder; as it is where there is no such user."""
+    return Path(os.path.expanduser(path))
+
+
 def parse_document(text: str) -> Json:
     """The JSON object of a text, its digest checked and left out."""
     document = parse_json(text)

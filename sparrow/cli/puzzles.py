@@ -10,10 +10,12 @@ import typer
 from sparrow.cli import words
 from sparrow.cli.output import progress_bar, report, write
 from sparrow.cli.words import config_argument
+from sparrow.files import read_text
 
 if TYPE_CHECKING:
     from sparrow.config import WarmupConfig
 
+MOST_BYTES = 2**24  # of an answer
 FAMILIES = "assignments, countdown or graph"
 
 
@@ -63,7 +65,7 @@ def puzzle(
     chosen = _family(family)
     row = chosen.row(seed, length)
     if judge is not None:
-        verdict = chosen.reward(row, _text(judge))
+        verdict = chosen.reward(row, read_text(judge, "answer", most=MOST_BYTES))
         write(f"score {verdict.score:g}, accuracy {verdict.acc:g}: {verdict.reason}")
         raise typer.Exit(int(verdict.acc < 1))
     print(row.prompt)
@@ -102,13 +104,6 @@ def _family(name: str) -> Any:
     if name not in PUZZLES:
         raise ValueError(f"no puzzle {name!r}; there are {', '.join(PUZZLES)}")
     return PUZZLES[name]
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text: {error}") from error
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from sparrow.calibrate.planning.hardware import Hardware, known
 from sparrow.config import RolloutConfig
 from sparrow.engine.memory import host_memory
+from sparrow.files import expanded
 from sparrow.models.checkpoint import CONFIG, locate, read_json, shipped
 from sparrow.models.fetch import fetched
 from sparrow.models.fetch import known as fetchable
@@ -40,7 +41,7 @@ class Model(NamedTuple):
 
 def model_of(name: str) -> Model:
     """A model's shape from its config.json, or by its published name; nothing is downloaded."""
-    if Path(name).expanduser().is_dir() or name in shipped() or _is_fetched(name):
+    if expanded(name).is_dir() or name in shipped() or _is_fetched(name):
         return _read(locate(name) / CONFIG)
     if (place := _downloaded(name)) is not None:
         return _read(place)
