@@ -63,6 +63,9 @@ def main() -> None:
     except (ValueError, OSError) as error:
         alert("error", str(error))
         sys.exit(2)
+    except MemoryError as error:
+        alert("error", f"more memory is asked for than there is: {error}")
+        sys.exit(2)
     except ModuleNotFoundError as error:
         alert("error", f"this needs the package {error.name!r}: pip install it")
         sys.exit(2)

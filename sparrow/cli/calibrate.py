@@ -12,6 +12,9 @@ import typer
 
 from sparrow.cli.flow import layers_of
 from sparrow.cli.output import (
+    MOST,
+    MOST_ROW,
+    MOST_TOKENS,
     OUTPUT,
     OutputJson,
     alert,
@@ -51,7 +54,14 @@ def calibrate(
     ] = None,
     length: Annotated[
         int,
-        _prompts("--length", "-l", metavar="TOKENS", help="About how long a task's answers are."),
+        _prompts(
+            "--length",
+            "-l",
+            min=1,
+            max=MOST_TOKENS,
+            metavar="TOKENS",
+            help="About how long a task's answers are.",
+        ),
     ] = 500,
     rows: Annotated[
         Path | None,
@@ -75,11 +85,24 @@ def calibrate(
         ),
     ] = None,
     tokens: Annotated[
-        int, _prompts("--tokens", min=3, metavar="N", help="With --texts: tokens of each text.")
+        int,
+        _prompts(
+            "--tokens",
+            min=3,
+            max=MOST_TOKENS,
+            metavar="N",
+            help="With --texts: tokens of each text.",
+        ),
     ] = 2048,
     start: Annotated[
         int,
-        _prompts("--start", min=1, metavar="N", help="With --texts: first tokens, not counted."),
+        _prompts(
+            "--start",
+            min=1,
+            max=MOST_TOKENS,
+            metavar="N",
+            help="With --texts: first tokens, not counted.",
+        ),
     ] = 1,
     flow: Annotated[
         list[str] | None,
@@ -123,6 +146,7 @@ def calibrate(
         _measured(
             "--bin",
             min=16,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="Lengths are told apart in bins so wide. Default: an eighth of the longest.",
         ),
@@ -132,6 +156,7 @@ def calibrate(
         _layers(
             "--layer-groups",
             min=0,
+            max=MOST,
             metavar="N",
             help="Make so many groups of layers sparse one at a time, to see which lose most; "
             "0: none.",
@@ -153,26 +178,44 @@ def calibrate(
     ] = False,
     prompts: Annotated[
         int,
-        _amount("--prompts", "-n", min=1, metavar="N", help="Most prompts for a budget and flow."),
+        _amount(
+            "--prompts",
+            "-n",
+            min=1,
+            max=MOST,
+            metavar="N",
+            help="Most prompts for a budget and flow.",
+        ),
     ] = 96,
     first_round: Annotated[
         int,
         _amount(
-            "--first-round", min=1, metavar="N", help="Prompts before more go where doubt is left."
+            "--first-round",
+            min=1,
+            max=MOST,
+            metavar="N",
+            help="Prompts before more go where doubt is left.",
         ),
     ] = 24,
     skip: Annotated[
         int,
-        _amount("--skip", min=0, metavar="N", help="Leave out the first prompts: a check does."),
+        _amount(
+            "--skip",
+            min=0,
+            max=MOST_ROW,
+            metavar="N",
+            help="Leave out the first prompts: a check does.",
+        ),
     ] = 0,
     samples: Annotated[
-        int, _amount("--samples", min=1, metavar="N", help="Answers to each prompt.")
+        int, _amount("--samples", min=1, max=MOST, metavar="N", help="Answers to each prompt.")
     ] = 1,
     max_tokens: Annotated[
         int | None,
         _amount(
             "--max-tokens",
             min=2,
+            max=MOST_TOKENS,
             metavar="N",
             help="Longest answer. Default: 2.5 x length for a task, else 1024.",
         ),
@@ -181,7 +224,9 @@ def calibrate(
         float,
         _amount("--temperature", metavar="T", help="Of sampling; acceptance is at the same one."),
     ] = 1.0,
-    seed: Annotated[int, _amount("--seed", min=0, metavar="N", help="Of the random draws.")] = 0,
+    seed: Annotated[
+        int, _amount("--seed", min=0, max=MOST_ROW, metavar="N", help="Of the random draws.")
+    ] = 0,
     device: Annotated[
         str,
         _machine("--device", metavar="NAME", help="auto (a GPU where there is one), cpu, cuda."),

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparrow.cli.output import (
+    MOST,
+    MOST_ROW,
+    MOST_TOKENS,
     OUTPUT,
     OutputJson,
     console,
@@ -17,6 +20,7 @@ from sparrow.cli.output import (
     progress_bar,
     report,
 )
+from sparrow.files import expanded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,6 +82,8 @@ def evaluate(
         _asked(
             "--length",
             "-l",
+            min=1,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="About how long a puzzle's answer is (default: 200, 500 and 1000), or the most "
             "for gym (default: 512); can be given several times.",
@@ -89,16 +95,20 @@ def evaluate(
             "--rows",
             "-n",
             min=1,
+            max=MOST,
             metavar="N",
             help=f"Rows of each task and length (default: {ROWS}), or of a file (default: all).",
         ),
     ] = None,
     skip: Annotated[
-        int, _asked("--skip", min=0, metavar="N", help="Rows to leave out at the start.")
+        int,
+        _asked("--skip", min=0, max=MOST_ROW, metavar="N", help="Rows to leave out at the start."),
     ] = 0,
     samples: Annotated[
         int,
-        _answered("--samples", "-k", min=1, metavar="N", help="Answers to every row: the k."),
+        _answered(
+            "--samples", "-k", min=1, max=MOST, metavar="N", help="Answers to every row: the k."
+        ),
     ] = 1,
     temperature: Annotated[
         float,
@@ -109,6 +119,7 @@ def evaluate(
         _answered(
             "--max-tokens",
             min=1,
+            max=MOST_TOKENS,
             metavar="N",
             help="Longest answer. Default: 2.5 x a puzzle's length, "
             f"{FILE_TOKENS} for rows of a file.",
@@ -149,7 +160,9 @@ def evaluate(
     force: Annotated[
         bool, _sparse("--force", help="Use a schedule that was made for another model.")
     ] = False,
-    seed: Annotated[int, _answered("--seed", min=0, metavar="N", help="Of the random draws.")] = 0,
+    seed: Annotated[
+        int, _answered("--seed", min=0, max=MOST_ROW, metavar="N", help="Of the random draws.")
+    ] = 0,
     device: Annotated[
         str,
         _answered("--device", metavar="NAME", help="auto (a GPU where there is one), cpu, cuda."),
@@ -273,7 +286,7 @@ def _load(model: str, dtype: str, device: str) -> "Decoder":
     """A model, or the one that a run directory has when the run has ended."""
     from sparrow.models import load
 
-    folder, made = Path(model).expanduser(), Path(model).expanduser() / MODEL
+    folder, made = expanded(model), expanded(model) / MODEL
     if folder.is_dir() and not made.is_dir() and not (folder / "config.json").exists():
         raise ValueError(f"{folder} is no model, and no run that has ended: there is no {made}")
     return load(made if made.is_dir() else model, dtype=dtype, device=device, report=report)
@@ -282,8 +295,7 @@ def _load(model: str, dtype: str, device: str) -> "Decoder":
 def _write(out: Path, answers: "Sequence[Answered]") -> None:
     with out.open("x", encoding="utf-8") as lines:
         for one in answers:
-            # Rows of others may hold what JSON has no form for: a date, a number of numpy's.
-            lines.write(json.dumps(one.plain(), default=str, ensure_ascii=False) + "\n")
+            lines.write(json.dumps(one.plain(), ensure_ascii=False) + "\n")
     report(f"{out}: {len(answers)} answers")
 
 

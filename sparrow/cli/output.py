@@ -38,6 +38,9 @@ class PlainConsole(Console):
 console = PlainConsole()
 notes = PlainConsole(stderr=True)
 
+MOST = 2**16  # prompts, rows or samples: as settings allow (config/bounds.py)
+MOST_TOKENS = 2**20
+MOST_ROW = 2**63 - 1  # the number of a row, and a seed
 OUTPUT = "Output"  # the panel of options that say what is written
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 OutputJson = Annotated[

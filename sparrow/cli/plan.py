@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sparrow.cli.output import OUTPUT, OutputJson, alert, console, report
+from sparrow.cli.output import MOST, MOST_TOKENS, OUTPUT, OutputJson, alert, console, report
 
 if TYPE_CHECKING:
     from sparrow.calibrate.planning.files import Planned
@@ -83,23 +83,31 @@ def plan(
         ),
     ] = None,
     prompts: Annotated[
-        int | None, _work("--prompts", min=1, metavar="N", help="Prompts of one rollout.")
+        int | None,
+        _work("--prompts", min=1, max=MOST, metavar="N", help="Prompts of one rollout."),
     ] = None,
     samples: Annotated[
         int | None,
-        _work("--samples", min=1, metavar="N", help="Answers to each, with --prompts. Default: 8."),
+        _work(
+            "--samples",
+            min=1,
+            max=MOST,
+            metavar="N",
+            help="Answers to each, with --prompts. Default: 8.",
+        ),
     ] = None,
     prompt_tokens: Annotated[
         int | None,
         _work(
             "--prompt-tokens",
             min=1,
+            max=MOST_TOKENS,
             metavar="N",
             help="Length of a prompt. Default: as measured, or 16.",
         ),
     ] = None,
     batch: Annotated[
-        int | None, _work("--batch", min=1, metavar="N", help="Most sequences at once.")
+        int | None, _work("--batch", min=1, max=MOST, metavar="N", help="Most sequences at once.")
     ] = None,
     compare: Annotated[
         str | None,

@@ -26,7 +26,9 @@ def study(
     ] = False,
     parallel: Annotated[
         int | None,
-        typer.Option("--parallel", min=1, metavar="N", help="Runs at a time, on one device."),
+        typer.Option(
+            "--parallel", min=1, max=1024, metavar="N", help="Runs at a time, on one device."
+        ),
     ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Only calibrate, and plan the schedules of the arms.")

@@ -170,6 +170,7 @@ def replay(
         typer.Option(
             "--step",
             min=0,
+            max=10**9,
             metavar="N",
             help="Which step; its checkpoint must be there. Default: the latest possible.",
         ),
