@@ -22,6 +22,7 @@ from sparrow.cli.output import (
     measuring,
     notes,
     progress_bar,
+    refuse_answers,
     report,
 )
 
@@ -118,6 +119,8 @@ def calibrate(
         _measured(
             "--budget",
             "-b",
+            min=1,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="Tokens kept; can be given several times. Default: 1/16 to 1/2 of the longest.",
         ),
@@ -267,6 +270,7 @@ def calibrate(
     from sparrow.dataflow.calibrate import calibrate as measure
     from sparrow.models import load
 
+    refuse_answers(prompts, samples)
     if schedule is not None and (budget or dense_layers):
         raise ValueError("--budget and --dense-layers do not go with --schedule, which has its own")
     given = [name for name, value in _sources(task, rows, texts, ids).items() if value]

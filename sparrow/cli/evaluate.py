@@ -18,6 +18,7 @@ from sparrow.cli.output import (
     console,
     measuring,
     progress_bar,
+    refuse_answers,
     report,
 )
 from sparrow.files import expanded
@@ -137,6 +138,8 @@ def evaluate(
         int | None,
         _sparse(
             "--budget",
+            min=1,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="Tokens kept at every length, 48 at least, in all layers.",
         ),
@@ -145,6 +148,8 @@ def evaluate(
         int | None,
         _sparse(
             "--window",
+            min=1,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="For comparison: only the last tokens are seen; a multiple of 16.",
         ),
@@ -193,6 +198,7 @@ def evaluate(
     from sparrow.records import SamplingParams, to_dict
 
     _refuse_contradictions(task, file, reward, length, samples, temperature, out)
+    refuse_answers(rows or ROWS, samples)
     with ExitStack() as judges:
         parts, left_out = _parts(task, file, reward, length, rows, skip, max_tokens, judges)
         with measuring(f"loading {model}"):

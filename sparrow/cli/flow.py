@@ -94,6 +94,8 @@ def flow_score(
         typer.Option(
             "--budget",
             "-b",
+            min=1,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="Tokens kept; can be given several times. Default: 512 and 1024.",
         ),

@@ -41,6 +41,7 @@ notes = PlainConsole(stderr=True)
 MOST = 2**16  # prompts, rows or samples: as settings allow (config/bounds.py)
 MOST_TOKENS = 2**20
 MOST_ROW = 2**63 - 1  # the number of a row, and a seed
+MOST_ANSWERS = 2**20
 OUTPUT = "Output"  # the panel of options that say what is written
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 OutputJson = Annotated[
@@ -67,6 +68,13 @@ def report(text: str) -> None:
 def alert(mark: str, text: str, style: str = "bold red") -> None:
     """Say what went wrong, or what to mind."""
     notes.print(f"[{style}]{mark}:[/] {plain(text)}", markup=True)
+
+
+def refuse_answers(rows: int, samples: int) -> None:
+    """Refuse numbers that are each allowed, but not together."""
+    if rows * samples > MOST_ANSWERS:
+        given = f"--samples {samples} for each of {rows}"
+        raise ValueError(f"{given}: {rows * samples} answers, allowed: at most {MOST_ANSWERS}")
 
 
 @contextmanager

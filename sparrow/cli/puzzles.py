@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparrow.cli import words
-from sparrow.cli.output import progress_bar, report, write
+from sparrow.cli.output import MOST_TOKENS, progress_bar, report, write
 from sparrow.cli.words import config_argument
 from sparrow.files import read_text
 
@@ -26,6 +26,8 @@ def puzzle(
         typer.Option(
             "--length",
             "-l",
+            min=1,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="About how long a chain of thought that solves it is, 100 to 8000.",
         ),
