@@ -7,8 +7,11 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from sparrow.files import visible
 
 Plain = Mapping[str, Any]
 
@@ -26,6 +29,7 @@ names its shape twice has one element at least."""
 
 FORMAT = 1
 LARGEST = 1e100
+LONGEST = 2**31  # tokens
 NUMBER, MAYBE, WHOLE = (int, float), (int, float, type(None)), (int, type(None))
 TAIL = {"p05": MAYBE, "low": MAYBE, "high": MAYBE}
 CELL = {
@@ -91,11 +95,19 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+SETTINGS = {
+    "model": {},
+    "rollout": {"attention": {}},
+    "gate": {"target": NUMBER},
+    "run": {},
+}
+
+
 def record(file: Path | None) -> Plain | None:
     """A JSON file by its name; None where there is none."""
     if file is None:
         return None
-    data = _parsed(_text(file), f"{file}")
+    data = parsed(text_of(file), f"{file}")
     if isinstance(data, dict) and data.get("format", FORMAT) != FORMAT:
         raise ValueError(f"{file} is of format {_shown(data['format'])}, allowed: {FORMAT}")
     check(data, SHAPES[file.name], str(file))
@@ -103,7 +115,16 @@ def record(file: Path | None) -> Plain | None:
     bins, budgets = (len(schedule.get(key, ())) for key in ("lengths", "budgets"))
     if bins != budgets:
         raise ValueError(f"{file}: got {budgets} budgets for {bins} lengths, allowed: one each")
+    _check_order(schedule.get("lengths", ()), f"{file}, lengths")
+    for cell in (*data.get("cells", ()), *data.get("floor", ())):
+        _check_order([0, cell["start"], cell["stop"]], f"{file}, start and stop of a cell")
     return dict(data)
+
+
+def _check_order(lengths: Sequence[int], where: str) -> None:
+    """Raise ValueError where lengths fall, or are longer than any text."""
+    if any(b < a for a, b in pairwise([*lengths, LONGEST])):
+        raise ValueError(f"{where}: got {_shown(list(lengths))}, allowed: lengths that rise")
 
 
 def check(value: object, shape: Shape, where: str) -> None:
@@ -138,9 +159,9 @@ def lines(file: Path | None, *, numbers: bool) -> list[Plain]:
         return []
     found: dict[int, Plain] = {}
     rows: list[Plain] = []
-    for number, text in enumerate(_text(file).split("\n")[:-1], 1):
+    for number, text in enumerate(text_of(file).split("\n")[:-1], 1):
         where = f"{file}, line {number}"
-        data = _parsed(text, where)
+        data = parsed(text, where)
         check(data, {"step": int}, where)
         if numbers:
             check(data, dict.fromkeys(data, MAYBE), where)
@@ -156,39 +177,50 @@ def settings(file: Path | None) -> Plain:
     if file is None:
         return {}
     try:
-        found = tomllib.loads(_text(file))
-    except tomllib.TOMLDecodeError as error:
+        found = _plain(tomllib.loads(text_of(file)))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no TOML: {error}") from error
-    sections = [key for key in ("rollout", "gate", "model", "run") if key in found]
-    check(found, {key: {} for key in sections}, str(file))
+    _check_given(found, SETTINGS, str(file))
     return found
 
 
-def _text(file: Path) -> str:
+def _check_given(values: Plain, shape: dict[str, Any], where: str) -> None:
+    """As `check`, of the keys that are there."""
+    for key in shape.keys() & values.keys():
+        check(values[key], {} if isinstance(shape[key], dict) else shape[key], f"{where}, {key}")
+        if isinstance(shape[key], dict):
+            _check_given(values[key], shape[key], f"{where}, {key}")
+
+
+def text_of(file: Path) -> str:
+    """The text of a file; ValueError where it is none."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is no text: {error}") from error
 
 
-def _parsed(text: str, where: str) -> Any:
+def parsed(text: str, where: str) -> Any:
+    """JSON as it is shown: NaN is null, control characters are spelled out."""
     try:
-        return _finite(json.loads(text, parse_constant=lambda _: None))
+        return _plain(json.loads(text, parse_constant=lambda _: None))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is no JSON: {error}") from error
 
 
-def _finite(value: Any) -> Any:
-    """The same data; numbers that nobody measures (1e999) are none."""
+def _plain(value: Any) -> Any:
+    """The same data; numbers that nobody measures (1e999) are none, and texts can be shown."""
+    if isinstance(value, str):
+        return visible(value)
     if isinstance(value, float | int) and not isinstance(value, bool):
         return value if abs(value) <= LARGEST else None
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list) else value
+        return {visible(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value)
+    text = json.dumps(value, default=str)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 

@@ -4,13 +4,23 @@ A cell, one arm with one seed, is the directory of a training run. One without `
 unfinished; it is read as far as it goes, and never left out.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparrow.report.page.reading import MAYBE, NUMBER, WHOLE, OrNull, Plain, check, lines
+from sparrow.config.bounds import folder_name
+from sparrow.report.page.reading import (
+    MAYBE,
+    NUMBER,
+    WHOLE,
+    OrNull,
+    Plain,
+    check,
+    lines,
+    parsed,
+    text_of,
+)
 
 KINDS = ("dense", "target", "fixed", "budget")
 ROLES = ("baseline", "arm", "collapses", "flat")
@@ -219,6 +229,10 @@ def _gain(data: Plain, file: Path) -> float | None:
 
 def _arm(data: Plain, where: str) -> Arm:
     check(data, ARM, where)
+    try:
+        folder_name(data["name"])
+    except ValueError as error:
+        raise ValueError(f"{where}: got name {data['name'][:80]!r}, allowed: {error}") from error
     for key, allowed in (("kind", KINDS), ("role", ROLES)):
         if data[key] not in allowed:
             raise ValueError(f"{where}: got {key} {data[key]!r}, allowed: {', '.join(allowed)}")
@@ -319,9 +333,6 @@ def _object(file: Path, shape: dict[str, Any]) -> Plain | None:
     """A JSON object of that shape, NaN as null; None where there is no file."""
     if not file.exists():
         return None
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is no JSON: {error}") from error
+    data = parsed(text_of(file), str(file))
     check(data, shape, str(file))
     return dict(data)
