@@ -90,7 +90,7 @@ def of_ids(model: Decoder, file: str | Path, *, count: int | None = None, skip: 
     found = []
     for number, row in enumerate(rows, skip):
         ids = row.get("ids") if isinstance(row, dict) else None
-        start = row.get("start", 1) if isinstance(row, dict) else None
+        start: Any = row.get("start", 1) if isinstance(row, dict) else None
         if not isinstance(ids, list) or not all(type(i) is int for i in [*ids, start]):
             raise ValueError(
                 f'{place}, line {number + 1}: give "ids", a list of token ids, and "start"'
