@@ -10,7 +10,7 @@ import typer
 from sparrow.cli import words
 from sparrow.cli.output import MOST_TOKENS, progress_bar, report, write
 from sparrow.cli.words import config_argument
-from sparrow.files import read_text
+from sparrow.files import read_text, visible
 
 if TYPE_CHECKING:
     from sparrow.config import WarmupConfig
@@ -68,7 +68,7 @@ def puzzle(
     row = chosen.row(seed, length)
     if judge is not None:
         verdict = chosen.reward(row, read_text(judge, "answer", most=MOST_BYTES))
-        write(f"score {verdict.score:g}, accuracy {verdict.acc:g}: {verdict.reason}")
+        print(visible(f"score {verdict.score:g}, accuracy {verdict.acc:g}: {verdict.reason}"))
         raise typer.Exit(int(verdict.acc < 1))
     print(row.prompt)
     if gold is not None:
