@@ -61,13 +61,13 @@ def main() -> None:
         _refuse_control(sys.argv[1:])
         app()
     except (ValueError, OSError) as error:
-        alert("error", str(error))
+        alert("error:", str(error))
         sys.exit(2)
     except MemoryError as error:
-        alert("error", f"more memory is asked for than there is: {error}")
+        alert("error:", f"more memory is asked for than there is: {error}")
         sys.exit(2)
     except ModuleNotFoundError as error:
-        alert("error", f"this needs the package {error.name!r}: pip install it")
+        alert("error:", f"this needs the package {error.name!r}: pip install it")
         sys.exit(2)
 
 

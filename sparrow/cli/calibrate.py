@@ -408,7 +408,7 @@ def _show(surface: "Surface", folder: Path, check: bool, plots: bool, as_json: b
             shares = next((v.shares for v in surface.variants if v.shares), ())
             console.print(surface_tables.layers(surface.layers, shares))
     for text in (*surface.warnings, *_doubts(surface.undecided)):
-        alert("warning", text, "yellow")
+        alert("warning:", text, "yellow")
     report(f"written: {', '.join(map(str, files))}")
     if not check:
         report(f"next: sparrow plan {file}")

@@ -67,7 +67,7 @@ def report(text: str) -> None:
 
 def alert(mark: str, text: str, style: str = "bold red") -> None:
     """Say what went wrong, or what to mind."""
-    notes.print(f"[{style}]{mark}:[/] {plain(text)}", markup=True)
+    notes.print(f"[{style}]{mark}[/] {plain(text)}", markup=True)
 
 
 def refuse_answers(rows: int, samples: int) -> None:

@@ -170,7 +170,7 @@ def plan(
             check=None if check is None else Surface.load(check),
         )
     except Unreachable as error:
-        alert("not reached", str(error))
+        alert("not reached:", str(error))
         raise typer.Exit(1) from None
     folder = out or surface.parent
     files = plan_files.write(planned, folder)
@@ -207,7 +207,7 @@ def _show(planned: "Planned", files: list[Path], as_json: bool) -> None:
     for table in plan_tables.tables(planned):
         console.print(table)
     for text in planned.best.notes:
-        alert("note", text, "yellow")
+        alert("note:", text, "yellow")
     report(f"written: {', '.join(map(str, files))}")
     report(
         f"check it on new prompts: the options of the calibration, with --schedule {files[0]} and "

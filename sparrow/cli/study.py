@@ -159,7 +159,7 @@ def _cell(config: "StudyConfig", name: str) -> None:
         except Stopped:
             raise typer.Exit(STOPPED) from None
         except (GateStop, Unjudged, EpisodeFailed) as error:
-            alert(name, str(error))
+            alert(f"{name}:", str(error))
             raise typer.Exit(1) from error
     write(str(found.folder_of(chosen)))
 
@@ -187,10 +187,10 @@ def _conduct(config: "StudyConfig", parallel: int) -> None:
             )
     except JobFailed as error:
         how = "once the reason is gone, the same command goes on"
-        alert("error", f"{error}\n{how}")
+        alert("error:", f"{error}\n{how}")
         raise typer.Exit(1) from error
     except NoRate as error:
-        alert("error", str(error))
+        alert("error:", str(error))
         raise typer.Exit(1) from error
     finally:
         lock.close()

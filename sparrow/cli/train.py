@@ -159,7 +159,7 @@ def _named_rank() -> Iterator[None]:
         rank = own_rank()
         if rank is None:
             raise
-        alert("error", f"rank {rank}: {error}")
+        alert("error:", f"rank {rank}: {error}")
         raise typer.Exit(2) from error
 
 

@@ -70,7 +70,7 @@ def test_progress_and_status(monkeypatch: pytest.MonkeyPatch) -> None:
     with output.progress_bar() as bar:
         bar.add_task(HOSTILE, total=1)
     output.report(HOSTILE)
-    output.alert("error", HOSTILE)
+    output.alert("error:", HOSTILE)
     assert "pwned" in file.getvalue()
     for code in ("\x1b]0", "\x1b[2J[", "\x9b", "\x07", "\x00", "\ud800"):
         assert code not in file.getvalue()
