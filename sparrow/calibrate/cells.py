@@ -132,7 +132,9 @@ def cell(
 
 def estimators(tokens: Tokens, top_k: int) -> Estimators:
     """What one would think of these tokens without the whole vocabulary."""
-    lower, upper = tokens.alpha - tokens.below, tokens.alpha + tokens.above
+    # Gaps are kept in 16 bits, whose rounding can lead out of what acceptance can be.
+    lower = np.clip(tokens.alpha - tokens.below, 0.0, 1.0)
+    upper = np.clip(tokens.alpha + tokens.above, 0.0, 1.0)
     ratio = tokens.ratio
     return Estimators(
         top_k=top_k,

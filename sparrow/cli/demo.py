@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from sparrow.cli.calibrate import progress_of
-from sparrow.cli.output import console, notes, plain
+from sparrow.cli.output import console, notes, plain, write
 
 if TYPE_CHECKING:
     from sparrow.demo.recipe import Place
@@ -57,7 +58,7 @@ def demo(
         _train(place)
         _time(place)
     except KeyboardInterrupt:
-        notes.print(f"\nstopped; the same command goes on from {plain(str(out))}")
+        notes.print(f"\nstopped; the same command goes on from {out}")
         raise typer.Exit(STOPPED) from None
     finally:
         lock.close()
@@ -68,7 +69,7 @@ def demo(
 
 
 def _stage(number: int, title: str, say: str) -> None:
-    console.rule(f"[bold]{number} of {STAGES} · {title}", align="left")
+    console.rule(Text(f"{number} of {STAGES} · {title}", style="bold"), align="left")
     console.print(say, highlight=False)
 
 
@@ -76,22 +77,23 @@ def _stage(number: int, title: str, say: str) -> None:
 def _timed(what: str) -> Iterator[None]:
     begun = time.monotonic()
     yield
-    console.print(f"[dim]{what}, {time.monotonic() - begun:.0f} s[/]\n", highlight=False)
+    seconds = time.monotonic() - begun
+    console.print(f"{what}, {seconds:.0f} s\n", style="dim", highlight=False)
 
 
 def _think() -> None:
     from sparrow.demo import recipe, stages
 
-    console.rule(f"[bold]Meet {recipe.MODEL}", align="left")
+    console.rule(Text(f"Meet {recipe.MODEL}", style="bold"), align="left")
     console.print(
         "So small that it is part of the package. It thinks in a language of puzzles:",
         highlight=False,
     )
     verdict = stages.think(
-        on_prompt=lambda text: console.print(f"[bold]{plain(text)}[/]", highlight=False),
-        on_text=lambda piece: console.out(piece, end="", highlight=False),
+        on_prompt=lambda text: console.print(text, style="bold", highlight=False),
+        on_text=lambda piece: write(piece, end=""),
     )
-    console.print(f"\n[dim]the verifier says: {plain(verdict)}[/]\n", highlight=False)
+    console.print(f"\nthe verifier says: {verdict}\n", style="dim", highlight=False)
 
 
 def _calibrate(place: "Place") -> None:
@@ -112,7 +114,8 @@ def _calibrate(place: "Place") -> None:
             shown = f"{cell.mean:.3f}, but only {cell.p05:.3f} is reached by 95 % of the tokens"
             console.print(f"  {cell.budget:4} tokens kept: mean {shown}", highlight=False)
     console.print(
-        f"[dim]  acceptance (1: the same) at lengths {last} and more: the mean hides the tail[/]"
+        f"  acceptance (1: the same) at lengths {last} and more: the mean hides the tail",
+        style="dim",
     )
 
 
@@ -133,7 +136,7 @@ def _plan(place: "Place") -> None:
         found = plan_table(read_run(place.calibration))
         table = Table(*found.columns)
         for row in found.rows:
-            table.add_row(*map(plain, row))
+            table.add_row(*row)
         console.print(table)
 
 
@@ -150,7 +153,7 @@ def _train(place: "Place") -> None:
         "answered with everything in view.",
     )
     if place.model.exists() or stages.gate_stopped(place):
-        console.print("[dim]done before[/]\n")
+        console.print("done before\n", style="dim")
         return
     with _timed("trained"), Stopping() as stopping:
         try:
@@ -158,7 +161,7 @@ def _train(place: "Place") -> None:
         except typer.Exit as end:
             if end.exit_code != GATED:
                 raise
-            console.print("[yellow]That is what the gate is for; the page shows it.[/]")
+            console.print("That is what the gate is for; the page shows it.", style="yellow")
 
 
 def _time(place: "Place") -> None:
@@ -174,7 +177,8 @@ def _time(place: "Place") -> None:
     with _timed("timed"), progress_of() as progress:
         found = stages.time(place, progress)
     for case in found["cases"]:
-        console.print(f"  [bold]{verdict(speed_up(case))}[/]. {plain(told(case))}", highlight=False)
+        text = f"  [bold]{verdict(speed_up(case))}[/]. {plain(told(case))}"
+        console.print(text, highlight=False, markup=True)
 
 
 def _finish(place: "Place", seconds: float) -> None:
@@ -182,20 +186,21 @@ def _finish(place: "Place", seconds: float) -> None:
     from sparrow.report.page.story import numbers
 
     _stage(STAGES, "report", "Everything on one page, which opens without a network:")
-    console.print(f"  [bold green]{plain(str(place.page))}[/]\n", highlight=False, soft_wrap=True)
+    console.print(f"  {place.page}\n", style="bold green", highlight=False, soft_wrap=True)
     for number in numbers(read_run(place.folder))[:NUMBERS]:
-        console.print(
-            f"  [bold]{number.value:>10}[/]  {number.name} ({number.say})", highlight=False
+        text = (
+            f"  [bold]{plain(f'{number.value:>10}')}[/]  {plain(f'{number.name} ({number.say})')}"
         )
+        console.print(text, highlight=False, markup=True)
     minutes, left = divmod(round(seconds), 60)
-    console.print(f"\n[dim]{minutes} min {left} s this time[/]\n\nWhat to try next:")
+    console.print(f"\n[dim]{minutes} min {left} s this time[/]\n\nWhat to try next:", markup=True)
     for words, why in (
         (f"eval {place.train} -t assignments -l 150 --samples 4", "ask the trained model"),
         ("doctor", "what this machine can do"),
         ("calibrate MODEL --rows PROMPTS.jsonl", "your own model: a folder or a hub name"),
     ):
-        command = plain(f"{_own_name()} {words}")
-        console.print(f"  {command}\n      [dim]{plain(why)}[/]", highlight=False, soft_wrap=True)
+        text = f"  {plain(f'{_own_name()} {words}')}\n      [dim]{plain(why)}[/]"
+        console.print(text, highlight=False, soft_wrap=True, markup=True)
 
 
 def _own_name() -> str:

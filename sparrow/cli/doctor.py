@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparrow.cli.output import AsJson, console, measuring, plain
+from sparrow.cli.output import AsJson, console, measuring
 
 Examined = Mapping[str, Any]
 GIB = 2**30
@@ -47,6 +47,7 @@ def doctor(
 def show(found: Examined) -> None:
     """One screen: sections of lines, the verdict last."""
     from rich.table import Table
+    from rich.text import Text
 
     grid = Table.grid(padding=(0, 2))
     for title, lines in (
@@ -57,7 +58,7 @@ def show(found: Examined) -> None:
         ("checks", _checks(found)),
     ):
         for number, line in enumerate(lines):
-            grid.add_row("" if number else f"[bold]{title}[/]", plain(line))
+            grid.add_row("" if number else Text(title, style="bold"), line)
     console.print(grid)
     _verdict(found)
 
@@ -165,18 +166,19 @@ def _verdict(found: Examined) -> None:
     if found["ready"]:
         verbs = ", ".join(found["ready_for"])
         where = " and ".join("the CPU" if name == "cpu" else name for name in found["devices"])
-        console.print(f"\n[bold green]ready for:[/] {verbs}, on {where}", highlight=False)
+        ready = f"\n[bold green]ready for:[/] {verbs}, on {where}"
+        console.print(ready, highlight=False, markup=True)
     else:
-        console.print("\n[bold red]not ready.[/] To mend:", highlight=False)
+        console.print("\n[bold red]not ready.[/] To mend:", highlight=False, markup=True)
         _advise(found["problems"])
     if found["missing"]:
-        console.print("[bold]missing, should you need it:[/]", highlight=False)
+        console.print("missing, should you need it:", style="bold", highlight=False)
         _advise(found["missing"])
 
 
 def _advise(advice: list[dict[str, str]]) -> None:
     for each in advice:
-        console.print(f"  {plain(each['what'])}\n      {plain(each['how'])}", highlight=False)
+        console.print(f"  {each['what']}\n      {each['how']}", highlight=False)
 
 
 def _gib(size: int | None) -> str:

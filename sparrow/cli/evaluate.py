@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparrow.cli.output import (
+    MOST,
+    MOST_ROW,
+    MOST_TOKENS,
     OUTPUT,
     OutputJson,
     console,
     measuring,
-    plain,
     progress_bar,
+    refuse_answers,
     report,
 )
+from sparrow.files import expanded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,6 +83,8 @@ def evaluate(
         _asked(
             "--length",
             "-l",
+            min=1,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="About how long a puzzle's answer is (default: 200, 500 and 1000), or the most "
             "for gym (default: 512); can be given several times.",
@@ -90,16 +96,20 @@ def evaluate(
             "--rows",
             "-n",
             min=1,
+            max=MOST,
             metavar="N",
             help=f"Rows of each task and length (default: {ROWS}), or of a file (default: all).",
         ),
     ] = None,
     skip: Annotated[
-        int, _asked("--skip", min=0, metavar="N", help="Rows to leave out at the start.")
+        int,
+        _asked("--skip", min=0, max=MOST_ROW, metavar="N", help="Rows to leave out at the start."),
     ] = 0,
     samples: Annotated[
         int,
-        _answered("--samples", "-k", min=1, metavar="N", help="Answers to every row: the k."),
+        _answered(
+            "--samples", "-k", min=1, max=MOST, metavar="N", help="Answers to every row: the k."
+        ),
     ] = 1,
     temperature: Annotated[
         float,
@@ -110,6 +120,7 @@ def evaluate(
         _answered(
             "--max-tokens",
             min=1,
+            max=MOST_TOKENS,
             metavar="N",
             help="Longest answer. Default: 2.5 x a puzzle's length, "
             f"{FILE_TOKENS} for rows of a file.",
@@ -127,6 +138,8 @@ def evaluate(
         int | None,
         _sparse(
             "--budget",
+            min=1,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="Tokens kept at every length, 48 at least, in all layers.",
         ),
@@ -135,6 +148,8 @@ def evaluate(
         int | None,
         _sparse(
             "--window",
+            min=1,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="For comparison: only the last tokens are seen; a multiple of 16.",
         ),
@@ -150,7 +165,9 @@ def evaluate(
     force: Annotated[
         bool, _sparse("--force", help="Use a schedule that was made for another model.")
     ] = False,
-    seed: Annotated[int, _answered("--seed", min=0, metavar="N", help="Of the random draws.")] = 0,
+    seed: Annotated[
+        int, _answered("--seed", min=0, max=MOST_ROW, metavar="N", help="Of the random draws.")
+    ] = 0,
     device: Annotated[
         str,
         _answered("--device", metavar="NAME", help="auto (a GPU where there is one), cpu, cuda."),
@@ -181,6 +198,7 @@ def evaluate(
     from sparrow.records import SamplingParams, to_dict
 
     _refuse_contradictions(task, file, reward, length, samples, temperature, out)
+    refuse_answers(rows or ROWS, samples)
     with ExitStack() as judges:
         parts, left_out = _parts(task, file, reward, length, rows, skip, max_tokens, judges)
         with measuring(f"loading {model}"):
@@ -274,7 +292,7 @@ def _load(model: str, dtype: str, device: str) -> "Decoder":
     """A model, or the one that a run directory has when the run has ended."""
     from sparrow.models import load
 
-    folder, made = Path(model).expanduser(), Path(model).expanduser() / MODEL
+    folder, made = expanded(model), expanded(model) / MODEL
     if folder.is_dir() and not made.is_dir() and not (folder / "config.json").exists():
         raise ValueError(f"{folder} is no model, and no run that has ended: there is no {made}")
     return load(made if made.is_dir() else model, dtype=dtype, device=device, report=report)
@@ -283,8 +301,7 @@ def _load(model: str, dtype: str, device: str) -> "Decoder":
 def _write(out: Path, answers: "Sequence[Answered]") -> None:
     with out.open("x", encoding="utf-8") as lines:
         for one in answers:
-            # Rows of others may hold what JSON has no form for: a date, a number of numpy's.
-            lines.write(json.dumps(one.plain(), default=str, ensure_ascii=False) + "\n")
+            lines.write(json.dumps(one.plain(), ensure_ascii=False) + "\n")
     report(f"{out}: {len(answers)} answers")
 
 
@@ -301,11 +318,9 @@ def _show(evaluation: "Evaluation", model: "Decoder") -> None:
     rows = sorted({cell.rows for cell in evaluation.cells})
     said = f"{rows[0]}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]}"
     console.print(
-        plain(
-            f"{evaluation.model} | {kind} on {model.device} | attention: {evaluation.attention} | "
-            f"temperature {evaluation.temperature:g} | {said} rows of each, answers to a row: "
-            f"{evaluation.samples} | [95 % intervals over rows]"
-        ),
+        f"{evaluation.model} | {kind} on {model.device} | attention: {evaluation.attention} | "
+        f"temperature {evaluation.temperature:g} | {said} rows of each, answers to a row: "
+        f"{evaluation.samples} | [95 % intervals over rows]",
         highlight=False,
     )
     console.print(_table(evaluation))
@@ -326,13 +341,13 @@ def _table(evaluation: "Evaluation") -> "Table":
         table.add_column("most frequent")
     for cell in evaluation.cells:
         table.add_row(
-            plain(cell.source if cell.length is None else f"{cell.source} {cell.length}"),
+            cell.source if cell.length is None else f"{cell.source} {cell.length}",
             _said(cell.mean),
             *(f"{one.estimate.value:.2f}" for one in cell.passes if one.k > 1),
             f"{cell.tokens:.0f}",
             "" if cell.entropy is None else f"{cell.entropy:.3f}",
             f"{cell.cut_off:.0%}",
-            *([plain(cell.reasons[0].text)] if room else []),
+            *([cell.reasons[0].text] if room else []),
         )
     return table
 

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparrow.cli.output import AsJson, console, measuring, progress_bar, report, show_result
+from sparrow.cli.output import (
+    MOST,
+    MOST_TOKENS,
+    AsJson,
+    console,
+    measuring,
+    progress_bar,
+    report,
+    show_result,
+    write,
+)
 
 if TYPE_CHECKING:
     from sparrow.calibrate.flows.score import Progress
@@ -26,7 +36,7 @@ Device = Annotated[
     str,
     typer.Option("--device", metavar="NAME", help="auto (a GPU where there is one), cuda or cpu."),
 ]
-Page = Annotated[int, typer.Option("--page", min=1, metavar="N", help="Tokens in a page.")]
+Page = Annotated[int, typer.Option("--page", min=1, max=256, metavar="N", help="Tokens in a page.")]
 
 
 @flow.command("check")
@@ -34,10 +44,10 @@ def flow_check(
     file: File,
     page: Page = 16,
     head_size: Annotated[
-        int, typer.Option("--head-size", min=1, metavar="N", help="Numbers of a head.")
+        int, typer.Option("--head-size", min=1, max=512, metavar="N", help="Numbers of a head.")
     ] = 128,
     group: Annotated[
-        int, typer.Option("--group", min=1, metavar="N", help="Query heads of a KV head.")
+        int, typer.Option("--group", min=1, max=64, metavar="N", help="Query heads of a KV head.")
     ] = 2,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -84,6 +94,8 @@ def flow_score(
         typer.Option(
             "--budget",
             "-b",
+            min=1,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="Tokens kept; can be given several times. Default: 512 and 1024.",
         ),
@@ -97,7 +109,8 @@ def flow_score(
         ),
     ] = None,
     tokens: Annotated[
-        int, typer.Option("--tokens", min=2, metavar="N", help="Tokens of every text.")
+        int,
+        typer.Option("--tokens", min=2, max=MOST_TOKENS, metavar="N", help="Tokens of every text."),
     ] = 8192,
     against: Annotated[
         list[str] | None,
@@ -110,10 +123,12 @@ def flow_score(
     ] = None,
     page: Page = 16,
     first: Annotated[
-        int, typer.Option("--first", min=0, metavar="N", help="First pages, always kept.")
+        int,
+        typer.Option("--first", min=0, max=MOST, metavar="N", help="First pages, always kept."),
     ] = 1,
     last: Annotated[
-        int, typer.Option("--last", min=1, metavar="N", help="Last pages, always kept.")
+        int,
+        typer.Option("--last", min=1, max=MOST, metavar="N", help="Last pages, always kept."),
     ] = 2,
     dense_layers: Annotated[
         str,
@@ -195,16 +210,21 @@ def flow_bench(
     files: Files,
     device: Device = "auto",
     batch: Annotated[
-        int | None, typer.Option("--batch", min=1, metavar="N", help="Sequences at once.")
+        int | None,
+        typer.Option("--batch", min=1, max=MOST, metavar="N", help="Sequences at once."),
     ] = None,
     context: Annotated[
-        int | None, typer.Option("--context", min=1, metavar="N", help="Tokens of every sequence.")
+        int | None,
+        typer.Option(
+            "--context", min=1, max=MOST_TOKENS, metavar="N", help="Tokens of every sequence."
+        ),
     ] = None,
     kept: Annotated[
         int | None,
         typer.Option(
             "--kept",
             min=3,
+            max=MOST,
             metavar="N",
             help="Pages that a sequence keeps, the 3 always kept included.",
         ),
@@ -260,9 +280,9 @@ def flow_texts(
 
       sparrow flow texts texts
     """
-    from sparrow.calibrate.flows.texts import write
+    from sparrow.calibrate.flows.texts import write as write_texts
 
-    print(write(folder, report=report))
+    write(str(write_texts(folder, report=report)))
 
 
 def _texts(folder: Path | None) -> "list[Text]":

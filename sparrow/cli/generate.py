@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparrow.cli.output import AsJson, console, notes, report
+from sparrow.cli.output import AsJson, console, notes, plain, report, write
 
 if TYPE_CHECKING:
     from sparrow.records import Completion
@@ -78,7 +78,7 @@ def generate(
     settings += [f"--run.dir={out}"] if out is not None else []
     loaded = load_config(GenerateConfig, config or [], settings)
 
-    with notes.status(f"loading {loaded.model.name}"):
+    with notes.status(plain(f"loading {loaded.model.name}")):
         session = Session.open(loaded, report=report)
     report(session.header())
     single = len(prompts) * loaded.sampling.n == 1
@@ -101,7 +101,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _print_piece(_: int, piece: str) -> None:
-    print(piece, end="", flush=True)
+    write(piece, end="")
 
 
 def _show(completions: "Sequence[Completion]", *, streamed: bool, as_json: bool) -> None:
@@ -117,7 +117,7 @@ def _show(completions: "Sequence[Completion]", *, streamed: bool, as_json: bool)
             console.rule(
                 f"{number}: {len(completion.token_ids)} tokens, {completion.finish_reason}"
             )
-            console.print(completion.text, markup=False, highlight=False)
+            write(completion.text or "")
     failed = [completion.error for completion in completions if completion.error is not None]
     if failed:
         raise ValueError(f"{len(failed)} of {len(completions)} completions failed: {failed[0]}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sparrow.cli.output import OUTPUT, OutputJson, console, notes, plain, report
+from sparrow.cli.output import MOST, MOST_TOKENS, OUTPUT, OutputJson, alert, console, report
 
 if TYPE_CHECKING:
     from sparrow.calibrate.planning.files import Planned
@@ -83,23 +83,31 @@ def plan(
         ),
     ] = None,
     prompts: Annotated[
-        int | None, _work("--prompts", min=1, metavar="N", help="Prompts of one rollout.")
+        int | None,
+        _work("--prompts", min=1, max=MOST, metavar="N", help="Prompts of one rollout."),
     ] = None,
     samples: Annotated[
         int | None,
-        _work("--samples", min=1, metavar="N", help="Answers to each, with --prompts. Default: 8."),
+        _work(
+            "--samples",
+            min=1,
+            max=MOST,
+            metavar="N",
+            help="Answers to each, with --prompts. Default: 8.",
+        ),
     ] = None,
     prompt_tokens: Annotated[
         int | None,
         _work(
             "--prompt-tokens",
             min=1,
+            max=MOST_TOKENS,
             metavar="N",
             help="Length of a prompt. Default: as measured, or 16.",
         ),
     ] = None,
     batch: Annotated[
-        int | None, _work("--batch", min=1, metavar="N", help="Most sequences at once.")
+        int | None, _work("--batch", min=1, max=MOST, metavar="N", help="Most sequences at once.")
     ] = None,
     compare: Annotated[
         str | None,
@@ -162,7 +170,7 @@ def plan(
             check=None if check is None else Surface.load(check),
         )
     except Unreachable as error:
-        notes.print(f"[bold red]not reached:[/] {plain(str(error))}")
+        alert("not reached:", str(error))
         raise typer.Exit(1) from None
     folder = out or surface.parent
     files = plan_files.write(planned, folder)
@@ -199,7 +207,7 @@ def _show(planned: "Planned", files: list[Path], as_json: bool) -> None:
     for table in plan_tables.tables(planned):
         console.print(table)
     for text in planned.best.notes:
-        notes.print(f"[yellow]note:[/] {plain(text)}")
+        alert("note:", text, "yellow")
     report(f"written: {', '.join(map(str, files))}")
     report(
         f"check it on new prompts: the options of the calibration, with --schedule {files[0]} and "

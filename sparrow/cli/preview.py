@@ -19,18 +19,18 @@ def show(preview: "Preview", console: "Console") -> None:
     """The whole plan: what runs, memory, batch, schedule, time; then what to keep in mind."""
     from rich.table import Table
 
-    table = Table(title=f"{plain(preview.model)}: the plan, nothing was run", show_header=False)
+    table = Table(title=f"{preview.model}: the plan, nothing was run", show_header=False)
     for section in sections(preview):
         table.add_section()
         for name, text in section:
-            table.add_row(name, plain(text))
+            table.add_row(name, text)
     console.print(table)
     if preview.kept:
         console.print(_kept_table(preview))
     for note in preview.notes:
-        console.print(f"[yellow]note:[/] {plain(note)}")
+        console.print(f"[yellow]note:[/] {plain(note)}", markup=True)
     if not preview.fits:
-        console.print("[bold red]it does not fit[/]: see memory above")
+        console.print("[bold red]it does not fit[/]: see memory above", markup=True)
 
 
 def lines(preview: "Preview") -> Lines:

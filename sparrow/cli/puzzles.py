@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparrow.cli import words
-from sparrow.cli.output import progress_bar, report
+from sparrow.cli.output import MOST_TOKENS, progress_bar, report, write
 from sparrow.cli.words import config_argument
+from sparrow.files import printable, read_text
 
 if TYPE_CHECKING:
     from sparrow.config import WarmupConfig
 
+MOST_BYTES = 2**24  # of an answer
 FAMILIES = "assignments, countdown or graph"
 
 
@@ -24,6 +26,8 @@ def puzzle(
         typer.Option(
             "--length",
             "-l",
+            min=1,
+            max=MOST_TOKENS,
             metavar="TOKENS",
             help="About how long a chain of thought that solves it is, 100 to 8000.",
         ),
@@ -63,8 +67,8 @@ def puzzle(
     chosen = _family(family)
     row = chosen.row(seed, length)
     if judge is not None:
-        verdict = chosen.reward(row, _text(judge))
-        print(f"score {verdict.score:g}, accuracy {verdict.acc:g}: {verdict.reason}")
+        verdict = chosen.reward(row, read_text(judge, "answer", most=MOST_BYTES))
+        print(printable(f"score {verdict.score:g}, accuracy {verdict.acc:g}: {verdict.reason}"))
         raise typer.Exit(int(verdict.acc < 1))
     print(row.prompt)
     if gold is not None:
@@ -93,7 +97,7 @@ def warmup(
     report(f"{place}: {'has ended before' if ended else f'{loaded.steps} steps'}")
     with _progress(loaded) as on_step:
         folder = warm_up(loaded, on_step=on_step)
-    print(folder)
+    write(str(folder))
 
 
 def _family(name: str) -> Any:
@@ -102,13 +106,6 @@ def _family(name: str) -> Any:
     if name not in PUZZLES:
         raise ValueError(f"no puzzle {name!r}; there are {', '.join(PUZZLES)}")
     return PUZZLES[name]
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text: {error}") from error
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sparrow.cli.output import report as note
+from sparrow.cli.output import write
 
 FORMATS = ("html", "md")
 PAGES = (".html", ".md")  # what may be written over
@@ -63,14 +64,14 @@ def report(
     if str(place) == "-":
         if open_page:
             raise ValueError("--open needs a file: give --out")
-        print(text)
+        write(text)
         return
     if place.is_dir() or (place.exists() and place.suffix not in PAGES):
         raise ValueError(f"--out {place}: it is there and is no page; name a file, such as a.html")
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text, encoding="utf-8")
     note(f"{len(text) / 1024:.0f} KiB")
-    print(place)
+    write(str(place))
     if open_page:
         webbrowser.open(place.resolve().as_uri())
 

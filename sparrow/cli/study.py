@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparrow.cli import words
-from sparrow.cli.output import console, notes, plain, report
+from sparrow.cli.output import alert, console, notes, plain, report, write
 from sparrow.cli.train import STOPPED
 from sparrow.cli.words import config_argument
 
@@ -26,7 +26,9 @@ def study(
     ] = False,
     parallel: Annotated[
         int | None,
-        typer.Option("--parallel", min=1, metavar="N", help="Runs at a time, on one device."),
+        typer.Option(
+            "--parallel", min=1, max=1024, metavar="N", help="Runs at a time, on one device."
+        ),
     ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Only calibrate, and plan the schedules of the arms.")
@@ -83,7 +85,7 @@ def study(
     elif cell is not None:
         _cell(loaded, cell)
     elif only_report:
-        print(_write(loaded))
+        write(str(_write(loaded)))
     else:
         _conduct(loaded, parallel or loaded.parallel)
 
@@ -114,7 +116,7 @@ def _show(config: "StudyConfig") -> None:
         f"{len(found.cells)} runs of {train.run.steps} steps, {train.rollout.prompts} prompts x "
         f"{train.rollout.samples} answers <= {train.rollout.max_tokens} tokens; evaluated every "
         f"{train.validation.every} steps on {train.validation.rows} rows; rates tried in turn: "
-        f"{', '.join(f'{one:g}' for one in config.rates)}; folder {plain(str(found.folder))}",
+        f"{', '.join(f'{one:g}' for one in config.rates)}; folder {found.folder}",
         highlight=False,
     )
 
@@ -138,7 +140,7 @@ def _plan(config: "StudyConfig") -> None:
     prepare(found, shlex.join(["sparrow", *sys.argv[1:]]))
     with progress_of() as progress:
         make_plans(found, progress=progress, report=report)
-    print(found.plans)
+    write(str(found.plans))
 
 
 def _cell(config: "StudyConfig", name: str) -> None:
@@ -159,9 +161,9 @@ def _cell(config: "StudyConfig", name: str) -> None:
         except Stopped:
             raise typer.Exit(STOPPED) from None
         except (GateStop, Unjudged, EpisodeFailed) as error:
-            notes.print(f"[bold red]{name}:[/] {plain(str(error))}")
+            alert(f"{name}:", str(error))
             raise typer.Exit(1) from error
-    print(found.folder_of(chosen))
+    write(str(found.folder_of(chosen)))
 
 
 def _conduct(config: "StudyConfig", parallel: int) -> None:
@@ -179,23 +181,25 @@ def _conduct(config: "StudyConfig", parallel: int) -> None:
                 parallel=parallel,
                 stop=lambda: stopping.wanted,
                 event=lambda text: notes.print(
-                    f"[dim]{time.monotonic() - begun:6.0f} s[/] {plain(text)}", highlight=False
+                    f"[dim]{time.monotonic() - begun:6.0f} s[/] {plain(text)}",
+                    highlight=False,
+                    markup=True,
                 ),
                 look=status.look,
             )
     except JobFailed as error:
         how = "once the reason is gone, the same command goes on"
-        notes.print(f"[bold red]error:[/] {plain(str(error))}\n{how}")
+        alert("error:", f"{error}\n{how}")
         raise typer.Exit(1) from error
     except NoRate as error:
-        notes.print(f"[bold red]error:[/] {plain(str(error))}")
+        alert("error:", str(error))
         raise typer.Exit(1) from error
     finally:
         lock.close()
     if not ended:
-        notes.print(f"stopped; the same command goes on from {plain(str(found.folder))}")
+        notes.print(f"stopped; the same command goes on from {found.folder}")
         raise typer.Exit(STOPPED)
-    print(_write(config))
+    write(str(_write(config)))
 
 
 def _write(config: "StudyConfig") -> Path:

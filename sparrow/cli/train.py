@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from sparrow.cli.output import AsJson, console, notes, plain, report
+from sparrow.cli.output import AsJson, alert, console, notes, plain, report, write
 from sparrow.cli.words import config_argument, loaded
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def train(
     with Stopping() as stopping, _named_rank():
         folder = run_training(settings, stopping)
         if not own_rank():
-            print(folder)
+            write(str(folder))
 
 
 def _load(words: list[str], dense: bool) -> "TrainConfig":
@@ -142,7 +142,7 @@ def _end(run: "Run", why: str, code: int, how: str = GO_ON) -> NoReturn:
 def _say_end(run: "Run", why: str, how: str = GO_ON) -> None:
     if run.world.first:
         told = f"after {run.step} steps; the checkpoint is there, and {how}"
-        notes.print(f"[bold yellow]{plain(why)}[/]\n{plain(told)}")
+        notes.print(f"[bold yellow]{plain(why)}[/]\n{plain(told)}", markup=True)
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def _named_rank() -> Iterator[None]:
         rank = own_rank()
         if rank is None:
             raise
-        notes.print(f"[bold red]error:[/] rank {rank}: {plain(str(error))}")
+        alert("error:", f"rank {rank}: {error}")
         raise typer.Exit(2) from error
 
 
@@ -170,6 +170,7 @@ def replay(
         typer.Option(
             "--step",
             min=0,
+            max=10**9,
             metavar="N",
             help="Which step; its checkpoint must be there. Default: the latest possible.",
         ),
@@ -210,7 +211,7 @@ def replay(
 
     if part not in ("rollout", "train"):
         raise ValueError(f"--part {part}: give rollout or train")
-    with notes.status(f"{part} of {run}"):
+    with notes.status(plain(f"{part} of {run}")):
         found = replay_step(run, step, part, out=out, report=report, allow_code=allow_code)
     if as_json:
         print(json.dumps(found, indent=2))

@@ -2,22 +2,27 @@
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
 
 from sparrow.config.errors import ConfigError, describe, dotted
-from sparrow.config.layers import KeyPath, Layer, last_given
+from sparrow.config.layers import FILE, KeyPath, Layer, last_given
 from sparrow.config.schema import Section
 from sparrow.config.sections import fields_of, kind_at
 from sparrow.records import FieldError
 
+MOST_PROBLEMS = 50  # that a message names one by one
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # of a section, of a record
 
 
 def explain(cls: type[Section], error: ValidationError, layers: Sequence[Layer]) -> ConfigError:
     """What pydantic found wrong with the merged layers, each problem with its source."""
-    return ConfigError(*(line for detail in error.errors() for line in _lines(cls, detail, layers)))
+    lines = (line for detail in error.errors() for line in _lines(cls, detail, layers))
+    shown = list(islice(lines, MOST_PROBLEMS))
+    left = error.error_count() - len(shown)
+    return ConfigError(*shown, *([f"and {left} problems more"] if left > 0 else []))
 
 
 def _lines(cls: type[Section], detail: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[str]:
@@ -27,7 +32,7 @@ def _lines(cls: type[Section], detail: Mapping[str, Any], layers: Sequence[Layer
         for field, (value, allowed) in cause.problems.items():
             yield _refusal((*path, *field.split(".")), value, allowed, layers)
     elif detail["type"] == "missing":
-        yield f"{dotted(path)}: missing, and it has no default"
+        yield f"{dotted(path)}: missing{_files(layers, 'in')}, and it has no default"
     elif detail["type"] in _UNKNOWN_KEY:
         allowed = _known_keys(fields_of(kind_at(cls, path[:-1])), str(path[-1]))
         yield _refusal(path, detail["input"], allowed, layers, fault="unknown key, got")
@@ -40,10 +45,17 @@ def _lines(cls: type[Section], detail: Mapping[str, Any], layers: Sequence[Layer
 def _refusal(
     path: KeyPath, value: Any, allowed: str, layers: Sequence[Layer], fault: str = "got"
 ) -> str:
-    """One line; `value` is shown if no layer gives one, that is, if it is a default."""
+    """One line; `value` is shown where no layer gives one: it is a default, or follows from all."""
     given = last_given(layers, path)
-    got = f"{describe(given.value)} from {given.source}" if given else describe(value)
-    return f"{dotted(path)}: {fault} {got}, allowed: {allowed}"
+    got = describe(given.value) if given else describe(value)
+    source = f" from {given.source}" if given else _files(layers, "with")
+    return f"{dotted(path)}: {fault} {got}{source}, allowed: {allowed}"
+
+
+def _files(layers: Sequence[Layer], preposition: str) -> str:
+    """The files that were read, as part of a sentence."""
+    names = [layer.source for layer in layers if layer.source.startswith(FILE)]
+    return f" {preposition} {' and '.join(names)}" if names else ""
 
 
 def _known_keys(fields: Mapping[str, Any], key: str) -> str:

@@ -10,14 +10,19 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparrow.config.errors import ConfigError, describe, dotted
+from sparrow.config.errors import ConfigError, describe, dotted, shortened
 from sparrow.config.schema import Section
 from sparrow.config.sections import kind_at, takes_text
+from sparrow.files import read_text
 
 Table = dict[str, Any]
 KeyPath = tuple[str | int, ...]
 
+FILE = "file "  # what the source of such a layer begins with
+MOST_BYTES = 2**20  # of a file
+DEEPEST = 32  # tables and arrays in one another
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_KEY_PART = re.compile(r"""[A-Za-z0-9_-]++|"(?:[^"\\\n]++|\\.)*+"?|'[^'\n]*+'?""")
 
 
 class Layer(NamedTuple):
@@ -32,25 +37,29 @@ class Given(NamedTuple):
 
 def read_file(path: Path) -> Layer:
     """One TOML file."""
+    source = f"{FILE}{path}"
     try:
-        with path.open("rb") as file:
-            return Layer(f"file {path}", tomllib.load(file))
-    except OSError as error:
-        raise ConfigError(f"file {path}: {error.strerror}") from error
+        text = read_text(path, most=MOST_BYTES)
     except ValueError as error:
-        raise ConfigError(f"file {path}: not a TOML file: {error}") from error
+        raise ConfigError(str(error)) from error
+    try:
+        table = _parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{source}: not a TOML file: {error}") from error
+    return Layer(source, _checked(table, source))
 
 
 def read_override(root: type[Section], text: str) -> Layer:
     """One `--section.key=value`; the two dashes may be left out."""
     key, equals, value_text = text.removeprefix("--").partition("=")
+    source = f"override {shortened(repr(text))}"
     if not (equals and _KEY.fullmatch(key) and _is_unicode(text)):
-        raise ConfigError(f"override {text!r}: not understood, allowed: --section.key=value")
+        raise ConfigError(f"{source}: not understood, allowed: --section.key=value")
     path = key.split(".")
     node: Any = value_text if takes_text(kind_at(root, path)) else _parse_value(value_text)
     for part in reversed(path):
         node = {part: node}
-    return Layer(f"override {text!r}", node)
+    return Layer(source, _checked(node, source))
 
 
 def repeated(overrides: Sequence[str]) -> Iterator[str]:
@@ -59,7 +68,8 @@ def repeated(overrides: Sequence[str]) -> Iterator[str]:
     for text in overrides:
         key = text.removeprefix("--").partition("=")[0]
         if key in earlier:
-            yield f"override {text!r}: {key} already given by {earlier[key]!r}, allowed: once"
+            before, now = shortened(repr(earlier[key])), shortened(repr(text))
+            yield f"override {now}: {shortened(key)} already given by {before}, allowed: once"
         earlier[key] = text
 
 
@@ -97,10 +107,40 @@ def last_given(layers: Sequence[Layer], path: KeyPath) -> Given | None:
 def _parse_value(text: str) -> Any:
     """The TOML value that `text` is, or the text itself."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = _parse(f"value = {text}")
     except ValueError:
         return text
     return parsed["value"] if len(parsed) == 1 else text
+
+
+def _parse(text: str) -> Table:
+    """The table that a TOML text is; ValueError where it is none, or too deep for any setting."""
+    # Before the parser, which takes quadratic time for a long dotted key.
+    if "k." * DEEPEST in re.sub(r"[ \t]+", "", _KEY_PART.sub("k", text)):
+        raise ValueError(f"a key of more than {DEEPEST} parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _checked(table: Table, source: str) -> Table:
+    """The table itself; ConfigError where it nests too deep or holds an endless integer."""
+    for path, value in _values(table):
+        if len(path) > DEEPEST:
+            raise ConfigError(f"{dotted(path)}: nested too deep, from {source}")
+        if isinstance(value, int) and abs(value) >= 2**64:
+            given = f"an integer of {value.bit_length()} bits from {source}"
+            raise ConfigError(f"{dotted(path)}: got {given}, allowed: at most 64 bits")
+    return table
+
+
+def _values(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value in another, as deep as is allowed, with its key."""
+    yield path, value
+    if isinstance(value, dict | list) and len(path) <= DEEPEST:
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _values(inner, (*path, key))
 
 
 def _is_unicode(text: str) -> bool:

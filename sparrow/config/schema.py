@@ -5,29 +5,21 @@ A field that may be None must have None as its default, because TOML cannot say 
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
+from sparrow.config.bounds import Budget, Directory, Name
 from sparrow.records import FieldError, SamplingParams
 
 
 def _known_device(device: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", device):
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", device):
         raise ValueError("'auto', 'cpu', 'cuda' or 'cuda:N'")
     return device
 
 
-def _not_empty(text: object) -> object:
-    if text == "":
-        raise ValueError("a text that is not empty")
-    return text
-
-
-Name = Annotated[str, BeforeValidator(_not_empty)]
 Device = Annotated[str, AfterValidator(_known_device)]
-Directory = Annotated[Path, BeforeValidator(_not_empty)]  # before: Path("") is Path(".")
 
 
 class Section(BaseModel):
@@ -57,7 +49,7 @@ class AttentionConfig(Section):
     """How decoding attends. Sparse is explicit: without a budget or a schedule it is dense."""
 
     # Tokens kept in all; None: dense. At least the three pages of 16 that are always kept.
-    budget: Annotated[int, Field(ge=48)] | None = None
+    budget: Budget | None = None
     # Budgets by length: the name of a published schedule (sparrow presets), or a file.
     schedule: Name | None = None
     # The flow that chooses: FILE[:name] or a built-in name. None: the schedule's own.

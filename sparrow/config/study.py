@@ -1,29 +1,34 @@
 """The configuration of `sparrow study`: arms that differ in one thing, seeds, and what counts."""
 
-import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from sparrow.config.schema import Directory, Name, Section
-from sparrow.config.train import Choice, Positive, TrainConfig
-from sparrow.config.warmup import Seed, Whole
+from sparrow.config.bounds import (
+    Budget,
+    Count,
+    Directory,
+    FolderName,
+    Fraction,
+    Name,
+    Rate,
+    RateOrZero,
+    RowNumber,
+    Tokens,
+    Workers,
+    refuse_many,
+)
+from sparrow.config.schema import Section
+from sparrow.config.train import Choice, TrainConfig
 from sparrow.records import FieldError
 
-Fraction = Annotated[float, Field(gt=0, lt=1)]
-Rate = Annotated[float, Field(gt=0, lt=1)]
+# Rows of seeds are a million apart, and numbers of rows have 63 bits.
+StudySeed = Annotated[int, Field(ge=0, le=2**40)]
 Role = Literal["baseline", "arm", "collapses", "flat"]
 LAST = 3  # evaluations at the end whose mean is a run's final accuracy
-
-
-def _names_a_folder(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name.endswith(".json"):
-        raise ValueError("letters, digits, '.', '_' and '-', as it names a folder")
-    return name
-
-
-FolderName = Annotated[str, AfterValidator(_names_a_folder)]
+MOST_RUNS = 4096
 
 
 class ArmConfig(Section):
@@ -33,13 +38,13 @@ class ArmConfig(Section):
     the study says nothing); flat, the control that must not move.
     """
 
-    name: FolderName
+    name: Annotated[FolderName, Field(max_length=128)]  # with a seed it names a folder
     role: Role = "arm"
     target: Fraction | None = None  # a schedule planned for this p05
-    budget: Annotated[int, Field(ge=48)] | None = None  # one budget at all lengths, tokens
+    budget: Budget | None = None  # one budget at all lengths, tokens
     like: Name | None = None  # one budget that reads as much as the schedule of this arm
-    seeds: tuple[Seed, ...] | None = None  # None: the study's
-    rate: Annotated[float, Field(ge=0, lt=1)] | None = None  # None: the study's
+    seeds: tuple[StudySeed, ...] | None = None  # None: the study's
+    rate: RateOrZero | None = None  # None: the study's
     corrections: tuple[Choice, ...] | None = None  # None: the training's
 
     @model_validator(mode="after")
@@ -62,11 +67,11 @@ class SurfaceConfig(Section):
     """How schedules are planned: a surface that is measured first, or one that is there."""
 
     surface: Name | None = None  # surface.json of `sparrow calibrate`, of the same weights
-    budgets: tuple[Annotated[int, Field(ge=48)], ...] = ()  # to measure; empty: by the lengths
-    bin: Whole = 512
-    prompts: Annotated[int, Field(ge=8)] = 48  # fewer say nothing of a bin
+    budgets: tuple[Budget, ...] = ()  # to measure; empty: by the lengths
+    bin: Tokens = 512
+    prompts: Annotated[int, Field(ge=8, le=2**16)] = 48  # fewer say nothing of a bin
     by: Literal["p05", "low"] = "p05"  # what must reach a target: p05, or its interval's lower end
-    first: Annotated[int, Field(ge=0)] = 50_000  # number of the first prompt, apart from others
+    first: RowNumber = 50_000  # number of the first prompt, apart from others
 
 
 class OutcomeConfig(Section):
@@ -74,7 +79,7 @@ class OutcomeConfig(Section):
 
     drop: Fraction = 0.10  # final accuracy this far below the start is a collapse
     length: Fraction = 0.5  # median length below this share of the start's is flagged
-    lag: Positive = 2.0  # standard errors below the baseline
+    lag: Annotated[float, Field(gt=0, le=1e6)] = 2.0  # standard errors below the baseline
     tolerance: Fraction = 0.05  # gap to the baseline that still counts as equal, for the threshold
     # Accuracy that every seed of the baseline must gain for a rate to be taken.
     gain: Annotated[float, Field(ge=-1, le=1)] = 0.15
@@ -83,8 +88,13 @@ class OutcomeConfig(Section):
 class ProbeConfig(Section):
     """Answers whose acceptance is measured before and after every run, with its own schedule."""
 
-    prompts: Whole = 32
-    samples: Annotated[int, Field(ge=2)] = 2
+    prompts: Count = 32
+    samples: Annotated[int, Field(ge=2, le=2**16)] = 2
+
+    @model_validator(mode="after")
+    def _refuse_many(self) -> Self:
+        refuse_many("ProbeConfig", {"prompts": self.prompts, "samples": self.samples})
+        return self
 
 
 class StudyConfig(Section):
@@ -92,14 +102,22 @@ class StudyConfig(Section):
 
     name: FolderName = "study"
     dir: Directory | None = None  # None: runs/study/NAME
-    seeds: tuple[Seed, ...] = (0, 1, 2)
+    seeds: tuple[StudySeed, ...] = (0, 1, 2)
     rates: tuple[Rate, ...] = (1e-4, 3e-5, 1e-5)  # the largest first
-    parallel: Whole = 1  # runs at a time, on one device
+    parallel: Workers = 1  # runs at a time, on one device
     arms: tuple[ArmConfig, ...]
     surface: SurfaceConfig = SurfaceConfig()
     outcome: OutcomeConfig = OutcomeConfig()
     probe: ProbeConfig = ProbeConfig()
     train: TrainConfig
+
+    @model_validator(mode="after")
+    def _refuse_many_runs(self) -> Self:
+        runs = sum(len(self.seeds if arm.seeds is None else arm.seeds) for arm in self.arms)
+        if runs > MOST_RUNS:
+            allowed = f"at most {MOST_RUNS} runs: arms and their seeds"
+            raise FieldError("StudyConfig", {"runs of all arms": (runs, allowed)})
+        return self
 
     @model_validator(mode="after")
     def _refuse_order(self) -> Self:
@@ -180,7 +198,7 @@ class StudyConfig(Section):
 
 
 def _refuse_repeated(name: str, values: Sequence[object]) -> None:
-    twice = sorted({str(value) for value in values if values.count(value) > 1})
+    twice = sorted(str(value) for value, count in Counter(values).items() if count > 1)
     if twice or not values:
         given = f"{twice[0]} twice" if twice else "none"
         raise FieldError("StudyConfig", {name: (given, "one at least, and each once")})

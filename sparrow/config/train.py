@@ -4,12 +4,31 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sparrow.config.schema import AttentionConfig, Device, Directory, Name, Section
-from sparrow.config.warmup import OptimiserConfig, Seed, Share, Whole
+from sparrow.config.bounds import (
+    BatchTokens,
+    Count,
+    Directory,
+    FolderName,
+    Fraction,
+    Gib,
+    Name,
+    RateOrZero,
+    RowNumber,
+    Seconds,
+    Seed,
+    Share,
+    Steps,
+    StepsOrZero,
+    Tokens,
+    TokensOrZero,
+    Weight,
+    Workers,
+    refuse_many,
+)
+from sparrow.config.schema import AttentionConfig, Device, Section
+from sparrow.config.warmup import OptimiserConfig
 from sparrow.records import FieldError
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
 Setting = bool | int | float | str
 
 
@@ -26,18 +45,20 @@ class RowsConfig(Section):
 
     # A puzzle family (assignments, countdown, graph), or gym/NAME of reasoning-gym.
     task: Name | None = None
-    length: Whole = 500  # of a task: the dial, about how many tokens a chain has
+    length: Tokens = 500  # of a task: the dial, about how many tokens a chain has
     # Of a task: the seed of the first row. Lower ones are for evaluation.
-    first: Count = 100_000
-    rows: Whole | None = None  # of a task: so many different rows, then again; None: no end
+    first: RowNumber = 100_000
+    rows: Annotated[int, Field(ge=1, lt=2**63)] | None = (
+        None  # of a task: so many different rows, then again; None: no end
+    )
     # Rows in verl's schema: .parquet, .jsonl, or a dataset of the hub (owner/name[:split]).
     file: Name | None = None
     # Who judges rows of a file: math, or module:function with verl's signature compute_score(
     # data_source, solution_str, ground_truth, extra_info). None: by data_source.
     reward: Name | None = None
-    deadline: Positive = 10.0  # seconds a verdict may take before the verifier is killed
-    workers: Whole = 2  # processes that judge
-    memory_gib: Positive | None = None  # that each of them and what it starts may take
+    deadline: Seconds = 10.0  # seconds a verdict may take before the verifier is killed
+    workers: Workers = 2  # processes that judge
+    memory_gib: Gib | None = None  # that each of them and what it starts may take
     shuffle: bool = True  # rows of a file: another order in every epoch
 
     @model_validator(mode="after")
@@ -51,16 +72,21 @@ class RowsConfig(Section):
 class RolloutConfig(Section):
     """How answers are sampled. Training wants the model's own distribution: temperature 1."""
 
-    prompts: Whole = 16  # a step
-    samples: Annotated[int, Field(ge=1)] = 8  # a prompt
-    max_tokens: Whole = 1024  # of an answer
-    max_prompt: Whole | None = None  # longer prompts are left out, counted; None: what fits
+    prompts: Count = 16  # a step
+    samples: Count = 8  # a prompt
+    max_tokens: Tokens = 1024  # of an answer
+    max_prompt: Tokens | None = None  # longer prompts are left out, counted; None: what fits
     temperature: Annotated[float, Field(ge=1.0, le=1.0)] = 1.0
     attention: AttentionConfig = AttentionConfig()
     episode: Name | None = None  # module:function, async (actor, example) -> trajectories
-    max_running: Whole | None = None  # samples that decode together
-    kv_gib: Positive | None = None  # memory for keys and values; None: what there is
+    max_running: Count | None = None  # samples that decode together
+    kv_gib: Gib | None = None  # memory for keys and values; None: what there is
     sleep: bool = True  # whether the engine gives its memory back while the trainer works
+
+    @model_validator(mode="after")
+    def _refuse_many(self) -> Self:
+        refuse_many("RolloutConfig", {"prompts": self.prompts, "samples": self.samples})
+        return self
 
 
 class Choice(Section):
@@ -81,15 +107,15 @@ class AlgorithmConfig(Section):
     dynamic: bool | None = None  # leave out groups that are all right or all wrong, and refill
     refills: Annotated[int, Field(ge=1, le=100)] = 4  # rounds of prompts that a step may take
     # Overlong shaping: from max_tokens - overlong on the reward falls along a line to -1. 0: none.
-    overlong: Count | None = None
-    entropy: Annotated[float, Field(ge=0)] = 0.0  # bonus for it
+    overlong: TokensOrZero | None = None
+    entropy: Weight = 0.0  # bonus for it
 
 
 class BatchConfig(Section):
     """How a step's samples become updates."""
 
-    updates: Whole = 1  # optimiser steps, each on a share of the prompts
-    tokens: Annotated[int, Field(ge=256)] = 16384  # of a micro-batch; a longer sequence is alone
+    updates: Count = 1  # optimiser steps, each on a share of the prompts
+    tokens: BatchTokens = 16384  # of a micro-batch; a longer sequence is alone
     recompute: bool = True  # activations of a layer are computed again on the way back
     compile: bool | None = None  # torch.compile joins small kernels of a layer; None: on a GPU
 
@@ -98,53 +124,62 @@ class GateConfig(Section):
     """The tail gate: the 5th percentile of acceptance by length, and what is done about it."""
 
     mode: Literal["off", "warn", "act"] = "act"
-    target: Annotated[float, Field(gt=0, lt=1)] = 0.86
-    sample: Whole = 8  # trajectories a step whose acceptance is measured exactly
-    window: Whole = 8  # steps that are looked at together
-    bin: Whole | None = None  # width in tokens; None: the schedule's bins, or an eighth of the room
-    least: Whole = 400  # tokens in a bin before it is judged
-    prompts: Annotated[int, Field(ge=2)] = 8  # and prompts
-    patience: Whole = 3  # looks with p05 below target before action, unless surely below
-    raises: Count = 3  # times a bin's budget is raised before it runs dense
+    target: Fraction = 0.86
+    sample: Count = 8  # trajectories a step whose acceptance is measured exactly
+    window: Count = 8  # steps that are looked at together
+    bin: Tokens | None = (
+        None  # width in tokens; None: the schedule's bins, or an eighth of the room
+    )
+    least: Annotated[int, Field(ge=1, le=10**9)] = 400  # tokens in a bin before it is judged
+    prompts: Annotated[int, Field(ge=2, le=2**16)] = 8  # and prompts
+    patience: Count = 3  # looks with p05 below target before action, unless surely below
+    raises: Annotated[int, Field(ge=0, le=1000)] = (
+        3  # times a bin's budget is raised before it runs dense
+    )
     factor: Annotated[float, Field(gt=1, le=8)] = 1.5  # by which a budget is raised
     lower: bool = False  # whether budgets may fall where the tail has slack
-    slack: Annotated[float, Field(gt=0, lt=1)] = 0.04  # lower end this far above target is slack
+    slack: Fraction = 0.04  # lower end this far above target is slack
 
 
 class ValidationConfig(Section):
     """Rows that are answered every so many steps, to see whether it helps."""
 
-    every: Count = 0  # steps; 0: never. Also before the first step and after the last
-    rows: Whole = 32
-    samples: Whole = 1
-    first: Count = 0  # seed of the first row of a task, or number of the first row of a file
+    every: StepsOrZero = 0  # steps; 0: never. Also before the first step and after the last
+    rows: Count = 32
+    samples: Count = 1
+    first: RowNumber = 0  # seed of the first row of a task, or number of the first row of a file
     file: Name | None = None  # None: the training's task
     sparse: bool = False  # by the training's schedule; otherwise dense
+
+    @model_validator(mode="after")
+    def _refuse_many(self) -> Self:
+        refuse_many("ValidationConfig", {"rows": self.rows, "samples": self.samples})
+        return self
 
 
 class TrainRunConfig(Section):
     """How long it runs and what it leaves behind."""
 
     dir: Directory | None = None  # None: runs/train/NAME of the configuration
-    name: Name = "train"
-    steps: Whole = 100
+    name: FolderName = "train"
+    steps: Steps = 100
     seed: Seed = 0
-    save_every: Whole = 10  # steps between checkpoints
-    keep: Whole = 2  # checkpoints that stay
-    rollouts: Count = 1  # every so many steps the trajectories are kept, with text; 0: never
+    save_every: Steps = 10  # between checkpoints
+    keep: Count = 2  # checkpoints that stay
+    rollouts: StepsOrZero = 1  # every so many steps the trajectories are kept, with text; 0: never
     tensorboard: bool = True
-    skips: Whole = 5  # steps in a row without a finite loss and gradient before it stops
+    skips: Steps = 5  # steps in a row without a finite loss and gradient before it stops
 
 
 class RateConfig(OptimiserConfig):
     """AdamW at a constant rate, the defaults of RL."""
 
-    rate: Annotated[float, Field(ge=0, lt=1)] = 1e-6
-    warm_up: Count = 0
-    decay: Count = 0
+    rate: RateOrZero = 1e-6
+    warm_up: StepsOrZero = 0
+    decay: StepsOrZero = 0
     final: Share = 1.0
-    beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    beta2: Fraction = 0.999
+    weight_decay: Weight = 0.0
 
 
 class TrainConfig(Section):

@@ -4,27 +4,37 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sparrow.config.schema import Device, Directory, Name, Section
+from sparrow.config.bounds import (
+    Directory,
+    FolderName,
+    Name,
+    Rate,
+    Seed,
+    Share,
+    Steps,
+    StepsOrZero,
+    Tokens,
+    Weight,
+)
+from sparrow.config.schema import Device, Section
 from sparrow.records import FieldError
 
-Whole = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0, lt=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
+MOST_STAGES = 64
+Width = Annotated[int, Field(ge=1, le=2**16)]
 
 
 class ShapeConfig(Section):
     """The model: a Qwen3 decoder with tied embeddings. The vocabulary is that of the puzzles."""
 
-    name: Name
-    layers: Whole
-    hidden: Whole
-    intermediate: Whole
-    heads: Whole
-    kv_heads: Whole
-    head_size: Annotated[int, Field(ge=2, multiple_of=2)] = 64
-    max_positions: Whole
-    rope_theta: Annotated[float, Field(gt=1)] = 1e6
+    name: FolderName
+    layers: Annotated[int, Field(ge=1, le=1024)]
+    hidden: Width
+    intermediate: Width
+    heads: Annotated[int, Field(ge=1, le=1024)]
+    kv_heads: Annotated[int, Field(ge=1, le=1024)]
+    head_size: Annotated[int, Field(ge=2, le=1024, multiple_of=2)] = 64
+    max_positions: Tokens
+    rope_theta: Annotated[float, Field(gt=1, le=1e12)] = 1e6
     seed: Seed = 0
     # Weights to begin with, a folder; None: drawn from the seed. Where that model's MLPs are wider,
     # the channels that weigh most are kept.
@@ -34,8 +44,8 @@ class ShapeConfig(Section):
 class StageConfig(Section):
     """A stretch of training: how many steps of how many tokens, on chains of which lengths."""
 
-    steps: Whole
-    tokens: Annotated[int, Field(ge=1024)]
+    steps: Steps
+    tokens: Annotated[int, Field(ge=1024, le=2**20)]
     shortest: Annotated[int, Field(ge=100, le=8000)] = 100
     longest: Annotated[int, Field(ge=100, le=8000)]
 
@@ -67,13 +77,13 @@ class OptimiserConfig(Section):
     """AdamW. The rate goes up along a line, stays, and at the end goes down along a line."""
 
     rate: Rate = 2e-3
-    warm_up: Annotated[int, Field(ge=0)] = 200  # steps
-    decay: Annotated[int, Field(ge=0)] = 1000  # steps
+    warm_up: StepsOrZero = 200
+    decay: StepsOrZero = 1000
     final: Share = 0.02  # of the rate, at the last step
     beta1: Rate = 0.9
     beta2: Rate = 0.95
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    clip: Annotated[float, Field(gt=0)] = 1.0
+    weight_decay: Weight = 0.1
+    clip: Annotated[float, Field(gt=0, le=1e12)] = 1.0
 
 
 class WarmupRunConfig(Section):
@@ -83,7 +93,7 @@ class WarmupRunConfig(Section):
     device: Device = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the products; weights are float32
     workers: Annotated[int, Field(ge=0, le=256)] = 0  # processes that make puzzles ahead
-    save_every: Whole = 500  # steps between checkpoints
+    save_every: Steps = 500  # between checkpoints
 
 
 class WarmupConfig(Section):
@@ -96,9 +106,11 @@ class WarmupConfig(Section):
     run: WarmupRunConfig = WarmupRunConfig()
 
     @model_validator(mode="after")
-    def _refuse_no_stage(self) -> Self:
-        if not self.stages:  # not by min_length: that would also count a stage that was refused
-            raise FieldError("WarmupConfig", {"stages": ([], "one stage at least")})
+    def _refuse_count(self) -> Self:
+        # Not by min_length: that would also count a stage that was refused.
+        if not 1 <= len(self.stages) <= MOST_STAGES:
+            allowed = f"one stage at least, {MOST_STAGES} at most"
+            raise FieldError("WarmupConfig", {"stages": (len(self.stages), allowed)})
         return self
 
     @property

@@ -1,6 +1,5 @@
 """Which model and machine a run is planned for, found without weights and without the machine."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -10,7 +9,7 @@ import torch
 from sparrow.calibrate.planning.hardware import Hardware, known
 from sparrow.config import RolloutConfig
 from sparrow.engine.memory import host_memory
-from sparrow.files import verify
+from sparrow.files import expanded, verify
 from sparrow.models.fetch import fetched
 from sparrow.models.fetch import known as fetchable
 from sparrow.models.shapes import SHAPES
@@ -42,7 +41,7 @@ class Model(NamedTuple):
 
 def model_of(name: str) -> Model:
     """A model's shape from its config.json, or by its published name; nothing is downloaded."""
-    if os.path.isdir(os.path.expanduser(name)) or name in shipped() or _is_fetched(name):
+    if expanded(name).is_dir() or name in shipped() or _is_fetched(name):
         return _read(locate(name) / CONFIG)
     if (place := _downloaded(name)) is not None:
         return _read(place)

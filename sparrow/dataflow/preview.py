@@ -5,6 +5,7 @@ long answers will be is not known before they are there: everything is said for 
 as long as allowed, and for answers of half that on average, evenly spread.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,8 @@ from sparrow.train.objectives.algorithms import algorithm_of
 ASSUMED_PROMPT = 200  # tokens, where prompts are not at hand
 LOOKED_AT = 32  # rows whose prompts are counted
 RUNNING = {"cpu": 64, "cuda": 256}  # sequences that the engine runs at once by default
+# Sequences of a step that are simulated: all of them where there are not more, or not more tokens.
+LEAST_SAMPLE, MOST_SAMPLE, SAMPLE_TOKENS = 64, 4096, 2**25
 LENGTHS = 6  # at which budgets are shown
 GIB = 2**30
 
@@ -174,6 +177,7 @@ def preview(config: TrainConfig) -> Preview:
         notes=(
             *schedule_notes(schedule, config.model.name, batch.context),
             *_notes(config, spec, machine, batch, engine),
+            *_sampled(batch, cases[0]),
         ),
     )
 
@@ -208,29 +212,41 @@ def _batch(config: TrainConfig, spec: ModelSpec) -> tuple[Batch, tuple[Case, Cas
     context = _context(config, spec)
     prompt, counted = _prompt(config, context - rollout.max_tokens, spec)
     count = rollout.prompts * rollout.samples
-    most = Case("all as long as allowed", np.full(count, prompt + rollout.max_tokens))
-    answers = np.linspace(1, rollout.max_tokens, count).round().astype(np.int64)
-    half = Case(
-        "answers half as long on average", prompt + np.random.default_rng(0).permutation(answers)
-    )
-    share = count // updates
-    cut = [
-        len(micro_batches(c.lengths[:share].tolist(), config.batch.tokens)) for c in (most, half)
-    ]
+    cases = _cases(count, prompt, rollout.max_tokens)
+    tokens = [round(float(case.lengths.mean()) * count) for case in cases]
+    cut = [_micro_batches(case, count // updates, config.batch.tokens) for case in cases]
     return Batch(
         sequences=count,
         prompt=prompt,
         counted=counted,
         longest=prompt + rollout.max_tokens if counted else context,
         context=context,
-        tokens=int(most.lengths.sum()),
-        half_tokens=int(half.lengths.sum()),
+        tokens=tokens[0],
+        half_tokens=tokens[1],
         micro_batches=cut[0],
         half_micro_batches=cut[1],
         updates=updates,
         steps=config.run.steps,
         answers=count * config.run.steps,
-    ), (most, half)
+    ), cases
+
+
+def _cases(count: int, prompt: int, longest: int) -> tuple[Case, Case]:
+    """All answers as long as allowed, and evenly spread; of very many sequences, a sample."""
+    shown = min(count, max(LEAST_SAMPLE, min(MOST_SAMPLE, SAMPLE_TOKENS // longest)))
+    most = np.full(shown, prompt + longest)
+    answers = np.linspace(1, longest, shown).round().astype(np.int64)
+    half = prompt + np.random.default_rng(0).permutation(answers)
+    return (
+        Case("all as long as allowed", most, count / shown),
+        Case("answers half as long on average", half, count / shown),
+    )
+
+
+def _micro_batches(case: Case, share: int, tokens: int) -> int:
+    """Micro-batches of an optimiser step of so many sequences."""
+    lengths = case.lengths[:share].tolist()
+    return math.ceil(len(micro_batches(lengths, tokens)) * share / len(lengths))
 
 
 def _context(config: TrainConfig, spec: ModelSpec) -> int:
@@ -365,3 +381,12 @@ def _notes(
             f"log-probs and update assume a utilisation of {share}; small models reach less"
         )
     return said
+
+
+def _sampled(batch: Batch, case: Case) -> list[str]:
+    shown = len(case.lengths)
+    if shown == batch.sequences:
+        return []
+    return [
+        f"micro-batches and times are those of {shown} of the {batch.sequences} answers, scaled"
+    ]

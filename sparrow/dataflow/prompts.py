@@ -90,25 +90,27 @@ def of_ids(model: Decoder, file: str | Path, *, count: int | None = None, skip: 
     found = []
     for number, row in enumerate(rows, skip):
         ids = row.get("ids") if isinstance(row, dict) else None
-        start = row.get("start", 1) if isinstance(row, dict) else None
+        start: Any = row.get("start", 1) if isinstance(row, dict) else None
         if not isinstance(ids, list) or not all(type(i) is int for i in [*ids, start]):
             raise ValueError(
                 f'{place}, line {number + 1}: give "ids", a list of token ids, and "start"'
             )
-        _check_ids(model, place, number, ids)
+        _check_ids(model, f"{place}, line {number + 1}", ids, start)
         found.append(Prompt(number=number, name=f"line {number + 1}", ids=tuple(ids), start=start))
     if not found:
         raise ValueError(f"{place}: no sequence in it")
     return _given(place.name, found, None)
 
 
-def _check_ids(model: Decoder, place: Path, number: int, ids: Sequence[int]) -> None:
-    spec, where = model.spec, f"{place}, line {number + 1}"
+def _check_ids(model: Decoder, where: str, ids: Sequence[int], start: int) -> None:
+    spec = model.spec
     if not 3 <= len(ids) <= spec.max_positions:
         raise ValueError(f"{where}: {len(ids)} tokens, allowed: 3 to {spec.max_positions}")
     wrong = [token for token in ids if not 0 <= token < spec.vocabulary]
     if wrong:
         raise ValueError(f"{where}: token id {wrong[0]}, allowed: 0 to {spec.vocabulary - 1}")
+    if not 1 <= start <= len(ids) - 2:
+        raise ValueError(f"{where}: start {start}, allowed: 1 to {len(ids) - 2}")
 
 
 def _given(name: str, prompts: Sequence[Prompt], start: int | None) -> Source:

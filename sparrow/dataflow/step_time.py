@@ -26,10 +26,11 @@ Measured with Qwen3-1.7B on an H200: 0.336 with four sequences of 4096 tokens, 0
 
 
 class Case(NamedTuple):
-    """Total lengths of a step's sequences, as assumed."""
+    """Total lengths of a step's sequences, as assumed; of many, a sample that stands for all."""
 
     name: str
     lengths: IntArray
+    scale: float = 1.0  # sequences of the step, over those of the sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +72,12 @@ def step_times(hardware: Hardware, work: Work, cases: tuple[Case, ...]) -> tuple
 
 
 def _step_time(hardware: Hardware, work: Work, case: Case) -> StepTime:
-    forward = pass_seconds(hardware, work.spec, case.lengths)
+    forward = case.scale * pass_seconds(hardware, work.spec, case.lengths)
     passes = 1 + BACKWARD + (1 if work.recompute else 0)
     return StepTime(
         case=case.name,
-        rollout=_rollout(hardware, work, case.lengths, work.schedule),
-        dense_rollout=_rollout(hardware, work, case.lengths, None),
+        rollout=case.scale * _rollout(hardware, work, case.lengths, work.schedule),
+        dense_rollout=case.scale * _rollout(hardware, work, case.lengths, None),
         logprobs=forward,
         update=passes * forward,
     )

@@ -16,6 +16,7 @@ import torch
 from sparrow.config import ShapeConfig, WarmupConfig, save_resolved
 from sparrow.dataflow.documents import PuzzleDocuments
 from sparrow.dataflow.runs.checkpoints import Checkpoints
+from sparrow.engine.memory import host_memory
 from sparrow.files import FolderLock, parse_line, read_text, remove_unfinished, sealed, write_whole
 from sparrow.models import ModelSpec, load, random, save
 from sparrow.models.checkpoint import pick_device
@@ -81,6 +82,7 @@ def warm_up(
         if _load(config, folder) is None:
             raise ValueError(f"{folder / MODEL} is there, but no checkpoint: what made it?")
         return folder / MODEL
+    _check_memory(config)
     _check_stages(config)
     folder.mkdir(parents=True, exist_ok=True)
     with closing(FolderLock(folder)):
@@ -132,6 +134,17 @@ def train(
             _refuse_nan(lines)
             yield from ({**line, "seconds": round(seconds / len(lines), 4)} for line in lines)
             unread, begun = [], time.monotonic()
+
+
+def _check_memory(config: WarmupConfig) -> None:
+    """Refuse a shape whose weights, gradients and moments this machine cannot hold."""
+    copies = 4 if pick_device(config.run.device).type == "cpu" else 1
+    needed, there = copies * 4 * spec_of(config.model).parameters(), host_memory()
+    if needed > there:
+        raise ValueError(
+            f"model: got a shape that takes {needed / 2**30:.3g} GiB to train, allowed: at most "
+            f"{there / 2**30:.3g} GiB, the memory of this machine"
+        )
 
 
 def _check_stages(config: WarmupConfig) -> None:

@@ -13,7 +13,22 @@ from typing import IO
 
 LOCK = ".lock"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MOST_BYTES = 2**30  # of a text that is read whole
 UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
+
+
+def check_regular(path: str | Path, what: str = "file", most: int = MOST_BYTES) -> None:
+    """Refuse a folder, a pipe or a device, which could wait for ever, and what is too large."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{what} {path} is not a regular file")
+    if status.st_size > most:
+        raise ValueError(f"{what} {path} has {status.st_size} bytes, allowed: at most {most}")
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with ~ as a home folder; as it is where there is no such user."""
+    return Path(os.path.expanduser(path))
 
 
 def sync(file: IO[bytes]) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sparrow.files.disk import write_whole
+from sparrow.files.disk import MOST_BYTES, check_regular, write_whole
 
 DIGEST = "digest"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
+HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # and lone surrogates
 _OF_BELOW = " of the lines below"
 _SEAL = re.compile(r', "digest": "([0-9a-f]{16})"\}')
 
@@ -44,7 +45,7 @@ def document_text(document: Mapping[str, Any]) -> str:
 
 def printable(text: str) -> str:
     """A text with its control characters shown as escapes: nothing in it that a terminal obeys."""
-    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return HIDDEN.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def _printable(value: Any) -> Any:
@@ -71,10 +72,11 @@ def read_document(path: str | Path, what: str = "file") -> Json:
         raise ValueError(f"{what} {path}: {error}") from error
 
 
-def read_text(path: str | Path, what: str = "file") -> str:
-    """The text of a file; ValueError where it cannot be read or is none."""
+def read_text(path: str | Path, what: str = "file", most: int = MOST_BYTES) -> str:
+    """The text of a file; ValueError where it cannot be read, is too large or is none."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        check_regular(path, what, most)
+        return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ValueError(f"{what} {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -113,12 +115,12 @@ def parse_json(text: str) -> Any:
 
 def _unique(pairs: list[tuple[str, Any]]) -> Json:
     """A JSON object whose keys differ: of two values for one key, neither can be the one meant."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"got the key {twice!r} twice, allowed: each key once")
-    return found
+    unique: Json = {}
+    for key, value in pairs:
+        if key in unique:
+            raise ValueError(f"got the key {key!r} twice, allowed: each key once")
+        unique[key] = value
+    return unique
 
 
 def _strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:

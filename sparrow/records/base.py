@@ -158,7 +158,7 @@ def _conform_scalar(hint: Any, value: Any, where: str) -> Any:
     if get_origin(hint) is Literal:
         fits, allowed = value in get_args(hint), f"one of {get_args(hint)}"
     elif hint is float:
-        fits, allowed = number and math.isfinite(value), "a finite number"
+        fits, allowed = number and _is_finite(value), "a finite number"
     elif hint is int:
         fits, allowed = number and isinstance(value, numbers.Integral), "an integer"
     else:
@@ -167,6 +167,13 @@ def _conform_scalar(hint: Any, value: Any, where: str) -> Any:
     if not fits:
         raise ValueError(f"{where}: got {value!r}, allowed: {allowed}")
     return hint(value) if hint in (int, float) else value
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer that no float comes near
+        return False
 
 
 def _frozen_array(

@@ -10,6 +10,7 @@ LEAST_TEMPERATURE = 1e-3
 MOST_TEMPERATURE = 1e6  # above, a distribution is uniform in all but rounding
 LEAST_P = 1e-6  # below, it is greedy
 MOST_SAMPLES = 2**16
+MOST_STOPS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,12 +37,16 @@ class SamplingParams(Record):
             ),
             "top_k": (0 <= self.top_k < 2**31, "an integer >= 0 (0 is off) and < 2**31"),
             "top_p": (LEAST_P <= self.top_p <= 1, f"a number >= {LEAST_P} and <= 1 (1 is off)"),
-            "max_tokens": (most >= 1, "an integer >= 1"),
+            "max_tokens": (1 <= most < 2**31, "an integer >= 1 and < 2**31"),
             "min_tokens": (
                 0 <= self.min_tokens <= most,
                 f"an integer from 0 to max_tokens, {most}",
             ),
-            "stop_token_ids": (min(self.stop_token_ids, default=0) >= 0, "integers >= 0"),
+            "stop_token_ids": (
+                len(self.stop_token_ids) <= MOST_STOPS
+                and all(0 <= token < 2**31 for token in self.stop_token_ids),
+                f"at most {MOST_STOPS} integers >= 0 and < 2**31",
+            ),
             "seed": (0 <= (self.seed or 0) < 2**63, "an integer >= 0 and < 2**63"),
         }
         broken = {name: text for name, (holds, text) in rules.items() if not holds}

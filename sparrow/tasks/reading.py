@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sparrow.files import expanded, read_text
+
 LINES = (".jsonl", ".json", ".ndjson")
 PARQUET = ".parquet"
+MOST_BYTES = 2**34  # of a file, which is read whole
 HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w./-]+))?")
 FORMS = "a .parquet or .jsonl file, or a dataset of the hub as owner/name[:split]"
 
@@ -20,7 +23,7 @@ def read_rows(place: str | Path) -> list[Any]:
 
 def files_of(place: str | Path) -> list[Path]:
     """The files of a place; those of the hub are downloaded where they are not here."""
-    path = Path(place).expanduser()
+    path = expanded(place)
     if path.is_file():
         return [path]
     if path.is_dir():
@@ -40,7 +43,7 @@ def _read(file: Path) -> list[Any]:
     """The rows of one file. JSON may also be one list of them."""
     if file.suffix == PARQUET:
         return _parquet(file)
-    text = _text(file)
+    text = read_text(file, "rows", most=MOST_BYTES)
     if file.suffix == ".json" and text.lstrip().startswith("["):
         return _json(text, str(file))
     lines = enumerate(text.split("\n"), 1)  # splitlines would also split inside of texts
@@ -55,17 +58,10 @@ def digest_of(files: Sequence[Path]) -> str:
     return found.hexdigest()[:16]
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text: {error}") from error
-
-
 def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is no JSON: {error}") from error
 
 
@@ -79,7 +75,7 @@ def _parquet(file: Path) -> list[Any]:
         ) from error
     try:
         return pyarrow.parquet.read_table(file).to_pylist()
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, ValueError, OSError, OverflowError) as error:
         raise ValueError(f"{file} is no parquet that can be read: {error}") from error
 
 

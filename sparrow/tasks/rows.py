@@ -6,6 +6,7 @@ reward_model.ground_truth, extra_info. Rows that cannot be used are left out, an
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from sparrow.tasks.example import Example, Message
 from sparrow.tasks.reading import digest_of, files_of, rows_in
 
 FEW = 5  # problems that an error names one by one
+DEEPEST = 64  # objects and lists in one another
+SURROGATE = re.compile(r"[\ud800-\udfff]")
 NO_TRUTH = 'no reward_model.ground_truth, and no "ground_truth" or "answer"'
 
 
@@ -35,20 +38,44 @@ def example_of(row: Any, number: int) -> Example | Problem:
     if not isinstance(row, Mapping):
         return Problem(row=number, reason=f"an object with named fields is wanted, got {row!r:.80}")
     try:
-        return Example(
+        example = Example(
             id=f"row {number}",
             source=_text(row, "data_source"),
             prompt=prompt_of(row),
             ground_truth=_truth(row),
             extra=_object(row, "extra_info"),
         )
+        _check_json(example.source, "data_source")
+        _check_json(example.ground_truth, "ground_truth")
+        _check_json(example.extra, "extra_info")
     except ValueError as error:
         return Problem(row=number, reason=str(error))
+    return example
+
+
+def _check_json(value: Any, where: str, depth: int = 0) -> None:
+    """Refuse what JSON cannot carry to the process of a reward: dates, bytes, half characters."""
+    if depth > DEEPEST:
+        raise ValueError(f"{where}: nested more than {DEEPEST} deep")
+    if isinstance(value, str) and SURROGATE.search(value):
+        raise ValueError(f"{where}: a text with a lone surrogate, {value[:40]!a}")
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError(f"{where}: a key that is no text")
+        for key, inner in value.items():
+            _check_json(key, where, depth)
+            _check_json(inner, f"{where}.{key}"[:80], depth + 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_json(inner, where, depth + 1)
+    elif not isinstance(value, str | int | float | None):
+        raise ValueError(f"{where}: {type(value).__name__} is no JSON data, got {value!r:.80}")
 
 
 def prompt_of(row: Any) -> str | tuple[Message, ...]:
     """The prompt of a row: a text or chat messages; a ValueError where it is neither."""
     prompt = row.get("prompt") if isinstance(row, Mapping) else None
+    _check_json(prompt, "prompt")
     if isinstance(prompt, str) and prompt:
         return prompt
     several = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 Row = dict[str, Any]
 
@@ -16,8 +16,8 @@ def checked(result: Mapping[str, Any]) -> list[Table | str]:
 
 def _fields(result: Mapping[str, Any]) -> Table:
     sizes = f"page {result['page']}, head size {result['head_size']}, group {result['group']}"
-    name = escape(result["flow"])
-    out = Table("field", "kept as", "shape", title=f"{name} ({result['digest']}): {sizes}")
+    name = f"{result['flow']} ({result['digest']})"
+    out = Table("field", "kept as", "shape", title=f"{name}: {sizes}")
     for heading in ("bytes a page", "of one 16-bit mean", "of K and V"):
         out.add_column(heading, justify="right")
     per_byte = {key: result[key] / max(1, result["bytes"]) for key in ("of_mean", "of_kv")}
@@ -50,13 +50,14 @@ def _lines(result: Mapping[str, Any]) -> str:
         lines.append("it has no score and keeps every page: nothing to compare")
     if result.get("unordered"):
         lines.append(f"{result['unordered']} scores on random pages are no numbers: kept last")
-    return escape("\n".join(lines))
+    return "\n".join(lines)
 
 
 def _tests(result: Mapping[str, Any]) -> Table:
     """A row for each sequence, a column for each comparison, the first difference at the end."""
-    verdict = "same pages" if result["passed"] else "[bold red]other pages[/]"
-    out = Table("sequence", title=f"On random pages ({result['device']}): {verdict}")
+    verdict = ("same pages", "") if result["passed"] else ("other pages", "bold red")
+    title = Text.assemble(f"On random pages ({result['device']}): ", verdict)
+    out = Table("sequence", title=title)
     kinds = list(dict.fromkeys(test["compared"] for test in result["tests"]))
     for heading in ("choices", *kinds):
         out.add_column(heading, justify="right")
@@ -65,7 +66,7 @@ def _tests(result: Mapping[str, Any]) -> Table:
         out.add_row(name, str(tests[0]["choices"]), *map(_verdict, tests))
     wrong = [test for test in result["tests"] if test["first"]]
     if wrong:
-        out.caption = escape(f"{wrong[0]['sequence']}, {wrong[0]['first']}")
+        out.caption = f"{wrong[0]['sequence']}, {wrong[0]['first']}"
     return out
 
 
@@ -101,10 +102,10 @@ def scored(result: Mapping[str, Any]) -> Table:
     return out
 
 
-def _cells_of(row: Row) -> tuple[str, ...]:
-    name = f"[bold]{escape(row['flow'])}[/]" if row["submitted"] else escape(row["flow"])
+def _cells_of(row: Row) -> tuple[str | Text, ...]:
+    name = Text(row["flow"], style="bold" if row["submitted"] else "")
     low, high = row["gain_low"], row["gain_high"]
     gain = f"{row['gain']:+.4f}" + ("" if low is None else f" [{low:+.4f}, {high:+.4f}]")
     others = ("-" if row[key] is None else f"{row[key]:.3f}" for key in ("recall", "mass", "error"))
     sizes = (str(row["page"]), f"{row['of_mean']:.2f}x", str(row["budget"]))
-    return (name, *sizes, f"{row['p05']:.4f}", escape(gain), *others)
+    return (name, *sizes, f"{row['p05']:.4f}", gain, *others)

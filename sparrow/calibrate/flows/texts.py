@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
+from sparrow.files import check_regular
+
 CUT = 48_000  # characters: what 8192 tokens need at most (5.8 a token; ours have 2.7 to 4.6)
 ENDINGS = (".txt", ".py", ".md")
 
@@ -182,6 +184,7 @@ def from_folder(folder: str | Path) -> list[Text]:
 
 
 def _of_file(file: Path) -> Text:
+    check_regular(file, "text")
     try:
         text = file.read_bytes().decode("utf-8").replace("\r\n", "\n")[:CUT]
     except UnicodeDecodeError as error:

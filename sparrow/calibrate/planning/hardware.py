@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparrow.calibrate.planning.cost import RESERVE, ByteModel, FloatArray, IntArray
+from sparrow.files import parse_document, read_text
 from sparrow.records import Record, from_dict, to_dict
 
 if TYPE_CHECKING:  # that room loads torch
@@ -27,6 +28,10 @@ if TYPE_CHECKING:  # that room loads torch
 UNMEASURED = "not measured: bytes alone, all at the published rate, which no engine reaches"
 PRODUCT_ROWS = 16  # rows of the narrowest tile of our products
 NARROW_PAGES = 128  # of a table, up to which choosing pages is short work
+MOST_BYTES = 2**20  # of a machine's file
+MOST_COUNT = 2**60  # of bytes, weights, microseconds
+LARGEST = 1e30
+RATE = f"> 0 and <= {LARGEST:g}"
 BOOK = 16_384  # lengths that are looked up at first
 
 
@@ -76,13 +81,14 @@ class EngineTimes(Record):
         return np.array(_per_unit(*rates))
 
     def _check(self) -> None:
-        for name in ("layer_us", "score_us", "choice_us"):
-            _require(getattr(self, name) >= 0, f"EngineTimes.{name}", getattr(self, name), ">= 0")
-        for name in self._hints():
-            value = getattr(self, name)
+        for name, value in self._values().items():
+            field = f"EngineTimes.{name}"
             if name.endswith("_per_s"):
-                _require(value is None or value > 0, f"EngineTimes.{name}", value, "> 0, or null")
-        _require(self.product_rows > 0, "EngineTimes.product_rows", self.product_rows, "> 0")
+                _require(value is None or 0 < value <= LARGEST, field, value, f"{RATE}, or null")
+            elif name == "product_rows":
+                _require(0 < value <= MOST_COUNT, field, value, f"> 0 and <= {MOST_COUNT}")
+            else:
+                _require(0 <= value <= MOST_COUNT, field, value, f">= 0 and <= {MOST_COUNT}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,12 +133,12 @@ class Hardware(Record):
         if str(source) in known():
             text = place.read_text(encoding="utf-8")
         elif Path(source).suffix == ".json":
-            text = _read(Path(source))
+            text = read_text(source, "machine", most=MOST_BYTES)
         else:
             names = ", ".join(known())
             raise ValueError(f"no machine {str(source)!r}; known: {names}, or a .json file of one")
         try:
-            return from_dict(cls, json.loads(text))
+            return from_dict(cls, parse_document(text))
         except ValueError as error:
             raise ValueError(f"machine {source}: {error}") from error
 
@@ -151,9 +157,16 @@ class Hardware(Record):
 
     def _check(self) -> None:
         _require(bool(self.name), "Hardware.name", "an empty text", "a name")
-        for name in ("bytes_per_s", "flops_per_s", "memory"):
-            _require(getattr(self, name) > 0, f"Hardware.{name}", getattr(self, name), "> 0")
-        _require(self.reserve >= 0, "Hardware.reserve", self.reserve, ">= 0")
+        for name in ("bytes_per_s", "flops_per_s"):
+            value = getattr(self, name)
+            _require(0 < value <= LARGEST, f"Hardware.{name}", value, RATE)
+        allowed = f"<= {MOST_COUNT}"
+        _require(
+            0 < self.memory <= MOST_COUNT, "Hardware.memory", self.memory, f"> 0 and {allowed}"
+        )
+        _require(
+            0 <= self.reserve <= MOST_COUNT, "Hardware.reserve", self.reserve, f">= 0 and {allowed}"
+        )
 
 
 def known() -> tuple[str, ...]:
@@ -199,10 +212,10 @@ class StepModel:
         """Seconds of steps, given the total lengths of their rows [steps, rows]."""
         rows, longest = lengths.shape[1], lengths.max(axis=1)
         each = self.per_row(rows, int(longest.max()))[lengths].sum(axis=1)
-        pages = -(-longest // self.reads.page)
-        widths, place = np.unique(pages, return_inverse=True)
-        fixed = [self.fixed(rows, width * self.reads.page) for width in widths.tolist()]
-        return each + np.array(fixed)[place]
+        engine = self.hardware.engine
+        narrow = 1 if engine is None else max(1, engine.narrow_pages * self.reads.page)
+        wide = longest > narrow  # all that fixed costs depend on beside the rows
+        return each + np.where(wide, self.fixed(rows, narrow + 1), self.fixed(rows, narrow))
 
     def _of(self, lengths: IntArray) -> FloatArray:
         parts = self.reads.rows(lengths)
@@ -252,13 +265,6 @@ def _per_unit(*rates: float | None) -> list[float]:
     return [0.0 if rate is None else 1 / rate for rate in rates]
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"machine {path} cannot be read: {error.strerror}") from error
-
-
 def _require(holds: bool, field: str, given: object, allowed: str) -> None:
     if not holds:
-        raise ValueError(f"{field}: got {given}, allowed: {allowed}")
+        raise ValueError(f"{field}: got {str(given)[:80]}, allowed: {allowed}")

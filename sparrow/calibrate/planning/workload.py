@@ -1,6 +1,5 @@
 """What a rollout has to generate: how many sequences of which lengths, how many at once."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from sparrow.calibrate.planning.cost import IntArray, published_lengths
+from sparrow.files import parse_json, read_text
 
 PUBLISHED = "published"
 PROMPT = 16
+MOST_BYTES = 2**26  # of a file of lengths
+MOST_SEQUENCES = 2**14  # of a workload: each takes part in the count of steps
+LONGEST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,8 +29,13 @@ class Workload:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        if not len(self.lengths) or self.lengths.min() < 2:
-            raise ValueError("a workload has one sequence at least, of two tokens or more each")
+        if not 1 <= len(self.lengths) <= MOST_SEQUENCES:
+            given = f"got {len(self.lengths)} sequences"
+            allowed = f"1 to {MOST_SEQUENCES}; --prompts draws so many of them"
+            raise ValueError(f"workload {self.name}: {given}, allowed: {allowed}")
+        if not 2 <= self.lengths.min() <= self.lengths.max() <= LONGEST:
+            given = f"{self.lengths.min()} to {self.lengths.max()} tokens"
+            raise ValueError(f"workload {self.name}: got {given}, allowed: 2 to {LONGEST}")
         if self.most is not None and self.most < 1:
             raise ValueError(f"a batch of {self.most}: allowed is 1 at least")
 
@@ -69,8 +77,9 @@ def workload(
     else:
         lengths = _of_file(Path(name))
     if prompts is not None:
-        if min(prompts, samples) < 1:
-            raise ValueError(f"{prompts} prompts of {samples} samples: allowed is 1 at least")
+        if min(prompts, samples) < 1 or prompts * samples > MOST_SEQUENCES:
+            given = f"{prompts} prompts of {samples} samples"
+            raise ValueError(f"{given}: allowed: 1 or more each, {MOST_SEQUENCES} in all")
         lengths = np.random.default_rng(0).choice(lengths, prompts * samples)
     if cutoff is not None and lengths.max() > cutoff:
         lengths = np.minimum(lengths, cutoff)
@@ -80,13 +89,16 @@ def workload(
 
 def _of_file(place: Path) -> IntArray:
     """Numbers, as a JSON list or one a line."""
-    try:
-        text = place.read_text(encoding="utf-8")
-        found = json.loads(text) if text.lstrip().startswith("[") else text.split()
-        return np.array([int(one) for one in found], np.int64)
-    except OSError as error:
+    if not place.exists():
         raise ValueError(
             f"lengths {place}: no such file; give published, surface or a file of lengths"
-        ) from error
-    except (ValueError, TypeError) as error:
+        )
+    text = read_text(place, "lengths", most=MOST_BYTES)
+    try:
+        listed = text.lstrip().startswith("[")
+        numbers = parse_json(text) if listed else [int(word) for word in text.split()]
+    except ValueError as error:
         raise ValueError(f"lengths {place}: not a list of whole numbers ({error})") from error
+    if not numbers or not all(type(n) is int and 2 <= n <= LONGEST for n in numbers):
+        raise ValueError(f"lengths {place}: allowed: whole numbers from 2 to {LONGEST}")
+    return np.array(numbers, np.int64)

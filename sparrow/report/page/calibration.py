@@ -65,7 +65,7 @@ def _budget_line(cells: Sequence[Plain], budget: int, role: str) -> Line:
 
 def _cells_line(cells: Sequence[Plain], name: str, role: str) -> Line:
     """Through the middles of bins; quiet lines have no interval."""
-    ordered = sorted(cells, key=lambda cell: cell["start"])
+    ordered = sorted(cells, key=lambda cell: cell["start"] + cell["stop"])
     middles = [(cell["start"] + cell["stop"]) / 2 for cell in ordered]
     values = tuple(zip(middles, (cell["p05"] for cell in ordered), strict=True))
     spans = tuple((x, cell["low"], cell["high"]) for x, cell in zip(middles, ordered, strict=True))
@@ -207,6 +207,6 @@ def _budget(budget: int | None) -> str:
 
 
 def _tail(cell: Plain | None) -> str:
-    if cell is None or cell["p05"] is None:
+    if cell is None or None in (cell["p05"], cell["low"], cell["high"]):
         return NONE
     return f"{cell['p05']:.3f} [{cell['low']:.3f}, {cell['high']:.3f}]"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
+from sparrow.files import printable
 from sparrow.report.page.bars import check_bars, valued
 from sparrow.report.page.frame import check
 from sparrow.report.page.html import check_rows
@@ -14,7 +15,9 @@ from sparrow.report.page.svg import NOTHING
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 24  # characters of a sparkline
 MARKS = re.compile(r"([\\`*_\[\]|~$])")
-STARTS = re.compile(r"^([#+-]*|\d+)([#+-]|[.)])(?=\s)")  # what makes a heading or a list of a line
+# What makes a heading, a list or a rule of a line; and what GitHub makes links of.
+STARTS = re.compile(r"^([#+-]*|\d+)([#+-]|[.)])(?=\s|$)")
+LINKS = re.compile(r"(?<=[a-z])(:)(?=//)|(?<=www)(\.)", re.IGNORECASE)
 
 
 def markdown(page: Page) -> str:
@@ -29,12 +32,12 @@ def markdown(page: Page) -> str:
 
 def name(text: str) -> str:
     """A name on one line, with nothing in it that Markdown or HTML would act on."""
-    return STARTS.sub(r"\1\\\2", _inert(" ".join(text.split())))
+    return STARTS.sub(r"\1\\\2", _inert(" ".join(printable(text).split())))
 
 
 def prose(text: str) -> str:
     """Sentences: as names, but what stands between backticks stays code."""
-    parts = re.split(r"(`[^`]+`)", " ".join(text.split()))
+    parts = re.split(r"(`[^`]+`)", " ".join(printable(text).split()))
     inert = "".join(part if rank % 2 else _inert(part) for rank, part in enumerate(parts))
     return STARTS.sub(r"\1\\\2", inert)
 
@@ -42,7 +45,16 @@ def prose(text: str) -> str:
 def _inert(text: str) -> str:
     safe = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     safe = safe.replace("@", "&#64;")  # nobody is called
-    return MARKS.sub(r"\\\1", safe)
+    safe = MARKS.sub(r"\\\1", safe)
+    return LINKS.sub(lambda match: f"&#{ord(match[0])};", safe)
+
+
+def code_block(lines: Sequence[str]) -> str:
+    """Lines as they are, in a fence that none of them can close."""
+    text = "\n".join(" ".join(printable(line).split("\n")) for line in lines)
+    longest = max((len(ticks) for ticks in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"
 
 
 def _number(number: Number) -> str:

@@ -7,10 +7,11 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sparrow.files import Json, check_digest_line, read_document, read_lines, read_text
+from sparrow.files import Json, check_digest_line, printable, read_document, read_lines, read_text
 
 Plain = Mapping[str, Any]
 
@@ -28,6 +29,7 @@ names its shape twice has one element at least."""
 
 FORMAT = 1
 LARGEST = 1e100
+LONGEST = 2**31  # tokens
 NUMBER, MAYBE, WHOLE = (int, float), (int, float, type(None)), (int, type(None))
 TAIL = {"p05": MAYBE, "low": MAYBE, "high": MAYBE}
 CELL = {
@@ -93,6 +95,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+SETTINGS = {
+    "model": {},
+    "rollout": {"attention": {}},
+    "gate": {"target": NUMBER},
+    "run": {},
+}
+
+
 def record(file: Path | None) -> Plain | None:
     """A JSON file by its name; None where there is none."""
     if file is None:
@@ -105,12 +115,21 @@ def record(file: Path | None) -> Plain | None:
     bins, budgets = (len(schedule.get(key, ())) for key in ("lengths", "budgets"))
     if bins != budgets:
         raise ValueError(f"{file}: got {budgets} budgets for {bins} lengths, allowed: one each")
+    _check_order(schedule.get("lengths", ()), f"{file}, lengths")
+    for cell in (*data.get("cells", ()), *data.get("floor", ())):
+        _check_order([0, cell["start"], cell["stop"]], f"{file}, start and stop of a cell")
     return data
 
 
 def document(file: Path) -> Json:
-    """The JSON object in a file, its digest checked; what is no number counts as not measured."""
-    return _measured(read_document(file), str(file))
+    """The JSON object in a file as it is shown, its digest checked."""
+    return _shown_values(read_document(file), str(file))
+
+
+def _check_order(lengths: Sequence[int], where: str) -> None:
+    """Raise ValueError where lengths fall, or are longer than any text."""
+    if any(b < a for a, b in pairwise([*lengths, LONGEST])):
+        raise ValueError(f"{where}: got {_shown(list(lengths))}, allowed: lengths that rise")
 
 
 def check(value: object, shape: Shape, where: str) -> None:
@@ -147,7 +166,7 @@ def lines(file: Path | None, *, numbers: bool) -> list[Plain]:
     rows: list[Plain] = []
     for number, line in enumerate(read_lines(file, growing=True), 1):
         where = f"{file}, line {number}"
-        data = _measured(line, where)
+        data = _shown_values(line, where)
         check(data, {"step": int}, where)
         if numbers:
             check(data, dict.fromkeys(data, MAYBE), where)
@@ -165,34 +184,41 @@ def settings(file: Path | None) -> Plain:
     text = read_text(file)
     try:
         check_digest_line(text)
-        found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        found = _plain(tomllib.loads(text))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no TOML: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
-    sections = [key for key in ("rollout", "gate", "model", "run") if key in found]
-    check(found, {key: {} for key in sections}, str(file))
+    _check_given(found, SETTINGS, str(file))
     return found
 
 
-def _measured(data: Json, where: str) -> Json:
+def _check_given(values: Plain, shape: dict[str, Any], where: str) -> None:
+    """As `check`, of the keys that are there."""
+    for key in shape.keys() & values.keys():
+        check(values[key], {} if isinstance(shape[key], dict) else shape[key], f"{where}, {key}")
+        if isinstance(shape[key], dict):
+            _check_given(values[key], shape[key], f"{where}, {key}")
+
+
+def _shown_values(data: Json, where: str) -> Json:
     try:
-        return {key: _finite(value) for key, value in data.items()}
+        return {key: _plain(value) for key, value in data.items()}
     except RecursionError:
         raise ValueError(f"{where}: nested too deep") from None
 
 
-def _finite(value: Any) -> Any:
-    """The same data; numbers that nobody measures (1e999) are none."""
+def _plain(value: Any) -> Any:
+    """The same data; numbers that nobody measures (1e999) are none, and texts can be shown."""
+    if isinstance(value, str):
+        return printable(value)
     if isinstance(value, float | int) and not isinstance(value, bool):
         return value if abs(value) <= LARGEST else None
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list) else value
+        return {printable(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value)
+    text = json.dumps(value, default=str)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 

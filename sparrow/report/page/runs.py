@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparrow.files import verify
+from sparrow.files import printable, verify
 from sparrow.report.page import reading
 from sparrow.report.page.reading import Plain
 
@@ -66,7 +66,7 @@ class Run:
         """Minutes of training behind each step, its own included; 0 steps took 0."""
         found, so_far = {0: 0.0}, 0.0
         for line in self.steps:
-            so_far += (line.get("timing_s/step") or 0.0) / 60
+            so_far += max(0.0, line.get("timing_s/step") or 0.0) / 60
             found[line["step"] + 1] = so_far
         return found
 
@@ -153,7 +153,8 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> Run:
     found |= {key: reading.record(_first(places, file)) for key, file in RECORDS.items()}
     found["schedule"] = _schedule(places, found["plan"])
     found["settings"] = reading.settings(_first(places, SETTINGS))
-    return Run(name=name or folder.resolve().name, folder=folder, number=number, **found)
+    shown = printable(name or folder.resolve().name)
+    return Run(name=shown, folder=folder, number=number, **found)
 
 
 def _names(places: Sequence[Path]) -> list[str]:

@@ -43,6 +43,7 @@ def looks(run: Run) -> list[Look]:
         if known:
             worst = min(known, key=lambda start: known[start])
             low, high = (line.get(f"{P05}_{end}/bin_{worst}") for end in ("low", "high"))
+            low, high = (None, None) if low is None or high is None else (low, high)
             found.append(Look(step=line["step"], p05=known[worst], low=low, high=high))
     return found
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparrow.config.bounds import folder_name
 from sparrow.files import verify
 from sparrow.report.page.reading import (
     MAYBE,
@@ -228,6 +229,10 @@ def _gain(data: Plain, file: Path) -> float | None:
 
 def _arm(data: Plain, where: str) -> Arm:
     check(data, ARM, where)
+    try:
+        folder_name(data["name"])
+    except ValueError as error:
+        raise ValueError(f"{where}: got name {data['name'][:80]!r}, allowed: {error}") from error
     for key, allowed in (("kind", KINDS), ("role", ROLES)):
         if data[key] not in allowed:
             raise ValueError(f"{where}: got {key} {data[key]!r}, allowed: {', '.join(allowed)}")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sparrow.files import write_document, write_whole
-from sparrow.report.page.markdown import name
+from sparrow.report.page.markdown import code_block, name
 from sparrow.report.study.outcome import StudyOutcome, conclude
 from sparrow.report.study.plots import figures
 from sparrow.report.study.reading import Study, read_study
@@ -150,4 +150,4 @@ def _strangers(found: StudyOutcome) -> list[str]:
 
 def _commands(study: Study) -> list[str]:
     commands = study.design.commands
-    return ["## Commands", "```\n" + "\n".join(commands) + "\n```"] if commands else []
+    return ["## Commands", code_block(commands)] if commands else []

@@ -69,6 +69,16 @@ def test_estimators_by_hand() -> None:
     assert found.ratio_error == pytest.approx(0.25 * 2**0.5 * 2**0.5 / 4)
 
 
+def test_bounds_stay_within_what_acceptance_can_be() -> None:
+    """Gaps of 0.125 below and 0.25 above, as 16 bits may round them, beside 0 and beside 1."""
+    found = estimators(Tokens.of([measured(n, [0.01, 0.01, 0.99]) for n in range(3)]), 20)
+    assert found.lower_p05 == 0
+    assert found.lower_mean == pytest.approx((0 + 0 + 0.865) / 3)
+    assert found.upper_mean == pytest.approx((0.26 + 0.26 + 1) / 3)
+    nothing = estimators(Tokens.of([measured(0, [0.0, 0.0])]), 20)
+    assert (nothing.lower_mean, nothing.lower_p05) == (0, 0)
+
+
 def test_given_tokens_have_no_sampled_ratio() -> None:
     found = estimators(Tokens.of([measured(0, [0.5], ratio=None)]), 20)
     assert (found.ratio_mean, found.ratio_error, found.ratio_p05) == (None, None, None)

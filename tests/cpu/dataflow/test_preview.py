@@ -108,6 +108,25 @@ def test_batch_by_hand() -> None:
     assert alone.micro_batches == 4
 
 
+def test_a_step_of_a_million_answers_is_planned_from_a_sample() -> None:
+    few = preview(config(rollout={"prompts": 512, "samples": 4}))
+    many = preview(config(rollout={"prompts": 1024, "samples": 1024}))
+    assert many.batch.sequences == 2**20
+    assert many.batch.tokens == 2**20 * (192 + 8000)
+    assert many.batch.micro_batches == 2**20 // 2  # of 16384 tokens
+    assert any("1048576 answers" in note for note in many.notes)
+    assert not any("answers, scaled" in note for note in few.notes)
+    for one, other in zip(few.times, many.times, strict=True):
+        assert other.step == pytest.approx(512 * one.step, rel=0.05)
+
+
+def test_one_sequence_at_a_time_is_planned_within_seconds() -> None:
+    rollout = {"prompts": 64, "samples": 1024, "max_tokens": 30_000, "max_running": 1}
+    found = preview(config(rollout=rollout))
+    assert found.batch.tokens == 2**16 * (192 + 30_000)
+    assert found.times[0].step > found.times[1].step > 0
+
+
 def test_memory_by_hand() -> None:
     found, spec = preview(config(rollout={"kv_gib": 1.0})), shape("qwen3-1.7b")
     page = 28 * 8 * 2 * 16 * 128 * 2  # layers, KV heads, K and V, tokens, channels, bytes

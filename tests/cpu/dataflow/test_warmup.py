@@ -381,6 +381,13 @@ def test_a_stage_that_cannot_be_filled_is_found_at_the_start(toml: Path, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+def test_a_shape_that_no_machine_holds_is_found_at_the_start(toml: Path, tmp_path: Path) -> None:
+    large = [f"--model.{key}=65536" for key in ("hidden", "intermediate")]
+    with pytest.raises(ValueError, match=r"^model: "):
+        warm_up(config_of(toml, "run", *large, "--model.layers=1024"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_resumed_run_does_not_need_its_start(toml: Path, whole: Path, tmp_path: Path) -> None:
     start = tmp_path / "start"
     (whole / "model").rename(start)

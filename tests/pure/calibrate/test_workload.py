@@ -41,9 +41,12 @@ def test_short_sequences_have_short_prompts() -> None:
     [
         ("nowhere", {}, "no such file"),
         ("surface", {}, "no lengths of answers"),
-        ("published", {"prompts": 0}, "1 at least"),
+        ("published", {"prompts": 0}, "0 prompts"),
+        ("published", {"prompts": 10**12}, "allowed: 1 or more each, 16384 in all"),
+        ("surface", {"measured": [100] * 20_000}, "got 20000 sequences"),
+        ("surface", {"measured": [10**12]}, "allowed: 2 to"),
         ("published", {"most": 0}, "batch of 0"),
-        ("surface", {"measured": [1]}, "two tokens"),
+        ("surface", {"measured": [1]}, "got 1 to 1 tokens, allowed: 2 to"),
     ],
 )
 def test_refusals(name: str, settings: dict, told: str) -> None:

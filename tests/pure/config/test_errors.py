@@ -115,7 +115,7 @@ class TestOverrides:
 
 class TestFiles:
     def test_missing(self, toml: Path) -> None:
-        assert problems(files=(toml,)) == ["file c.toml: No such file or directory"]
+        assert problems(files=(toml,)) == ["file c.toml cannot be read: No such file or directory"]
 
     def test_syntax_error_names_file_and_line(self, toml: Path) -> None:
         toml.write_text("[model]\nname = \n")
@@ -126,7 +126,7 @@ class TestFiles:
     def test_not_utf8(self, toml: Path) -> None:
         toml.write_bytes(b"\xff\xfe")
         (line,) = problems(files=(toml,))
-        assert line.startswith("file c.toml: not a TOML file: ")
+        assert line.startswith("file c.toml is not UTF-8 text: ")
 
     def test_nested_unknown_key(self, toml: Path) -> None:
         toml.write_text("[sampling]\n[sampling.deep.er]\nx = 1\n")

@@ -73,31 +73,40 @@ def test_an_arm_has_one_of_target_budget_and_like(both: str) -> None:
 @pytest.mark.parametrize(
     ("arms", "allowed"),
     [
-        (TARGET, "got 0 (integer), allowed: exactly one"),
-        (DENSE + DENSE.replace("dense", "other"), "got 2 (integer), allowed: exactly one"),
+        (TARGET, "got 0 (integer) with file c.toml, allowed: exactly one"),
+        (
+            DENSE + DENSE.replace("dense", "other"),
+            "got 2 (integer) with file c.toml, allowed: exactly one",
+        ),
         (
             DENSE + '[[arms]]\nname = "dense"\n',
-            "got 'dense twice' (string), allowed: one",
+            "got 'dense twice' (string) with file c.toml, allowed: one",
         ),
         (DENSE + "target = 0.8\n", "allowed: a baseline that is dense"),
         (DENSE + "budget = 64\n", "allowed: a baseline that is dense"),
         (
             DENSE + "".join(f'[[arms]]\nname = "{name}"\nrole = "flat"\n' for name in "ab"),
-            "got 2 (integer), allowed: one at most",
+            "got 2 (integer) with file c.toml, allowed: one at most",
         ),
         (
             DENSE + TARGET + '[[arms]]\nname = "f"\nlike = "q"\n',
-            "f.like: got 'q' (string), allowed: an arm with a target: p",
+            "f.like: got 'q' (string) with file c.toml, allowed: an arm with a target: p",
         ),
         (
             DENSE + '[[arms]]\nname = "f"\nlike = "dense"\n',
-            "f.like: got 'dense' (string), allowed: an arm with a target: there is none",
+            (
+                "f.like: got 'dense' (string) with file c.toml, "
+                "allowed: an arm with a target: there is none"
+            ),
         ),
         (
             DENSE + TARGET + "seeds = [0, 7, 5]\n",
-            "p.seeds: got [5, 7] (array), allowed: seeds of the",
+            "p.seeds: got [5, 7] (array) with file c.toml, allowed: seeds of the",
         ),
-        (DENSE + "seeds = [0]\n" + TARGET, "p.seeds: got [1, 2] (array), allowed: seeds of the"),
+        (
+            DENSE + "seeds = [0]\n" + TARGET,
+            "p.seeds: got [1, 2] (array) with file c.toml, allowed: seeds of the",
+        ),
     ],
 )
 def test_refused_arms(arms: str, allowed: str) -> None:

@@ -83,7 +83,13 @@ def test_the_smallest_file_and_the_defaults(toml: Path) -> None:
             "got 0 (integer) from override '{}', allowed: greater than or equal to 2",
         ),
         ("model.rope_theta=1.0", "got 1.0 (float) from override '{}', allowed: greater than 1"),
-        ("model.name=", "got '' (string) from override '{}', allowed: a text that is not empty"),
+        (
+            "model.name=",
+            (
+                "got '' (string) from override '{}', "
+                "allowed: letters, digits, '.', '_' and '-', as it names a folder"
+            ),
+        ),
         ("model.start=", "got '' (string) from override '{}', allowed: a text that is not empty"),
         (
             "data.seed=-1",
@@ -150,18 +156,20 @@ def test_an_unknown_table(toml: Path) -> None:
 
 
 def test_what_has_no_default(toml: Path) -> None:
-    assert in_file(toml, "hidden = 32\n", "") == ["model.hidden: missing, and it has no default"]
-    expected = ["stages[0].longest: missing, and it has no default"]
+    assert in_file(toml, "hidden = 32\n", "") == [
+        "model.hidden: missing in file c.toml, and it has no default"
+    ]
+    expected = ["stages[0].longest: missing in file c.toml, and it has no default"]
     assert in_file(toml, "longest = 200\n", "") == expected
     without = SMALLEST.partition("[[stages]]")[0]
     toml.write_text(without, encoding="utf-8")
-    assert problems(toml) == ["stages: missing, and it has no default"]
+    assert problems(toml) == ["stages: missing in file c.toml, and it has no default"]
 
 
 def test_no_stage(toml: Path) -> None:
     toml.write_text("stages = []\n" + SMALLEST.partition("[[stages]]")[0], encoding="utf-8")
     assert problems(toml) == [
-        "stages: got [] (array) from file c.toml, allowed: one stage at least"
+        "stages: got [] (array) from file c.toml, allowed: one stage at least, 64 at most"
     ]
 
 

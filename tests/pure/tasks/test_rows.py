@@ -77,7 +77,7 @@ class TestReading:
 
     @pytest.mark.parametrize(
         ("content", "told"),
-        [(b'{"a": 1}\n{"a": \n', "line 2 is no JSON"), (b"\xff\xfe\x00", "is no text")],
+        [(b'{"a": 1}\n{"a": \n', "line 2 is no JSON"), (b"\xff\xfe\x00", "is not UTF-8 text")],
     )
     def test_broken_files(self, content: bytes, told: str, tmp_path: Path) -> None:
         (tmp_path / "rows.jsonl").write_bytes(content)

@@ -1,0 +1,81 @@
+"""Damaged files of a plan's inputs: only ValueErrors that name the file come out."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.damage import damaged
+
+from sparrow.calibrate.planning.hardware import Hardware
+from sparrow.calibrate.planning.workload import workload
+
+ODD = (
+    b"",
+    b"\x00",
+    b"\xff\xfe",
+    b"[" * 5000,
+    b"{",
+    b"null",
+    b"[]",
+    b"{}",
+    b"[true]",
+    b"[1.5]",
+    b"[-1]",
+    b'["5"]',
+    b"[1e400]",
+    b"[NaN]",
+    b"[" + b"9" * 400 + b"]",
+    b"9" * 5000,
+    b"1e400",
+    b"inf",
+)
+
+
+def refused(read: Callable[[Path], object], file: Path, content: bytes) -> bool:
+    """Whether a ValueError that names the file came out; any other error fails."""
+    file.write_bytes(content)
+    told = ""
+    try:
+        read(file)
+    except ValueError as error:
+        told = str(error)
+    assert not told or str(file) in told, told
+    return bool(told)
+
+
+def test_machines(tmp_path: Path) -> None:
+    file = tmp_path / "machine.json"
+    Hardware.load("h200").save(file)
+    whole = file.read_bytes()
+    assert not refused(Hardware.load, file, whole)
+    for seed in range(100):
+        refused(Hardware.load, file, damaged(whole, seed))
+    for content in ODD:
+        assert refused(Hardware.load, file, content), content
+    known = json.loads(whole)
+    for value in (10**400, -1, "x", None, [], True, float("nan"), float("inf"), 1e300):
+        for key in ("bytes_per_s", "flops_per_s", "memory", "reserve"):
+            assert refused(Hardware.load, file, json.dumps({**known, key: value}).encode()), value
+
+
+def test_lengths(tmp_path: Path) -> None:
+    file = tmp_path / "lengths"
+    for whole in (b"[40, 50, 60]", b"40\n50\n60\n"):
+        assert not refused(lambda path: workload(str(path)), file, whole)
+        for seed in range(50):
+            refused(lambda path: workload(str(path)), file, damaged(whole, seed))
+    for content in ODD:
+        assert refused(lambda path: workload(str(path)), file, content), content
+        assert refused(lambda path: workload(str(path), prompts=2), file, content), content
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    for name in ("pipe.json", "folder.json", "gone.json"):
+        with pytest.raises(ValueError, match=name):
+            Hardware.load(tmp_path / name)
+        with pytest.raises(ValueError, match=name):
+            workload(str(tmp_path / name))

@@ -1,0 +1,216 @@
+"""Texts of strangers' files on pages and in reports: shown as they are, nothing acts on them."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.damage import damaged
+from support.run_folders import demo
+from support.study_folders import controlled, plan
+
+from sparrow.report.page.html import html
+from sparrow.report.page.markdown import code_block, markdown, name, prose
+from sparrow.report.page.story import page_of
+
+TEXT = (
+    "x\x1b]0;pwned\x07\x1b[2J\r\x9b31m\ud800 <img src=x onerror=alert(1)> <script>alert(1)</script>"
+    " ![i](http://evil) [l](javascript:x) https://evil.example www.evil.example <http://evil>"
+    " `<b>` ``<i>` ``` \n```\n# heading\n---\n| cell | ~~s~~ **b** $x^2$ \\ --> </code></svg>"
+)
+ODD: tuple[Any, ...] = (None, True, -1, 10**400, 1e300, TEXT, [], {}, [[]], 2**63, float("nan"))
+
+
+def strings(value: Any, replace: Callable[[str], str]) -> Any:
+    """The value with every text in it replaced."""
+    if isinstance(value, str):
+        return replace(value)
+    if isinstance(value, dict):
+        return {key: strings(inner, replace) for key, inner in value.items()}
+    return [strings(inner, replace) for inner in value] if isinstance(value, list) else value
+
+
+def spoil(folder: Path) -> None:
+    """A stranger's words in every text of every JSON file; those that choose a branch stay."""
+    for file in [*folder.rglob("*.json"), *folder.rglob("*.jsonl")]:
+        texts = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+        lines = [strings(json.loads(text), lambda text: text + TEXT) for text in texts]
+        file.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+
+
+def refuse_control(text: str) -> None:
+    assert not [c for c in text if c != "\n" and c != "\t" and ord(c) < 32]
+    assert not [c for c in text if 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000]
+
+
+def kinds(text: str) -> set[str]:
+    """What a reader of Markdown makes of a text."""
+    parser = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table")
+    tokens = parser.parse(text)
+    inner = [child for token in tokens for child in token.children or ()]
+    return {token.type for token in (*tokens, *inner)}
+
+
+def refuse_markup(text: str) -> None:
+    refuse_control(text)
+    found = kinds(text)
+    assert not {kind for kind in found if kind.startswith(("html", "link", "image"))}
+
+
+class Tags(HTMLParser):
+    """Every element and attribute of a document."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: set[tuple[str, str]] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found |= {(tag, key) for key, _ in attributes} | {(tag, "")}
+
+
+def test_a_page_of_hostile_files(tmp_path: Path) -> None:
+    plain = html(page_of([demo(tmp_path / "plain")]))
+    spoil(demo(tmp_path / "spoilt"))
+    page = page_of([tmp_path / "spoilt"])
+    text = html(page)
+    assert "pwned" in text
+    refuse_control(text)
+    assert Tags(text).found == Tags(plain).found
+    written = markdown(page)
+    assert "pwned" in written
+    refuse_markup(written)
+
+
+def test_a_folder_with_a_hostile_name(tmp_path: Path) -> None:
+    folder = demo(tmp_path / "a\x1b[2J\x9b31m<img src=x>`|$")
+    refuse_markup(markdown(page_of([folder])))
+
+
+def test_names_and_prose_are_inert() -> None:
+    for text in (TEXT, *TEXT.split(), "---", "- ", "1.", "#", "``<b>`", "`a``<b>`c`", "www.x.y"):
+        for shown in (name(text), prose(text), f"- {name(text)}", f"# {name(text)}"):
+            refuse_markup(f"before\n\n{shown}\n\nafter\n")
+        assert "://" not in name(text)  # GitHub makes links of these
+        assert "www." not in name(text)
+        assert kinds(f"a\n\n{name(text)}\n") <= {
+            "paragraph_open",
+            "paragraph_close",
+            "inline",
+            "text",
+            "text_special",
+        }
+
+
+def test_no_line_closes_a_block_of_code() -> None:
+    block = code_block(["sparrow study", "```\n<img src=x>", "````", TEXT])
+    refuse_control(block)
+    assert kinds(f"a\n\n{block}\n\nb\n") == {
+        "paragraph_open",
+        "paragraph_close",
+        "inline",
+        "text",
+        "fence",
+    }
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    pytest.importorskip("pydantic")
+    folder = controlled(tmp_path / "study", {"dense": [0.8, 0.82], "0.86": [0.8, 0.79]})
+    plan(folder, "p0.86", [0, 512], [64, 128])
+    return folder
+
+
+def change(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes), encoding="utf-8")
+
+
+def test_a_study_of_hostile_files(study: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from sparrow.report.study.write import write_study
+
+    (study / "cells" / "stray <img src=x> ![i](http:)").mkdir()
+    change(study / "design.json", name=f"$\\frac{{ {TEXT}", command=[TEXT, "```"])
+    change(study / "cells" / "dense-0" / "end.json", status="failed", message=TEXT)
+    text = write_study(study).read_text(encoding="utf-8")
+    refuse_control(text)
+    assert {kind for kind in kinds(text) if kind.startswith(("html", "link"))} == set()
+    assert text.partition("## Commands")[0].count("![") == 4  # its own figures
+    for figure in study.glob("*.svg"):
+        refuse_control(figure.read_text(encoding="utf-8"))
+
+
+def test_names_of_arms_are_names_of_folders(study: Path) -> None:
+    from sparrow.report.study.reading import read_study
+
+    design = json.loads((study / "design.json").read_text())
+    for text in (TEXT, "../up", "a|b", "<b>", "", ".", "a\nb"):
+        design["arms"][1]["name"] = text
+        change(study / "design.json", arms=design["arms"])
+        with pytest.raises(ValueError, match=r"design\.json, arms 1"):
+            read_study(study)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in inner:
+        yield (*path, key)
+        if isinstance(each, dict | list):
+            yield from places(each, (*path, key))
+
+
+def replaced(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
+    copy = json.loads(json.dumps(value))
+    node = copy
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = odd
+    return copy
+
+
+def refused_or_read(folder: Path, file: Path) -> None:
+    told = file.name
+    try:
+        page = page_of([folder])
+        html(page)
+        markdown(page)
+    except ValueError as error:
+        told = str(error)
+    assert file.name in told, told
+
+
+def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
+    folder, draw = demo(tmp_path / "run"), random.Random(0)
+    for file in [*folder.rglob("*.json"), *folder.rglob("*.jsonl"), *folder.rglob("*.toml")]:
+        whole = file.read_bytes()
+        for seed in range(15):
+            file.write_bytes(damaged(whole, seed))
+            refused_or_read(folder, file)
+        if file.suffix == ".json":
+            data = json.loads(whole)
+            paths = [*places(data)]
+            for path in draw.sample(paths, min(15, len(paths))):
+                for odd in ODD:
+                    file.write_text(json.dumps(replaced(data, path, odd)), encoding="utf-8")
+                    refused_or_read(folder, file)
+        file.write_bytes(whole)
+
+
+def test_settings_of_another_shape_are_named(tmp_path: Path) -> None:
+    folder = demo(tmp_path / "run")
+    (file,) = folder.rglob("config.resolved.toml")
+    for text in (
+        "x = " + "[" * 5000,
+        "gate = 1",
+        "run = 2020-01-01",
+        "rollout.attention = true",
+        "gate.target = 'x'",
+        "model.name = '\x1b'",
+    ):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"config\.resolved\.toml"):
+            page_of([folder])
