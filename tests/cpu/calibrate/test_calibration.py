@@ -315,3 +315,8 @@ def test_settings_are_checked(change: dict[str, Any], told: str) -> None:
 def test_sampling_is_checked(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="allowed"):
         Sampling(**change)
+
+
+def test_budgets_beyond_what_a_schedule_holds_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"below 2\*\*31"):
+        Settings(budgets=(99_999_999_999,), edges=EDGES)
