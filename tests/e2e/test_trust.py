@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from sparrow.cli import app
 from sparrow.files import write_document
-from sparrow.models.checkpoint import SHIPPED
+from sparrow.models.sources import SHIPPED
 from sparrow.records import to_dict
 from sparrow.sparse import Schedule
 
