@@ -96,11 +96,13 @@ class Run:
         )
         used = ", ".join(one.use for one in self.config.algorithm.corrections)
         origin = provenance(self.learner.policy.model)
+        isolation = getattr(self.judge, "isolation", None)
+        verifiers = f" | verifiers in processes ({isolation})" if isolation else ""
         return [
             f"rollout: {attention}",
             f"gate: {'off' if gate.mode == 'off' else policy}",
             f"model: {self.config.model.name} ({origin}) | {self.engine.header()}",
-            f"data: {self.rows.name} | {batch} a step",
+            f"data: {self.rows.name} | {batch} a step{verifiers}",
             f"algorithm: {self.config.algorithm.name}, corrections: {used or 'none'}",
         ]
 

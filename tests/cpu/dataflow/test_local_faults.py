@@ -283,3 +283,12 @@ def test_a_run_is_made_longer(model: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "model").rmdir()
     trained(longer)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
+
+
+def test_the_header_says_how_verifiers_are_isolated(model: Path, tmp_path: Path) -> None:
+    run = open_run(config(model, tmp_path / "run", data=rows_file(tmp_path, [{}])))
+    try:
+        header = "\n".join(run.header())
+        assert "(pid namespace)" in header or "(subreaper)" in header
+    finally:
+        close_run(run)
