@@ -2,7 +2,8 @@
 
 One JSON line a trajectory, all of it but the actor's hidden states; log-probs come back bit for
 bit. What a person looks for comes first in a line, the arrays last. Each line says which one it is
-and how many there are, so that a file that lost some, or has them in another order, is refused.
+and how many there are, so that a file that lost some, or has them in another order, is refused. A
+step without trajectories has one line that says so.
 """
 
 import itertools
@@ -11,14 +12,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from sparrow.files import parse_line, sealed, write_whole
 from sparrow.records import Group, Trajectory, from_dict, to_dict
 
 ROLLOUTS = "rollouts"
 NAME = re.compile(r"step_(\d{6,})\.jsonl")
-Line = dict[str, Any]
+NO_LINES = sealed('{"lines":0}') + "\n"
 Kept = tuple[int, float | None, Trajectory]  # the number of its group, its baseline, and itself
 
 
@@ -59,6 +59,8 @@ def read_rollouts(folder: Path, step: int) -> list[Group]:
 
 def _lines(groups: Sequence[Group]) -> Iterator[str]:
     count, number = sum(len(group.trajectories) for group in groups), itertools.count(1)
+    if not count:
+        yield NO_LINES
     for index, group in enumerate(groups):
         for trajectory in group.trajectories:
             line = to_dict(replace(trajectory, hidden=None))
@@ -75,11 +77,14 @@ def _trajectories(path: Path) -> list[Kept]:
     counts: set[int | None] = set()
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            if line == NO_LINES.encode():
+                counts.add(0)
+                continue
             kept, count = _read(path, number, line)
             trajectories.append(kept)
             counts.add(count)
     if not counts:
-        raise ValueError(f"{path} is empty: there was nothing to learn from, or it is damaged")
+        raise ValueError(f"{path} is empty: it is damaged, or of a version that left it so")
     if not counts <= {len(trajectories), None}:  # None: of a version that did not say
         raise ValueError(f"{path} is damaged: got {len(trajectories)} lines, allowed: {counts}")
     return trajectories
