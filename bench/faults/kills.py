@@ -1,5 +1,6 @@
 """kill -9 at random points of train, calibrate, study and demo: started again, nothing differs."""
 
+import itertools
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from support.leftovers import gone, marking
 
 ROOT = Path(__file__).parents[2]
 ROUND = 4  # kills before a run is let to its end
+Kill = tuple[str, bool]  # when, and whether a process is left
 SHARES = {"train": 0.4, "calibrate": 0.3, "study": 0.2, "demo": 0.1}
 FEW = 10  # below, only the first two verbs are killed
 LONGEST = 900.0  # seconds that a run may take to its end
@@ -138,7 +141,8 @@ def _kill_verb(
     while wanted > 0:
         folder = place / f"turn-{turn}"
         folder.mkdir()
-        kills = [_killed(verb, folder, seconds, rng) for _ in range(min(ROUND, wanted))]
+        attempts = iter(partial(_killed, verb, folder, seconds, rng), None)
+        kills = list(itertools.islice(attempts, min(ROUND, wanted)))
         outcome, detail = _compared(verb, folder, results)
         for moment, left in kills:
             failed = "orphan" if left else outcome
@@ -159,11 +163,8 @@ def _started(verb: Verb, folder: Path) -> "subprocess.Popen[str]":
     )
 
 
-def _killed(verb: Verb, folder: Path, seconds: float, rng: random.Random) -> tuple[str, bool]:
-    """Kill it after a while, every other time just as it writes; whether a process is left.
-
-    One that ends before goes on from its end: then nothing is killed, which is as good.
-    """
+def _killed(verb: Verb, folder: Path, seconds: float, rng: random.Random) -> Kill | None:
+    """Kill it after a while, every other time just as it writes. None where it ended before."""
     after, writing = rng.uniform(0, seconds), rng.random() < 0.5
     with marking() as mark:
         process = _started(verb, folder)
@@ -176,6 +177,8 @@ def _killed(verb: Verb, folder: Path, seconds: float, rng: random.Random) -> tup
             while writing and process.poll() is None and time.monotonic() < until:
                 if any(folder.rglob(".*.unfinished")):
                     break
+            if process.poll() is not None:
+                return None
             process.kill()
             process.wait()
         left = not gone(mark)

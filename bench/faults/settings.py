@@ -1,7 +1,9 @@
 """Absurd settings and options: each is refused by one message, or runs, within seconds."""
 
+import contextlib
 import random
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,14 @@ def keys_of(section: Any, above: str = "") -> list[str]:
 
 
 def run(count: int, seed: int) -> list[Try]:
-    """So many: two thirds settings of configurations, the others options of verbs."""
+    """So many, in a folder of their own, in which some write."""
+    with tempfile.TemporaryDirectory(prefix="settings-") as place, contextlib.chdir(place):
+        Path("configs").symlink_to(ROOT / "configs")  # their paths begin at the project's root
+        return _run(count, seed)
+
+
+def _run(count: int, seed: int) -> list[Try]:
+    """Two thirds are settings of configurations, the others options of verbs."""
     rng, progress = random.Random(seed), Progress("settings", count)
     options = [(form, value) for form, values in OPTIONS for value in values]
     roots: list[tuple[list[str], type[Section]]] = [

@@ -1,0 +1,22 @@
+"""A short fault campaign; the whole one is in docs/results/faults.md."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+PROGRAM = Path(__file__).parents[2] / "bench" / "fault_campaign.py"
+
+
+@pytest.mark.parametrize("part", ["rewards=16", "settings=40", "files=60", "kills=3"])
+def test_nothing_fails(part: str, tmp_path: Path) -> None:
+    name, _, count = part.partition("=")
+    out = tmp_path / "tries.json"
+    words = [sys.executable, str(PROGRAM), f"--{name}", count, "--seed", "1", "--out", str(out)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=280)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    assert len(json.loads(out.read_text())["tries"]) == int(count)
