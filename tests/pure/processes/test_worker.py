@@ -84,7 +84,7 @@ def hold(size):
     return bytearray(size)
 
 def children(count, size):
-    code = f"x = bytearray(b'1' * {size}); import time; time.sleep(3600)"
+    code = f"x = b'1' * {size}; import time; time.sleep(3600)"
     for _ in range(count):
         subprocess.Popen([sys.executable, "-c", code])
     time.sleep(3600)
