@@ -51,8 +51,9 @@ def test_schedules_are_as_they_would_be_saved(path: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("name", "plan"), [("tiny", "tiny-arm"), ("small", "small-h200")])
 def test_schedules_are_those_that_were_planned(name: str, plan: str) -> None:
     planned = json.loads((ROOT / f"bench/2026-11-15-plan-{plan}.json").read_text())
-    expected = from_dict(Schedule, planned["schedule"])
-    assert Schedule.load(CONFIGS / f"schedules/{name}-0.86.json") == expected
+    found = Schedule.load(CONFIGS / f"schedules/{name}-0.86.json")
+    of_then = planned["schedule"] | {"flow_digest": found.flow_digest}  # which plans had not yet
+    assert found == from_dict(Schedule, of_then)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)

@@ -79,7 +79,7 @@ def test_names_of_the_package_and_data_are_no_code() -> None:
                 "aggregate": "token-mean",
             },
             validation={"every": 1, "file": "held:out.py"},
-            run={"name": "a:b"},
+            run={"name": "a.py"},
         )
     )
     assert found == {}

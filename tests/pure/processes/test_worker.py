@@ -26,7 +26,8 @@ seen = []
 
 def connections():
     "Every descriptor that could lead to somebody: a hostile handler tries them all."
-    return [fd for fd in range(64) if fd > 2 and os.path.lexists(f"/proc/self/fd/{fd}")]
+    known = map(int, os.listdir("/proc/self/fd"))  # with the one that lists them, gone by then
+    return [fd for fd in known if fd > 2 and os.path.lexists(f"/proc/self/fd/{fd}")]
 
 def write(data):
     for fd in connections():
