@@ -133,6 +133,16 @@ TEXTS = [
     r"\boxed{x = y = z = 0}",
     r"\boxed{\mathrm{e}^{i\pi}}",
     r"\boxed{nan}",
+    r"\boxed{\infty}",
+    r"\boxed{\binom{10^9}{5 \cdot 10^8}}",
+    r"\boxed{\prod_{k=1}^{10^9} k}",
+    r"\boxed{\left(" + "((((x+1)^9)^9)^9)^9" + r"\right)}",
+    r"\boxed{0." + "3" * 20_000 + "}",
+    r"\boxed{\sin(\sin(\sin(\sin(10^{30}))))}",
+    r"\boxed{\def\x{\x\x}\x}",
+    r"\boxed{\input{/etc/passwd}}",
+    r"\boxed{" + r"\sqrt[9]{9^{9}}+" * 300 + "1}",
+    r"\boxed{\unicode{x34}\phantom{2}}",
 ]
 
 
