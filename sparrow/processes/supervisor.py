@@ -33,6 +33,7 @@ PRIVATE, PROC = 0x4000 | 0x40000, 0x2 | 0x4 | 0x8  # of mount: recursive; no sui
 LOOK_EVERY = 0.25  # seconds between looks at the parent and at memory
 SHOWN = 1 << 16  # bytes that a worker may print between two looks
 TOLD = 500  # characters of an error that are kept
+MOST_DESCRIPTORS = 1 << 20  # that a process may have
 
 Setup = dict[str, Any]
 
@@ -51,12 +52,16 @@ def main() -> NoReturn:
     namespace = setup["namespace"] and namespaces_work()
     if sys.platform == "linux":
         prctl(CHILD_SUBREAPER, 1)
+        prctl(PDEATHSIG, signal.SIGCONT)  # one that was stopped hears of the parent's end too
     _send(control, {"isolation": "pid namespace" if namespace else "subreaper"})
     worker = _start(setup, data, worker_output, namespace)
     data.close()
     os.close(worker_output)
-    ending = _watch(control, output, worker, setup)
-    _kill_all(worker)
+    ending = "its supervisor failed"
+    try:
+        ending = _watch(control, output, worker, setup)
+    finally:
+        _kill_all(worker)
     with contextlib.suppress(OSError):
         _send(control, {"ended": ending})
     os._exit(0)
@@ -91,9 +96,11 @@ def _start(setup: Setup, data: socket.socket, output: int, namespace: bool) -> i
 
 def _reap_worker() -> None:
     """Fork; the parent is the init of its namespace, waits for all that ends there, and ends with
-    the worker.
+    the worker. It holds no connection, which the worker might take from it.
     """
     worker = os.fork()
+    if worker:
+        os.closerange(3, MOST_DESCRIPTORS)
     while worker:
         child, status = os.wait()
         if child == worker:
@@ -171,7 +178,7 @@ def _watch(control: socket.socket, output: int, worker: int, setup: Setup) -> st
             return ending
         if control.fileno() in ready or os.getppid() != setup["parent"]:
             return "it was closed"
-        if setup["memory"] is not None and _memory(worker) > setup["memory"]:  # on Linux
+        if setup["memory"] is not None and _memory() > setup["memory"]:  # on Linux
             return f"over its limit of {setup['memory']} bytes of memory"
 
 
@@ -208,8 +215,9 @@ def _relay(output: int) -> bool:
         return True
     text = os.read(output, SHOWN)
     shown = printable(text.decode(errors="replace")).encode(errors="replace")
-    while shown and select.select([], [2], [], 0)[1]:  # nobody waits for a reader of it
-        shown = shown[os.write(2, shown[: select.PIPE_BUF]) :]
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        while shown and select.select([], [2], [], 0)[1]:  # nobody waits for a reader of it
+            shown = shown[os.write(2, shown[: select.PIPE_BUF]) :]
     return bool(text)
 
 
@@ -226,10 +234,10 @@ def descendants(root: int) -> list[int]:
     return found[1:]
 
 
-def _memory(worker: int) -> int:
-    """Bytes of memory that the worker and what it started hold."""
+def _memory() -> int:
+    """Bytes of memory that the worker and what it started hold, orphans too."""
     pages = 0
-    for process in (worker, *descendants(worker)):
+    for process in descendants(os.getpid()):
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{process}/statm") as file:
             pages += int(file.read().split()[1])
     return pages * resource.getpagesize()
@@ -284,7 +292,11 @@ def _become_worker(setup: Setup, data: socket.socket, output: int) -> NoReturn:
 
 
 def _serve(connection: socket.socket, setup: Setup) -> None:
-    """Make the handler of the target, then answer questions, a JSON line each, until none come."""
+    """Make the handler of the target, then answer questions, a JSON line each, until none come.
+
+    Before code of others runs, a line tells the parent which process it is that answers.
+    """
+    connection.sendall(f"{setup['id']}\n".encode())
     _close_in_children(connection.fileno())
     module, _, name = setup["target"].partition(":")
     try:

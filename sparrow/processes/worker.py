@@ -4,9 +4,9 @@
     answer = worker.ask({"any": "JSON"}, deadline=10.0)
 
 The process calls `make_handler(**arguments)` once and its result with every question. What it
-writes is not trusted: an answer is one line of JSON with the random number of its question. Any
-other byte is a fault, and kills the process. Nothing is pickled. supervisor.py says how processes
-end.
+writes is not trusted: an answer is one line of JSON with the random number of its question, sent by
+that very process (on Linux the kernel says by which). Any other byte is a fault, and kills the
+process. Nothing is pickled. supervisor.py says how processes end.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import os
 import secrets
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -30,6 +31,9 @@ START = 300.0  # seconds until a process must have made its handler
 GRACE = 3.0  # seconds in which a supervisor must have killed everything
 MARK = "SPARROW_WORKER"  # in the environment of all that a supervisor starts
 LONGEST = 1 << 20  # bytes of an answer
+TOLD = 500  # bytes of a line of the supervisor
+PASSCRED = getattr(socket, "SO_PASSCRED", None)  # on Linux
+CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 class WorkerFault(Exception):
@@ -77,6 +81,7 @@ class Worker:
         self._control: socket.socket | None = None
         self._data: socket.socket | None = None
         self._number: str | None = None  # marks the processes of this start
+        self._answerer: int | None = None  # the process whose answers count
         self._starting: str | None = None  # the same until the first answer, which has it, came
 
     def start(self) -> None:
@@ -87,8 +92,8 @@ class Worker:
             self._end()
             if self._closed:
                 raise ValueError("the worker is closed")
-            self._control, their_control = socket.socketpair()
-            self._data, their_data = socket.socketpair()
+            self._control, their_control = _socketpair()
+            self._data, their_data = _socketpair()
             with their_control, their_data:
                 self._launch(self._control, their_control.fileno(), their_data.fileno())
 
@@ -113,6 +118,7 @@ class Worker:
         self.start()
         number = self._starting
         if number is not None:
+            self._meet(number)
             self._receive(number, START)
             self.isolation = self._report("isolation")
             self._starting = None
@@ -136,21 +142,43 @@ class Worker:
             raise self._unasked(data) from None
         return self._receive(number, deadline, begun)
 
+    def _meet(self, number: str) -> None:
+        """Learn the process that answers, from a line that it sends before it runs foreign code."""
+        self._answerer, line, until = None, b"", time.monotonic() + START
+        while len(line) <= len(number):
+            part, self._answerer = self._read(until, START, len(number) + 1 - len(line))
+            line += part
+        if line != f"{number}\n".encode():
+            raise WorkerFault("garbled", "it wrote what is no answer")
+
     def _receive(self, number: str, deadline: float, begun: float | None = None) -> Any:
-        """The answer with this number: one line, and no other byte."""
+        """The answer with this number: one line of the process that answers, no other byte."""
         data, received = self._data, bytearray()
         until = (begun or time.monotonic()) + deadline
         while b"\n" not in received and len(received) <= self._longest:
-            part = b"" if data is None else _read(data, until)
-            if part is None:
-                raise _late(deadline)
-            if not part:
-                raise self._unasked(None)
+            part, sender = self._read(until, deadline)
+            if sender != self._answerer:
+                raise WorkerFault("garbled", "another process wrote to its connection")
             received += part
         line, newline, rest = bytes(received).partition(b"\n")
         if not newline or rest or (data is not None and _peek(data)):
             raise WorkerFault("garbled", "it wrote more than an answer")
         return _answer(line, number)
+
+    def _read(self, until: float, deadline: float, most: int = 1 << 16) -> tuple[bytes, int | None]:
+        """What comes next, and the process that sent it; WorkerFault at the end, or where late."""
+        data, part, sender = self._data, b"", None
+        try:
+            if data is not None:
+                data.settimeout(max(until - time.monotonic(), 1e-3))
+                part, sender = _receive_from(data, most)
+        except TimeoutError:
+            raise _late(deadline) from None
+        except OSError:
+            part = b""
+        if not part:
+            raise self._unasked(None)
+        return part, sender
 
     def _unasked(self, data: socket.socket | None) -> WorkerFault:
         """Why no question can be asked: bytes came without one, or the process is gone."""
@@ -160,15 +188,15 @@ class Worker:
 
     def _report(self, key: str) -> str:
         """What the supervisor says on its control connection."""
-        control = self._control
-        if control is None:
+        control, process = self._control, self._process
+        if control is None or process is None:
             return "it was closed"
+        until = time.monotonic() + GRACE
         with contextlib.suppress(OSError, ValueError):
-            control.settimeout(GRACE)
-            for line in iter(lambda: _line(control), b""):
-                message = json.loads(line)
-                if key in message:
-                    return str(message[key])
+            while line := _line(control, process.pid, until):
+                message = parse_json(line.decode())
+                if isinstance(message, dict) and key in message:
+                    return str(message[key])[:TOLD]
         return "its supervisor is gone"
 
     def kill(self) -> None:
@@ -192,6 +220,7 @@ class Worker:
         self._control = self._data = None
         if process is None:
             return
+        process.send_signal(signal.SIGCONT)  # it may have been stopped
         try:
             process.wait(GRACE)
         except subprocess.TimeoutExpired:
@@ -215,15 +244,23 @@ def _late(deadline: float) -> WorkerFault:
     return WorkerFault("late", f"it took longer than {deadline:g} s")
 
 
-def _read(data: socket.socket, until: float) -> bytes | None:
-    """What comes next, nothing at the end, None where nothing comes in time."""
-    try:
-        data.settimeout(max(until - time.monotonic(), 1e-3))
-        return data.recv(1 << 16)
-    except TimeoutError:
-        return None
-    except OSError:
-        return b""
+def _socketpair() -> tuple[socket.socket, socket.socket]:
+    """Two ends; on Linux the kernel tells the first which process sent what comes to it."""
+    ours, theirs = socket.socketpair()
+    if PASSCRED is not None:
+        ours.setsockopt(socket.SOL_SOCKET, PASSCRED, 1)
+    return ours, theirs
+
+
+def _receive_from(connection: socket.socket, most: int) -> tuple[bytes, int | None]:
+    """What comes next, and the process that sent it; None where the kernel does not say."""
+    if PASSCRED is None:
+        return connection.recv(most), None
+    data, extra, *_ = connection.recvmsg(most, socket.CMSG_SPACE(CREDENTIALS.size))
+    for level, kind, content in extra:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            return data, CREDENTIALS.unpack(content)[0]
+    return data, None
 
 
 def _peek(data: socket.socket) -> bytes | None:
@@ -237,10 +274,16 @@ def _peek(data: socket.socket) -> bytes | None:
         return b""
 
 
-def _line(control: socket.socket) -> bytes:
-    """A line of the supervisor, byte by byte: there are few."""
+def _line(control: socket.socket, supervisor: int, until: float) -> bytes:
+    """A line of the supervisor, byte by byte: there are few. ValueError where another wrote."""
     line = b""
-    while not line.endswith(b"\n") and (part := control.recv(1)):
+    while not line.endswith(b"\n"):
+        control.settimeout(max(until - time.monotonic(), 1e-3))
+        part, sender = _receive_from(control, 1)
+        if not part:
+            break
+        if sender not in (supervisor, None) or len(line) > TOLD:
+            raise ValueError("it is not its supervisor that wrote")
         line += part
     return line
 

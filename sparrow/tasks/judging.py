@@ -113,7 +113,10 @@ class Judges(_Closed):
         while (job := self._jobs.get()) is not None:
             if not job.future.set_running_or_notify_cancel():
                 continue  # nobody waits for it any more
-            outcome = verifier.judge(job.question)
+            try:
+                outcome = verifier.judge(job.question)
+            except Exception as error:  # ours: no question waits for ever because of it
+                outcome = Outcome(wrong(f"judging failed: {error!r:.200}"), "crashes")
             if outcome.fault and self._closed:  # it is we who killed it
                 job.future.set_exception(ValueError(CLOSED))
                 continue

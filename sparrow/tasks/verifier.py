@@ -24,6 +24,7 @@ Fault = Literal["timeouts", "crashes", "errors"]
 FORMS = "module:function or path/to/file.py:function"
 TOLD = 500  # characters of what strangers' code says that are kept
 LONGEST = 1 << 16  # bytes of a verdict
+LARGEST = 1e9  # score: sums of squares of a batch stay far from overflow
 
 
 class Question(NamedTuple):
@@ -124,7 +125,7 @@ def _outcome(answer: Any) -> Outcome:
         case {"error": str(error), **rest} if not rest:
             return Outcome(wrong(f"the verifier raised {error[:TOLD]}"), "errors")
         case {"score": float(score), "acc": float(acc), "reason": str(reason), **rest} if not rest:
-            if math.isfinite(score) and math.isfinite(acc):
+            if abs(score) <= LARGEST and abs(acc) <= LARGEST:
                 return Outcome(Verdict(score, acc, reason[:TOLD]))
     raise WorkerFault("garbled", "it answered with what is no verdict")
 
@@ -187,10 +188,10 @@ def verdict_of(result: Any) -> Verdict:
 
 
 def _number(what: str, value: Any) -> float:
-    """A finite number, of numpy too; text that looks like one is none."""
+    """A number within bounds, of numpy too; text that looks like one is none."""
     if value is None or isinstance(value, str | bytes):
         raise ValueError(f"no number for {what}: {value!r:.80}")
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{number} for {what}")
+    if not abs(number) <= LARGEST:
+        raise ValueError(f"{number} for {what}, allowed: {-LARGEST:g} to {LARGEST:g}")
     return number

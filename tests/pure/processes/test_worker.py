@@ -84,8 +84,45 @@ def forked(file):
 def hold(size):
     return bytearray(size)
 
-def children(count, size):
-    code = f"x = b'1' * {size}; import time; time.sleep(3600)"
+THIEF = '''
+import ctypes, json, os, socket, sys, threading
+owner, found, say = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode() + bytes([10])
+held = []
+for name in os.listdir(f"/proc/{owner}/fd"):
+    if os.readlink(f"/proc/{owner}/fd/{name}").startswith("socket:"):
+        taken = ctypes.CDLL(None).syscall(438, os.pidfd_open(owner), int(name), 0)  # pidfd_getfd
+        if taken >= 0:
+            held.append(socket.socket(fileno=taken))
+def answer(connection):
+    for line in connection.makefile("rb"):
+        number = json.loads(line)["id"]
+        connection.sendall(json.dumps({"id": number, "answer": "forged"}).encode() + bytes([10]))
+for connection in held:
+    if sys.argv[3]:
+        connection.sendall(say)
+    else:
+        threading.Thread(target=answer, args=[connection]).start()
+with open(found, "w") as file:
+    file.write(str(len(held)))
+'''
+
+def steal(owner, file, say=""):
+    "A program that takes the connections of a process; how many it got."
+    subprocess.Popen([sys.executable, "-c", THIEF, str(owner), file, say])
+    while not os.path.exists(file) or not open(file).read():
+        time.sleep(0.01)
+    return int(open(file).read())
+
+def fork_in_c():
+    "A fork of which Python does not know, that answers all that comes."
+    if ctypes.PyDLL(None).fork() == 0:
+        for fd in connections():
+            while line := os.read(fd, 1 << 16):
+                write(forged(json.loads(line)["id"]))
+        os._exit(0)
+
+def children(count, size, before=""):
+    code = f"{before}x = b'1' * {size}; import time; time.sleep(3600)"
     for _ in range(count):
         subprocess.Popen([sys.executable, "-c", code])
     time.sleep(3600)
@@ -263,6 +300,35 @@ def test_what_it_prints_moves_no_terminal(
     assert not set(said) & {"\x1b", "\x07", "\x9b"}
 
 
+# Other processes that hold its connections.
+
+
+def test_answers_of_other_processes_are_faults(worker: Worker, tmp_path: Path) -> None:
+    for start in ("fork_in_c()", f"steal(os.getpid(), {str(tmp_path / 'taken')!r}) and None"):
+        worker.ask(start, PATIENT)
+        found = []
+        for _ in range(6):
+            try:
+                found.append(worker.ask("'true answer'", 1.0))
+            except WorkerFault as error:
+                found.append(error.kind)
+                worker.kill()
+        assert set(found) <= {"true answer", "garbled", "late"}, start
+        assert found[-1] == "true answer"
+        worker.kill()
+
+
+def test_what_others_write_for_its_supervisor(worker: Worker, tmp_path: Path) -> None:
+    for index, say in enumerate(("5", "[" * 5000, '{"ended": "well"}', '{"ended": [', "[1]")):
+        words = f"os.getppid(), {str(tmp_path / f'taken-{index}')!r}, {say!r}"
+        with pytest.raises(WorkerFault) as caught:
+            worker.ask(f"[steal({words}), os._exit(3)]", PATIENT)
+        assert caught.value.kind == "ended"
+        assert "well" not in str(caught.value)
+        worker.kill()
+    assert worker.ask("'fine'", PATIENT) == "fine"
+
+
 # Nothing outlives.
 
 STARTS = ("daemon()", "sessions()", "nested()", "daemon() or sessions() or nested()")
@@ -300,6 +366,22 @@ def test_a_worker_that_kills_its_supervisor_leaves_nothing(worker: Worker, mark:
     assert worker.ask("'fine'", PATIENT) == "fine"
 
 
+def run_unheard(code: str) -> bytes:
+    """Run a program whose errors nobody reads; what it prints."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])},
+        stdout=subprocess.PIPE,
+        stderr=writer,
+        timeout=120,
+        check=False,
+    )
+    os.close(writer)
+    return done.stdout
+
+
 PROGRAM = """
 import os, signal, sys, threading, time
 from sparrow.processes.worker import Worker
@@ -330,6 +412,32 @@ def test_nothing_is_left_of_a_program_however_it_ends(namespace: bool, mark: str
             assert gone(mark), (end, body)
 
 
+@pytest.mark.parametrize("namespace", [True, False])
+def test_nothing_is_left_of_a_supervisor_that_was_stopped_or_cannot_print(
+    namespace: bool, mark: str
+) -> None:
+    stop = "os.kill(os.getppid(), signal.SIGSTOP) or time.sleep(3600)"
+    show = "[print('x' * 1000, flush=True) or time.sleep(0.01) for _ in range(10**6)]"
+    for body in (stop, show):
+        run_unheard(
+            PROGRAM.format(
+                namespace=namespace, start=STARTS[-1], body=body, end="os.kill(os.getpid(), 9)"
+            )
+        )
+        assert gone(mark), body
+
+
+def test_printing_where_nobody_reads_is_no_fault(mark: str) -> None:
+    question = "print('x', flush=True) or time.sleep(0.3)"
+    said = run_unheard(
+        "from sparrow.processes.worker import Worker\n"
+        "worker = Worker('hostile_handler:make', {})\n"
+        f"for _ in range(3): print(worker.ask({question!r}, 60))\n"
+        "worker.close()"
+    )
+    assert said == b"None\n" * 3
+
+
 def test_a_program_that_is_killed_as_it_starts_leaves_nothing(mark: str) -> None:
     code = "from sparrow.processes.worker import Worker; import time\n"
     code += "Worker('hostile_handler:make', {}).start(); print('x', flush=True); time.sleep(3600)"
@@ -354,8 +462,9 @@ def test_memory(mark: str) -> None:
         assert worker.ask("len(hold(100_000_000))", PATIENT) == 100_000_000
         assert fault(worker, "hold(2_000_000_000)") == "raised"
         assert worker.ask("'fine'", PATIENT) == "fine"
-        assert fault(worker, "children(3, 300_000_000)") == "ended"  # each is within the limit
-        assert worker.ask("'fine'", PATIENT) == "fine"
+        for before in ("", "import os; os.fork() and os._exit(0); "):  # each is within the limit
+            assert fault(worker, f"children(3, 300_000_000, {before!r})") == "ended"
+            assert worker.ask("'fine'", PATIENT) == "fine"
         worker.close()
         assert gone(mark)
 

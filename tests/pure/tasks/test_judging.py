@@ -60,7 +60,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
         "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV), "born": born,
         "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT) or 1,
         "print": lambda: print("said aloud", flush=True) or 1, "large": lambda: 2.5,
-        "greedy": lambda: len(bytearray(2_000_000_000)),
+        "huge": lambda: 1e308, "greedy": lambda: len(bytearray(2_000_000_000)),
         "nan": lambda: float("nan"), "text": lambda: "1.0", "none": lambda: None, "nothing": dict,
         "half": lambda: {"score": 0.5, "acc": True}, "extra": lambda: extra_info["bonus"],
     }
@@ -120,7 +120,16 @@ def test_right_and_wrong(patient: Judges) -> None:
         ("crash", "the verifier was killed: its process ended (SIGSEGV)", "crashes"),
         ("raise", "the verifier raised RuntimeError: no idea", "errors"),
         ("extra", "the verifier raised KeyError: 'bonus'", "errors"),
-        ("nan", "the verifier raised ValueError: nan for score", "errors"),
+        (
+            "nan",
+            "the verifier raised ValueError: nan for score, allowed: -1e+09 to 1e+09",
+            "errors",
+        ),
+        (
+            "huge",
+            "the verifier raised ValueError: 1e+308 for score, allowed: -1e+09 to 1e+09",
+            "errors",
+        ),
         ("text", "the verifier raised ValueError: no number for score: '1.0'", "errors"),
         ("none", "the verifier raised ValueError: no number for score: None", "errors"),
         ("nothing", "the verifier raised ValueError: no number for score: None", "errors"),
