@@ -8,6 +8,7 @@ is damaged is read: nothing of it is measured again in its place.
 
 import hashlib
 import json
+import os
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ SCHEMA = {
     ratio BLOB, digest TEXT NOT NULL, PRIMARY KEY (arm, prompt, sample)
 )""",
 }
+MOST_TOKENS = 1 << 24  # of a sequence
+MULTI_FILE = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names a file to be deleted
 AGAIN = "remove it and measure again, or give another folder"
 Value = int | str | bytes | None
 
@@ -75,6 +78,7 @@ class Trajectories:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         wanted = {key: json.dumps(value) for key, value in about.items()}
         wanted["format"] = json.dumps(FORMAT)
+        self._refuse_links()
         with self._named():
             self._db = sqlite3.connect(self.file)
             self._db.execute("PRAGMA trusted_schema = OFF")  # the file may be anybody's
@@ -83,6 +87,19 @@ class Trajectories:
                 self._check(tables, wanted)
             else:
                 self._create(wanted)
+
+    def _refuse_links(self) -> None:
+        """Refuse files by which SQLite would write or delete others."""
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            file = self.file.with_name(FILE + suffix)
+            if file.is_symlink() or (file.exists() and not file.is_file()):
+                raise ValueError(f"{file} is a link or no regular file; remove it")
+        journal = self.file.with_name(f"{FILE}-journal")
+        if journal.exists():
+            with journal.open("rb") as end:
+                end.seek(-min(len(MULTI_FILE), journal.stat().st_size), os.SEEK_END)
+                if end.read() == MULTI_FILE:
+                    raise ValueError(f"{journal} names other files, as ours do not; remove it")
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -116,6 +133,8 @@ class Trajectories:
         held: dict[str, str] = {}
         if tables.get("about") == SCHEMA["about"]:
             held = dict(self._db.execute("SELECT key, value FROM about"))
+            if not all(isinstance(text, str) for pair in held.items() for text in pair):
+                raise ValueError(f"{self.file} is damaged (what it is about is no text); {AGAIN}")
             if held.get("format") != about["format"]:
                 given = held.get("format", "1")
                 raise ValueError(f"{self.file} has format {given}, allowed: {FORMAT}; {AGAIN}")
@@ -189,7 +208,10 @@ def _digest(row: Sequence[Value]) -> str:
 
 def _unpacked(values: Sequence[Any]) -> Measured:
     _, prompt, sample, prompt_tokens, first, ids, alpha, entropy, below, above, ratio = values
-    return Measured(
+    for number in (prompt, sample, prompt_tokens, first):
+        if type(number) is not int or not 0 <= number < 1 << 63:
+            raise ValueError(f"got {number!r:.80}, allowed: a whole number from 0 on")
+    measured = Measured(
         prompt=prompt,
         sample=sample,
         prompt_tokens=prompt_tokens,
@@ -201,6 +223,10 @@ def _unpacked(values: Sequence[Any]) -> Measured:
         above=_unpack(above, "<f2").astype(np.float32),
         ratio=None if ratio is None else _unpack(ratio, "<f4"),
     )
+    tokens = [measured.alpha, measured.entropy, measured.below, measured.above, measured.ratio]
+    if len({len(array) for array in tokens if array is not None}) != 1:
+        raise ValueError("its arrays differ in length")
+    return measured
 
 
 def _pack(array: npt.NDArray[Any]) -> bytes:
@@ -208,4 +234,8 @@ def _pack(array: npt.NDArray[Any]) -> bytes:
 
 
 def _unpack(blob: bytes, dtype: str) -> npt.NDArray[Any]:
-    return np.frombuffer(zlib.decompress(blob), dtype=dtype)
+    packed = zlib.decompressobj()
+    data = packed.decompress(blob, np.dtype(dtype).itemsize * MOST_TOKENS)
+    if not packed.eof:
+        raise ValueError(f"it is cut off, or has more than {MOST_TOKENS} tokens")
+    return np.frombuffer(data, dtype=dtype)

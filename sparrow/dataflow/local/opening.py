@@ -206,7 +206,7 @@ def take_up(run: Run, step: int) -> None:
     state = run.checkpoints.load(step, run.identity)
     try:
         run.restore(state)
-    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         told = f"{type(error).__name__}: {error}"
         raise ValueError(
             f"step {step} in {run.checkpoints.folder} is no state of this run ({told})"

@@ -265,6 +265,7 @@ class Run:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        _check_kinds(state)
         self.learner.restore(state["learner"])
         self.gate = Gate.restore(self.config.gate, state["gate"])
         self.step, self.position = state["step"], state["position"]
@@ -317,3 +318,21 @@ class Run:
         assert self.files is not None, "the first rank writes"
         self.files.finish()
         return save(model, self.files.folder / MODEL)
+
+
+def _check_kinds(state: dict[str, Any]) -> None:
+    """Refuse a state whose counts are none: its digest says that it is whole, not who made it."""
+    counts = {
+        "gate.step": state["gate"]["step"],
+        "learner.taken": state["learner"]["taken"],
+        **{name: state[name] for name in ("step", "position", "skips")},
+        **state["counts"],
+    }
+    for name, count in counts.items():
+        if type(count) is not int or count < 0:
+            raise TypeError(f"{name} is {count!r:.80}, allowed: a whole number from 0 on")
+    stopped = state["stopped"]
+    if stopped and (
+        stopped.keys() != {"reason", "gate"} or {*map(type, stopped.values())} != {str}
+    ):
+        raise TypeError(f"stopped is {stopped!r:.80}, allowed: reason and gate")

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sparrow.files import explained, parse_json, parse_line, sealed
+from sparrow.files import check_regular, explained, parse_json, parse_line, sealed
 
 Line = dict[str, Any]
 
@@ -37,7 +37,10 @@ class Lines:
 
 def lines_by_step(path: Path) -> list[tuple[int, str]]:
     """The lines with their steps; a last one that a killed process was writing is left out."""
-    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+    text = ""
+    if path.exists():
+        check_regular(path)
+        text = path.read_bytes().decode(errors="replace")
     *lines, unfinished = text.split("\n")
     found: list[tuple[int, str]] = []
     for number, line in enumerate(lines, 1):

@@ -20,7 +20,7 @@ from sparrow.config import ConfigError, TrainConfig, load_config, save_resolved
 from sparrow.dataflow.episodes import Actor, single_turn
 from sparrow.dataflow.local import learning
 from sparrow.dataflow.local.loop import step, train
-from sparrow.dataflow.local.opening import Parts, close_run, open_run
+from sparrow.dataflow.local.opening import Parts, close_run, open_run, take_up
 from sparrow.dataflow.local.playing import play
 from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop
 from sparrow.dataflow.place import schedule_notes
@@ -320,3 +320,30 @@ def test_words_of_the_command_that_cannot_be(model: Path, tmp_path: Path) -> Non
         assert told in str(refused.exception)
     small = CliRunner().invoke(app, ["train", str(file), "--dry-run", "--rollout.kv_gib=1e-6"])
     assert small.exit_code == 1, small.output
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        (None, "position", "text"),
+        (None, "stopped", {"reason": 1}),
+        (None, "stopped", 1),
+        (None, "counts", {"x": None}),
+        ("gate", "step", None),
+        ("gate", "watches", [1]),
+        ("learner", "taken", "many"),
+        ("learner", "weights", {}),
+    ],
+)
+def test_a_state_of_strangers_is_refused(
+    model: Path, tmp_path: Path, section: str | None, key: str, value: Any
+) -> None:
+    run = open_run(config(model, tmp_path / "run"))
+    try:
+        state = run.state()
+        (state if section is None else state[section])[key] = value
+        run.checkpoints.save(1, state, run.identity)
+        with pytest.raises(ValueError, match="is no state of this run"):
+            take_up(run, 1)
+    finally:
+        close_run(run)

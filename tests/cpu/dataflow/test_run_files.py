@@ -422,3 +422,9 @@ def test_without_tensorboard_the_choice_is_named(
     ):
         files.begin(CONFIG, 0)
     assert tree(tmp_path) == {}
+
+
+def test_a_pipe_in_place_of_metrics_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is not a regular file"):
+        run(tmp_path, 1, 2)

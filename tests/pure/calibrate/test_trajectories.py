@@ -5,16 +5,18 @@ import os
 import random
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sparrow.calibrate.trajectories import FILE, Measured, Trajectories
+from sparrow.calibrate.trajectories import FILE, Measured, Trajectories, _digest
 
 ABOUT = {"model": "ab", "temperature": 1.0}
 
@@ -192,3 +194,65 @@ def test_a_killed_writer_leaves_whole_trajectories(tmp_path: Path) -> None:
     assert [one.prompt for one in found] == list(range(len(found)))
     assert all(len(one.alpha) == 2000 for one in found)
     assert len(found) > 1
+
+
+def test_a_journal_deletes_no_other_file(tmp_path: Path) -> None:
+    Trajectories(tmp_path, ABOUT).close()
+    victim, magic = tmp_path / "victim", bytes.fromhex("d9d505f920a163d7")
+    victim.write_text("dear")
+    (page,) = struct.unpack(">H", (tmp_path / FILE).read_bytes()[16:18])
+    name = str(victim).encode()
+    header = magic + struct.pack(">IIIII", 0, 0, 1, 512, page)
+    tail = name + struct.pack(">II", len(name), sum(name)) + magic
+    journal = header.ljust(512, b"\0") + struct.pack(">I", 2**30 // page + 1) + tail
+    (tmp_path / f"{FILE}-journal").write_bytes(journal)
+    with pytest.raises(ValueError, match="-journal names other files"):
+        Trajectories(tmp_path, ABOUT)
+    assert victim.exists()
+
+
+@pytest.mark.parametrize("suffix", ["", "-journal", "-wal"])
+def test_links_are_not_followed(tmp_path: Path, suffix: str) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / f"{FILE}{suffix}").symlink_to(other)
+    with pytest.raises(ValueError, match="is a link"):
+        Trajectories(folder, ABOUT)
+    assert other.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("first", "abc"),
+        ("first", 1.5),
+        ("prompt_tokens", -1),
+        ("alpha", zlib.compress(b"\0" * 400)),
+        ("alpha", zlib.compress(b"\0" * (1 << 27))),
+        ("alpha", zlib.compress(b"\0" * 400)[:-3]),
+        ("ids", "text"),
+    ],
+)
+def test_rows_of_strangers_with_their_digests(tmp_path: Path, column: str, value: object) -> None:
+    store = Trajectories(tmp_path, ABOUT)
+    store.put("arm", measured(1))
+    store.close()
+    with closing(sqlite3.connect(tmp_path / FILE)) as db, db:
+        db.execute(f"UPDATE trajectories SET {column} = ?", (value,))
+        ((*values, _),) = db.execute("SELECT * FROM trajectories")
+        db.execute("UPDATE trajectories SET digest = ?", (_digest(values),))
+    with (
+        closing(Trajectories(tmp_path, ABOUT)) as again,
+        pytest.raises(ValueError, match="damaged"),
+    ):
+        list(again.of("arm"))
+
+
+def test_what_it_is_about_is_text(tmp_path: Path) -> None:
+    Trajectories(tmp_path, ABOUT).close()
+    with closing(sqlite3.connect(tmp_path / FILE)) as db, db:
+        db.execute("INSERT INTO about VALUES (?, ?)", (b"key", "value"))
+    with pytest.raises(ValueError, match="damaged"):
+        Trajectories(tmp_path, ABOUT)
