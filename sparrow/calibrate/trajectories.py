@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ SCHEMA = {
 )""",
 }
 MOST_TOKENS = 1 << 24  # of a sequence
-MULTI_FILE = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names a file to be deleted
+MAGIC = bytes.fromhex("d9d505f920a163d7")  # begins a journal, and ends one that names other files
 AGAIN = "remove it and measure again, or give another folder"
 Value = int | str | bytes | None
 
@@ -96,10 +97,14 @@ class Trajectories:
                 raise ValueError(f"{file} is a link or no regular file; remove it")
         journal = self.file.with_name(f"{FILE}-journal")
         if journal.exists():
-            with journal.open("rb") as end:
-                end.seek(-min(len(MULTI_FILE), journal.stat().st_size), os.SEEK_END)
-                if end.read() == MULTI_FILE:
+            with journal.open("rb") as content:
+                head = content.read(28)
+                content.seek(-min(len(MAGIC), journal.stat().st_size), os.SEEK_END)
+                if len(head) == 28 and content.read() == MAGIC:
                     raise ValueError(f"{journal} names other files, as ours do not; remove it")
+            pages, _, page = struct.unpack(">III", head[16:].ljust(12, b"\0"))
+            if head.startswith(MAGIC) and pages * page > self.file.stat().st_size:
+                raise ValueError(f"{journal} is not the journal of {FILE}; remove both")
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -209,7 +214,7 @@ def _digest(row: Sequence[Value]) -> str:
 def _unpacked(values: Sequence[Any]) -> Measured:
     _, prompt, sample, prompt_tokens, first, ids, alpha, entropy, below, above, ratio = values
     for number in (prompt, sample, prompt_tokens, first):
-        if type(number) is not int or not 0 <= number < 1 << 63:
+        if type(number) is not int or not 0 <= number < 1 << 31:
             raise ValueError(f"got {number!r:.80}, allowed: a whole number from 0 on")
     measured = Measured(
         prompt=prompt,

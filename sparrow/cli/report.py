@@ -52,6 +52,7 @@ def report(
       sparrow report runs/demo --open
       sparrow report runs/train/sparse runs/train/dense -o comparison.html
     """
+    from sparrow.files import write_whole
     from sparrow.report.page.html import html
     from sparrow.report.page.markdown import markdown
     from sparrow.report.page.story import page_of
@@ -69,7 +70,10 @@ def report(
     if place.is_dir() or (place.exists() and place.suffix not in PAGES):
         raise ValueError(f"--out {place}: it is there and is no page; name a file, such as a.html")
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text, encoding="utf-8")
+    if out is None:  # in a folder that may be a stranger's: no link is followed
+        write_whole(place, [text])
+    else:
+        place.write_text(text, encoding="utf-8")
     note(f"{len(text) / 1024:.0f} KiB")
     write(str(place))
     if open_page:

@@ -17,7 +17,15 @@ from sparrow.config import ShapeConfig, WarmupConfig, save_resolved
 from sparrow.dataflow.documents import PuzzleDocuments
 from sparrow.dataflow.runs.checkpoints import Checkpoints
 from sparrow.engine.memory import host_memory
-from sparrow.files import FolderLock, parse_line, read_text, remove_unfinished, sealed, write_whole
+from sparrow.files import (
+    FolderLock,
+    open_append,
+    parse_line,
+    read_text,
+    remove_unfinished,
+    sealed,
+    write_whole,
+)
 from sparrow.models import ModelSpec, load, random, save
 from sparrow.models.checkpoint import pick_device
 from sparrow.models.narrow import narrowed
@@ -96,9 +104,9 @@ def _run(
     state = _load(config, folder)
     trainer = new_trainer(config, resumed=state is not None)
     _begin(trainer, config, folder, state)
-    with (folder / CURVE).open("a", encoding="utf-8") as curve:
+    with open_append(folder / CURVE) as curve:
         for line in train(trainer, config, until=until):
-            curve.write(sealed(json.dumps(line)) + "\n")
+            curve.write(f"{sealed(json.dumps(line))}\n".encode())
             if on_step is not None:
                 on_step(line)
             if line["step"] + 1 == trainer.next and trainer.next % config.run.save_every == 0:

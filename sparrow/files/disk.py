@@ -46,12 +46,16 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, lines: Iterable[str]) -> None:
-    """Write beside, then rename: a reader sees the old file, the new one, and nothing between."""
+def write_whole(path: Path, parts: Iterable[str | bytes]) -> None:
+    """Write beside, then rename: a reader sees the old file, the new one, and nothing between.
+
+    A link of that name is replaced, not followed.
+    """
     unfinished = unfinished_path(path)
     try:
-        with unfinished.open("wb") as file:
-            file.writelines(line.encode() for line in lines)
+        unfinished.unlink(missing_ok=True)
+        with unfinished.open("xb") as file:  # follows no link
+            file.writelines(part.encode() if isinstance(part, str) else part for part in parts)
             sync(file)
         os.replace(unfinished, path)
         sync_folder(path.parent)
@@ -59,6 +63,28 @@ def write_whole(path: Path, lines: Iterable[str]) -> None:
         raise explained(error, f"{path.name} in {path.parent}") from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def open_append(path: Path, buffering: int = -1) -> IO[bytes]:
+    """Open a file to append to it; a link or a pipe of that name is refused."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a pipe without a reader
+            raise
+        raise ValueError(f"{path} is a link or no regular file; remove it") from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError(f"{path} is not a regular file; remove it")
+    return file
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder inside one that may be a stranger's; a link of that name is refused."""
+    if folder.is_symlink():
+        raise ValueError(f"{folder} is a symbolic link, allowed: a folder of its own")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def unfinished_path(path: Path) -> Path:

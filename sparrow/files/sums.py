@@ -21,6 +21,8 @@ _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 
 def file_digest(path: str | Path) -> str:
     """The sha256 of a file's bytes, read in pieces."""
+    if not Path(path).is_file():
+        raise ValueError(f"{path} is not a regular file")
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -22,16 +22,19 @@ import resource
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any, NoReturn
 
 PDEATHSIG, CHILD_SUBREAPER = 1, 36  # of prctl
 NEWNS, NEWUSER, NEWPID = 0x20000, 0x10000000, 0x20000000  # of unshare
 PRIVATE, PROC = 0x4000 | 0x40000, 0x2 | 0x4 | 0x8  # of mount: recursive; no suid, device, exec
+CAPABILITY_VERSION = 0x20080522  # of capset, with 64 capabilities
 LOOK_EVERY = 0.25  # seconds between looks at the parent and at memory
-SHOWN = 1 << 16  # bytes that a worker may print between two looks
+SHOWN = 1 << 16  # bytes of what a worker prints that are read at once
 TOLD = 500  # characters of an error that are kept
 MOST_DESCRIPTORS = 1 << 20  # that a process may have
 
@@ -148,6 +151,12 @@ def _mount_proc() -> None:
     _call("mount", b"proc", b"/proc", b"proc", PROC, None)
 
 
+def _drop_capabilities() -> None:
+    """A user namespace gives its first process all of them, and with them others' names."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    _call("capset", header, (ctypes.c_uint32 * 6)())
+
+
 def prctl(option: int, value: int) -> None:
     """Ask the kernel something about this process (Linux)."""
     _call("prctl", option, value, 0, 0, 0)
@@ -165,16 +174,16 @@ def _call(name: str, *arguments: Any) -> None:
 
 def _watch(control: socket.socket, output: int, worker: int, setup: Setup) -> str:
     """Wait for the worker's end, or a reason to end it; how it ended."""
-    poll = select.poll()
+    poll, shown_to = select.poll(), _stderr()
     for descriptor in (control.fileno(), output, *_pidfd(worker)):
         poll.register(descriptor, select.POLLIN)
     while True:
         ready = {descriptor for descriptor, _ in poll.poll(LOOK_EVERY * 1000)}
-        if output in ready and not _relay(output):
+        if output in ready and not _relay(output, shown_to):
             poll.unregister(output)
         ending = _ended(worker)
         if ending is not None:
-            _relay(output)
+            _relay(output, shown_to)
             return ending
         if control.fileno() in ready or os.getppid() != setup["parent"]:
             return "it was closed"
@@ -207,7 +216,7 @@ def _told(code: int) -> str:
         return f"exit code {code}"
 
 
-def _relay(output: int) -> bool:
+def _relay(output: int, shown_to: int) -> bool:
     """Show what the worker printed, without what terminals obey; whether more can come."""
     from sparrow.files import printable
 
@@ -215,10 +224,19 @@ def _relay(output: int) -> bool:
         return True
     text = os.read(output, SHOWN)
     shown = printable(text.decode(errors="replace")).encode(errors="replace")
-    with contextlib.suppress(OSError):  # nobody reads it any more
-        while shown and select.select([], [2], [], 0)[1]:  # nobody waits for a reader of it
-            shown = shown[os.write(2, shown[: select.PIPE_BUF]) :]
+    with contextlib.suppress(OSError):  # nobody reads it any more, or not now: it is dropped
+        while shown and select.select([], [shown_to], [], 0)[1]:
+            shown = shown[os.write(shown_to, shown[: select.PIPE_BUF]) :]
     return bool(text)
+
+
+def _stderr() -> int:
+    """stderr, so that writing never waits for a reader: a terminal or pipe is opened once more."""
+    mode = os.fstat(2).st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+        with contextlib.suppress(OSError):
+            return os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    return 2
 
 
 def descendants(root: int) -> list[int]:
@@ -265,6 +283,8 @@ def _kill_all(worker: int) -> None:
 def _become_worker(setup: Setup, data: socket.socket, output: int) -> NoReturn:
     """Run the target in this process, with no descriptor but its own."""
     os.setsid()
+    if os.geteuid() != 0 and sys.platform == "linux":
+        _drop_capabilities()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(output, 1)
@@ -306,7 +326,10 @@ def _serve(connection: socket.socket, setup: Setup) -> None:
         return
     _reply(connection, {"id": setup["id"], "answer": None})
     for line in connection.makefile("rb"):
-        question = json.loads(line)
+        digest, _, text = line.partition(b" ")
+        if sha256(text).hexdigest().encode() != digest:
+            raise EOFError("another process took a part of the question")
+        question = json.loads(text)
         try:
             reply = {"id": question["id"], "answer": handler(question["body"])}
         except Exception as error:  # code of others on text of a model: anything may come

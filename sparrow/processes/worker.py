@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,7 +136,8 @@ class Worker:
             raise self._unasked(data)
         try:
             data.settimeout(deadline)
-            data.sendall(f'{{"id": "{number}", "body": {line}}}\n'.encode())
+            question = f'{{"id": "{number}", "body": {line}}}\n'.encode()
+            data.sendall(sha256(question).hexdigest().encode() + b" " + question)
         except TimeoutError:
             raise _late(deadline) from None
         except OSError:

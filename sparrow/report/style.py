@@ -6,11 +6,14 @@ draws runs inside `drawing`, which starts from matplotlib's own defaults: a user
 changes nothing, and a figure drawn twice gives the same bytes.
 """
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from sparrow.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -154,5 +157,7 @@ def save(figure: "Figure", path: str | Path, formats: Sequence[str] = ("svg", "p
     written = [stem.parent / f"{stem.name}.{name}" for name in formats]
     with drawing():
         for name, target in zip(formats, written, strict=True):
-            figure.savefig(target, format=name, **WRITERS[name])
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=name, **WRITERS[name])
+            write_whole(target, [drawn.getvalue()])
     return written

@@ -123,7 +123,10 @@ def test_run_directories(run: Run, tmp_path: Path) -> None:
         json.dumps({"step": 1, "kind": HOSTILE, "reason": HOSTILE}) + "\n", encoding="utf-8"
     )
     assert "pwned" in run("report", folder, "--format", "md")
+    (tmp_path / "kept").write_text("dear")
+    (folder / "report.html").symlink_to(tmp_path / "kept")
     run("report", folder)
+    assert (tmp_path / "kept").read_text() == "dear"
     write(folder / "speed.json", {HOSTILE: HOSTILE})
     run("report", folder)
     config = load_config(TrainConfig, [ROOT / "configs/train/tiny.toml"])

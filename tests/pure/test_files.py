@@ -13,6 +13,8 @@ from sparrow.files import (
     content_digest,
     document_text,
     file_digest,
+    make_folder,
+    open_append,
     open_lock,
     parse_document,
     parse_line,
@@ -188,3 +190,31 @@ def test_a_dangling_link_makes_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=LOCK):
         open_lock(tmp_path / LOCK)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_no_link_is_followed_where_files_are_written(tmp_path: Path) -> None:
+    """Neither one that has the file's name, nor one where it is written before."""
+    kept, path = tmp_path / "kept.txt", tmp_path / "new.txt"
+    kept.write_text("dear")
+    for link in (path, unfinished_path(path)):
+        link.symlink_to(kept)
+        write_whole(path, ["new"])
+        assert (kept.read_text(), path.read_text(), path.is_symlink()) == ("dear", "new", False)
+    path.unlink()
+    for make in (path.symlink_to, lambda _: os.mkfifo(path)):
+        make(kept)
+        with pytest.raises(ValueError, match=r"new\.txt"):
+            open_append(path)
+        path.unlink()
+    (tmp_path / "folder").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="symbolic link"):
+        make_folder(tmp_path / "folder")
+    with open_append(path) as file:
+        file.write(b"a")
+    assert path.read_bytes() == b"a"
+
+
+def test_the_digest_of_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="regular file"):
+        file_digest(tmp_path / "pipe")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sparrow.files import FolderLock, read_lines, sealed
+from sparrow.files import FolderLock, open_append, read_lines, sealed
 
 CELLS = "cells.jsonl"
 Row = dict[str, Any]
@@ -38,8 +38,8 @@ class Store:
 
     def put(self, key: Mapping[str, Any], figures: Row) -> Row:
         """Keep figures, on the disk before anything else is measured."""
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(sealed(json.dumps({"key": dict(key), "figures": figures})) + "\n")
+        with open_append(self.file) as file:
+            file.write(f"{sealed(json.dumps({'key': dict(key), 'figures': figures}))}\n".encode())
         return self._found.setdefault(_name(key), figures)
 
     def _read(self) -> None:

@@ -11,7 +11,7 @@ from sparrow.calibrate.planning import eflops
 from sparrow.calibrate.planning.plan import FEW, By, Plan, Unreachable, plan
 from sparrow.calibrate.planning.pricing import Ground, rollout
 from sparrow.calibrate.surface import Surface, Variant
-from sparrow.files import write_document
+from sparrow.files import remove_unfinished, write_document
 from sparrow.records import to_dict
 from sparrow.sparse.schedule import DENSE, Schedule
 
@@ -242,6 +242,7 @@ def write(planned: Planned, folder: str | Path) -> list[Path]:
     """The schedule to use and the plan to read."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(place)
     planned.best.schedule.save(place / SCHEDULE)
     write_document(place / PLAN, as_json(planned))
     return [place / SCHEDULE, place / PLAN]

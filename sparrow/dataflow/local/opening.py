@@ -18,7 +18,7 @@ from sparrow.dataflow.local.validating import validation_of
 from sparrow.dataflow.local.watching import Nobody, Watcher
 from sparrow.dataflow.place import dtype_of, prompt_room, schedule_notes
 from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
-from sparrow.dataflow.runs.files import CHANGED, SCHEDULE, RunFiles
+from sparrow.dataflow.runs.files import CHANGED, CHECKPOINTS, SCHEDULE, RunFiles
 from sparrow.dataflow.stopping import Stopping
 from sparrow.engine.answer import placed_schedule
 from sparrow.engine.engine import Engine
@@ -39,7 +39,7 @@ from sparrow.train.policy import Policy, shard
 from sparrow.train.world import World, join_world, own_device
 from sparrow.train.world import own_rank as own_rank  # for the command line
 
-CHECKPOINTS, LEFT_OUT = "checkpoints", "left_out.txt"
+LEFT_OUT = "left_out.txt"
 GIB = 2**30
 
 
@@ -205,6 +205,8 @@ def take_up(run: Run, step: int) -> None:
     """Be as the run was after so many steps."""
     state = run.checkpoints.load(step, run.identity)
     try:
+        if state["step"] != step:
+            raise ValueError("it is of another step")
         run.restore(state)
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         told = f"{type(error).__name__}: {error}"

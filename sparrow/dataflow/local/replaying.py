@@ -15,10 +15,11 @@ from sparrow.config import TrainConfig, code_settings, read_resolved
 from sparrow.config.resolved import FILE_NAME
 from sparrow.dataflow.local import learning, playing
 from sparrow.dataflow.local.metrics import step_metrics
-from sparrow.dataflow.local.opening import CHECKPOINTS, close_run, open_parts, take_up
+from sparrow.dataflow.local.opening import close_run, open_parts, take_up
 from sparrow.dataflow.local.playing import Played
 from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.runs.checkpoints import Checkpoints
+from sparrow.dataflow.runs.files import CHECKPOINTS
 from sparrow.dataflow.runs.rollouts import (
     read_rollouts,
     rollout_steps,

@@ -329,8 +329,8 @@ def _check_kinds(state: dict[str, Any]) -> None:
         **state["counts"],
     }
     for name, count in counts.items():
-        if type(count) is not int or count < 0:
-            raise TypeError(f"{name} is {count!r:.80}, allowed: a whole number from 0 on")
+        if type(count) is not int or not 0 <= count < 1 << 53:
+            raise TypeError(f"{name} is no count of a run: {str(count)[:80]}")
     stopped = state["stopped"]
     if stopped and (
         stopped.keys() != {"reason", "gate"} or {*map(type, stopped.values())} != {str}

@@ -23,6 +23,7 @@ from sparrow.files import (
     Json,
     explained,
     file_digest,
+    make_folder,
     read_document,
     sync_folder,
     write_document,
@@ -78,7 +79,7 @@ class Checkpoints:
         if newest >= step:
             return self._again(step, newest, identity)
         size = tensor_bytes(state)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         self._clear_leftovers()
         unfinished = self._dotted(step, "unfinished")
         try:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 METRICS, ACTIONS, VALIDATION = "metrics.jsonl", "actions.jsonl", "validation.jsonl"
-SCHEDULE, TENSORBOARD = "schedule.json", "tensorboard"
+SCHEDULE, CHECKPOINTS, TENSORBOARD = "schedule.json", "checkpoints", "tensorboard"
 CHANGED = "changed"  # the kind of an action that says which settings were changed at a resume
 FLUSH_SECONDS = 10  # between looks that TensorBoard gets
 REMOVE = "remove the run directory to begin anew"
@@ -53,6 +53,9 @@ class RunFiles:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is no folder; name another run.dir")
         folder.mkdir(parents=True, exist_ok=True)
+        for name in (CHECKPOINTS, ROLLOUTS, TENSORBOARD):
+            if (folder / name).is_symlink():
+                raise ValueError(f"{folder / name} is a symbolic link, allowed: a folder")
         self.folder = folder
         self._tensorboard = tensorboard
         self._lock = FolderLock(folder)

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sparrow.files import check_regular, explained, parse_json, parse_line, sealed
+from sparrow.files import check_regular, explained, open_append, parse_json, parse_line, sealed
 
 Line = dict[str, Any]
 
@@ -18,7 +18,7 @@ class Lines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = open_append(path, buffering=0)
 
     def append(self, line: Line) -> None:
         rest = memoryview(f"{sealed(json.dumps(line, allow_nan=False))}\n".encode())

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sparrow.files import parse_line, sealed, write_whole
+from sparrow.files import check_regular, make_folder, parse_line, sealed, write_whole
 from sparrow.records import Group, Trajectory, from_dict, to_dict
 
 ROLLOUTS = "rollouts"
 NAME = re.compile(r"step_(\d{6,})\.jsonl")
+MOST_BYTES = 1 << 40  # of a step's trajectories
 NO_LINES = sealed('{"lines":0}') + "\n"
 Kept = tuple[int, float | None, Trajectory]  # the number of its group, its baseline, and itself
 
@@ -36,7 +37,7 @@ def rollout_steps(folder: Path) -> list[int]:
 def write_rollouts(folder: Path, step: int, groups: Sequence[Group]) -> Path:
     """The file appears whole or not at all."""
     path = rollouts_file(folder, step)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_whole(path, _lines(groups))
     return path
 
@@ -75,6 +76,7 @@ def _trajectories(path: Path) -> list[Kept]:
     """Those of a file, which has as many lines as each of them says."""
     trajectories: list[Kept] = []
     counts: set[int | None] = set()
+    check_regular(path, most=MOST_BYTES)
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line == NO_LINES.encode():

@@ -21,7 +21,7 @@ from sparrow.dataflow.calibrate import (
     longest_of,
 )
 from sparrow.dataflow.study.design import Study
-from sparrow.files import unfinished_path
+from sparrow.files import make_folder
 from sparrow.models import Decoder, fingerprint, load
 from sparrow.sparse.schedule import Schedule
 
@@ -43,7 +43,7 @@ def make_plans(
     Budgets in pages; no layer is left dense, and all layers of a schedule keep as much.
     """
     arms = [arm for arm in study.config.arms if not arm.dense]
-    study.plans.mkdir(parents=True, exist_ok=True)
+    make_folder(study.plans)
     targets = [arm for arm in arms if arm.target is not None]
     surface = surface_of(study, progress, report) if targets else None
     made: dict[str, Schedule] = {}
@@ -55,9 +55,7 @@ def make_plans(
             made[arm.name] = _fixed(study, arm, surface, made)
     for arm in arms:
         if not study.plan_of(arm).exists():
-            unfinished = unfinished_path(study.plan_of(arm))
-            made[arm.name].save(unfinished)
-            unfinished.replace(study.plan_of(arm))
+            made[arm.name].save(study.plan_of(arm))
 
 
 def surface_of(study: Study, progress: Progress | None, report: Report | None) -> Surface:
@@ -121,7 +119,7 @@ def _plan(study: Study, surface: Surface, arm: ArmConfig) -> Schedule:
         ground, arm.target, by=study.config.surface.by, allow_dense=True, variants=plain
     )
     folder = study.plans / arm.name
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     plan_files.write(found, folder)
     return found.best.schedule
 

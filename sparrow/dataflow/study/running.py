@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparrow.files import make_folder, open_append
 from sparrow.processes.parents import with_parent
 
 LOOK_EVERY = 0.5  # seconds
@@ -73,8 +74,8 @@ class Jobs:
 
     def _open(self, job: Job) -> "subprocess.Popen[bytes]":
         """In a session of its own: Ctrl-C reaches this process, which tells the others."""
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        with job.log.open("ab") as log:
+        make_folder(job.log.parent)
+        with open_append(job.log) as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "sparrow", *job.words],
                 stdin=subprocess.DEVNULL,

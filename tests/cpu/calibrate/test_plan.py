@@ -1,6 +1,7 @@
 """Plans of made-up surfaces: optimal, honest about what cannot be reached, priced."""
 
 import json
+import subprocess
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -252,7 +253,11 @@ def test_files_and_tables(tmp_path: Any) -> None:
     cells = tuple(cell(name, None, start, 0.87) for start in RISING)
     check = surface(variants=(variant(name),), cells=cells)
     planned = files.make(ground(), 0.86, compare=preset("qwen3-1.7b-0.86"), check=check)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (tmp_path / f".schedule.json.{ended.pid}.unfinished").write_text("a part")
     schedule, written = files.write(planned, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"schedule.json", "plan.json"}
     assert Schedule.load(schedule) == planned.best.schedule
     data = json.loads(written.read_text())
     assert [one["budget"] for one in data["bins"]] == [64, 128, 256]

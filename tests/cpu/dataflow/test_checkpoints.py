@@ -232,6 +232,17 @@ def test_forged_files_with_matching_digests(kept: Checkpoints, name: str, text: 
         kept.load(10, CONFIG)
 
 
+def test_a_pipe_in_place_of_the_state(kept: Checkpoints) -> None:
+    place = kept.save(10, state(10), CONFIG)
+    (place / "state.json").unlink()
+    os.mkfifo(place / "state.json")
+    meta = read_document(place / "meta.json")
+    meta["files"]["state.json"]["bytes"] = 0
+    (place / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(Damaged, match=r"state\.json is not a regular file"):
+        kept.load(10, CONFIG)
+
+
 def test_every_kind_of_tensor_comes_back(kept: Checkpoints) -> None:
     base = torch.randn(6, 4)
     base[0, 0], base[0, 1] = float("nan"), -0.0

@@ -326,6 +326,8 @@ def test_words_of_the_command_that_cannot_be(model: Path, tmp_path: Path) -> Non
     ("section", "key", "value"),
     [
         (None, "position", "text"),
+        (None, "step", 0),
+        (None, "position", 10**400),
         (None, "stopped", {"reason": 1}),
         (None, "stopped", 1),
         (None, "counts", {"x": None}),
@@ -340,7 +342,7 @@ def test_a_state_of_strangers_is_refused(
 ) -> None:
     run = open_run(config(model, tmp_path / "run"))
     try:
-        state = run.state()
+        state = run.state() | {"step": 1}
         (state if section is None else state[section])[key] = value
         run.checkpoints.save(1, state, run.identity)
         with pytest.raises(ValueError, match="is no state of this run"):

@@ -428,3 +428,20 @@ def test_a_pipe_in_place_of_metrics_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(ValueError, match=r"metrics\.jsonl is not a regular file"):
         run(tmp_path, 1, 2)
+
+
+def test_a_pipe_in_place_of_rollouts_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, 0, 1)
+    file = tmp_path / "rollouts" / "step_000000.jsonl"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ValueError, match="regular file"):
+        read_rollouts(tmp_path, 0)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "rollouts", "tensorboard"])
+def test_folders_that_are_links_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path)
+    with pytest.raises(ValueError, match=f"{name} is a symbolic link"):
+        open_files(tmp_path / "run")

@@ -211,6 +211,16 @@ def test_a_journal_deletes_no_other_file(tmp_path: Path) -> None:
     assert victim.exists()
 
 
+def test_a_journal_does_not_make_the_file_larger(tmp_path: Path) -> None:
+    Trajectories(tmp_path, ABOUT).close()
+    before = (tmp_path / FILE).stat().st_size
+    head = bytes.fromhex("d9d505f920a163d7") + struct.pack(">IIIII", 0, 0, 2**30, 512, 1024)
+    (tmp_path / f"{FILE}-journal").write_bytes(head.ljust(4096, b"\0"))
+    with pytest.raises(ValueError, match="is not the journal of"):
+        Trajectories(tmp_path, ABOUT)
+    assert (tmp_path / FILE).stat().st_size == before
+
+
 @pytest.mark.parametrize("suffix", ["", "-journal", "-wal"])
 def test_links_are_not_followed(tmp_path: Path, suffix: str) -> None:
     other = tmp_path / "other"
@@ -229,6 +239,7 @@ def test_links_are_not_followed(tmp_path: Path, suffix: str) -> None:
         ("first", "abc"),
         ("first", 1.5),
         ("prompt_tokens", -1),
+        ("first", 2**31),
         ("alpha", zlib.compress(b"\0" * 400)),
         ("alpha", zlib.compress(b"\0" * (1 << 27))),
         ("alpha", zlib.compress(b"\0" * 400)[:-3]),

@@ -318,6 +318,15 @@ def test_answers_of_other_processes_are_faults(worker: Worker, tmp_path: Path) -
         worker.kill()
 
 
+def test_a_question_that_lost_a_part_is_not_answered(worker: Worker) -> None:
+    worker.wait()
+    assert worker._data is not None
+    worker._data.sendall(b"0" * 64 + b' {"id": "x", "body": "1"}\n')
+    worker._data.settimeout(PATIENT)
+    assert worker._data.recv(100) == b""
+    assert worker.ask("'fine'", PATIENT) == "fine"
+
+
 def test_what_others_write_for_its_supervisor(worker: Worker, tmp_path: Path) -> None:
     for index, say in enumerate(("5", "[" * 5000, '{"ended": "well"}', '{"ended": [', "[1]")):
         words = f"os.getppid(), {str(tmp_path / f'taken-{index}')!r}, {say!r}"
@@ -427,6 +436,24 @@ def test_nothing_is_left_of_a_supervisor_that_was_stopped_or_cannot_print(
         assert gone(mark), body
 
 
+@pytest.mark.parametrize("namespace", [True, False])
+def test_a_terminal_that_nobody_reads_keeps_nothing_alive(namespace: bool, mark: str) -> None:
+    show = "[print('x' * 1000, flush=True) for _ in range(10**6)]"
+    code = PROGRAM.format(namespace=namespace, start="1", body=show, end="os.kill(os.getpid(), 9)")
+    reader, terminal = os.openpty()
+    subprocess.run(
+        [sys.executable, "-c", code.replace("time.sleep(0.3)", "time.sleep(1.5)")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])},
+        stdout=subprocess.DEVNULL,
+        stderr=terminal,
+        timeout=120,
+        check=False,
+    )
+    assert gone(mark)
+    os.close(reader)
+    os.close(terminal)
+
+
 def test_printing_where_nobody_reads_is_no_fault(mark: str) -> None:
     question = "print('x', flush=True) or time.sleep(0.3)"
     said = run_unheard(
@@ -487,8 +514,19 @@ def test_without_root(mark: str) -> None:
         )
         assert (done.stdout, done.stderr) == ("ready\n", "")
         assert gone(mark)
+        told = subprocess.run(
+            [python, "-c", CAPABILITIES], env=environment, capture_output=True, text=True, **nobody
+        )
+        assert told.stdout == "0\n", told.stderr
 
 
+CAPABILITIES = """
+from sparrow.processes.worker import Worker
+question = "next(line.split()[1] for line in open('/proc/self/status') if 'CapEff' in line)"
+worker = Worker("hostile_handler:make", {})
+print(int(worker.ask(question, 60.0), 16))
+worker.close()
+"""
 PYTHONS = (sys.executable, "/usr/bin/python3")
 
 

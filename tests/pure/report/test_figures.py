@@ -273,3 +273,11 @@ else:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_figure_replaces_a_link(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.txt"
+    kept.write_text("dear")
+    (tmp_path / "surface.svg").symlink_to(kept)
+    save(tails(surface()), tmp_path / "surface", formats=["svg"])
+    assert kept.read_text() == "dear"
