@@ -1,4 +1,4 @@
-"""From measured tokens to the cells of a surface. numpy alone."""
+"""From measured tokens to the cells of a surface."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -8,11 +8,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.calibrate import beta
-from sparrow.calibrate.intervals import Interval, quantile_interval
 from sparrow.calibrate.surface import Cell, Estimators
 from sparrow.calibrate.tails import TAIL
 from sparrow.calibrate.trajectories import Measured
+from sparrow.stats import SATURATED, Interval, fit_beta, quantile_interval
 
 UNCERTAIN = 0.1  # nats of dense entropy above which a token was a decision
 
@@ -106,7 +105,7 @@ def cell(
 ) -> Cell:
     """Everything that a surface says of some tokens."""
     alpha, tail = tokens.alpha.astype(np.float64), tail_of(tokens)
-    fitted = beta.fit(alpha[alpha <= beta.SATURATED])
+    fitted = fit_beta(alpha[alpha <= SATURATED])
     doubtful = alpha[tokens.entropy > UNCERTAIN]
     return Cell(
         variant=variant,
@@ -122,7 +121,7 @@ def cell(
         low=tail.low,
         high=tail.high,
         p50=float(np.median(alpha)),
-        above=float((alpha > beta.SATURATED).mean()),
+        above=float((alpha > SATURATED).mean()),
         beta=() if fitted is None else (fitted.a, fitted.b, fitted.ks),
         uncertain_p05=float(np.quantile(doubtful, TAIL)) if len(doubtful) else None,
         uncertain=len(doubtful),

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparrow.calibrate.intervals import DRAWS, quantile_interval
 from sparrow.calibrate.replay import Replay
 from sparrow.records import Float32Array
+from sparrow.stats import DRAWS, quantile_interval
 
 TAIL = 0.05
 

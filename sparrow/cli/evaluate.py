@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sparrow.dataflow.evaluation import Answered, Evaluation, Part
-    from sparrow.dataflow.scoring import Estimate
     from sparrow.models import Decoder
+    from sparrow.stats import Estimate
 
 LENGTHS = (200, 500, 1000)  # of puzzles, where none is given
 GYM_TOKENS = 512  # of an answer to reasoning-gym

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from sparrow.dataflow.language import Language
-from sparrow.dataflow.scoring import Estimate, attempts, mean_at_k, pass_at_k
 from sparrow.engine.engine import Engine
 from sparrow.records import Completion, Record, SamplingParams
 from sparrow.sparse.schedule import Schedule
+from sparrow.stats import Estimate, attempts, mean_at_k, pass_at_k
 from sparrow.tasks.base import Verdict, wrong
 from sparrow.tasks.example import Example, Examples, Judge
 

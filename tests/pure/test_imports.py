@@ -12,12 +12,13 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sparrow"
 
 # room -> rooms it may import. A room that is not named here may not exist.
-BASE = {"files", "records", "config"}
+BASE = {"files", "records", "stats", "config"}
 ROLLOUT = BASE | {"ops", "sparse", "models"}
 ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "processes": {"files"},
     "records": set(),
+    "stats": {"records"},
     "config": {"files", "records"},
     "ops": set(),
     "sparse": BASE | {"ops"},

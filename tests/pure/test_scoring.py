@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from sparrow.dataflow.scoring import attempts, mean_at_k, pass_at_k
+from sparrow.stats import attempts, mean_at_k, pass_at_k
 
 
 def test_the_mean_is_over_rows_not_over_answers() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparrow.calibrate.gate.look import Figures
-from sparrow.calibrate.intervals import quantile_interval
+from sparrow.stats import quantile_interval
 
 Floats = npt.NDArray[np.float32]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LEVEL = 0.95
+from sparrow.stats import ONE_SIDE, student
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def _welch(first: Sample, second: Sample) -> Interval | None:
     if a + b == 0:
         return None
     freedom = (a + b) ** 2 / (a**2 / (first.count - 1) + b**2 / (second.count - 1))
-    value, half = first.mean - second.mean, student(freedom) * math.sqrt(a + b)
+    value, half = first.mean - second.mean, student(freedom, ONE_SIDE) * math.sqrt(a + b)
     return Interval(low=value - half, high=value + half)
 
 
@@ -118,18 +118,6 @@ def _paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired |
     found = np.array(list(by_seed.values()))
     value, interval = float(found.mean()), None
     if len(found) > 1:
-        half = student(len(found) - 1) * float(found.std(ddof=1)) / math.sqrt(len(found))
+        half = student(len(found) - 1, ONE_SIDE) * float(found.std(ddof=1)) / math.sqrt(len(found))
         interval = Interval(low=value - half, high=value + half)
     return Paired(by_seed=by_seed, mean=value, interval=interval)
-
-
-def student(freedom: float, level: float = LEVEL) -> float:
-    """The t that a Student variable stays within with that probability; freedom at least 1.
-
-    With t = sqrt(freedom) tan(angle) its density is a power of the cosine, which is summed up.
-    """
-    edges = np.linspace(0.0, math.pi / 2, 100_001)
-    middles = (edges[1:] + edges[:-1]) / 2
-    within = np.concatenate([[0.0], np.cumsum(np.cos(middles) ** (freedom - 1))])
-    angle = float(np.interp(level, within / within[-1], edges))
-    return math.sqrt(freedom) * math.tan(angle)

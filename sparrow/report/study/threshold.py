@@ -88,18 +88,14 @@ class Threshold:
 
 
 def isotonic(x: Array, y: Array, weights: Array) -> Fit:
-    """Weighted least squares among functions that never rise: neighbours that rise are pooled."""
+    """Weighted least squares among functions that never rise."""
+    from scipy.optimize import isotonic_regression  # takes a while to import
+
     places, inverse = np.unique(x, return_inverse=True)
     weight = np.bincount(inverse, weights)
     level = np.bincount(inverse, weights * y) / weight
-    blocks: list[tuple[float, float, int]] = []  # mean, weight, how many places
-    for value, mass in zip(level, weight, strict=True):
-        blocks.append((float(value), float(mass), 1))
-        while len(blocks) > 1 and blocks[-2][0] < blocks[-1][0]:
-            (a, v, m), (b, w, n) = blocks[-2:]
-            blocks[-2:] = [((a * v + b * w) / (v + w), v + w, m + n)]
-    fitted = [value for value, _, count in blocks for _ in range(count)]
-    return Fit(p05=tuple(float(place) for place in places), gap=tuple(fitted))
+    fitted = isotonic_regression(level, weights=weight, increasing=False).x
+    return Fit(p05=tuple(places.tolist()), gap=tuple(fitted.tolist()))
 
 
 def crossing(points: Sequence[Point], weights: Sequence[int], tolerance: float) -> Crossing | None:

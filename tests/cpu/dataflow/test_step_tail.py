@@ -13,7 +13,7 @@ from sparrow.calibrate.gate import BinLook, Figures, Look, Reading
 from sparrow.dataflow.evaluation import Cell
 from sparrow.dataflow.local.metrics import _tail_of_step
 from sparrow.dataflow.local.validating import _named
-from sparrow.dataflow.scoring import Estimate
+from sparrow.stats import Estimate
 
 NONE = dict.fromkeys(("p01", "p05", "low", "high", "p50", "mean", "estimate"))
 

@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("pydantic")
 
 from sparrow.calibrate.gate import Estimate, Gate, Look, metrics
-from sparrow.calibrate.intervals import quantile_interval
 from sparrow.config.train import GateConfig
 from sparrow.records import from_dict, to_dict
 from sparrow.sparse.schedule import DENSE, Schedule
+from sparrow.stats import quantile_interval
 from tests.support.tails import drawn, lived, reading
 
 CONFIG = GateConfig(window=3, least=100, prompts=4, lower=True)

@@ -4,18 +4,11 @@ import math
 
 import pytest
 
-from sparrow.report.study.comparing import Sample, difference, pooled, student, variance
+from sparrow.report.study.comparing import Sample, difference, pooled, variance
 
 
 def sample(*finals: float, answers: int = 768) -> Sample:
     return Sample(finals=dict(enumerate(finals)), answers=answers)
-
-
-@pytest.mark.parametrize(
-    ("freedom", "value"), [(1, 12.7062), (2, 4.30265), (4, 2.77645), (30, 2.04227)]
-)
-def test_student(freedom: float, value: float) -> None:
-    assert student(freedom) == pytest.approx(value, rel=1e-4)
 
 
 def test_variance_of_seeds_has_a_binomial_floor() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.prompts import DESIGNS, truth
 
-from sparrow.calibrate.intervals import Interval, mean_interval, quantile_interval
+from sparrow.stats import Interval, quantile_interval
 
 ORDINARY = [name for name in DESIGNS if not name.startswith("extreme")]
 
@@ -51,15 +51,13 @@ def test_the_value_is_the_quantile_of_all_tokens() -> None:
 
 
 def test_known_distributions_have_known_tails() -> None:
-    """A tenth of all tokens is uniform below 0.8: p05 is 0.4, the mean 0.94."""
+    """A tenth of all tokens is uniform below 0.8: p05 is 0.4."""
     rng = np.random.default_rng(0)
     groups = [np.where(rng.random(2000) < 0.1, 0.8 * rng.random(2000), 1.0) for _ in range(64)]
-    p05, mean = quantile_interval(groups), mean_interval(groups)
+    p05 = quantile_interval(groups)
     assert p05.value == pytest.approx(0.4, abs=0.015)
     assert p05.low < 0.4 < p05.high
     assert p05.high - p05.low < 0.04
-    assert mean.value == pytest.approx(0.94, abs=0.002)
-    assert mean.low < 0.94 < mean.high
 
 
 def test_the_mean_may_be_fine_where_the_tail_fails() -> None:
@@ -71,7 +69,7 @@ def test_the_mean_may_be_fine_where_the_tail_fails() -> None:
         bad = rng.random(1000) < share
         alpha[bad] = 0.4 + 0.3 * rng.random(int(bad.sum()))
         groups.append(alpha)
-    assert mean_interval(groups).low > 0.96
+    assert np.concatenate(groups).mean() > 0.96
     assert quantile_interval(groups).high < 0.75
 
 
@@ -109,9 +107,6 @@ def test_one_group_has_no_interval() -> None:
     one = np.linspace(0, 1, 101)
     found = quantile_interval([one, np.array([])])
     assert found == Interval(value=pytest.approx(0.05), low=0.0, high=1.0, effective=1.0)
-    assert mean_interval([one], least=-1, most=3) == Interval(
-        value=pytest.approx(0.5), low=-1, high=3, effective=1.0
-    )
 
 
 def test_groups_without_tokens_are_left_out() -> None:
@@ -149,20 +144,10 @@ def test_the_effective_number_of_prompts() -> None:
 
 def test_a_higher_level_is_wider() -> None:
     groups = DESIGNS["middle"].sample(np.random.default_rng(8), 48)
-    for interval in (quantile_interval, mean_interval):
-        ends = [interval(groups, level=level) for level in (0.5, 0.8, 0.95)]
-        assert ends[0].low >= ends[1].low >= ends[2].low
-        assert ends[0].high <= ends[1].high <= ends[2].high
-        assert ends[0].low < ends[0].value < ends[0].high
-
-
-def test_a_mean_of_equal_weights_is_students() -> None:
-    """Symmetric values, one token a prompt: the textbook interval, or a little wider."""
-    values = np.random.default_rng(9).normal(0.5, 0.05, 30)
-    found = mean_interval([np.array([value]) for value in values])
-    half = 2.0452 * values.std(ddof=1) / np.sqrt(30)
-    assert values.mean() - 1.3 * half <= found.low <= values.mean() - 0.999 * half
-    assert values.mean() + 0.999 * half <= found.high <= values.mean() + 1.3 * half
+    ends = [quantile_interval(groups, level=level) for level in (0.5, 0.8, 0.95)]
+    assert ends[0].low >= ends[1].low >= ends[2].low
+    assert ends[0].high <= ends[1].high <= ends[2].high
+    assert ends[0].low < ends[0].value < ends[0].high
 
 
 def test_wrong_arguments_are_named() -> None:
@@ -172,7 +157,7 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="q must be between 0 and 1, got 1"):
         quantile_interval(groups, 1.0)
     with pytest.raises(ValueError, match="level must be between 0 and 1, got 95"):
-        mean_interval(groups, level=95)
+        quantile_interval(groups, level=95)
     with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
         quantile_interval(groups, draws=0)
     with pytest.raises(ValueError, match="a group has NaN"):

@@ -1,5 +1,6 @@
-"""Intervals of quantiles and means over tokens, by drawing whole prompts anew.
+"""Statistics: intervals over prompts and rows, pass@k, Beta fits. On numpy and scipy.special.
 
+**Quantiles over tokens** (`quantile_interval`).
 Tokens of one prompt are not independent, so what is resampled are prompts. The interval of a
 quantile holds every threshold t at which the share of tokens below t is compatible with q: with
 d = (tokens of a prompt below t) - q * (its tokens), the mean of d over prompts must not differ from
@@ -26,6 +27,33 @@ beside the plain percentile bootstrap; tests/support/prompts.py has the designs:
 
 Where prompts differ, nearly all misses have the truth below the interval: the sample lacks the bad
 prompts. So below 48 prompts (effective ones, where lengths differ this much) it is too optimistic.
+
+**Accuracy over rows** (`mean_at_k`, `pass_at_k`).
+Answers to one row are not independent, so rows are what is counted. Both figures are means over
+rows of a number from 0 to 1: the share of right answers, or the chance that one of k drawn without
+replacement is right, which is an unbiased estimate of pass@k (n answers, c of them right):
+
+    1 - C(n - c, k) / C(n, k)
+
+The interval is Wilson's, with Student's quantile for that many rows, and as many observations as
+would give the spread that rows show: at least one a row, at most one an answer. Where all rows are
+right or all are wrong there is no spread to see, and each row counts once. How often 95 % intervals
+held the truth, in % of 2000 samples (one standard error is 0.5), beside the percentile bootstrap:
+
+    rows                              4      8     16     32     64     bootstrap at 16
+    5 % right, 1 answer a row       98.3   94.2   95.3   97.7   95.7    55
+    5 % right, 16 answers           99.7   99.4   98.1   96.9   95.4    92
+    half right, 1 answer           100.0   99.2   98.0   94.5   93.1    95
+    90 % right, 4 answers           99.8   99.1   97.2   96.4   96.5    89
+    hard and easy, 1 answer        100.0   99.1   97.7   95.2   94.4    96
+    hard and easy, 16 answers       93.2   97.7   95.9   96.0   95.5    93
+    mostly hard, 4 answers          99.4   98.5   95.0   95.2   96.0    91
+
+Hard and easy: chances of rows from Beta(0.2, 0.2); mostly hard: from Beta(0.5, 2).
+
+**Beta fits** (`fit_beta`). Most tokens have an acceptance above 0.999. The rest, scaled from
+[0, 0.999] to [0, 1], follows a Beta distribution well; the Kolmogorov-Smirnov distance says how
+well.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,8 +61,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
-from sparrow.calibrate.beta import betainc
+from sparrow.records import Record
 
 Array = npt.NDArray[np.float64]
 Values = npt.NDArray[np.floating]
@@ -43,6 +72,17 @@ Rejects = Callable[[Array, bool], npt.NDArray[np.bool_]]
 DRAWS = 999
 STEPS = 32  # thresholds that are tried at once
 NOTHING = 1e-9  # a standard error of less than this share of the largest d is rounding
+ONE_SIDE = 0.025  # probability beyond either end of an interval
+NO_VARIANCE = 1e-12  # a variance of less is rounding
+
+SATURATED = 0.999
+"""Acceptance above it counts as none lost."""
+LEAST_VALUES = 20
+CLIP = 1e-6  # zeros and ones have no likelihood: scaled values are kept this far inside
+KS_POINTS = 4096
+
+
+# Quantiles over tokens.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,39 +132,6 @@ def quantile_interval(
 
     low = every[_farthest(too_low, int(np.floor(place)), 0)]
     high = every[_farthest(too_high, int(np.ceil(place)), len(every) - 1)]
-    return Interval(value=value, low=float(low), high=float(high), effective=_effective(sizes))
-
-
-def mean_interval(
-    groups: Sequence[Values],
-    *,
-    level: float = 0.95,
-    draws: int = DRAWS,
-    seed: int = 0,
-    least: float = 0.0,
-    most: float = 1.0,
-) -> Interval:
-    """The mean of all tokens, and its interval over groups; ends to 1e-6 of least to most."""
-    kept = _given(groups, level, draws)
-    sizes = np.array([len(group) for group in kept], dtype=np.float64)
-    sums = np.array([group.sum(dtype=np.float64) for group in kept])
-    value = float(sums.sum() / sizes.sum())
-    if len(kept) == 1:
-        return Interval(value=value, low=least, high=most, effective=1.0)
-    rejects = _test(sizes, level, draws, seed)
-    parts = 10**6
-
-    def means(steps: npt.NDArray[np.int64], end: float) -> Array:
-        return value + (end - value) * steps / parts
-
-    def too_low(steps: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        return rejects(sums[:, None] - means(steps, least) * sizes[:, None], True)
-
-    def too_high(steps: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        return rejects(sums[:, None] - means(steps, most) * sizes[:, None], False)
-
-    low = means(np.array(_farthest(too_low, 0, parts)), least)
-    high = means(np.array(_farthest(too_high, 0, parts)), most)
     return Interval(value=value, low=float(low), high=float(high), effective=_effective(sizes))
 
 
@@ -198,14 +205,8 @@ def _ratio(difference: Array, error: Array) -> Array:
 
 
 def student(freedom: float, tail: float) -> float:
-    """The value that Student's t of so many degrees of freedom exceeds by chance `tail`."""
-    low, high = 1e-3, 1e6
-    for _ in range(4):
-        tried = np.geomspace(low, high, 64)
-        beyond = betainc(freedom / 2, 0.5, freedom / (freedom + tried**2)) / 2
-        first = max(1, int((beyond <= tail).argmax()))
-        low, high = tried[first - 1], tried[first]
-    return float(high)
+    """The value that Student's t exceeds with probability `tail`."""
+    return float(special.stdtrit(freedom, 1 - tail))
 
 
 def _student(effective: float, groups: int, tail: float) -> float:
@@ -214,3 +215,113 @@ def _student(effective: float, groups: int, tail: float) -> float:
     if freedom < NOTHING:
         return float("inf")
     return student(freedom, tail) * float(np.sqrt((1 - 1 / groups) / (1 - 1 / effective)))
+
+
+# Accuracy over rows.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimate(Record):
+    """A figure and its 95 % interval over rows; None: one row says nothing about others."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def mean_at_k(acc: Sequence[npt.ArrayLike]) -> Estimate:
+    """The mean over rows of how right their answers are on average. acc: of a row's answers."""
+    rows = [np.asarray(row, dtype=np.float64) for row in acc]
+    for number, row in enumerate(rows):
+        if row.ndim != 1 or not row.size or not ((row >= 0) & (row <= 1)).all():
+            given = np.array2string(row, threshold=8)
+            raise ValueError(f"mean_at_k, row {number}: got {given}, allowed: numbers from 0 to 1")
+    return _over_rows(np.array([row.mean() for row in rows]), sum(row.size for row in rows))
+
+
+def pass_at_k(correct: Sequence[int], samples: Sequence[int], k: int) -> Estimate:
+    """The chance that one of k answers is right, from how many of a row's samples were."""
+    chances = [_chance(c, n, k) for c, n in zip(correct, samples, strict=True)]
+    return _over_rows(np.array(chances), sum(samples))
+
+
+def _chance(correct: int, samples: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k), as a product of shares: no factorial, no difference of large."""
+    if not 0 <= correct <= samples or not 1 <= k <= samples:
+        raise ValueError(
+            f"pass_at_k: got {correct} right of {samples} and k {k}, allowed: 0 <= right <= "
+            "samples and 1 <= k <= samples"
+        )
+    if samples - correct < k:
+        return 1.0
+    others = np.arange(samples - correct + 1, samples + 1, dtype=np.float64)
+    return float(1 - np.prod(1 - k / others))
+
+
+def attempts(samples: int) -> tuple[int, ...]:
+    """The k for which pass@k is told: powers of two up to the number of samples, and that."""
+    if samples < 1:
+        raise ValueError(f"attempts: got {samples} samples, allowed: 1 and more")
+    powers = (2**i for i in range(samples.bit_length()))
+    return tuple(sorted({*powers, samples}))
+
+
+def _over_rows(values: Array, answers: int) -> Estimate:
+    """The mean of rows' values, each from 0 to 1, and its interval; see the module."""
+    rows, value = len(values), float(values.mean()) if len(values) else float("nan")
+    if rows == 0:
+        raise ValueError("no rows: there is nothing to score")
+    if rows == 1:
+        return Estimate(value=value, low=None, high=None)
+    most, spread = value * (1 - value), float(values.var(ddof=1))
+    if most < NO_VARIANCE:
+        effective = float(rows)
+    else:
+        effective = float(np.clip(most * rows / max(spread, NO_VARIANCE), rows, answers))
+    doubt = student(rows - 1, ONE_SIDE) ** 2 / effective
+    centre = (value + doubt / 2) / (1 + doubt)
+    half = float(np.sqrt(doubt * most + doubt**2 / 4)) / (1 + doubt)
+    return Estimate(value=value, low=max(0.0, centre - half), high=min(1.0, centre + half))
+
+
+# Beta fits.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BetaFit:
+    """Beta(a, b) of acceptances scaled to [0, 1], and the KS distance between it and them."""
+
+    a: float
+    b: float
+    ks: float
+
+
+def fit_beta(values: npt.ArrayLike) -> BetaFit | None:
+    """Maximum likelihood over the acceptances at or below SATURATED, whatever else is given.
+
+    None for fewer than 20 of them, or where all are equal. The distance is taken at 4096 ranks of
+    the sorted values where there are more: it is then too small by at most 1/4096.
+    """
+    acceptances = np.asarray(values, dtype=np.float64).ravel()
+    if acceptances.size and not (acceptances.min() >= 0 and acceptances.max() <= 1 + CLIP):
+        raise ValueError(
+            f"acceptances lie in [0, 1], got {acceptances.min():.4g} to {acceptances.max():.4g}; "
+            "NaN is none"
+        )
+    scaled = acceptances[acceptances <= SATURATED] / SATURATED
+    if len(scaled) < LEAST_VALUES:
+        return None
+    scaled = np.sort(np.clip(scaled, CLIP, 1 - CLIP))
+    if scaled[0] == scaled[-1]:
+        return None
+    from scipy.stats import beta  # takes a while to import
+
+    a, b, _, _ = beta.fit(scaled, floc=0, fscale=1)
+    return BetaFit(a=float(a), b=float(b), ks=_ks_distance(scaled, a, b))
+
+
+def _ks_distance(ordered: Array, a: float, b: float) -> float:
+    count = len(ordered)
+    ranks = np.unique(np.linspace(0, count - 1, min(count, KS_POINTS)).round().astype(np.int64))
+    fitted = special.betainc(a, b, ordered[ranks])
+    return float(max((fitted - ranks / count).max(), ((ranks + 1) / count - fitted).max()))

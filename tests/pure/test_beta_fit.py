@@ -1,0 +1,80 @@
+"""Beta fits: parameters and distances."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import betainc
+
+from sparrow.stats import LEAST_VALUES, SATURATED, fit_beta
+
+
+@pytest.mark.parametrize(("a", "b"), [(2, 3), (0.5, 0.5), (8, 1), (6, 2), (300, 20), (1, 1)])
+def test_known_parameters_are_found(a: float, b: float) -> None:
+    values = SATURATED * np.random.default_rng(1).beta(a, b, 20_000)
+    found = fit_beta(values.astype(np.float32))
+    assert found is not None
+    assert (found.a, found.b) == pytest.approx((a, b), rel=0.03)
+    assert found.ks < 1.36 / math.sqrt(20_000)  # what 95 % of fits to the true one stay below
+
+
+def test_the_fit_is_where_the_likelihood_is_largest() -> None:
+    values = np.random.default_rng(2).beta(3, 2, 50) * SATURATED
+    scaled = values / SATURATED
+    found = fit_beta(values)
+    assert found is not None
+
+    def likelihood(a: float, b: float) -> float:
+        whole = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+        return float(whole + ((a - 1) * np.log(scaled) + (b - 1) * np.log1p(-scaled)).mean())
+
+    best = likelihood(found.a, found.b)
+    for a, b in ((1.01, 1), (0.99, 1), (1, 1.01), (1, 0.99)):
+        assert likelihood(found.a * a, found.b * b) < best
+
+
+def test_saturated_values_are_left_out() -> None:
+    low = SATURATED * np.random.default_rng(3).beta(4, 2, 500)
+    assert fit_beta(low) == fit_beta(np.concatenate([low, np.ones(5000), np.full(10, 0.9995)]))
+
+
+def test_the_distance_by_hand() -> None:
+    """Two heaps, far from any Beta with one mode: the CDF of the fit runs between them."""
+    values = np.repeat([0.25, 0.75], 50) * SATURATED
+    found = fit_beta(values)
+    assert found is not None
+    assert found.a == pytest.approx(found.b)
+    below = float(betainc(found.a, found.b, 0.25))
+    assert found.ks == pytest.approx(max(below, 0.5 - below), abs=1e-9)
+
+
+def test_many_values_are_measured_at_some_ranks() -> None:
+    values = SATURATED * np.random.default_rng(4).beta(6, 2, 100_000)
+    found = fit_beta(values)
+    assert found is not None
+    ordered, ranks = np.sort(values) / SATURATED, np.arange(100_000)
+    cdf = betainc(found.a, found.b, ordered)
+    exact = max((cdf - ranks / 1e5).max(), ((ranks + 1) / 1e5 - cdf).max())
+    assert exact - 1 / 4096 <= found.ks <= exact
+
+
+def test_zeros_and_the_upper_end_are_kept_inside() -> None:
+    values = np.concatenate([np.zeros(5), np.full(5, SATURATED), np.linspace(0.1, 0.9, 90)])
+    found = fit_beta(values)
+    assert found is not None
+    assert np.isfinite([found.a, found.b, found.ks]).all()
+
+
+def test_few_or_equal_values_have_no_fit_beta() -> None:
+    values = np.linspace(0.1, 0.9, LEAST_VALUES)
+    assert fit_beta(values) is not None
+    assert fit_beta(values[1:]) is None
+    assert fit_beta([]) is None
+    assert fit_beta(np.full(100, 0.5)) is None
+    assert fit_beta(np.ones(100)) is None
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.5, math.nan])
+def test_what_is_no_acceptance_is_refused(wrong: float) -> None:
+    with pytest.raises(ValueError, match=r"acceptances lie in \[0, 1\]"):
+        fit_beta([0.5] * 30 + [wrong])
