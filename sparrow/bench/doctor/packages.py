@@ -43,6 +43,7 @@ NOT_YET = "nothing uses it yet"
 CORE = (
     _core("torch", "2.11", "tensors, training, GPUs"),
     _core("numpy", "1.26", "records"),
+    _core("scipy", "1.12", "intervals and fits"),
     _core("numba", "0.61", "kernels for a CPU"),
     _core("safetensors", "0.5", "weights"),
     _core("transformers", "5.0", "tokenizers"),
