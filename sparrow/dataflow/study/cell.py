@@ -1,11 +1,12 @@
 """One cell of a study: a run of `sparrow train`, with its tail measured before and after it."""
 
+import shutil
 import time
 from collections.abc import Callable
 
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.opening import close_run, open_run
-from sparrow.dataflow.local.run import Diverged, Run
+from sparrow.dataflow.local.run import MODEL, Diverged, Run
 from sparrow.dataflow.local.watching import Watcher
 from sparrow.dataflow.stopping import Stopping
 from sparrow.dataflow.study.design import END, Cell, Study
@@ -32,6 +33,9 @@ def run_cell(
     if study.ended(cell):
         return
     begun = time.monotonic()
+    model = study.folder_of(cell) / MODEL
+    if model.exists():  # killed after its training: that ends once more, from its last checkpoint
+        shutil.rmtree(model)
     run = open_run(study.training(cell, rate), watch=watch, stopping=stopping, report=report)
     try:
         if run.step == 0 and not (study.folder_of(cell) / START).exists():
