@@ -349,3 +349,12 @@ def test_a_state_of_strangers_is_refused(
             take_up(run, 1)
     finally:
         close_run(run)
+
+
+def test_a_run_that_was_stopped_before_its_first_step_goes_on(model: Path, tmp_path: Path) -> None:
+    run = open_run(config(model, tmp_path / "run"))
+    try:
+        run.save()
+        take_up(run, 0)
+    finally:
+        close_run(run)
