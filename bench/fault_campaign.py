@@ -28,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     for part in PARTS:
         parser.add_argument(f"--{part}", type=int, default=0, help="how many tries")
+    parser.add_argument("--verb", help="kill this one alone: train, calibrate, study or demo")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="where to write the tries as JSON")
     options = parser.parse_args()
@@ -36,19 +37,21 @@ def main() -> None:
     for part in PARTS:
         count = getattr(options, part)
         if count:
-            tries += run(part, count, options.seed)
+            tries += run(part, count, options.seed, options.verb)
     print(table(tries))
     if options.out is not None:
-        options.out.write_text(json.dumps(result(tries, options.seed, begun), indent=1) + "\n")
+        options.out.write_text(json.dumps(result(tries, options.seed, begun)) + "\n")
     sys.exit(bool(failures(tries)))
 
 
-def run(part: str, count: int, seed: int) -> list[Try]:
+def run(part: str, count: int, seed: int, verb: str | None) -> list[Try]:
     from faults import damage, kills, rewards, settings
 
     if part == "rewards":
         return rewards.run(count)
-    return {"settings": settings, "files": damage, "kills": kills}[part].run(count, seed)
+    if part == "kills":
+        return kills.run(count, seed, verb)
+    return {"settings": settings, "files": damage}[part].run(count, seed)
 
 
 def result(tries: list[Try], seed: int, begun: float) -> dict[str, object]:

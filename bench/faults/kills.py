@@ -116,9 +116,9 @@ VERBS = {
 }
 
 
-def run(count: int, seed: int) -> list[Try]:
+def run(count: int, seed: int, verb: str | None) -> list[Try]:
     rng, progress = random.Random(seed), Progress("kills", count, every=5)
-    names = list(VERBS)[: 2 if count < FEW else len(VERBS)]
+    names = list(VERBS)[: 2 if count < FEW else len(VERBS)] if verb is None else [verb]
     total = sum(SHARES[name] for name in names)
     for name in names:
         wanted = round(count * SHARES[name] / total)

@@ -347,7 +347,7 @@ def _schedule(
     from sparrow.sparse.rule import Rule
 
     made, family = named_schedule(name), model.spec.family
-    flow = resolve_flow(made, flows[0] if flows else None)
+    flow = resolve_flow(made, flows[0] if flows else None, force=force)
     if force:
         made = made.forced_onto(family=family, flow=flow.name, flow_digest=flow.digest)
     Rule.like(made, flow).check(made, page=made.page, family=family)

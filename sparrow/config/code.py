@@ -37,11 +37,12 @@ def code_settings(config: TrainConfig) -> dict[str, str]:
     return {
         key: text
         for key, text in _texts(config.model_dump(mode="json"))
-        if _setting(key) not in DATA and ARGUMENTS not in key and _names_code(text)
+        if _setting(key) not in DATA and ARGUMENTS not in key and names_code(text)
     }
 
 
-def _names_code(text: str) -> bool:
+def names_code(text: str) -> bool:
+    """Whether a text has the form of an import path: module:name, or a file of Python."""
     return ":" in text or text.endswith(".py")
 
 

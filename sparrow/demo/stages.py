@@ -19,6 +19,7 @@ from sparrow.files import (
     Json,
     read_document,
     read_lines,
+    refuse_links,
     remove_unfinished,
     write_document,
     write_whole,
@@ -39,6 +40,7 @@ def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
     if not place.about.exists() and any(one.exists() for one in made):
         raise ValueError(f"{place.folder} holds other runs; name another folder with --out")
     place.folder.mkdir(parents=True, exist_ok=True)
+    refuse_links(made)
     lock = FolderLock(place.folder, setting="--out")
     remove_unfinished(place.folder)
     if fresh:

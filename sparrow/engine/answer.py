@@ -163,7 +163,7 @@ def placed_schedule(attention: AttentionConfig, family: str) -> tuple[Schedule |
     schedule = schedule_of(attention)
     if schedule is None:
         return None, block_mean
-    flow = resolve_flow(schedule, attention.flow)
+    flow = resolve_flow(schedule, attention.flow, force=attention.force)
     if attention.force:
         place = {"flow": flow.name, "flow_digest": flow.digest, "page": PAGE}
         schedule = schedule.forced_onto(family=family, **place)

@@ -17,12 +17,12 @@ MOST_BYTES = 2**30  # of a text that is read whole
 UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
 
 
-def check_regular(path: str | Path, what: str = "file", most: int = MOST_BYTES) -> None:
+def check_regular(path: str | Path, what: str = "file", most: int | None = MOST_BYTES) -> None:
     """Refuse a folder, a pipe or a device, which could wait for ever, and what is too large."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{what} {path} is not a regular file")
-    if status.st_size > most:
+    if most is not None and status.st_size > most:
         raise ValueError(f"{what} {path} has {status.st_size} bytes, allowed: at most {most}")
 
 
@@ -80,10 +80,18 @@ def open_append(path: Path, buffering: int = -1) -> IO[bytes]:
     return file
 
 
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Refuse symbolic links inside a folder that may be a stranger's, by which we would write
+    outside it.
+    """
+    for path in paths:
+        if path.is_symlink():
+            raise ValueError(f"{path} is a symbolic link, allowed: a file or folder of its own")
+
+
 def make_folder(folder: Path) -> None:
-    """Make a folder inside one that may be a stranger's; a link of that name is refused."""
-    if folder.is_symlink():
-        raise ValueError(f"{folder} is a symbolic link, allowed: a folder of its own")
+    """Make a folder inside one that may be a stranger's."""
+    refuse_links([folder])
     folder.mkdir(parents=True, exist_ok=True)
 
 

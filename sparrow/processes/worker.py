@@ -82,7 +82,7 @@ class Worker:
         self._control: socket.socket | None = None
         self._data: socket.socket | None = None
         self._number: str | None = None  # marks the processes of this start
-        self._answerer: int | None = None  # the process whose answers count
+        self._worker_pid: int | None = None  # the process whose answers count
         self._starting: str | None = None  # the same until the first answer, which has it, came
 
     def start(self) -> None:
@@ -119,7 +119,7 @@ class Worker:
         self.start()
         number = self._starting
         if number is not None:
-            self._meet(number)
+            self._handshake(number)
             self._receive(number, START)
             self.isolation = self._report("isolation")
             self._starting = None
@@ -144,11 +144,11 @@ class Worker:
             raise self._unasked(data) from None
         return self._receive(number, deadline, begun)
 
-    def _meet(self, number: str) -> None:
+    def _handshake(self, number: str) -> None:
         """Learn the process that answers, from a line that it sends before it runs foreign code."""
-        self._answerer, line, until = None, b"", time.monotonic() + START
+        self._worker_pid, line, until = None, b"", time.monotonic() + START
         while len(line) <= len(number):
-            part, self._answerer = self._read(until, START, len(number) + 1 - len(line))
+            part, self._worker_pid = self._read(until, START, len(number) + 1 - len(line))
             line += part
         if line != f"{number}\n".encode():
             raise WorkerFault("garbled", "it wrote what is no answer")
@@ -159,7 +159,7 @@ class Worker:
         until = (begun or time.monotonic()) + deadline
         while b"\n" not in received and len(received) <= self._longest:
             part, sender = self._read(until, deadline)
-            if sender != self._answerer:
+            if sender != self._worker_pid:
                 raise WorkerFault("garbled", "another process wrote to its connection")
             received += part
         line, newline, rest = bytes(received).partition(b"\n")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sparrow.files import FolderLock, open_append, read_lines, sealed
+from sparrow.files import FolderLock, open_append, read_lines, refuse_links, sealed
 
 CELLS = "cells.jsonl"
 Row = dict[str, Any]
@@ -44,6 +44,7 @@ class Store:
 
     def _read(self) -> None:
         """A last line without its end is of a run that was killed while it wrote."""
+        refuse_links([self.file])
         if not self.file.exists():
             return
         data = self.file.read_bytes()

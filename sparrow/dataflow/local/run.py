@@ -265,7 +265,7 @@ class Run:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        _check_kinds(state)
+        _check_state(state)
         self.learner.restore(state["learner"])
         self.gate = Gate.restore(self.config.gate, state["gate"])
         self.step, self.position = state["step"], state["position"]
@@ -320,8 +320,8 @@ class Run:
         return save(model, self.files.folder / MODEL)
 
 
-def _check_kinds(state: dict[str, Any]) -> None:
-    """Refuse a state whose counts are none: its digest says that it is whole, not who made it."""
+def _check_state(state: dict[str, Any]) -> None:
+    """TypeError for a state of wrong types: its digest says that it is whole, not who made it."""
     counts = {
         "gate.step": state["gate"]["step"],
         "learner.taken": state["learner"]["taken"],

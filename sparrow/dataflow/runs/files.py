@@ -30,7 +30,7 @@ from sparrow.dataflow.runs.rollouts import (
     rollouts_file,
     write_rollouts,
 )
-from sparrow.files import SUMS, FolderLock, parse_line, write_sums, write_whole
+from sparrow.files import SUMS, FolderLock, parse_line, refuse_links, write_sums, write_whole
 from sparrow.records import Group
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ class RunFiles:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is no folder; name another run.dir")
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (CHECKPOINTS, ROLLOUTS, TENSORBOARD):
-            if (folder / name).is_symlink():
-                raise ValueError(f"{folder / name} is a symbolic link, allowed: a folder")
+        refuse_links(folder / name for name in (CHECKPOINTS, ROLLOUTS, TENSORBOARD))
         self.folder = folder
         self._tensorboard = tensorboard
         self._lock = FolderLock(folder)
@@ -156,7 +154,11 @@ class RunFiles:
         """TensorBoard drops all from `next_step` on, of which the validation there still holds."""
         for values in (parse_line(line) for step, line in validation if step == next_step):
             del values["step"]
-            self._chart(next_step, {name: x for name, x in values.items() if x is not None})
+            try:
+                self._chart(next_step, {n: float(x) for n, x in values.items() if x is not None})
+            except (TypeError, ValueError) as error:
+                where = f"{self.folder / VALIDATION}, step {next_step}"
+                raise ValueError(f"{where}: got {error}, allowed: numbers") from error
 
     def _remove_rollouts(self, next_step: int) -> None:
         for unfinished in (self.folder / ROLLOUTS).glob(".step_*.unfinished"):

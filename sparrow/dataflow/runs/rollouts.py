@@ -18,7 +18,6 @@ from sparrow.records import Group, Trajectory, from_dict, to_dict
 
 ROLLOUTS = "rollouts"
 NAME = re.compile(r"step_(\d{6,})\.jsonl")
-MOST_BYTES = 1 << 40  # of a step's trajectories
 NO_LINES = sealed('{"lines":0}') + "\n"
 Kept = tuple[int, float | None, Trajectory]  # the number of its group, its baseline, and itself
 
@@ -76,7 +75,7 @@ def _trajectories(path: Path) -> list[Kept]:
     """Those of a file, which has as many lines as each of them says."""
     trajectories: list[Kept] = []
     counts: set[int | None] = set()
-    check_regular(path, most=MOST_BYTES)
+    check_regular(path, most=None)
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line == NO_LINES.encode():

@@ -5,8 +5,8 @@
 
 In state.json lists, numbers, text, true, false and null stand for themselves; an object has one
 key, which says what it is: {"tensor": name}, {"tuple": [...]} or {"dict": [[key, value], ...]}.
-Files of safetensors are written here: its own writer needs them under another name first, and an
-error of the disk comes back without its errno.
+The safetensors file is written here: the library's writer holds a copy of all tensors in host
+memory, and reports a full disk without its errno.
 """
 
 import json

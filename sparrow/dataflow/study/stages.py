@@ -14,7 +14,7 @@ from sparrow.config.study import LAST
 from sparrow.dataflow.study.design import END, Cell, Study
 from sparrow.dataflow.study.plans import planned
 from sparrow.dataflow.study.running import Job, Jobs
-from sparrow.files import FolderLock, read_document, read_lines, remove_unfinished
+from sparrow.files import FolderLock, read_document, read_lines, refuse_links, remove_unfinished
 from sparrow.models.checkpoint import pick_device
 
 
@@ -40,6 +40,7 @@ def open_study(config: StudyConfig) -> tuple[Study, FolderLock]:
 def prepare(study: Study, command: str = "") -> None:
     """Write down what the study is, unless its folder is another's; a part of it may begin then."""
     study.folder.mkdir(parents=True, exist_ok=True)
+    refuse_links((*study.folder.glob("*"), *study.folder.glob("*/*")))
     refuse_other(study)
     fresh = not _begun(study)
     if fresh or not (study.folder / FILE_NAME).exists():

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from sparrow.config.code import names_code
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.nodes import FlowError, Place
@@ -59,14 +60,21 @@ def library_flow(text: str) -> Flow:
     return _named(library, text, LIBRARY)
 
 
-def resolve_flow(schedule: Schedule, named: str | None = None) -> Flow:
+def resolve_flow(schedule: Schedule, named: str | None = None, *, force: bool = False) -> Flow:
     """The flow of a schedule: the one that the user names, else a flow of the library.
 
     A schedule is data: a file or module that its provenance names is not run. Whether the flow has
-    the formula that the schedule was made for is checked by `Rule.of` and `Rule.check`.
+    the formula that the schedule was made for is checked by `Rule.of` and `Rule.check`; a user's
+    own flow for a schedule that has no digest of its formula is refused here, unless forced.
     """
     if named is not None:
-        return load_flow(named)
+        flow = load_flow(named)
+        if schedule.flow_digest is None and names_code(named) and not force:
+            raise ValueError(
+                f"schedule {schedule.name!r} has no flow_digest, so whether {named} is the flow it "
+                "was made for cannot be checked: plan it again, or force it"
+            )
+        return flow
     notes = {note.key: note.text for note in schedule.provenance}
     source = notes.get("flow", schedule.flow).rsplit(", program ", 1)[0]
     try:

@@ -355,6 +355,8 @@ def test_a_run_that_was_stopped_before_its_first_step_goes_on(model: Path, tmp_p
     run = open_run(config(model, tmp_path / "run"))
     try:
         run.save()
+        before = run.state()["gate"]
         take_up(run, 0)
+        assert (run.step, run.state()["gate"]) == (0, before)
     finally:
         close_run(run)

@@ -439,6 +439,17 @@ def test_a_pipe_in_place_of_rollouts_is_refused(tmp_path: Path) -> None:
         read_rollouts(tmp_path, 0)
 
 
+def test_a_validation_that_is_no_number_names_the_file(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run(tmp_path, 0, 1)
+    (tmp_path / "validation.jsonl").write_text('{"step": 1, "acc": "text"}\n')
+    with (
+        RunFiles(tmp_path, tensorboard=True) as files,
+        pytest.raises(ValueError, match=r"validation\.jsonl, step 1"),
+    ):
+        files.begin(CONFIG, 1)
+
+
 @pytest.mark.parametrize("name", ["checkpoints", "rollouts", "tensorboard"])
 def test_folders_that_are_links_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "run").mkdir()

@@ -114,6 +114,15 @@ def test_a_flow_that_a_person_names_must_have_the_digest(tmp_path: Path) -> None
     assert right.digest in forced.describe()
 
 
+def test_a_users_flow_needs_the_digest_of_the_schedule(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE.format(factor=1))
+    made = schedule("quest", flow="mine")
+    with pytest.raises(ValueError, match="flow_digest"):
+        resolve_flow(made, str(file))
+    assert resolve_flow(made, str(file), force=True).name == "mine"
+
+
 def test_older_schedules_are_checked_by_name(tmp_path: Path) -> None:
     made = schedule("quest")
     made.save(tmp_path / "new.json")
