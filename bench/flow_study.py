@@ -27,8 +27,8 @@ from sparrow.calibrate.flows.texts import from_folder
 from sparrow.calibrate.replay import acceptances, read
 from sparrow.models import load, load_tokenizer
 from sparrow.ops.reference import attention as reference
+from sparrow.schema.schedule import LayerBudgets, Schedule
 from sparrow.sparse.flows import Flow, library
-from sparrow.sparse.schedule import LayerBudgets, Schedule
 
 MODEL, TOKENS, WORKERS = "smollm2-135m", 8192, 4
 reference.QUERY_BLOCK = 1024  # fewer and larger pieces of work; the same up to rounding

@@ -17,7 +17,7 @@ from sparrow.engine.engine import Engine
 from sparrow.engine.requests import Sample
 from sparrow.engine.runner import Runner, StepOutput
 from sparrow.models import load
-from sparrow.records import SamplingParams
+from sparrow.schema.sampling import SamplingParams
 
 
 def fixed_draws(runner: Runner, samples: Sequence[Sample]) -> StepOutput:

@@ -18,10 +18,10 @@ import torch
 from sparrow.dataflow.prompts import of_task
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder, load
-from sparrow.records import SamplingParams
+from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.loading import resolve_flow
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 
 ARMS = ("dense", "p05-0.92", "p05-0.86", "fixed", "p05-0.80", "p05-0.75", "p05-0.60", "dense")
 PROMPTS, SAMPLES, TOKENS, CONTEXT = 16, 8, 3840, 4096

@@ -21,8 +21,6 @@ from sparrow.calibrate.planning.files import Planned
 from sparrow.calibrate.planning.ground import ground_of
 from sparrow.calibrate.planning.hardware import Hardware
 from sparrow.calibrate.planning.plan import By
-from sparrow.calibrate.surface import Surface
-from sparrow.config import TrainConfig, load_config
 from sparrow.dataflow import prompts as sources
 from sparrow.dataflow.calibrate import Request, budgets_for, edges_for, longest_of
 from sparrow.dataflow.calibrate import calibrate as measure
@@ -33,6 +31,9 @@ from sparrow.models import Decoder, load
 from sparrow.report.page.html import html
 from sparrow.report.page.markdown import markdown
 from sparrow.report.page.story import page_of
+from sparrow.schema.loading import load_config
+from sparrow.schema.surface import Surface
+from sparrow.schema.train import TrainConfig
 
 ROOM = 2.5  # longest answer to a puzzle: so many times its length
 

@@ -11,9 +11,13 @@ from faults.outcomes import Progress, Try, attempt
 from typer.testing import CliRunner
 
 from sparrow.cli import app
-from sparrow.config import GenerateConfig, StudyConfig, TrainConfig, WarmupConfig, load_config
-from sparrow.config.schema import Section
-from sparrow.config.sections import fields_of
+from sparrow.schema.base import Record
+from sparrow.schema.common import GenerateConfig
+from sparrow.schema.errors import fields_of
+from sparrow.schema.loading import load_config
+from sparrow.schema.study import StudyConfig
+from sparrow.schema.train import TrainConfig
+from sparrow.schema.warmup import WarmupConfig
 from sparrow.tasks import PUZZLES
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +80,7 @@ def _run(count: int, seed: int) -> list[Try]:
     """Two thirds are settings of configurations, the others options of verbs."""
     rng, progress = random.Random(seed), Progress("settings", count)
     options = [(form, value) for form, values in OPTIONS for value in values]
-    roots: list[tuple[list[str], type[Section]]] = [
+    roots: list[tuple[list[str], type[Record]]] = [
         (["train", str(ROOT / "configs/train/tiny.toml"), "--dry-run"], TrainConfig),
         (["train", str(ROOT / "configs/train/tiny.toml"), "--dry-run"], TrainConfig),
         (["study", str(ROOT / "configs/study/tiny.toml"), "--dry-run"], StudyConfig),

@@ -33,11 +33,11 @@ from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Context, Sample, pages_for
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.records import SamplingParams
+from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 
 Case = tuple[int, int, str | None]  # batch, context, schedule
 

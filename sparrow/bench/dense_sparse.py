@@ -15,9 +15,9 @@ from typing import Any
 from sparrow.bench import decode, timing
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
-from sparrow.records import SamplingParams
+from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 
 FORMAT = 1
 STEPS = 12  # decode steps of a round at a long context

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
@@ -19,10 +19,10 @@ import torch
 from torch.autograd import DeviceType
 
 from sparrow import ops
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.presets import preset
-from sparrow.sparse.schedule import Schedule
 
 # Parts of a step -> the ops that make them up (`logits` is the LM head).
 OPS = {
@@ -117,7 +117,7 @@ def schedule_named(name: str | None, flow: Flow = block_mean) -> Schedule | None
         return None
     fixed = re.fullmatch(r"fixed-(\d+)(-all|-dense-\d+(?:,\d+)*)?", name)
     if fixed is None:
-        return replace(preset(name).forced_onto(flow=flow.name), family=None)
+        return preset(name).forced_onto(flow=flow.name).replace(family=None)
     layers = tuple(map(int, re.findall(r"\d+", fixed[2] or "")))
     dense: dict[str, Any] = {"dense_layers": layers} if fixed[2] else {}
     return Schedule.fixed(int(fixed[1]), name=name, flow=flow.name, **dense)

@@ -33,8 +33,8 @@ from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.records import SamplingParams
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.schedule import Schedule
 
 # Shares of the bytes-only limit to reach, of the published workload.
 BARS = {"qwen3-1.7b": 0.78, "qwen3-4b": 0.82, "qwen3-8b": 0.86, "qwen3-14b": 0.90}

@@ -22,7 +22,7 @@ from sparrow.engine.engine import Engine
 from sparrow.engine.graphs import PAGES, batch_bucket
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.schedule import Schedule
 
 WARM = 3  # steps before the clock starts: compiling, capturing
 STEPS = PAGE  # timed together: each row begins a page once

@@ -17,9 +17,9 @@ from rich.table import Table
 
 from sparrow import models
 from sparrow.bench.timing import describe, free_memory, machine
-from sparrow.config import RateConfig
 from sparrow.models.checkpoint import pick_device
-from sparrow.records import TrainSample
+from sparrow.schema.episode import TrainSample
+from sparrow.schema.train import RateConfig
 from sparrow.train.flops import training_flops
 from sparrow.train.learner import Learner, Objective
 from sparrow.train.memory import trainer_memory

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparrow.calibrate.surface import LEAST_PROMPTS
+from sparrow.schema.surface import LEAST_PROMPTS
 
 DOUBT = 2.0  # intervals of few prompts are too narrow: they count as so many times as wide
 

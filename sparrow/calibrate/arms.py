@@ -6,19 +6,19 @@ A variant's budget becomes a schedule of one bin; with shares, each layer gets i
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from sparrow.calibrate.surface import Variant
 from sparrow.models import ModelSpec
-from sparrow.records import Int32Array, to_dict
+from sparrow.schema.base import Int32Array, to_dict
+from sparrow.schema.schedule import LayerBudgets, Schedule
+from sparrow.schema.surface import Variant
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.flows.tracing import trace
-from sparrow.sparse.schedule import LayerBudgets, Schedule
 
 DENSE_ARM = "dense"
 
@@ -71,7 +71,7 @@ def variant_of(
     )
     program = trace(flow, plain.page, spec.head_size, spec.heads // spec.kv_heads)
     stored = program.bytes(torch.bfloat16)
-    return replace(plain, digest=program.digest, flow_digest=flow.digest, field_bytes=stored)
+    return plain.replace(digest=program.digest, flow_digest=flow.digest, field_bytes=stored)
 
 
 def arm(variant: Variant, flow: Flow, budget: int) -> Arm:

@@ -7,7 +7,7 @@ so on a CPU, where draws do not depend on batches, it comes to the same surface.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from sparrow.calibrate import adaptive, sensitivity
@@ -15,9 +15,9 @@ from sparrow.calibrate.arms import DENSE, Arm, arm, variant_of
 from sparrow.calibrate.cells import By, cells, tail_of
 from sparrow.calibrate.collecting import Collector
 from sparrow.calibrate.rollouts import TOP_K, Prompt
-from sparrow.calibrate.surface import LEAST_PROMPTS, Cell, LayerLoss, Variant
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import LEAST_PROMPTS, Cell, LayerLoss, Variant
 from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.schedule import Schedule
 
 BY_LAYER = "by layer"
 VERY_FEW = 4  # prompts that reach a bin below which no decision waits for it
@@ -227,10 +227,10 @@ class Calibration:
         worst = min(losses, key=lambda each: each.p05).layers
         dense = tuple(sorted({*variant.dense_layers, *worst}))
         shared = sensitivity.shares(losses, own, self.spec.layers)
-        found = [replace(variant, name=f"{variant.name}, {BY_LAYER}", shares=shared)]
+        found = [variant.replace(name=f"{variant.name}, {BY_LAYER}", shares=shared)]
         if len(dense) < self.spec.layers:
             name = f"{variant.name}, dense {','.join(map(str, dense))}"
-            found.append(replace(variant, name=name, dense_layers=dense))
+            found.append(variant.replace(name=name, dense_layers=dense))
         known = {made.name for made in self.found.variants}
         return [made for made in found if made.name not in known]
 

@@ -13,7 +13,7 @@ from sparrow.calibrate.forced import force
 from sparrow.calibrate.rollouts import MOST_ARMS, Job, Prompt, engine_for, roll_out
 from sparrow.calibrate.trajectories import Measured, Trajectories
 from sparrow.models import Decoder
-from sparrow.records import SamplingParams
+from sparrow.schema.sampling import SamplingParams
 from sparrow.sparse.rule import Rule
 
 Mode = Literal["generated", "forced"]

@@ -13,12 +13,12 @@ from torch import Tensor
 from sparrow import ops
 from sparrow.models import Attention, Decoder
 from sparrow.models.attention import Packed, PackedSparse
-from sparrow.records import Float32Array
+from sparrow.schema.base import Float32Array
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

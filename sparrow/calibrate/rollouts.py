@@ -16,7 +16,7 @@ from sparrow.calibrate.replay import read
 from sparrow.calibrate.trajectories import Measured
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
-from sparrow.records import Completion, OutputOptions, SamplingParams
+from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.sparse.rule import Rule
 
 TOP_K = 20  # log-probs of each side that the cheap bounds know, as in the paper

@@ -7,13 +7,12 @@ measured like any other before a plan may use it.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from sparrow.calibrate.arms import Arm, schedule_of
 from sparrow.calibrate.cells import Tokens, tail_of
-from sparrow.calibrate.surface import Cell, LayerLoss, Variant
+from sparrow.schema.surface import Cell, LayerLoss, Variant
 from sparrow.sparse.flows.flow import Flow
 
 LEAST_SHARE, MOST_SHARE, STEP = 0.25, 4.0, 0.05
@@ -32,7 +31,7 @@ def groups_of(layers: int, groups: int, dense: Sequence[int] = ()) -> list[tuple
 def only(variant: Variant, flow: Flow, budget: int, group: Sequence[int], layers: int) -> Arm:
     """The variant with every layer dense but these."""
     dense = tuple(layer for layer in range(layers) if layer not in group)
-    alone = replace(variant, dense_layers=dense, shares=())
+    alone = variant.replace(dense_layers=dense, shares=())
     return Arm(
         name=f"layers {group[0]} to {group[-1]} alone, {budget} tokens",
         flow=flow,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from sparrow.calibrate.surface import Cell, LayerLoss, Surface, reach
+from sparrow.schema.surface import Cell, LayerLoss, Surface, reach
 
 GOOD, DOUBTFUL, BAD = "green", "yellow", "red"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparrow.calibrate.replay import Replay
-from sparrow.records import Float32Array
+from sparrow.schema.base import Float32Array
 from sparrow.stats import DRAWS, quantile_interval
 
 TAIL = 0.05

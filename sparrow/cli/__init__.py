@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from sparrow import __version__
 from sparrow.cli.bench import bench
@@ -26,6 +27,7 @@ from sparrow.cli.report import report as report_verb
 from sparrow.cli.study import study
 from sparrow.cli.train import replay, train
 from sparrow.files import CONTROL
+from sparrow.schema.base import problems
 
 app = typer.Typer(
     cls=Verbs,
@@ -60,6 +62,9 @@ def main() -> None:
     try:
         _refuse_control(sys.argv[1:])
         app()
+    except ValidationError as error:
+        alert("error:", problems(error))
+        sys.exit(2)
     except (ValueError, OSError) as error:
         alert("error:", str(error))
         sys.exit(2)
@@ -159,7 +164,7 @@ def presets(
     """
     from rich.table import Table
 
-    from sparrow.records import to_dict
+    from sparrow.schema.base import to_dict
     from sparrow.sparse import preset, preset_names
 
     if name is not None:

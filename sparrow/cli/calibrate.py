@@ -28,10 +28,10 @@ from sparrow.cli.output import (
 
 if TYPE_CHECKING:
     from sparrow.calibrate.collecting import Progress
-    from sparrow.calibrate.surface import Surface
     from sparrow.dataflow.prompts import Source
     from sparrow.models import Decoder
-    from sparrow.sparse import Schedule
+    from sparrow.schema.schedule import Schedule
+    from sparrow.schema.surface import Surface
 
 FEW_PROMPTS = 8  # below, nothing can be planned
 
@@ -391,7 +391,7 @@ def progress_of() -> "Iterator[Progress]":
 def _show(surface: "Surface", folder: Path, check: bool, plots: bool, as_json: bool) -> None:
     from sparrow.calibrate import surface_tables
     from sparrow.dataflow.calibrate import CHECK, SURFACE
-    from sparrow.records import to_dict
+    from sparrow.schema.base import to_dict
 
     file = folder / (CHECK if check else SURFACE)
     files = [file, *(_draw(file, folder / ("check-plots" if check else "plots")) if plots else ())]

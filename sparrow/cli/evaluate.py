@@ -26,9 +26,9 @@ from sparrow.files import expanded
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sparrow.dataflow.evaluation import Answered, Evaluation, Part
+    from sparrow.dataflow.evaluation import Answered, Part
     from sparrow.models import Decoder
-    from sparrow.stats import Estimate
+    from sparrow.schema.evaluation import Estimate, Evaluation
 
 LENGTHS = (200, 500, 1000)  # of puzzles, where none is given
 GYM_TOKENS = 512  # of an answer to reasoning-gym
@@ -195,7 +195,8 @@ def evaluate(
     from sparrow.dataflow.evaluate import attending
     from sparrow.dataflow.evaluation import evaluate as measure
     from sparrow.dataflow.language import language_of, speaks_puzzles
-    from sparrow.records import SamplingParams, to_dict
+    from sparrow.schema.base import to_dict
+    from sparrow.schema.sampling import SamplingParams
 
     _refuse_contradictions(task, file, reward, length, samples, temperature, out)
     refuse_answers(rows or ROWS, samples)

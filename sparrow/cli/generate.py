@@ -13,7 +13,7 @@ import typer
 from sparrow.cli.output import AsJson, console, notes, plain, report, write
 
 if TYPE_CHECKING:
-    from sparrow.records import Completion
+    from sparrow.schema.sampling import Completion
 
 
 def generate(
@@ -66,8 +66,9 @@ def generate(
       sparrow generate "Tell me a story" --attention.budget=192
       sparrow generate -m tiny --raw "countdown 3 5 7 reach 22 <think>"
     """
-    from sparrow.config import GenerateConfig, load_config
     from sparrow.engine.answer import Session
+    from sparrow.schema.common import GenerateConfig
+    from sparrow.schema.loading import load_config
 
     prompts, settings = _split(words or [])
     if not prompts and not sys.stdin.isatty():
@@ -105,7 +106,7 @@ def _print_piece(_: int, piece: str) -> None:
 
 
 def _show(completions: "Sequence[Completion]", *, streamed: bool, as_json: bool) -> None:
-    from sparrow.records import to_dict
+    from sparrow.schema.base import to_dict
 
     if as_json:
         for completion in completions:

@@ -141,7 +141,7 @@ def plan(
     from sparrow.calibrate.planning import files as plan_files
     from sparrow.calibrate.planning.ground import ground_of
     from sparrow.calibrate.planning.plan import Unreachable
-    from sparrow.calibrate.surface import Surface
+    from sparrow.schema.surface import Surface
     from sparrow.sparse import named_schedule
 
     if by not in ("low", "p05"):

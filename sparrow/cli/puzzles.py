@@ -13,7 +13,7 @@ from sparrow.cli.words import config_argument
 from sparrow.files import printable, read_text
 
 if TYPE_CHECKING:
-    from sparrow.config import WarmupConfig
+    from sparrow.schema.warmup import WarmupConfig
 
 MOST_BYTES = 2**24  # of an answer
 FAMILIES = "assignments, countdown or graph"
@@ -88,8 +88,8 @@ def warmup(
       sparrow warmup configs/warmup/base.toml
       sparrow warmup configs/warmup/tiny.toml --run.workers=8
     """
-    from sparrow.config import WarmupConfig
     from sparrow.dataflow.warmup import MODEL, run_directory, warm_up
+    from sparrow.schema.warmup import WarmupConfig
 
     loaded = words.loaded(WarmupConfig, config)
     place = run_directory(loaded)

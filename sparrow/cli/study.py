@@ -15,8 +15,8 @@ from sparrow.cli.train import STOPPED
 from sparrow.cli.words import config_argument
 
 if TYPE_CHECKING:
-    from sparrow.config import ArmConfig, StudyConfig
     from sparrow.dataflow.study.design import Study
+    from sparrow.schema.study import ArmConfig, StudyConfig
 
 
 def study(
@@ -61,8 +61,8 @@ def study(
     Exit codes: 0 all runs have ended, 1 one failed or no rate was found, 2 a mistake in the
     settings, 130 stopped by Ctrl-C.
     """
-    from sparrow.config import StudyConfig
     from sparrow.processes.parents import die_with_parent
+    from sparrow.schema.study import StudyConfig
 
     die_with_parent()
     chosen = [

@@ -13,9 +13,9 @@ from sparrow.cli.output import AsJson, alert, console, notes, plain, report, wri
 from sparrow.cli.words import config_argument, loaded
 
 if TYPE_CHECKING:
-    from sparrow.config import TrainConfig
     from sparrow.dataflow.local.run import Run
     from sparrow.dataflow.stopping import Stopping
+    from sparrow.schema.train import TrainConfig
 
 STOPPED, GATED, DIVERGED, UNJUDGED = 130, 3, 4, 5  # exit codes of a run that has not ended
 
@@ -70,7 +70,7 @@ def train(
 
 
 def _load(words: list[str], dense: bool) -> "TrainConfig":
-    from sparrow.config import TrainConfig
+    from sparrow.schema.train import TrainConfig
 
     return loaded(TrainConfig, words, *(["--rollout.attention.dense=true"] if dense else []))
 
@@ -78,7 +78,7 @@ def _load(words: list[str], dense: bool) -> "TrainConfig":
 def _preview(config: "TrainConfig", as_json: bool) -> None:
     from sparrow.cli.preview import show
     from sparrow.dataflow.preview import preview
-    from sparrow.records import to_dict
+    from sparrow.schema.base import to_dict
 
     found = preview(config)
     if as_json:

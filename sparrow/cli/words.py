@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from sparrow.config import Section
+    from sparrow.schema.base import Record
 
-    Root = TypeVar("Root", bound=Section)
+    Root = TypeVar("Root", bound=Record)
 
 
 def config_argument(example: str) -> Any:
@@ -21,7 +21,7 @@ def config_argument(example: str) -> Any:
 
 def loaded(cls: "type[Root]", words: list[str], *settings: str) -> "Root":
     """The configuration that they make; further settings come last."""
-    from sparrow.config import load_config
+    from sparrow.schema.loading import load_config
 
     files = [Path(word) for word in words if not word.startswith("--")]
     given = [word for word in words if word.startswith("--")]

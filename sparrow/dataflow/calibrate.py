@@ -16,16 +16,16 @@ import numpy as np
 from sparrow.calibrate.arms import variant_of
 from sparrow.calibrate.calibration import Calibration, Found, Report, Settings
 from sparrow.calibrate.collecting import Collector, Progress, Sampling
-from sparrow.calibrate.surface import FORMAT, LEAST_PROMPTS, Cell, Surface, Variant, reach
 from sparrow.calibrate.trajectories import Trajectories
 from sparrow.dataflow.prompts import Source
 from sparrow.files import FolderLock, remove_unfinished
 from sparrow.models import Decoder, fingerprint, tokenizer_digest
 from sparrow.models.sources import model_name
 from sparrow.models.spec import spec_to_hf
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import FORMAT, LEAST_PROMPTS, Cell, Surface, Variant, reach
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.loading import load_flow, resolve_flow
-from sparrow.sparse.schedule import Schedule
 
 SURFACE, CHECK = "surface.json", "check.json"
 PARTS = (16, 12, 8, 6, 4, 3, 2)  # default budgets: these parts of the longest length

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sparrow.config import DataConfig, StageConfig, WarmupConfig
-from sparrow.records import Document, to_dict
+from sparrow.schema.base import to_dict
+from sparrow.schema.episode import Document
+from sparrow.schema.warmup import DataConfig, StageConfig, WarmupConfig
 from sparrow.tasks import PUZZLES, Assignments, GraphPath
 from sparrow.tasks.base import Puzzle, drawn
 from sparrow.tasks.words import EOS, encode

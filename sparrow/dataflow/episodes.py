@@ -14,17 +14,10 @@ import numpy as np
 
 from sparrow.dataflow.language import Language
 from sparrow.engine.asynchronous import AsyncEngine
-from sparrow.records import (
-    NOT_SAMPLED,
-    Completion,
-    Float32Matrix,
-    Int32Array,
-    OutputOptions,
-    SamplingParams,
-    Trajectory,
-    Turn,
-)
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.base import Float32Matrix, Int32Array
+from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
+from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.tasks.base import Verdict, drawn
 from sparrow.tasks.example import Example, Judge
 
@@ -101,7 +94,7 @@ class Actor:
     def _params(self, count: int, most: int, call: tuple[int, int, bool]) -> SamplingParams:
         seed = drawn("answers", *self.key, *call).getrandbits(62)
         changes: dict[str, Any] = {"temperature": 0.0} if self.greedy else {}
-        return replace(self.params, n=count, max_tokens=most, seed=seed, **changes)
+        return self.params.replace(n=count, max_tokens=most, seed=seed, **changes)
 
     def as_greedy(self) -> "Actor":
         """The same for one answer by the most likely tokens: a baseline."""

@@ -12,18 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from sparrow.config import AttentionConfig, RowsConfig
 from sparrow.dataflow.evaluation import Answered, OnAnswer, Part, answer
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
 from sparrow.engine.answer import placed_schedule
 from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder
-from sparrow.records import SamplingParams
+from sparrow.schema.common import AttentionConfig
+from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import RowsConfig
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.flows.loading import load_flow
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.choosing import judge_of, puzzle_judge, rows_of
 from sparrow.tasks.example import Example

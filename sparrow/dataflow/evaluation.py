@@ -17,9 +17,10 @@ import numpy as np
 
 from sparrow.dataflow.language import Language
 from sparrow.engine.engine import Engine
-from sparrow.records import Completion, Record, SamplingParams
-from sparrow.sparse.schedule import Schedule
-from sparrow.stats import Estimate, attempts, mean_at_k, pass_at_k
+from sparrow.schema.evaluation import Evaluation, EvaluationCell, PassAt, Reason
+from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.schedule import Schedule
+from sparrow.stats import attempts, mean_at_k, pass_at_k
 from sparrow.tasks.base import Verdict, wrong
 from sparrow.tasks.example import Example, Examples, Judge
 
@@ -52,56 +53,6 @@ class Answered:
             "attention": completion.attention,
             "seed": completion.seed,
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PassAt(Record):
-    """The chance that one of k answers to a row is right."""
-
-    k: int
-    estimate: Estimate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reason(Record):
-    """What the verdicts said, and how often."""
-
-    text: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cell(Record):
-    """What the answers to rows of one source, and of one length where it has a dial, come to.
-
-    mean: mean@k of all samples. passes: answers count as right where they are so entirely.
-    """
-
-    source: str
-    length: int | None
-    rows: int
-    samples: int  # answers to a row
-    mean: Estimate
-    passes: tuple[PassAt, ...]
-    tokens: float  # mean length of an answer
-    median: float  # of the lengths
-    entropy: float | None  # nats per sampled token; None: nothing was sampled
-    cut_off: float  # share that ran into the limit
-    reasons: tuple[Reason, ...]  # most frequent first
-    skipped: tuple[str, ...]  # rows whose prompts do not fit, and why
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Evaluation(Record):
-    """Accuracy of a model by source, and what it was measured with."""
-
-    model: str
-    attention: str
-    temperature: float
-    samples: int
-    seed: int | None
-    left_out: tuple[str, ...]  # rows of a file that cannot be used, and why
-    cells: tuple[Cell, ...]
 
 
 class Evaluated(NamedTuple):
@@ -199,7 +150,7 @@ def _answered(
 ) -> list[list[Answered]]:
     """Of every row its answers; none where it has no prompt."""
     found = [
-        (index, prompt_ids, replace(one, text=language.decode(one.token_ids.tolist())))
+        (index, prompt_ids, one.replace(text=language.decode(one.token_ids.tolist())))
         for index, prompt_ids, one in _completions(
             engine, examples, prompts, params, schedule, on_answer
         )
@@ -298,7 +249,7 @@ def _by_part(parts: Sequence[Part], rows: Sequence[T]) -> list[list[T]]:
 
 def cell_of(
     source: str, length: int | None, answers: Sequence[Answered], skipped: Sequence[str] = ()
-) -> Cell:
+) -> EvaluationCell:
     """What judged answers come to; those to one row follow each other."""
     by_row: dict[str, list[float]] = {}
     for one in answers:
@@ -307,7 +258,7 @@ def cell_of(
     samples = min(len(row) for row in accs)
     completions = [one.completion for one in answers]
     lengths = [len(one.token_ids) for one in completions]
-    return Cell(
+    return EvaluationCell(
         source=source,
         length=length,
         rows=len(accs),

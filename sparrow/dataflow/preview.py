@@ -6,7 +6,6 @@ as long as allowed, and for answers of half that on average, evenly spread.
 """
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 
 from sparrow import ops
 from sparrow.calibrate.planning.hardware import known, stretched
-from sparrow.config import TrainConfig
 from sparrow.dataflow.episodes import episode_of
 from sparrow.dataflow.place import (
     Machine,
@@ -31,10 +29,10 @@ from sparrow.engine.answer import placed_schedule
 from sparrow.engine.memory import CPU_SHARE, GPU_SHARE, LOGITS_BYTES
 from sparrow.engine.pool import PAGE
 from sparrow.models.spec import ModelSpec
-from sparrow.records import Record
-from sparrow.sparse import Schedule
+from sparrow.schema.base import Record
+from sparrow.schema.schedule import DENSE, Schedule
+from sparrow.schema.train import TrainConfig
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import DENSE
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.choosing import rows_of, source_of
 from sparrow.tasks.words import WORDS
@@ -51,7 +49,6 @@ LENGTHS = 6  # at which budgets are shown
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineMemory(Record):
     """Bytes of the engine, and how much context its pages hold."""
 
@@ -80,7 +77,6 @@ class EngineMemory(Record):
         return self.weights + self.scratch + self.kv
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch(Record):
     """What a step samples and learns from."""
 
@@ -98,7 +94,6 @@ class Batch(Record):
     answers: int  # of the run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Kept(Record):
     """At a total length: the common budget (None: all), and what layers keep on average."""
 
@@ -107,7 +102,6 @@ class Kept(Record):
     kept: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Preview(Record):
     """The plan of a run."""
 

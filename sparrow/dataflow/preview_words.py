@@ -1,6 +1,6 @@
 """What a configuration says, as sentences of a preview."""
 
-from sparrow.config import AlgorithmConfig, Choice, GateConfig, RowsConfig
+from sparrow.schema.train import AlgorithmConfig, Choice, GateConfig, RowsConfig
 from sparrow.train.objectives.algorithms import PRESETS
 
 

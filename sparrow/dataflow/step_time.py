@@ -15,8 +15,8 @@ from sparrow.calibrate.planning.cost import ByteModel, IntArray, rollout_seconds
 from sparrow.calibrate.planning.hardware import Hardware, StepModel
 from sparrow.engine.pool import PAGE
 from sparrow.models.spec import ModelSpec
-from sparrow.records import Record
-from sparrow.sparse import Schedule
+from sparrow.schema.base import Record
+from sparrow.schema.schedule import Schedule
 from sparrow.train.flops import BACKWARD, forward_flops
 
 UTILISATION = 0.30
@@ -47,7 +47,6 @@ class Work:
     recompute: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTime(Record):
     """Seconds of a step, for answers of assumed lengths."""
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from sparrow.config import ShapeConfig, WarmupConfig, save_resolved
 from sparrow.dataflow.documents import PuzzleDocuments
 from sparrow.dataflow.runs.checkpoints import Checkpoints
 from sparrow.engine.memory import host_memory
@@ -30,6 +29,8 @@ from sparrow.models import ModelSpec, load, random, save
 from sparrow.models.checkpoint import pick_device
 from sparrow.models.narrow import narrowed
 from sparrow.models.rope import Rope
+from sparrow.schema.loading import save_resolved
+from sparrow.schema.warmup import ShapeConfig, WarmupConfig
 from sparrow.tasks.tokenizer import puzzle_tokenizer
 from sparrow.tasks.words import EOS, PAD, VOCABULARY, WORDS
 from sparrow.train.prefetch import packs

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sparrow import __version__
-from sparrow.config import (
-    AttentionConfig,
+from sparrow.schema.common import AttentionConfig
+from sparrow.schema.train import (
     BatchConfig,
     GateConfig,
     RateConfig,

@@ -8,8 +8,6 @@ from typing import Any
 from sparrow import api
 from sparrow.bench import dense_sparse
 from sparrow.calibrate.collecting import Progress
-from sparrow.calibrate.surface import Surface
-from sparrow.config import GenerateConfig, GenerateSampling, ModelConfig
 from sparrow.dataflow.prompts import of_task
 from sparrow.demo import recipe
 from sparrow.demo.recipe import Place
@@ -25,7 +23,9 @@ from sparrow.files import (
     write_whole,
 )
 from sparrow.models import load
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.common import GenerateConfig, GenerateSampling, ModelConfig
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import Surface
 from sparrow.tasks import PUZZLES
 
 

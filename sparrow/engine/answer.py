@@ -7,18 +7,21 @@ completion.
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparrow.config import AttentionConfig, GenerateConfig, save_resolved
 from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, load, load_tokenizer, provenance
 from sparrow.models.tokenizer import library_errors
 from sparrow.ops import versions
-from sparrow.records import Completion, to_dict
-from sparrow.sparse import Schedule, named_schedule
+from sparrow.schema.base import to_dict
+from sparrow.schema.common import AttentionConfig, GenerateConfig
+from sparrow.schema.loading import save_resolved
+from sparrow.schema.sampling import Completion
+from sparrow.schema.schedule import Schedule
+from sparrow.sparse import named_schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.flows.loading import resolve_flow
@@ -94,7 +97,7 @@ class Session:
                 done[row] = output.completion
         if stream is not None:
             stream.finish()
-        completions = [replace(done[row], text=self._decode(done[row])) for row in sorted(done)]
+        completions = [done[row].replace(text=self._decode(done[row])) for row in sorted(done)]
         if self.config.run.dir is not None:
             _append(self.config.run.dir / COMPLETIONS, completions)
         return completions

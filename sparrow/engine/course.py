@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.schedule import Schedule
 
 Shares = npt.NDArray[np.float32]
 

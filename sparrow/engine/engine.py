@@ -24,10 +24,10 @@ from sparrow.engine.scheduler import Preempt, Reuse, Scheduler
 from sparrow.engine.weights import Items, WeightStore
 from sparrow.models import Decoder
 from sparrow.models.lora import Adapter
-from sparrow.records import Completion, OutputOptions, SamplingParams
+from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 
 EXACT_BATCH = 16  # see Engine: exact_batches
 

@@ -22,12 +22,12 @@ from sparrow.engine.requests import (
 )
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.attention import PagedDecode, PagedPrefill
-from sparrow.records import Completion, FinishReason, SamplingParams
+from sparrow.schema.sampling import Completion, FinishReason, SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 
 
 @dataclass(slots=True, kw_only=True)

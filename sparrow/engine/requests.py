@@ -16,9 +16,9 @@ from torch import Tensor
 from sparrow.engine.adapters import AdapterSlot
 from sparrow.engine.course import Course
 from sparrow.models import ModelSpec
-from sparrow.records import Completion, FinishReason, OutputOptions, SamplingParams
+from sparrow.schema.sampling import Completion, FinishReason, OutputOptions, SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 
 STOPS = 32  # stop ids of a request that asks for a minimum number of tokens
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sparrow.sparse.schedule import Note, Schedule
+from sparrow.schema.schedule import Note, Schedule
 
 
 def preset_names() -> tuple[str, ...]:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows import paged
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.interpret import Scene
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.flows.tracing import Program, check_weights, trace
-from sparrow.sparse.schedule import Schedule
 
 if TYPE_CHECKING:
     from sparrow.sparse.compile.launch import Compiled

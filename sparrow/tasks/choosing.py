@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sparrow.config.train import RowsConfig
+from sparrow.schema.train import RowsConfig
 from sparrow.tasks import PUZZLES, math
 from sparrow.tasks.base import Row, Source, Verdict
 from sparrow.tasks.example import Example, Examples

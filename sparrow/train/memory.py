@@ -7,12 +7,11 @@ measured GiB (bench/2026-11-15-train-h200.json): 67.4 and 60.2 (67.0 without tor
 sequences of 4096 tokens, 29.4 and 27.5 with recompute, 33.6 and 28.9 for one of 32768.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparrow.ops.reference.attention import QUERY_BLOCK
 from sparrow.ops.reference.logprob import CHUNK_BYTES as CPU_CHUNK
-from sparrow.records import Record
+from sparrow.schema.base import Record
 from sparrow.train.policy import CHUNK_BYTES as GPU_CHUNK
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ LOGITS_COPIES = 3  # of a chunk on the way back: logits, log-probs, gradient
 BLOCK_COPIES = 4  # of a block's scores, at once, where attention is the definition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainerMemory(Record):
     """Bytes, by what they are. All but weights and moments are free while nothing is trained."""
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparrow.records import BoolArray, Document, Int32Array, TrainSample
+from sparrow.schema.base import BoolArray, Int32Array
+from sparrow.schema.episode import Document, TrainSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,10 +15,10 @@ from typer.main import get_command
 
 from sparrow import api, models
 from sparrow.calibrate.planning.plan import Unreachable
-from sparrow.calibrate.surface import Surface
 from sparrow.cli import app
 from sparrow.cli.flow import layers_of
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import Surface
 
 FEW = {"max_tokens": 96, "bin": 64, "prompts": 8, "first_round": 8, "layer_groups": 0}
 

@@ -13,7 +13,7 @@ import typer.main
 
 from sparrow.cli import app, main
 from sparrow.cli.output import MOST, MOST_ANSWERS, MOST_ROW, MOST_TOKENS
-from sparrow.config import bounds
+from sparrow.schema import types as bounds
 
 ABSURD = ("1000000000000000000000000000000", "-1000000000000", "1e400", "nan", "", "9" * 5000)
 FREE = {("puzzle", "--seed"), ("puzzle", "--gold")}  # any number is another puzzle

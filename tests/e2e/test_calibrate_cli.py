@@ -15,9 +15,9 @@ pytest.importorskip("matplotlib")
 
 from typer.testing import CliRunner
 
-from sparrow.calibrate.surface import Surface
 from sparrow.cli import app
-from sparrow.sparse import Schedule
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import Surface
 
 TASK = ("--task", "assignments", "--length", "200", "--max-tokens", "120", "--bin", "64")
 PLAIN = ("--bandwidth", "1e10", "--memory", "1e9", "--flops", "1e12")

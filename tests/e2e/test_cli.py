@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerFast
 
 import sparrow
 from sparrow.models import ModelSpec
-from sparrow.sparse import Schedule, preset
-from sparrow.sparse.schedule import Note
+from sparrow.schema.schedule import Note, Schedule
+from sparrow.sparse import preset
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,11 @@ def check_settings(verb: str, values: dict[str, Any]) -> None:
 
 def settings_of(verb: str, values: dict[str, Any]) -> Any:
     """The configuration that a verb was given, but for files that are not of this repository."""
-    from sparrow.config import GenerateConfig, StudyConfig, TrainConfig, WarmupConfig, load_config
+    from sparrow.schema.common import GenerateConfig
+    from sparrow.schema.loading import load_config
+    from sparrow.schema.study import StudyConfig
+    from sparrow.schema.train import TrainConfig
+    from sparrow.schema.warmup import WarmupConfig
 
     classes: dict[str, Any] = {
         "generate": GenerateConfig,

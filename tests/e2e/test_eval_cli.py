@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sparrow import models
 from sparrow.cli import app
-from sparrow.sparse import Schedule
+from sparrow.schema.schedule import Schedule
 from sparrow.tasks import PUZZLES
 
 SHORT = ("-l", "100", "--max-tokens", "40", "--device", "cpu")

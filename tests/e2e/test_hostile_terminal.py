@@ -17,8 +17,9 @@ from support.surfaces import surface
 
 from sparrow import models
 from sparrow.cli import main
-from sparrow.config import TrainConfig, load_config, save_resolved
-from sparrow.records import to_dict
+from sparrow.schema.base import to_dict
+from sparrow.schema.loading import load_config, save_resolved
+from sparrow.schema.train import TrainConfig
 from sparrow.sparse import preset
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from sparrow import load, save
 from sparrow.engine import generate
 from sparrow.models.attention import Packed
 from sparrow.models.fetch import DownloadError, fetch
-from sparrow.records import SamplingParams
+from sparrow.schema.sampling import SamplingParams
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,9 @@ from support.training import SPARSE, lines, metrics, model_folder, settings
 from typer.testing import CliRunner
 
 from sparrow.cli import app
-from sparrow.config import TrainConfig, save_resolved
 from sparrow.dataflow.runs.states import read_state
+from sparrow.schema.loading import save_resolved
+from sparrow.schema.train import TrainConfig
 
 TESTS = Path(__file__).parents[1]
 STEPS = 5

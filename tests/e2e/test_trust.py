@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from sparrow.cli import app
 from sparrow.files import write_document
 from sparrow.models.sources import SHIPPED
-from sparrow.records import to_dict
-from sparrow.sparse import Schedule
+from sparrow.schema.base import to_dict
+from sparrow.schema.schedule import Schedule
 
 ROOT = Path(__file__).parents[2]
 DRY_RUN = ("train", str(ROOT / "configs/train/tiny.toml"), "--dry-run")

@@ -11,15 +11,26 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("tomli_w")
 
-from sparrow import config
-from sparrow.records import from_dict
-from sparrow.sparse import Schedule, named_schedule
+from sparrow.schema.base import from_dict
+from sparrow.schema.common import GenerateConfig
+from sparrow.schema.loading import load_config
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.study import StudyConfig
+from sparrow.schema.train import TrainConfig
+from sparrow.schema.warmup import WarmupConfig
+from sparrow.sparse import named_schedule
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
 SCHEDULES = sorted((CONFIGS / "schedules").iterdir())
 FILES = sorted(path for path in CONFIGS.rglob("*") if path.is_file() and path not in SCHEDULES)
 RECIPES = sorted((CONFIGS / "train").iterdir())
+ROOTS = {
+    "generate": GenerateConfig,
+    "study": StudyConfig,
+    "train": TrainConfig,
+    "warmup": WarmupConfig,
+}
 
 
 def name_of(path: Path) -> str:
@@ -36,8 +47,7 @@ def test_there_are_configs() -> None:
 def test_loads_as_the_root_class_of_its_folder(path: Path) -> None:
     assert path.suffix == ".toml"
     verb = path.relative_to(CONFIGS).parts[0]
-    root = getattr(config, f"{verb.capitalize()}Config")
-    assert isinstance(config.load_config(root, [path]), root)
+    assert isinstance(load_config(ROOTS[verb], [path]), ROOTS[verb])
 
 
 @pytest.mark.parametrize("path", SCHEDULES, ids=name_of)
@@ -62,7 +72,7 @@ def test_recipes_are_sparse_by_a_schedule_for_their_model(
 ) -> None:
     """Paths inside recipes begin at the repository's root."""
     monkeypatch.chdir(ROOT)
-    recipe = config.load_config(config.TrainConfig, [path])
+    recipe = load_config(TrainConfig, [path])
     schedule = named_schedule(str(recipe.rollout.attention.schedule))
     assert schedule.model == recipe.model.name.removeprefix("Qwen/")
     assert recipe.gate.mode == "act"

@@ -88,14 +88,17 @@ def test_examples_are_commands_that_exist(owner: str, example: str) -> None:
 def _load(verb: str, files: list[Path], settings: list[str]) -> None:
     """Settings exist, with such values."""
     pytest.importorskip("pydantic")
-    from sparrow import config
+    from sparrow.schema.common import GenerateConfig
+    from sparrow.schema.loading import load_config
+    from sparrow.schema.train import TrainConfig
+    from sparrow.schema.warmup import WarmupConfig
 
     kinds = {
-        "generate": config.GenerateConfig,
-        "train": config.TrainConfig,
-        "warmup": config.WarmupConfig,
+        "generate": GenerateConfig,
+        "train": TrainConfig,
+        "warmup": WarmupConfig,
     }
-    config.load_config(kinds[verb], files, settings)
+    load_config(kinds[verb], files, settings)
 
 
 @pytest.mark.parametrize("path", TREE, ids=name_of)

@@ -82,7 +82,7 @@ def test_no_message_stands_twice() -> None:
 
 
 def test_every_gate_action_has_an_entry() -> None:
-    kinds = assigned("sparrow/calibrate/gate/look.py", "Kind")
+    kinds = assigned("sparrow/schema/gate.py", "Kind")
     assert isinstance(kinds, ast.Subscript)
     for kind in ast.literal_eval(kinds.slice):
         assert re.search(rf"^\*\*{kind}\*\*", PAGE, flags=re.MULTILINE), kind

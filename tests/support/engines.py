@@ -11,9 +11,9 @@ from sparrow import models
 from sparrow.engine import Engine, Output
 from sparrow.engine.runner import Chunk
 from sparrow.models.attention import Packed
-from sparrow.records import Completion, OutputOptions, SamplingParams
+from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 
 VOCABULARY = 211
 SPARSE = Schedule.fixed(48)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from sparrow.dataflow.episodes import Actor, single_turn
-from sparrow.records import Trajectory
+from sparrow.schema.episode import Trajectory
 from sparrow.tasks.example import Example
 from sparrow.train.objectives import Surrogate, Terms
 from sparrow.train.objectives.surrogates import ppo

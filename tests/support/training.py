@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from sparrow import models
-from sparrow.config import TrainConfig
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
 from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.local.watching import Watcher
 from sparrow.files import read_lines as lines
+from sparrow.schema.train import TrainConfig
 from sparrow.tasks.base import Verdict
 from sparrow.tasks.example import Example
 from sparrow.tasks.tokenizer import puzzle_tokenizer

@@ -10,10 +10,10 @@ import numpy as np
 from sparrow.calibrate.planning import eflops
 from sparrow.calibrate.planning.plan import FEW, By, Plan, Unreachable, plan
 from sparrow.calibrate.planning.pricing import Ground, rollout
-from sparrow.calibrate.surface import Surface, Variant
 from sparrow.files import remove_unfinished, write_document
-from sparrow.records import to_dict
-from sparrow.sparse.schedule import DENSE, Schedule
+from sparrow.schema.base import to_dict
+from sparrow.schema.schedule import DENSE, Schedule
+from sparrow.schema.surface import Surface, Variant
 
 FORMAT = 1
 PLAN, SCHEDULE = "plan.json", "schedule.json"

@@ -7,8 +7,8 @@ from sparrow.calibrate.planning.hardware import Hardware
 from sparrow.calibrate.planning.plan import measured_to
 from sparrow.calibrate.planning.pricing import Ground
 from sparrow.calibrate.planning.workload import PROMPT, PUBLISHED, workload
-from sparrow.calibrate.surface import Surface
 from sparrow.models.spec import spec_from_hf
+from sparrow.schema.surface import Surface
 
 
 def ground_of(

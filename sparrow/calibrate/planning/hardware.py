@@ -11,7 +11,7 @@ rate, and its note says so. numpy and no torch: plans read this too.
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ import numpy as np
 
 from sparrow.calibrate.planning.cost import RESERVE, ByteModel, FloatArray, IntArray
 from sparrow.files import parse_document, read_text
-from sparrow.records import Record, from_dict, to_dict
+from sparrow.schema.base import Record, from_dict, to_dict
 
 if TYPE_CHECKING:  # that room loads torch
     from sparrow.models.spec import ModelSpec
@@ -35,7 +35,6 @@ RATE = f"> 0 and <= {LARGEST:g}"
 BOOK = 16_384  # lengths that are looked up at first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineTimes(Record):
     """What a decode step of our engine costs on a machine. A rate of None: it takes no time.
 
@@ -81,7 +80,7 @@ class EngineTimes(Record):
         return np.array(_per_unit(*rates))
 
     def _check(self) -> None:
-        for name, value in self._values().items():
+        for name, value in self:
             field = f"EngineTimes.{name}"
             if name.endswith("_per_s"):
                 _require(value is None or 0 < value <= LARGEST, field, value, f"{RATE}, or null")
@@ -91,7 +90,6 @@ class EngineTimes(Record):
                 _require(0 <= value <= MOST_COUNT, field, value, f">= 0 and <= {MOST_COUNT}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hardware(Record):
     """A machine: published figures, and the times of our engine where they were measured."""
 

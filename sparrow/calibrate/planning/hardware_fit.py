@@ -6,7 +6,7 @@ nothing, and differ between linear algebra libraries.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,8 @@ def fit(points: Sequence[Point]) -> EngineTimes:
         worst_error=0,
     )
     error = np.abs(errors(times, points))
-    return replace(
-        times, median_error=_short(float(np.median(error))), worst_error=_short(float(error.max()))
+    return times.replace(
+        median_error=_short(float(np.median(error))), worst_error=_short(float(error.max()))
     )
 
 

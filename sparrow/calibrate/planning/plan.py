@@ -17,8 +17,8 @@ from sparrow.calibrate.planning.choosing import FloatArray, cheapest, highest, m
 from sparrow.calibrate.planning.cost import Limit
 from sparrow.calibrate.planning.hardware import stretched
 from sparrow.calibrate.planning.pricing import Ground, Prices, dense_seconds, limit_of, prices
-from sparrow.calibrate.surface import LEAST_PROMPTS, Cell, Surface, Variant
-from sparrow.sparse.schedule import DENSE, Note, Schedule
+from sparrow.schema.schedule import DENSE, Note, Schedule
+from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface, Variant
 
 By = Literal["low", "p05"]
 FEW = 8  # prompts below which a cell says nothing

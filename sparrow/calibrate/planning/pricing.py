@@ -11,8 +11,8 @@ from sparrow.calibrate.planning.choosing import FloatArray
 from sparrow.calibrate.planning.cost import ByteModel, Limit, Trace, limit, rollout_seconds, trace
 from sparrow.calibrate.planning.hardware import Hardware, StepModel
 from sparrow.calibrate.planning.workload import Workload
-from sparrow.calibrate.surface import Surface, Variant
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import Surface, Variant
 
 if TYPE_CHECKING:
     from sparrow.models.spec import ModelSpec

@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from sparrow.calibrate.planning.files import Planned, as_json
-from sparrow.sparse.schedule import DENSE
+from sparrow.schema.schedule import DENSE
 
 
 def tables(planned: Planned) -> list[Table]:

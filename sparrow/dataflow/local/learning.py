@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from sparrow.calibrate.gate import Estimate, Reading
 from sparrow.dataflow.local.run import Run
-from sparrow.records import Float32Array, Float32Matrix, Group, TrainSample, Trajectory
+from sparrow.schema.base import Float32Array, Float32Matrix
+from sparrow.schema.episode import Group, TrainSample, Trajectory
+from sparrow.schema.gate import RatioEstimate, Reading
 from sparrow.train.learner import Objective, Read, UpdateStats
 from sparrow.train.objectives.advantages import Rewards, overlong_penalty
 from sparrow.train.objectives.corrections import combine
@@ -24,7 +25,7 @@ class Batch:
     weights: tuple[Float32Array, ...]  # by learnt token: what corrections leave of it
     reads: tuple[Read, ...]
     readings: tuple[Reading, ...]  # exact acceptance, of the watched trajectories
-    estimates: tuple[Estimate, ...]  # its cheap estimate, of all
+    estimates: tuple[RatioEstimate, ...]  # its cheap estimate, of all
     mismatch: dict[str, float]
     broken: bool = False  # the dense pass gave what is no number
 
@@ -133,7 +134,7 @@ def _states(trajectory: Trajectory) -> Float32Matrix | None:
 def _with_old(sample: TrainSample, found: Read) -> TrainSample:
     old = np.zeros(len(sample), np.float32)
     old[sample.loss_mask] = found.logprob
-    return replace(sample, old_logprob=old)
+    return sample.replace(old_logprob=old)
 
 
 def _weights(
@@ -174,10 +175,10 @@ def _reading(trajectory: Trajectory, found: Read) -> Reading:
     )
 
 
-def _estimate(trajectory: Trajectory, found: Read) -> Estimate:
+def _estimate(trajectory: Trajectory, found: Read) -> RatioEstimate:
     decoded = _decoded(trajectory)
     log_rho = found.logprob - trajectory.rollout_logprob[trajectory.loss_mask]
-    return Estimate(
+    return RatioEstimate(
         lengths=np.flatnonzero(trajectory.loss_mask)[decoded].astype(np.int32),
         ratio=np.exp(np.minimum(log_rho, 0.0))[decoded].astype(np.float32),
     )

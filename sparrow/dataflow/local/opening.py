@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from sparrow.calibrate.gate import Gate
-from sparrow.config import GateConfig, TrainConfig, read_resolved
 from sparrow.dataflow.episodes import Episode, episode_of
 from sparrow.dataflow.language import Language, language_of
 from sparrow.dataflow.local.run import MODEL, Run
@@ -23,12 +21,15 @@ from sparrow.dataflow.stopping import Stopping
 from sparrow.engine.answer import placed_schedule
 from sparrow.engine.engine import Engine
 from sparrow.files import remove_unfinished, write_whole
+from sparrow.gate import Gate
 from sparrow.models import Decoder, fingerprint, load, tokenizer_digest
 from sparrow.models.checkpoint import pick_device
-from sparrow.records import to_dict
+from sparrow.schema.base import to_dict
+from sparrow.schema.loading import read_resolved
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import GateConfig, TrainConfig
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.choosing import judge_of, rows_of
 from sparrow.tasks.example import Example, Examples, Judge

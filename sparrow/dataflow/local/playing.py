@@ -6,14 +6,15 @@ gives the same tokens (on a CPU bit for bit), however many episodes run beside e
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sparrow.dataflow.episodes import Actor
 from sparrow.dataflow.local.learning import shaped_reward
 from sparrow.dataflow.local.run import EpisodeFailed, Run
 from sparrow.dataflow.stopping import Stopped
 from sparrow.engine.asynchronous import AsyncEngine
-from sparrow.records import Group, SamplingParams, Trajectory
+from sparrow.schema.episode import Group, Trajectory
+from sparrow.schema.sampling import SamplingParams
 from sparrow.tasks.example import Example
 from sparrow.train.objectives.advantages import informative
 from sparrow.train.world import dealt
@@ -152,8 +153,8 @@ def _round(run: Run, seats: Sequence[Seat]) -> list[Group]:
 
 
 def _without_states(group: Group) -> Group:
-    light = tuple(replace(one, hidden=None) for one in group.trajectories)
-    return replace(group, trajectories=light)
+    light = tuple(one.replace(hidden=None) for one in group.trajectories)
+    return group.replace(trajectories=light)
 
 
 async def _play_all(run: Run, seats: Sequence[Seat]) -> list[Group]:

@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparrow.config import TrainConfig, code_settings, read_resolved
-from sparrow.config.resolved import FILE_NAME
 from sparrow.dataflow.local import learning, playing
 from sparrow.dataflow.local.metrics import step_metrics
 from sparrow.dataflow.local.opening import close_run, open_parts, take_up
@@ -26,7 +24,11 @@ from sparrow.dataflow.runs.rollouts import (
     rollouts_file,
     write_rollouts,
 )
-from sparrow.records import Group
+from sparrow.schema.code import code_settings
+from sparrow.schema.episode import Group
+from sparrow.schema.loading import RESOLVED as FILE_NAME
+from sparrow.schema.loading import read_resolved
+from sparrow.schema.train import TrainConfig
 
 Part = Literal["rollout", "train"]
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from sparrow.calibrate.gate import Gate, Look
-from sparrow.config import TrainConfig
 from sparrow.dataflow.episodes import Episode
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.local.validating import Validation, told
@@ -23,8 +21,12 @@ from sparrow.dataflow.runs.checkpoints import Checkpoints
 from sparrow.dataflow.runs.files import RunFiles
 from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.engine.engine import Engine
+from sparrow.gate import Gate
 from sparrow.models import Decoder, hf_views, provenance, save
-from sparrow.records import Group, to_dict
+from sparrow.schema.base import to_dict
+from sparrow.schema.episode import Group
+from sparrow.schema.gate import Look
+from sparrow.schema.train import TrainConfig
 from sparrow.tasks.example import Examples, Judge
 from sparrow.train.learner import Learner, UpdateStats
 from sparrow.train.objectives.algorithms import Algorithm

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparrow.config import RowsConfig, TrainConfig
-from sparrow.dataflow.evaluation import Cell, Part, evaluate
+from sparrow.dataflow.evaluation import Part, evaluate
 from sparrow.dataflow.language import Language
 from sparrow.engine.engine import Engine
-from sparrow.records import SamplingParams
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.evaluation import EvaluationCell as Cell
+from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import RowsConfig, TrainConfig
 from sparrow.tasks.choosing import judge_of, rows_of
 from sparrow.tasks.judging import InProcess, Judges
 from sparrow.tasks.rows import FileRows

@@ -20,8 +20,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from sparrow.config import Section, save_resolved
-from sparrow.config.resolved import FILE_NAME
 from sparrow.dataflow.runs.lines import Lines, lines_by_step
 from sparrow.dataflow.runs.rollouts import (
     ROLLOUTS,
@@ -31,7 +29,10 @@ from sparrow.dataflow.runs.rollouts import (
     write_rollouts,
 )
 from sparrow.files import SUMS, FolderLock, parse_line, refuse_links, write_sums, write_whole
-from sparrow.records import Group
+from sparrow.schema.base import Record
+from sparrow.schema.episode import Group
+from sparrow.schema.loading import RESOLVED as FILE_NAME
+from sparrow.schema.loading import save_resolved
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -78,7 +79,7 @@ class RunFiles:
             self._writer = self._metrics = self._actions = self._validation = None
             self._lock.close()
 
-    def begin(self, config: Section, next_step: int) -> list[int]:
+    def begin(self, config: Record, next_step: int) -> list[int]:
         """Go on at `next_step`, 0 for a new run; what is there of later steps is taken out.
 
         The earlier steps whose metrics are not there come back: the run has a gap in its curve.

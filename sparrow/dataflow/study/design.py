@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparrow.config import ArmConfig, Choice, StudyConfig, TrainConfig
 from sparrow.files import read_document, write_document
+from sparrow.schema.study import ArmConfig, StudyConfig
+from sparrow.schema.train import Choice, TrainConfig
 
 APART = 1_000_000  # rows between those of one seed and the next: prompts differ by seed
 END = "end.json"

@@ -10,8 +10,6 @@ from sparrow.calibrate.collecting import Progress, Sampling
 from sparrow.calibrate.planning import files as plan_files
 from sparrow.calibrate.planning.ground import ground_of
 from sparrow.calibrate.planning.hardware import Hardware
-from sparrow.calibrate.surface import Surface
-from sparrow.config import ArmConfig
 from sparrow.dataflow import prompts as sources
 from sparrow.dataflow.calibrate import (
     Request,
@@ -23,7 +21,9 @@ from sparrow.dataflow.calibrate import (
 from sparrow.dataflow.study.design import Study
 from sparrow.files import make_folder
 from sparrow.models import Decoder, fingerprint, load
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.study import ArmConfig
+from sparrow.schema.surface import Surface
 
 Report = Callable[[str], None]
 Lengths = npt.NDArray[np.int64]

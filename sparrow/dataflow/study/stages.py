@@ -8,14 +8,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sparrow.config import StudyConfig, read_resolved, save_resolved
-from sparrow.config.resolved import FILE_NAME
-from sparrow.config.study import LAST
 from sparrow.dataflow.study.design import END, Cell, Study
 from sparrow.dataflow.study.plans import planned
 from sparrow.dataflow.study.running import Job, Jobs
 from sparrow.files import FolderLock, read_document, read_lines, refuse_links, remove_unfinished
 from sparrow.models.checkpoint import pick_device
+from sparrow.schema.loading import RESOLVED as FILE_NAME
+from sparrow.schema.loading import read_resolved, save_resolved
+from sparrow.schema.study import LAST, StudyConfig
 
 
 class NoRate(Exception):

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from sparrow.config.study import LAST
 from sparrow.report.page.reading import Plain
 from sparrow.report.study.reading import Cell, Design, Evaluation
+from sparrow.schema.study import LAST
 
 OFTEN = 1 / 3  # a bin counts where so many of the steps have it
 STEP_BIN, WINDOW_MIN = "sparse/step/p05/bin_", "sparse/accept_p05_min"

@@ -8,11 +8,11 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sparrow.config.study import LAST
 from sparrow.report.study.cells import Outcome, Spent, judge, mean, spent, values
 from sparrow.report.study.comparing import Difference, Sample, difference, pooled
 from sparrow.report.study.reading import Arm, Cell, Design, Study, Tail
 from sparrow.report.study.threshold import Point, Threshold, find_threshold
+from sparrow.schema.study import LAST
 
 PUBLISHED = 0.86
 MOVED = 2.0  # standard errors by which a control that must not move may do so

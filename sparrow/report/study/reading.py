@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparrow.config.bounds import folder_name
 from sparrow.files import verify
 from sparrow.report.page.reading import (
     MAYBE,
@@ -21,6 +20,7 @@ from sparrow.report.page.reading import (
     document,
     lines,
 )
+from sparrow.schema.types import folder_name
 
 KINDS = ("dense", "target", "fixed", "budget")
 ROLES = ("baseline", "arm", "collapses", "flat")

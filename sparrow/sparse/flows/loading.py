@@ -22,11 +22,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sparrow.config.code import names_code
+from sparrow.schema.code import names_code
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.nodes import FlowError, Place
-from sparrow.sparse.schedule import Schedule
 
 FORMS = "path/to/file.py[:name], module:name, or a built-in flow such as quest or fine_means(2)"
 LIBRARY = "sparrow.sparse.flows.library"

@@ -11,9 +11,9 @@ from support.specs import TINY as SPEC
 
 from sparrow import models, ops
 from sparrow.bench import decode, timing
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows import library
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 
 
 def short_run(split: bool) -> dict[str, Any]:

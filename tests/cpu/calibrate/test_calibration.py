@@ -19,14 +19,14 @@ from sparrow.calibrate.collecting import Collector, Sampling
 from sparrow.calibrate.forced import force, through_cache
 from sparrow.calibrate.replay import read, replay
 from sparrow.calibrate.rollouts import Prompt
-from sparrow.calibrate.surface import Surface
 from sparrow.calibrate.trajectories import Trajectories
 from sparrow.dataflow import prompts
 from sparrow.dataflow.calibrate import Request, calibrate
 from sparrow.files import FolderLock
 from sparrow.models import Decoder
+from sparrow.schema.schedule import LayerBudgets, Schedule
+from sparrow.schema.surface import Surface
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.schedule import LayerBudgets, Schedule
 
 SAMPLING = Sampling(samples=2, max_tokens=100, seed=3)
 EDGES = (0, 64, 128, 192)

@@ -26,9 +26,9 @@ from sparrow.calibrate.flows.store import Store, append_leaderboard, leaderboard
 from sparrow.calibrate.flows.texts import Text
 from sparrow.calibrate.replay import read, replay
 from sparrow.models import fingerprint
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean, dense, fine_means, oracle, quest
-from sparrow.sparse.schedule import Schedule
 
 ALL_SPARSE = Configuration(dense_layers=())
 TEXTS = [Sample(name=f"t{n}", kind="noise", ids=tuple(prompt(200, n))) for n in range(3)]

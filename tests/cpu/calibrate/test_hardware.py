@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +18,8 @@ from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.calibrate.planning.hardware import EngineTimes, Hardware, StepModel, known, stretched
 from sparrow.calibrate.planning.hardware_fit import Point, errors, fit, non_negative
 from sparrow.models.shapes import shape
-from sparrow.sparse import Schedule, preset
+from sparrow.schema.schedule import Schedule
+from sparrow.sparse import preset
 
 RESULTS = Path(__file__).parents[3] / "bench"
 SHAPES = ("1.7b", "4b", "8b", "14b")
@@ -47,7 +47,7 @@ TIMES = EngineTimes(
 
 def machine(engine: EngineTimes | None = TIMES) -> Hardware:
     plain = Hardware.plain("mine", bytes_per_s=1e9, flops_per_s=1e11, memory=10**7, reserve=1000)
-    return replace(plain, engine=engine)
+    return plain.replace(engine=engine)
 
 
 @cache
@@ -83,7 +83,7 @@ def test_a_dense_step_chooses_nothing() -> None:
 
 
 def test_landmarks_count_as_the_engine_reads_them() -> None:
-    engine = replace(TIMES, landmark_bytes_per_s=1e9, dense_bytes_per_s=None, kept_bytes_per_s=None)
+    engine = TIMES.replace(landmark_bytes_per_s=1e9, dense_bytes_per_s=None, kept_bytes_per_s=None)
     steps = StepModel(machine(engine), ByteModel(spec=SPEC, schedule=FIXED))
     assert steps.per_row(1, 30)[30] == pytest.approx(LANDMARK / 1e9)  # no budget bites
 
@@ -173,7 +173,7 @@ def test_the_shipped_constants_are_those_of_the_fit() -> None:
     shipped = Hardware.load("h200").engine
     assert shipped is not None
     refit = fit([point for size in SHAPES for point in points(size)])
-    for name in EngineTimes._hints():
+    for name in EngineTimes.model_fields:
         assert getattr(refit, name) == pytest.approx(getattr(shipped, name), rel=2e-3)
 
 
@@ -188,7 +188,7 @@ def test_points_of_another_benchmark_are_refused() -> None:
 
 
 def test_a_fit_finds_the_constants() -> None:
-    truth = replace(TIMES, product_rows=16, narrow_pages=128, landmark_bytes_per_s=3e9)
+    truth = TIMES.replace(product_rows=16, narrow_pages=128, landmark_bytes_per_s=3e9)
     draw, made = np.random.default_rng(1), []
     for rows in (1, 4, 16, 20, 40, 60):
         for longest in (200, 1500, 4000, 9000):
@@ -270,7 +270,7 @@ def test_unknown_machines(tmp_path: Path) -> None:
 )
 def test_constants_that_cannot_be(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"EngineTimes.{field}: got {value}"):
-        replace(TIMES, **{field: value})
+        TIMES.replace(**{field: value})
 
 
 def test_machines_that_cannot_be() -> None:

@@ -17,10 +17,10 @@ from sparrow.calibrate.planning.plan import Plan, Unreachable, least_kept, plan
 from sparrow.calibrate.planning.pricing import Ground, rollout
 from sparrow.calibrate.planning.tables import tables
 from sparrow.calibrate.planning.workload import Workload
-from sparrow.calibrate.surface import FORMAT, Cell, Surface, Variant
 from sparrow.models.spec import spec_to_hf
+from sparrow.schema.schedule import DENSE, Schedule
+from sparrow.schema.surface import FORMAT, Cell, Surface, Variant
 from sparrow.sparse import preset
-from sparrow.sparse.schedule import DENSE, Schedule
 
 BINS = (0, 256, 512, 768)
 BUDGETS = (64, 128, 256, 512)
@@ -189,8 +189,8 @@ def test_layers_that_get_less_are_not_taken_for_dense() -> None:
 
 def test_the_cheapest_variant_wins_and_the_others_are_told() -> None:
     better = [
-        replace(
-            one, variant="better", low=min(1, one.p05 + 0.04), p05=min(1, one.p05 + 0.05), high=1
+        one.replace(
+            variant="better", low=min(1, one.p05 + 0.04), p05=min(1, one.p05 + 0.05), high=1
         )
         for one in surface().cells
     ]
@@ -205,12 +205,12 @@ def test_the_cheapest_variant_wins_and_the_others_are_told() -> None:
 
 
 def test_cells_of_few_prompts_are_not_believed() -> None:
-    thin = tuple(replace(c, prompts=7) if c.start == 512 else c for c in surface().cells)
+    thin = tuple(c.replace(prompts=7) if c.start == 512 else c for c in surface().cells)
     found = best(ground(surface(cells=thin)))
     assert found.budgets == [64, 128]
     assert any("lengths over 512 were not measured" in note for note in found.notes)
     assert found.schedule.budget(600) == DENSE
-    none = tuple(replace(c, prompts=7) for c in surface().cells)
+    none = tuple(c.replace(prompts=7) for c in surface().cells)
     with pytest.raises(ValueError, match="nothing can be planned"):
         plan(ground(surface(cells=none)), 0.86)
 
@@ -293,7 +293,7 @@ def test_another_schedule_of_the_same_rule_is_looked_up() -> None:
 
 
 def test_what_the_surface_doubts_the_plan_says() -> None:
-    thin = tuple(replace(c, prompts=20) if c.start == 512 else c for c in surface().cells)
+    thin = tuple(c.replace(prompts=20) if c.start == 512 else c for c in surface().cells)
     doubtful = surface(cells=thin, undecided=("something",))
     notes = " ".join(best(ground(doubtful), 0.85).notes)
     assert "fewer than 48 prompts, so too narrow intervals, at 512 to 768 (20)" in notes

@@ -6,9 +6,9 @@ from support.specs import TINY
 
 from sparrow.calibrate.arms import DENSE, Arm, arm, schedule_of, variant_of
 from sparrow.calibrate.sensitivity import groups_of, only, shares, slope
-from sparrow.calibrate.surface import Cell, LayerLoss
+from sparrow.schema.schedule import DENSE as EVERYTHING
+from sparrow.schema.surface import Cell, LayerLoss
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.schedule import DENSE as EVERYTHING
 
 
 def loss(layers: tuple[int, ...], p05: float) -> LayerLoss:

@@ -14,10 +14,12 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("tomli_w")
 
-from sparrow.config import DataConfig, StageConfig, WarmupConfig, load_config
 from sparrow.dataflow import documents
 from sparrow.dataflow.documents import EVALUATION, PuzzleDocuments, document
-from sparrow.records import Document, to_dict
+from sparrow.schema.base import to_dict
+from sparrow.schema.episode import Document
+from sparrow.schema.loading import load_config
+from sparrow.schema.warmup import DataConfig, StageConfig, WarmupConfig
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.words import EOS, WORDS, decode, encode
 
@@ -72,9 +74,10 @@ def test_another_process_makes_the_same_without_torch() -> None:
     code = """
 import json, sys
 from pathlib import Path
-from sparrow.config import WarmupConfig, load_config
+from sparrow.schema.loading import load_config
+from sparrow.schema.warmup import WarmupConfig
 from sparrow.dataflow.documents import PuzzleDocuments
-from sparrow.records import to_dict
+from sparrow.schema.base import to_dict
 config = load_config(WarmupConfig, [Path("configs/warmup/base.toml")])
 print(json.dumps([to_dict(one) for one in PuzzleDocuments.of(config)(7)]))
 assert "torch" not in sys.modules

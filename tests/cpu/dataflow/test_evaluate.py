@@ -21,7 +21,7 @@ from sparrow.dataflow.evaluate import (
 )
 from sparrow.dataflow.evaluation import Answered
 from sparrow.dataflow.language import PUZZLE_LANGUAGE, language_of, speaks_puzzles
-from sparrow.records import Completion
+from sparrow.schema.sampling import Completion
 from sparrow.sparse import preset
 from sparrow.tasks.base import Verdict
 from sparrow.tasks.example import Example

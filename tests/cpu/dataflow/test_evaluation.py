@@ -10,18 +10,13 @@ import pytest
 pytest.importorskip("pydantic")
 
 from sparrow import models
-from sparrow.dataflow.evaluation import (
-    Answered,
-    Evaluation,
-    Part,
-    answer,
-    cell_of,
-    evaluate,
-)
+from sparrow.dataflow.evaluation import Answered, Part, answer, cell_of, evaluate
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
 from sparrow.engine import Engine
-from sparrow.records import Completion, SamplingParams, from_dict, to_dict
-from sparrow.sparse import Schedule
+from sparrow.schema.base import from_dict, to_dict
+from sparrow.schema.evaluation import Evaluation
+from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
 from sparrow.tasks.base import Verdict
 from sparrow.tasks.example import Example

@@ -20,8 +20,9 @@ pytest.importorskip("pydantic")
 pytest.importorskip("tomli_w")
 pytest.importorskip("pytest_timeout")  # markers are strict: without it the one below is unknown
 
-from sparrow.config import WarmupConfig, load_config
 from sparrow.dataflow.warmup import new_trainer, train
+from sparrow.schema.loading import load_config
+from sparrow.schema.warmup import WarmupConfig
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "bench" / "2026-11-15-warmup-base.jsonl"

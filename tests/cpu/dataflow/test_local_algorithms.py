@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ from sparrow.dataflow.language import PUZZLE_LANGUAGE
 from sparrow.dataflow.local.run import EpisodeFailed, Run
 from sparrow.dataflow.runs.rollouts import read_rollouts
 from sparrow.models import hf_views
-from sparrow.records import Completion, SamplingParams, Trajectory
+from sparrow.schema.episode import Trajectory
+from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.tasks.base import RIGHT, Verdict, wrong
 from sparrow.tasks.example import Example
 from sparrow.tasks.words import encode
@@ -234,7 +234,7 @@ def test_trajectories_of_turns_by_hand() -> None:
     assert trajectory_of("row", at_once, RIGHT, "").hidden is None, "of one turn alone"
     with pytest.raises(ValueError, match="turn 1 does not begin with the tokens before it"):
         trajectory_of("row", [turns[0], completion([1, 2, 4], [4])], RIGHT, "")
-    failed = replace(turns[0], finish_reason="error", error="out of pages")
+    failed = turns[0].replace(finish_reason="error", error="out of pages")
     with pytest.raises(RuntimeError, match="row: the engine failed: out of pages"):
         trajectory_of("row", [failed], RIGHT, "")
 
@@ -325,7 +325,7 @@ async def empty(actor: Actor, example: Example) -> list[Trajectory]:
 
 async def unpaid(actor: Actor, example: Example) -> list[Trajectory]:
     found = await single_turn(actor, example)
-    return [replace(one, reward=None) for one in found]
+    return [one.replace(reward=None) for one in found]
 
 
 def test_an_episode_that_fails_loses_nothing(model: Path, tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from support.training import config, metrics, model_folder, noisy, trained, weig
 from typer.testing import CliRunner
 
 from sparrow.cli import app
-from sparrow.config import save_resolved
 from sparrow.dataflow.local.loop import step, train
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
 from sparrow.dataflow.local.run import Diverged
 from sparrow.dataflow.local.watching import Nobody
 from sparrow.dataflow.runs import states
 from sparrow.dataflow.runs.rollouts import read_rollouts
+from sparrow.schema.loading import save_resolved
 
 SHORT = {"max_tokens": 8}
 NAN = "support.toys:nan_later"

@@ -13,10 +13,10 @@ from support.training import SPARSE, config, lines, metrics, model_folder, noisy
 from typer.testing import CliRunner
 
 from sparrow.cli import app
-from sparrow.config import save_resolved
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
 from sparrow.dataflow.local.run import GateStop
+from sparrow.schema.loading import save_resolved
 from sparrow.train.learner import Learner, Read
 
 ROLLOUT = {"attention": SPARSE, "max_tokens": 60, "samples": 3}

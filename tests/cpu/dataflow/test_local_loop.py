@@ -27,7 +27,6 @@ from support.training import (
 )
 
 from sparrow import load
-from sparrow.config import TrainConfig, read_resolved, save_resolved
 from sparrow.dataflow.episodes import Actor, single_turn
 from sparrow.dataflow.local.replaying import replay
 from sparrow.dataflow.runs.rollouts import read_rollouts, write_rollouts
@@ -35,7 +34,10 @@ from sparrow.dataflow.runs.states import read_state, write_state
 from sparrow.files import file_digest, read_document, write_document
 from sparrow.models import hf_views
 from sparrow.models.attention import Packed
-from sparrow.records import Completion, Trajectory
+from sparrow.schema.episode import Trajectory
+from sparrow.schema.loading import read_resolved, save_resolved
+from sparrow.schema.sampling import Completion
+from sparrow.schema.train import TrainConfig
 from sparrow.tasks.example import Example
 
 STILL = {"rate": 0.0}
@@ -326,7 +328,7 @@ def test_replay_names_trajectories_that_the_model_cannot_read(given: Path) -> No
     first = groups[0].trajectories[0]
     ids = np.array(first.ids)
     ids[0] = 10**6
-    changed = replace(groups[0], trajectories=(replace(first, ids=ids),))
+    changed = groups[0].replace(trajectories=(first.replace(ids=ids),))
     write_rollouts(given, 2, [changed])
     with pytest.raises(ValueError, match=r"step_000002\.jsonl"):
         replay(given, 2, "train")

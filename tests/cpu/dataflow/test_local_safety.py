@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from support.training import config, lines, metrics, model_folder, noisy, traine
 from typer.testing import CliRunner
 
 from sparrow.cli import app
-from sparrow.config import ConfigError, TrainConfig, load_config, save_resolved
 from sparrow.dataflow.episodes import Actor, single_turn
 from sparrow.dataflow.local import learning
 from sparrow.dataflow.local.loop import step, train
@@ -24,8 +22,11 @@ from sparrow.dataflow.local.opening import Parts, close_run, open_run, take_up
 from sparrow.dataflow.local.playing import play
 from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop
 from sparrow.dataflow.place import schedule_notes
-from sparrow.records import Trajectory
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.episode import Trajectory
+from sparrow.schema.errors import ConfigError
+from sparrow.schema.loading import load_config, save_resolved
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import TrainConfig
 from sparrow.tasks.base import RIGHT, Verdict
 from sparrow.tasks.example import Example
 from sparrow.train.learner import Learner, Read
@@ -115,11 +116,11 @@ def test_the_gate_sees_groups_that_dynamic_sampling_leaves_out(model: Path, tmp_
 
 
 async def without_acc(actor: Actor, example: Example) -> list[Trajectory]:
-    return [replace(one, acc=None) for one in await single_turn(actor, example)]
+    return [one.replace(acc=None) for one in await single_turn(actor, example)]
 
 
 async def misnamed(actor: Actor, example: Example) -> list[Trajectory]:
-    return [replace(one, prompt_id="other") for one in await single_turn(actor, example)]
+    return [one.replace(prompt_id="other") for one in await single_turn(actor, example)]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +297,7 @@ def test_a_gap_in_the_metrics_is_told_and_the_run_goes_on(model: Path, tmp_path:
 
 
 def test_a_revision_is_no_part_of_a_models_name() -> None:
-    schedule = replace(Schedule.fixed(64), model="Qwen3-0.6B")
+    schedule = Schedule.fixed(64).replace(model="Qwen3-0.6B")
     assert not schedule_notes(schedule, "Qwen/Qwen3-0.6B@main", 1000)
     assert schedule_notes(schedule, "Qwen/Qwen3-1.7B@main", 1000)
 

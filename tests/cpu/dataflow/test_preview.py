@@ -12,13 +12,14 @@ from rich.console import Console
 
 from sparrow.calibrate.planning.hardware import Hardware
 from sparrow.cli.preview import lines, show
-from sparrow.config import GateConfig, TrainConfig, load_config
 from sparrow.dataflow import place
 from sparrow.dataflow.preview import Preview, preview
 from sparrow.dataflow.preview_words import gate_words
 from sparrow.dataflow.step_time import UTILISATION
 from sparrow.models.shapes import shape
-from sparrow.records import from_dict, to_dict
+from sparrow.schema.base import from_dict, to_dict
+from sparrow.schema.loading import load_config
+from sparrow.schema.train import GateConfig, TrainConfig
 from sparrow.sparse import preset
 from sparrow.train.flops import forward_flops, training_flops
 

@@ -8,7 +8,6 @@ import random
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,14 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("tomli_w")
 
-from sparrow.config import TrainConfig, load_config
 from sparrow.dataflow.runs import rollouts
 from sparrow.dataflow.runs.files import RunFiles
 from sparrow.dataflow.runs.rollouts import read_rollouts, rollout_steps
 from sparrow.files import read_lines
-from sparrow.records import NOT_SAMPLED, Group, Trajectory, Turn
 from sparrow.report.page.runs import read_run
+from sparrow.schema.episode import NOT_SAMPLED, Group, Trajectory, Turn
+from sparrow.schema.loading import load_config
+from sparrow.schema.train import TrainConfig
 
 CONFIG = TrainConfig.model_validate({"model": {"name": "tiny"}, "data": {"task": "countdown"}})
 
@@ -258,9 +258,9 @@ def test_rollouts_come_back_equal(tmp_path: Path) -> None:
 def test_hidden_states_are_left_out(tmp_path: Path) -> None:
     bare = trajectory("a", 1)
     states = np.ones(((bare.weight_version >= 0).sum(), 4), dtype=np.float32)
-    group = Group(prompt_id="a", trajectories=(replace(bare, hidden=states),), baseline=-1.5)
+    group = Group(prompt_id="a", trajectories=(bare.replace(hidden=states),), baseline=-1.5)
     rollouts.write_rollouts(tmp_path, 0, [group])
-    assert read_rollouts(tmp_path, 0) == [replace(group, trajectories=(bare,))]
+    assert read_rollouts(tmp_path, 0) == [group.replace(trajectories=(bare,))]
 
 
 def test_rollouts_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

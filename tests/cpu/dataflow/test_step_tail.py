@@ -9,11 +9,11 @@ pytest.importorskip("pydantic")
 
 from support.training import SPARSE, config, metrics, model_folder, trained
 
-from sparrow.calibrate.gate import BinLook, Figures, Look, Reading
-from sparrow.dataflow.evaluation import Cell
 from sparrow.dataflow.local.metrics import _tail_of_step
 from sparrow.dataflow.local.validating import _named
-from sparrow.stats import Estimate
+from sparrow.schema.evaluation import Estimate
+from sparrow.schema.evaluation import EvaluationCell as Cell
+from sparrow.schema.gate import BinLook, Figures, Look, Reading
 
 NONE = dict.fromkeys(("p01", "p05", "low", "high", "p50", "mean", "estimate"))
 

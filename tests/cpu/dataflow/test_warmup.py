@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sparrow import models
-from sparrow.config import WarmupConfig, load_config
 from sparrow.dataflow import warmup
 from sparrow.dataflow.runs.states import read_state
 from sparrow.dataflow.warmup import new_trainer, run_directory, spec_of, train, warm_up
 from sparrow.files import FolderLock, parse_line
+from sparrow.schema.loading import load_config
+from sparrow.schema.warmup import WarmupConfig
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.words import VOCABULARY, encode
 

@@ -8,7 +8,7 @@ import pytest
 
 from sparrow import models
 from sparrow.engine import AsyncEngine, Engine
-from sparrow.records import SamplingParams
+from sparrow.schema.sampling import SamplingParams
 
 PROMPTS = [[5, 9, 2], list(range(40)), [7] * 33, [1], list(range(20, 90))]
 

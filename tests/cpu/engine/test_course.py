@@ -3,7 +3,7 @@
 import numpy as np
 
 from sparrow.engine.course import Course
-from sparrow.sparse import Schedule
+from sparrow.schema.schedule import Schedule
 
 WIDE = Schedule.fixed(96)
 

@@ -27,8 +27,8 @@ from support.engines import (
 from sparrow import models, ops
 from sparrow.engine import Engine, Output
 from sparrow.engine.pool import PAGE
-from sparrow.records import OutputOptions
-from sparrow.sparse.schedule import LayerBudgets, Schedule
+from sparrow.schema.sampling import OutputOptions
+from sparrow.schema.schedule import LayerBudgets, Schedule
 
 LONG = prompt(300, 9)
 

@@ -11,12 +11,12 @@ from support.engines import engine_of, prompt, run, same_bits, tiny
 from sparrow import models
 from sparrow.engine import generate as readable_loop
 from sparrow.engine.requests import sample_seeds
-from sparrow.records import SamplingParams
+from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.schedule import LayerBudgets, Schedule
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.formats import D, P, fp8
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import LayerBudgets, Schedule
 
 PROMPTS = [[5, 9, 2], prompt(40), prompt(150, 2)]
 MASS = Flow(

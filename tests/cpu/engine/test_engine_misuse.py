@@ -16,7 +16,7 @@ from support.engines import (
 
 from sparrow.engine import AsyncEngine, Engine
 from sparrow.models import Decoder, hf_views
-from sparrow.records import SamplingParams
+from sparrow.schema.sampling import SamplingParams
 
 PROMPTS = [prompt(40), prompt(150, 1)]
 

@@ -26,9 +26,9 @@ from sparrow.engine.engine import EXACT_BATCH
 from sparrow.engine.requests import sample_seeds
 from sparrow.models.attention import PackedSparse
 from sparrow.models.lora import Adapter
-from sparrow.records import Completion, SamplingParams
+from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 
 PROMPTS = [[5, 9, 2], prompt(40), prompt(16, 1), prompt(150, 2)]
 

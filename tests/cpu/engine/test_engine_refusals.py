@@ -8,10 +8,10 @@ from support.engines import SPARSE, engine_of, page_bytes, params, prompt, run, 
 
 from sparrow import models
 from sparrow.engine import Engine, Output
-from sparrow.records import OutputOptions, SamplingParams
+from sparrow.schema.sampling import OutputOptions, SamplingParams
+from sparrow.schema.schedule import LayerBudgets, Schedule
 from sparrow.sparse.flows import library
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import LayerBudgets, Schedule
 
 TRAINING = OutputOptions(training=True)
 

@@ -21,10 +21,10 @@ from support.engines import (
 
 from sparrow import models
 from sparrow.engine import AsyncEngine, Engine
-from sparrow.records import Completion
+from sparrow.schema.sampling import Completion
+from sparrow.schema.schedule import DENSE, Schedule
 from sparrow.sparse.flows import library
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import DENSE, Schedule
 
 LONG = 100
 WIDE = Schedule.fixed(80)

@@ -25,8 +25,8 @@ from support.engines import (
 from sparrow import models
 from sparrow.engine import Engine, Output
 from sparrow.models.lora import Adapter
-from sparrow.records import Completion, SamplingParams
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.schedule import Schedule
 
 STEMS = [prompt(200, seed) for seed in range(2)]  # prompts begin alike, for prefixes to share
 

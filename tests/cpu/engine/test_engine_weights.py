@@ -30,7 +30,7 @@ from torch import Tensor
 from sparrow import models
 from sparrow.engine.engine import Engine
 from sparrow.models.lora import Adapter
-from sparrow.records import Completion
+from sparrow.schema.sampling import Completion
 
 LONG = prompt(300, 9)
 EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"

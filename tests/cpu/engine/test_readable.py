@@ -9,8 +9,8 @@ import torch
 from sparrow import models, ops
 from sparrow.engine import generate
 from sparrow.models.attention import Packed, PackedSparse
-from sparrow.records import Completion, SamplingParams
-from sparrow.sparse import Schedule
+from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
 
 PROMPTS = [[5, 9, 2], list(range(40)), list(range(16)), [7] * 33]

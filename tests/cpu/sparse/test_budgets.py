@@ -1,12 +1,11 @@
 """The device look-up gives what the schedules say, for every row, layer and length."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
-from sparrow.sparse import DENSE, LayerBudgets, Schedule, preset
+from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
+from sparrow.sparse import preset
 from sparrow.sparse.budgets import BudgetTable
 
 LAYERS, KV_HEADS = 6, 3
@@ -123,7 +122,7 @@ def test_a_full_table_says_its_limit_and_stays_as_it_is() -> None:
     ("schedule", "message"),
     [
         (preset("qwen3-1.7b-0.86"), "'qwen3-1.7b-0.86' has 20 bins, the table holds 4"),
-        (replace(PER_LAYER, dense_layers=(0, 6)), r"names layers \[6\], the model has 0 to 5"),
+        (PER_LAYER.replace(dense_layers=(0, 6)), r"names layers \[6\], the model has 0 to 5"),
         (
             Schedule.fixed(64, layers=[LayerBudgets(layer=9, budgets=[64])]),
             r"names layers \[9\], the model has 0 to 5",

@@ -13,7 +13,7 @@ from sparrow import models
 from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.engine import Engine
 from sparrow.models.shapes import shape
-from sparrow.sparse import LayerBudgets, Schedule
+from sparrow.schema.schedule import LayerBudgets, Schedule
 from sparrow.sparse.compile import source
 from sparrow.sparse.flows import (
     D,

@@ -1,16 +1,14 @@
 """What a schedule says of its flow is looked up, never run; a flow that a person names must fit."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sparrow.sparse import Schedule
+from sparrow.schema.schedule import Note, Schedule
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.loading import built_in, library_flow, load_flow, resolve_flow
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Note
 
 EVIL = (
     "import pathlib; pathlib.Path({marker!r}).touch()\nfrom sparrow.sparse.flows.library import *"
@@ -23,7 +21,7 @@ mine = Flow(name="mine", score=lambda query, fields, position: position.page * {
 
 def schedule(source: str, flow: str = "quest", **changes: object) -> Schedule:
     note = Note(key="flow", text=source)
-    return replace(Schedule.fixed(64, flow=flow), provenance=(note,), **changes)  # type: ignore[arg-type]
+    return Schedule.fixed(64, flow=flow).replace(provenance=(note,), **changes)
 
 
 @pytest.fixture
@@ -91,7 +89,7 @@ def test_a_flow_of_the_library_is_found_by_name_and_constants() -> None:
 def test_a_library_flow_whose_formula_changed_does_not_fit() -> None:
     made = schedule("quest", flow_digest=library.quest.digest)
     Rule.of(made, resolve_flow(made))
-    other = replace(made, flow_digest=library.window.digest)
+    other = made.replace(flow_digest=library.window.digest)
     for check in (Rule.of, lambda s, f: Rule.like(s, f).check(s, page=16)):
         with pytest.raises(ValueError, match=library.window.digest):
             check(other, resolve_flow(other))

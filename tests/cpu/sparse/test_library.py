@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.schema.schedule import DENSE
 from sparrow.sparse.flows import interpret, library
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.interpret import Scene
 from sparrow.sparse.flows.tracing import trace
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import DENSE
 
 Array = np.ndarray[Any, Any]
 GROUP, SIZE = 2, 8

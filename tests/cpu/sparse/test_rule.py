@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,8 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.models.attention import PackedSparse
-from sparrow.sparse import DENSE, Schedule, kept_tokens, preset
+from sparrow.schema.schedule import DENSE, Schedule, kept_tokens
+from sparrow.sparse import preset
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.formats import D, P, fp8, fp32
@@ -121,7 +121,7 @@ def test_accepts_schedules_made_for_it() -> None:
     ],
 )
 def test_refuses_schedules_made_for_another_rule(change: dict[str, object], message: str) -> None:
-    schedule = replace(preset("qwen3-4b-0.86"), **change)
+    schedule = preset("qwen3-4b-0.86").replace(**change)
     with pytest.raises(ValueError, match=rf"'qwen3-4b-0.86' was not made for this: {message};"):
         Rule().check(schedule, page=16)
 

@@ -9,8 +9,8 @@ pytest.importorskip("pydantic")
 
 from support.leftovers import marked, marking
 
-from sparrow.config import DataConfig, StageConfig
 from sparrow.dataflow.documents import PuzzleDocuments
+from sparrow.schema.warmup import DataConfig, StageConfig
 from sparrow.train.packing import Pack, pack
 from sparrow.train.prefetch import packs
 

@@ -9,19 +9,16 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("tomli_w")
 
-from sparrow.config import (
-    ConfigError,
-    GenerateConfig,
-    Section,
-    StudyConfig,
-    TrainConfig,
-    WarmupConfig,
-    load_config,
-)
-from sparrow.config.sections import fields_of, takes_text
+from sparrow.schema.base import Record
+from sparrow.schema.common import GenerateConfig
+from sparrow.schema.errors import ConfigError, fields_of, takes_text
+from sparrow.schema.loading import load_config
+from sparrow.schema.study import StudyConfig
+from sparrow.schema.train import TrainConfig
+from sparrow.schema.warmup import WarmupConfig
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-FILES: dict[type[Section], Path] = {
+FILES: dict[type[Record], Path] = {
     GenerateConfig: CONFIGS / "generate" / "demo.toml",
     StudyConfig: CONFIGS / "study" / "tiny.toml",
     TrainConfig: CONFIGS / "train" / "tiny.toml",
@@ -40,13 +37,13 @@ def settings(kind: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield key, inner
 
 
-def refused(root: type[Section], *overrides: str) -> list[str]:
+def refused(root: type[Record], *overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as error:
         load_config(root, [FILES[root]], overrides)
     return list(error.value.args)
 
 
-def numbers(root: type[Section]) -> list[str]:
+def numbers(root: type[Record]) -> list[str]:
     """Keys that take a number: those which refuse a list, and not for being no text."""
     found = []
     for key, kind in settings(root):
@@ -59,7 +56,7 @@ def numbers(root: type[Section]) -> list[str]:
 
 
 @pytest.mark.parametrize("root", FILES)
-def test_every_number_has_an_upper_and_a_lower_bound(root: type[Section]) -> None:
+def test_every_number_has_an_upper_and_a_lower_bound(root: type[Record]) -> None:
     keys = numbers(root)
     assert keys
     for key in keys:
@@ -74,7 +71,7 @@ def test_every_number_has_an_upper_and_a_lower_bound(root: type[Section]) -> Non
 
 
 @pytest.mark.parametrize("root", FILES)
-def test_every_text_is_without_control_characters_and_of_some_length(root: type[Section]) -> None:
+def test_every_text_is_without_control_characters_and_of_some_length(root: type[Record]) -> None:
     for key, kind in settings(root):
         if takes_text(kind):
             for text in (*CONTROL, "x" * 5000):
@@ -88,7 +85,7 @@ def test_every_text_is_without_control_characters_and_of_some_length(root: type[
     ("root", "key"),
     [(TrainConfig, "run.name"), (WarmupConfig, "model.name"), (StudyConfig, "name")],
 )
-def test_a_name_that_becomes_a_folder_stays_where_it_is(root: type[Section], key: str) -> None:
+def test_a_name_that_becomes_a_folder_stays_where_it_is(root: type[Record], key: str) -> None:
     for text in ("", ".", "..", "../up", "a/b", "/root", "a\\b", ".hidden", " a", "x" * 201):
         (line,) = refused(root, f"--{key}={text}")
         assert line.startswith(f"{key}: got ")

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from sparrow.config import TrainConfig, code_settings
-from sparrow.config.code import DATA
-from sparrow.config.sections import _bare, fields_of, takes_text
+from sparrow.schema.code import DATA, code_settings
+from sparrow.schema.errors import _bare, fields_of, takes_text
+from sparrow.schema.train import TrainConfig
 
 BASE: dict[str, dict[str, Any]] = {"model": {"name": "tiny"}, "data": {"file": "rows.jsonl"}}
 CODE = {

@@ -8,7 +8,10 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("tomli_w")
 
-from sparrow.config import ConfigError, GenerateConfig, Section, load_config
+from sparrow.schema.base import Record
+from sparrow.schema.common import GenerateConfig
+from sparrow.schema.errors import ConfigError
+from sparrow.schema.loading import load_config
 
 SAMPLING_KEYS = (
     "n, temperature, top_k, top_p, max_tokens, min_tokens, stop_token_ids, ignore_eos, seed"
@@ -182,11 +185,11 @@ class TestCombinations:
         )
 
 
-class Required(Section):
+class Required(Record):
     steps: int
 
 
-class Root(Section):
+class Root(Record):
     inner: Required | None = None
     name: str
 

@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("tomli_w")
 
-from sparrow.config import GenerateConfig, GenerateSampling, load_config
+from sparrow.schema.common import GenerateConfig, GenerateSampling
+from sparrow.schema.loading import load_config
 
 
 def load(*overrides: str) -> GenerateConfig:

@@ -8,15 +8,13 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("tomli_w")
 
-from sparrow.config import (
-    ConfigError,
-    GenerateConfig,
-    Section,
-    StudyConfig,
-    TrainConfig,
-    WarmupConfig,
-    load_config,
-)
+from sparrow.schema.base import Record
+from sparrow.schema.common import GenerateConfig
+from sparrow.schema.errors import ConfigError
+from sparrow.schema.loading import load_config
+from sparrow.schema.study import StudyConfig
+from sparrow.schema.train import TrainConfig
+from sparrow.schema.warmup import WarmupConfig
 
 DEEP = 5000
 ODD = {
@@ -49,7 +47,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("root", [TrainConfig, StudyConfig, WarmupConfig, GenerateConfig])
-def test_an_odd_file(root: type[Section], tmp_path: Path) -> None:
+def test_an_odd_file(root: type[Record], tmp_path: Path) -> None:
     file = tmp_path / "odd.toml"
     for name, content in ODD.items():
         file.write_bytes(content)

@@ -4,7 +4,6 @@ import errno
 import os
 import random
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,8 @@ pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparrow.config import (
-    GenerateConfig,
-    GenerateSampling,
-    ModelConfig,
-    RunConfig,
-    load_config,
-    read_resolved,
-    save_resolved,
-)
+from sparrow.schema.common import GenerateConfig, GenerateSampling, ModelConfig, RunConfig
+from sparrow.schema.loading import load_config, read_resolved, save_resolved
 
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)
 devices = st.sampled_from(["auto", "cpu", "cuda", "cuda:3"])
@@ -66,7 +58,7 @@ def test_complete_with_defaults_and_without_none(tmp_path: Path) -> None:
     path = save_resolved(GenerateConfig(), tmp_path / "made" / "here")
     assert path == tmp_path / "made" / "here" / "config.resolved.toml"
     table = tomllib.loads(path.read_text())
-    assert set(table["sampling"]) == {field.name for field in fields(GenerateSampling)} - {"seed"}
+    assert set(table["sampling"]) == set(GenerateSampling.model_fields) - {"seed"}
     assert table["model"] == {"name": "smollm2-135m", "dtype": "auto", "device": "auto"}
     assert table["run"] == {}
 

@@ -11,11 +11,11 @@ pytest.importorskip("tomli_w")
 
 from pydantic import ValidationError
 
-from sparrow.config import GenerateConfig, ModelConfig, RunConfig
+from sparrow.schema.common import GenerateConfig, ModelConfig, RunConfig
 
 
 def test_importing_the_configuration_loads_no_torch() -> None:
-    script = "import sys, sparrow.config; assert 'torch' not in sys.modules"
+    script = "import sys, sparrow.schema.train; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 

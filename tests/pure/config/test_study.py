@@ -7,7 +7,9 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("tomli_w")
 
-from sparrow.config import ConfigError, StudyConfig, load_config, save_resolved
+from sparrow.schema.errors import ConfigError
+from sparrow.schema.loading import load_config, save_resolved
+from sparrow.schema.study import StudyConfig
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "study"
 DENSE = '[[arms]]\nname = "dense"\nrole = "baseline"\n'

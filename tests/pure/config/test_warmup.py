@@ -7,15 +7,14 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("tomli_w")
 
-from sparrow.config import (
-    ConfigError,
+from sparrow.schema.errors import ConfigError
+from sparrow.schema.loading import load_config, save_resolved
+from sparrow.schema.warmup import (
     DataConfig,
     OptimiserConfig,
     StageConfig,
     WarmupConfig,
     WarmupRunConfig,
-    load_config,
-    save_resolved,
 )
 
 OPTIMISER_KEYS = "rate, warm_up, decay, final, beta1, beta2, weight_decay, clip"

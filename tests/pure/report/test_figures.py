@@ -14,7 +14,6 @@ pytest.importorskip("matplotlib")
 
 from support.surfaces import cell, layer_loss, plan, surface
 
-from sparrow.calibrate.surface import Surface
 from sparrow.report.plan_plots import cost, schedule, write_plan
 from sparrow.report.style import drawing, save, sheet, width_of, wrapped
 from sparrow.report.surface_plots import (
@@ -26,6 +25,7 @@ from sparrow.report.surface_plots import (
     tails,
     write_surface,
 )
+from sparrow.schema.surface import Surface
 
 ROOT = Path(__file__).parents[3]
 LADDER = [256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120]

@@ -13,7 +13,7 @@ from sparrow.tasks.judging import InProcess, Judges
 
 pytest.importorskip("pydantic")  # configurations are made of it
 
-from sparrow.config.train import RowsConfig
+from sparrow.schema.train import RowsConfig
 from sparrow.tasks.choosing import MATH_SOURCE, example_of_row, judge_of, puzzle_judge, rows_of
 
 

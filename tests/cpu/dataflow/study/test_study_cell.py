@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from sparrow.config import StudyConfig
 from sparrow.dataflow.study.cell import run_cell
 from sparrow.dataflow.study.design import END, Study
+from sparrow.schema.study import StudyConfig
 
 CONFIG = {
     "name": "little",

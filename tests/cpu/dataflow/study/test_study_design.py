@@ -9,8 +9,8 @@ pytest.importorskip("pydantic")
 
 from support.studies import DENSE, SPARSE, TIS, study
 
-from sparrow.config import TrainConfig
 from sparrow.dataflow.study.design import APART, Study
+from sparrow.schema.train import TrainConfig
 
 FIXED = {"name": "fixed", "like": "p"}
 STARVED = {"name": "starved", "role": "collapses", "budget": 64, "corrections": [], "seeds": [0]}

@@ -10,12 +10,12 @@ pytest.importorskip("pydantic")
 from support.studies import DENSE, study
 from support.surfaces import surface
 
-from sparrow.calibrate.surface import Surface
 from sparrow.dataflow.study import plans
 from sparrow.dataflow.study.plans import drawn_lengths, equal_budget, make_plans, planned
-from sparrow.records import from_dict
-from sparrow.sparse.schedule import DENSE as ALL
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.base import from_dict
+from sparrow.schema.schedule import DENSE as ALL
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import Surface
 
 STARVED = {"name": "starved", "role": "collapses", "budget": 64}
 

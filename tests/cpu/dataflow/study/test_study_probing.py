@@ -5,8 +5,8 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from sparrow.calibrate.gate import Reading
 from sparrow.dataflow.study.probing import bins_of
+from sparrow.schema.gate import Reading
 
 
 def reading(

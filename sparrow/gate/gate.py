@@ -31,13 +31,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.calibrate.gate import budgets
-from sparrow.calibrate.gate.look import Action, BinLook, Estimate, Kind, Look, Reading, State
-from sparrow.calibrate.gate.watch import Sample, Sum, Watch, figures
-from sparrow.calibrate.gate.words import bin_words, budget_words, tail_words
-from sparrow.config.train import GateConfig
-from sparrow.records import from_dict, to_dict
-from sparrow.sparse.schedule import Schedule
+from sparrow.gate import budgets
+from sparrow.gate.watch import Sample, Sum, Watch, figures
+from sparrow.gate.words import bin_words, budget_words, tail_words
+from sparrow.schema.base import from_dict, to_dict
+from sparrow.schema.gate import Action, BinLook, Kind, Look, RatioEstimate, Reading, State
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import GateConfig
 
 Places = npt.NDArray[np.int64]
 
@@ -72,7 +72,7 @@ class Gate:
         return self._schedule
 
     def observe(
-        self, step: int, readings: Sequence[Reading], estimates: Sequence[Estimate] = ()
+        self, step: int, readings: Sequence[Reading], estimates: Sequence[RatioEstimate] = ()
     ) -> Look:
         """What the trajectories of a step, drawn under `schedule`, show; and what is done."""
         if step <= self._step:
@@ -133,7 +133,7 @@ class Gate:
                     watch.samples.append(Sample(self._step, reading.prompt, reading.alpha[inside]))
                     watch.seen = True
 
-    def _average(self, estimates: Sequence[Estimate], placed: Sequence[Places]) -> None:
+    def _average(self, estimates: Sequence[RatioEstimate], placed: Sequence[Places]) -> None:
         """Sums of this step's estimates to the windows of their bins."""
         totals = np.zeros(len(self._watches))
         counts = np.zeros(len(self._watches), np.int64)
@@ -167,7 +167,7 @@ class Gate:
     def _budget(self, place: int) -> int | None:
         return None if self._schedule is None else int(self._schedule.budgets[place])
 
-    def _mean_budget(self, tokens: Sequence[Reading | Estimate]) -> float | None:
+    def _mean_budget(self, tokens: Sequence[Reading | RatioEstimate]) -> float | None:
         """Over tokens, of what the common budget lets them read: never more than their length."""
         lengths = np.concatenate([np.zeros(0, np.int32), *(each.lengths for each in tokens)])
         if not len(lengths):

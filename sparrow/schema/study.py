@@ -6,7 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sparrow.config.bounds import (
+from sparrow.schema.base import FieldError, Record
+from sparrow.schema.train import Choice, TrainConfig
+from sparrow.schema.types import (
     Budget,
     Count,
     Directory,
@@ -20,18 +22,15 @@ from sparrow.config.bounds import (
     Workers,
     refuse_many,
 )
-from sparrow.config.schema import Section
-from sparrow.config.train import Choice, TrainConfig
-from sparrow.records import FieldError
 
 # Rows of seeds are a million apart, and numbers of rows have 63 bits.
 StudySeed = Annotated[int, Field(ge=0, le=2**40)]
-Role = Literal["baseline", "arm", "collapses", "flat"]
+ArmRole = Literal["baseline", "arm", "collapses", "flat"]
 LAST = 3  # evaluations at the end whose mean is a run's final accuracy
 MOST_RUNS = 4096
 
 
-class ArmConfig(Section):
+class ArmConfig(Record):
     """One way to roll out. Dense where neither target, budget nor like is given.
 
     Roles: baseline, what the others are compared with; arm; collapses, the control that must (or
@@ -39,7 +38,7 @@ class ArmConfig(Section):
     """
 
     name: Annotated[FolderName, Field(max_length=128)]  # with a seed it names a folder
-    role: Role = "arm"
+    role: ArmRole = "arm"
     target: Fraction | None = None  # a schedule planned for this p05
     budget: Budget | None = None  # one budget at all lengths, tokens
     like: Name | None = None  # one budget that reads as much as the schedule of this arm
@@ -63,7 +62,7 @@ class ArmConfig(Section):
         return self.target is None and self.budget is None and self.like is None
 
 
-class SurfaceConfig(Section):
+class SurfaceConfig(Record):
     """How schedules are planned: a surface that is measured first, or one that is there."""
 
     surface: Name | None = None  # surface.json of `sparrow calibrate`, of the same weights
@@ -74,7 +73,7 @@ class SurfaceConfig(Section):
     first: RowNumber = 50_000  # number of the first prompt, apart from others
 
 
-class OutcomeConfig(Section):
+class OutcomeConfig(Record):
     """What counts as collapse, lag and equality; fixed before anything runs."""
 
     drop: Fraction = 0.10  # final accuracy this far below the start is a collapse
@@ -85,7 +84,7 @@ class OutcomeConfig(Section):
     gain: Annotated[float, Field(ge=-1, le=1)] = 0.15
 
 
-class ProbeConfig(Section):
+class ProbeConfig(Record):
     """Answers whose acceptance is measured before and after every run, with its own schedule."""
 
     prompts: Count = 32
@@ -97,7 +96,7 @@ class ProbeConfig(Section):
         return self
 
 
-class StudyConfig(Section):
+class StudyConfig(Record):
     """`sparrow study`. `train` is what every run has in common."""
 
     name: FolderName = "study"

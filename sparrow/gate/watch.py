@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.calibrate.gate.look import Figures
+from sparrow.schema.gate import Figures
 from sparrow.stats import quantile_interval
 
 Floats = npt.NDArray[np.float32]

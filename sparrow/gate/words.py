@@ -1,9 +1,9 @@
 """What the gate says to people: bins, budgets, and where the tail is."""
 
-from sparrow.calibrate.gate.look import BinLook
-from sparrow.calibrate.gate.watch import Watch
-from sparrow.config.train import GateConfig
-from sparrow.sparse.schedule import DENSE
+from sparrow.gate.watch import Watch
+from sparrow.schema.gate import BinLook
+from sparrow.schema.schedule import DENSE
+from sparrow.schema.train import GateConfig
 
 
 def bin_words(start: int, stop: int | None) -> str:

@@ -4,7 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sparrow.config.bounds import (
+from sparrow.schema.base import FieldError, Record
+from sparrow.schema.common import AttentionConfig, Device
+from sparrow.schema.types import (
     BatchTokens,
     Count,
     Directory,
@@ -25,14 +27,12 @@ from sparrow.config.bounds import (
     Workers,
     refuse_many,
 )
-from sparrow.config.schema import AttentionConfig, Device, Section
-from sparrow.config.warmup import OptimiserConfig
-from sparrow.records import FieldError
+from sparrow.schema.warmup import OptimiserConfig
 
 Setting = bool | int | float | str
 
 
-class TrainModelConfig(Section):
+class TrainModelConfig(Record):
     """The policy. Weights are float32; `dtype` is that of the products and of the engine."""
 
     name: Name
@@ -40,7 +40,7 @@ class TrainModelConfig(Section):
     device: Device = "auto"
 
 
-class RowsConfig(Section):
+class RowsConfig(Record):
     """Where rows come from, and who judges them. One of task and file."""
 
     # A puzzle family (assignments, countdown, graph), or gym/NAME of reasoning-gym.
@@ -69,7 +69,7 @@ class RowsConfig(Section):
         return self
 
 
-class RolloutConfig(Section):
+class RolloutConfig(Record):
     """How answers are sampled. Training wants the model's own distribution: temperature 1."""
 
     prompts: Count = 16  # a step
@@ -89,14 +89,14 @@ class RolloutConfig(Section):
         return self
 
 
-class Choice(Section):
+class Choice(Record):
     """A function by its name here, or module:function, and what it is called with."""
 
     use: Name
     settings: dict[str, Setting] = Field(default_factory=dict)
 
 
-class AlgorithmConfig(Section):
+class AlgorithmConfig(Record):
     """The objective. The algorithm decides what is None."""
 
     name: Literal["grpo", "dr-grpo", "dapo", "rloo", "remax", "reinforce++"] = "grpo"
@@ -111,7 +111,7 @@ class AlgorithmConfig(Section):
     entropy: Weight = 0.0  # bonus for it
 
 
-class BatchConfig(Section):
+class BatchConfig(Record):
     """How a step's samples become updates."""
 
     updates: Count = 1  # optimiser steps, each on a share of the prompts
@@ -120,7 +120,7 @@ class BatchConfig(Section):
     compile: bool | None = None  # torch.compile joins small kernels of a layer; None: on a GPU
 
 
-class GateConfig(Section):
+class GateConfig(Record):
     """The tail gate: the 5th percentile of acceptance by length, and what is done about it."""
 
     mode: Literal["off", "warn", "act"] = "act"
@@ -141,7 +141,7 @@ class GateConfig(Section):
     slack: Fraction = 0.04  # lower end this far above target is slack
 
 
-class ValidationConfig(Section):
+class ValidationConfig(Record):
     """Rows that are answered every so many steps, to see whether it helps."""
 
     every: StepsOrZero = 0  # steps; 0: never. Also before the first step and after the last
@@ -157,7 +157,7 @@ class ValidationConfig(Section):
         return self
 
 
-class TrainRunConfig(Section):
+class TrainRunConfig(Record):
     """How long it runs and what it leaves behind."""
 
     dir: Directory | None = None  # None: runs/train/NAME of the configuration
@@ -182,7 +182,7 @@ class RateConfig(OptimiserConfig):
     weight_decay: Weight = 0.0
 
 
-class TrainConfig(Section):
+class TrainConfig(Record):
     """`sparrow train`."""
 
     model: TrainModelConfig

@@ -7,16 +7,14 @@ then says that too. No torch: plans and reports read them as well.
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.files import CONTROL, read_document, write_document
-from sparrow.records import Int32Array, Record, from_dict, to_dict
+from sparrow.files import CONTROL
+from sparrow.schema.base import File, Int32Array, Record
 
 DENSE = 2**31 - 1
 """The budget of a layer or request that keeps everything: the largest int32."""
@@ -25,7 +23,6 @@ PLACE = ("family", "flow", "flow_digest", "page", "first", "last", "dense_layers
 """The fields that say where a schedule's budgets hold."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Note(Record):
     """One statement on where a schedule comes from."""
 
@@ -33,7 +30,6 @@ class Note(Record):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerBudgets(Record):
     """Budgets that one layer has instead of the schedule's common ones, over the same bins.
 
@@ -45,8 +41,7 @@ class LayerBudgets(Record):
     head: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Schedule(Record):
+class Schedule(File):
     """Kept tokens by total length, and the selection rule that they hold for.
 
     Bin i starts at lengths[i] tokens (the current one included) and keeps budgets[i]; the last bin
@@ -54,6 +49,8 @@ class Schedule(Record):
     that stay dense: another rule keeps other tokens, so budgets do not carry over to it; nor do
     they to another family of models.
     """
+
+    what: ClassVar[str] = "schedule"
 
     name: str
     lengths: Int32Array
@@ -135,8 +132,7 @@ class Schedule(Record):
         made_for |= {note.key: note.text for note in self.forced}
         now = {field: _said(changes.get(field, getattr(self, field))) for field in PLACE}
         dense = changes.get("dense_layers", self.dense_layers)
-        return replace(
-            self,
+        return self.replace(
             **changes,
             layers=tuple(item for item in self.layers if item.layer not in dense),
             forced=tuple(
@@ -175,22 +171,9 @@ class Schedule(Record):
         upto = "all" if most == DENSE else most
         return f"budgets {least} to {upto} tokens by {' and '.join(by)}"
 
-    def save(self, path: str | Path) -> None:
-        """Write the schedule as JSON, one field a line, with a digest."""
-        write_document(path, to_dict(self))
-
     @classmethod
-    def load(cls, path: str | Path) -> "Schedule":
-        """Read what `save` wrote: every field, no other, each once, and the digest right.
-
-        A schedule without a digest, by hand or of an older version, is taken as it is.
-        """
-        data = read_document(path, "schedule")
-        data.setdefault("flow_digest", None)  # older files do not have it
-        try:
-            return from_dict(cls, data)
-        except ValueError as error:
-            raise ValueError(f"schedule {path}: {error}") from error
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return {"flow_digest": None} | data
 
     def _check(self) -> None:
         self._check_rule()

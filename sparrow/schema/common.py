@@ -4,13 +4,13 @@ A field that may be None must have None as its default, because TOML cannot say 
 """
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, model_validator
 
-from sparrow.config.bounds import Budget, Directory, Name
-from sparrow.records import FieldError, SamplingParams
+from sparrow.schema.base import FieldError, Record
+from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.types import Budget, Directory, Name
 
 
 def _known_device(device: str) -> str:
@@ -22,13 +22,7 @@ def _known_device(device: str) -> str:
 Device = Annotated[str, AfterValidator(_known_device)]
 
 
-class Section(BaseModel):
-    """Base of every table: no unknown keys, no coercion between kinds of values, no changes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class ModelConfig(Section):
+class ModelConfig(Record):
     """Which model runs, and where."""
 
     name: Name = "smollm2-135m"  # shipped (tiny, small), fetched, on the hub, or a folder
@@ -36,7 +30,6 @@ class ModelConfig(Section):
     device: Device = "auto"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerateSampling(SamplingParams):
     """Sampling for a reader: close to greedy, a page at most; training wants other defaults."""
 
@@ -45,7 +38,7 @@ class GenerateSampling(SamplingParams):
     max_tokens: int = 512
 
 
-class AttentionConfig(Section):
+class AttentionConfig(Record):
     """How decoding attends. Sparse is explicit: without a budget or a schedule it is dense."""
 
     # Tokens kept in all; None: dense. At least the three pages of 16 that are always kept.
@@ -75,13 +68,13 @@ class AttentionConfig(Section):
         return self
 
 
-class RunConfig(Section):
+class RunConfig(Record):
     """What the run leaves behind."""
 
     dir: Directory | None = None  # None: nothing is written
 
 
-class GenerateConfig(Section):
+class GenerateConfig(Record):
     """`sparrow generate`."""
 
     model: ModelConfig = ModelConfig()

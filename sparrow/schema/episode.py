@@ -2,12 +2,11 @@
 
 import math
 import statistics
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from sparrow.records.base import (
+from sparrow.schema.base import (
     BoolArray,
     Float32Array,
     Float32Matrix,
@@ -15,13 +14,12 @@ from sparrow.records.base import (
     Int32Array,
     Record,
 )
-from sparrow.records.completion import LOGPROB_NOISE
+from sparrow.schema.sampling import LOGPROB_NOISE
 
 Role = Literal["system", "user", "assistant", "tool"]
 NOT_SAMPLED = -1  # weight version and policy id of a token that no policy sampled
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Turn(Record):
     """The tokens [start, stop) of a trajectory, and who said them."""
 
@@ -34,7 +32,6 @@ class Turn(Record):
             raise ValueError(f"Turn: got [{self.start}, {self.stop}), allowed: 0 <= start < stop")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupStats(Record):
     """Rewards of the whole group that a trajectory was sampled in, however it is split later."""
 
@@ -54,7 +51,6 @@ class GroupStats(Record):
         return cls(mean=statistics.mean(rewards), std=std, count=len(rewards))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory(Record):
     """One episode as token-aligned arrays: prompt and answers, over one turn or many.
 
@@ -87,7 +83,7 @@ class Trajectory(Record):
         """The same trajectory with its group's statistics, which can be given only once."""
         if self.group is not None:
             raise ValueError(f"Trajectory.group: already stamped for prompt {self.prompt_id!r}")
-        return replace(self, group=stats)
+        return self.replace(group=stats)
 
     def _check(self) -> None:
         self._require_aligned(
@@ -124,7 +120,6 @@ class Trajectory(Record):
             raise ValueError(f"Trajectory.hidden: got {given}, allowed: one for each")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Group(Record):
     """Trajectories of one prompt that are judged against each other, or a part of such a group."""
 
@@ -139,7 +134,7 @@ class Group(Record):
         if missing:
             raise ValueError(f"Group.stamp: {missing} without reward, prompt {self.prompt_id!r}")
         stats = GroupStats.of(rewards)
-        return replace(self, trajectories=tuple(t.stamp(stats) for t in self.trajectories))
+        return self.replace(trajectories=tuple(t.stamp(stats) for t in self.trajectories))
 
     def _check(self) -> None:
         prompts = {trajectory.prompt_id for trajectory in self.trajectories}
@@ -155,7 +150,6 @@ class Group(Record):
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainSample(Record):
     """What the trainer sees of a trajectory: its tokens, who sampled them, and how good it was.
 
@@ -192,3 +186,20 @@ class TrainSample(Record):
         self._refuse("loss_mask", self.loss_mask & first, "False at the first token")
         if not math.isfinite(self.advantage):
             raise ValueError(f"TrainSample.advantage: got {self.advantage}, allowed: a number")
+
+
+class Document(Record):
+    """The first `prompt` tokens are given, the others are learnt."""
+
+    ids: Int32Array
+    prompt: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def _check(self) -> None:
+        if not 1 <= self.prompt < len(self.ids):
+            raise ValueError(
+                f"Document.prompt: got {self.prompt} of {len(self.ids)} tokens, "
+                "allowed: at least 1, and fewer than all"
+            )

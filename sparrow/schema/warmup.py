@@ -4,7 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sparrow.config.bounds import (
+from sparrow.schema.base import FieldError, Record
+from sparrow.schema.common import Device
+from sparrow.schema.types import (
     Directory,
     FolderName,
     Name,
@@ -16,14 +18,12 @@ from sparrow.config.bounds import (
     Tokens,
     Weight,
 )
-from sparrow.config.schema import Device, Section
-from sparrow.records import FieldError
 
 MOST_STAGES = 64
 Width = Annotated[int, Field(ge=1, le=2**16)]
 
 
-class ShapeConfig(Section):
+class ShapeConfig(Record):
     """The model: a Qwen3 decoder with tied embeddings. The vocabulary is that of the puzzles."""
 
     name: FolderName
@@ -41,7 +41,7 @@ class ShapeConfig(Section):
     start: Name | None = None
 
 
-class StageConfig(Section):
+class StageConfig(Record):
     """A stretch of training: how many steps of how many tokens, on chains of which lengths."""
 
     steps: Steps
@@ -57,7 +57,7 @@ class StageConfig(Section):
         return self
 
 
-class DataConfig(Section):
+class DataConfig(Record):
     """Which puzzles, in which shares of the documents; every family is named, 0 leaves it out."""
 
     seed: Seed = 0
@@ -73,7 +73,7 @@ class DataConfig(Section):
         return self
 
 
-class OptimiserConfig(Section):
+class OptimiserConfig(Record):
     """AdamW. The rate goes up along a line, stays, and at the end goes down along a line."""
 
     rate: Rate = 2e-3
@@ -86,7 +86,7 @@ class OptimiserConfig(Section):
     clip: Annotated[float, Field(gt=0, le=1e12)] = 1.0
 
 
-class WarmupRunConfig(Section):
+class WarmupRunConfig(Record):
     """Where it runs and what it leaves behind."""
 
     dir: Directory | None = None  # None: runs/warmup/NAME
@@ -96,7 +96,7 @@ class WarmupRunConfig(Section):
     save_every: Steps = 500  # between checkpoints
 
 
-class WarmupConfig(Section):
+class WarmupConfig(Record):
     """`sparrow warmup`."""
 
     model: ShapeConfig

@@ -10,10 +10,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparrow.config.errors import ConfigError, describe, dotted, shortened
-from sparrow.config.schema import Section
-from sparrow.config.sections import kind_at, takes_text
 from sparrow.files import read_text
+from sparrow.schema.base import Record
+from sparrow.schema.errors import ConfigError, describe, dotted, kind_at, shortened, takes_text
 
 Table = dict[str, Any]
 KeyPath = tuple[str | int, ...]
@@ -49,7 +48,7 @@ def read_file(path: Path) -> Layer:
     return Layer(source, _checked(table, source))
 
 
-def read_override(root: type[Section], text: str) -> Layer:
+def read_override(root: type[Record], text: str) -> Layer:
     """One `--section.key=value`; the two dashes may be left out."""
     key, equals, value_text = text.removeprefix("--").partition("=")
     source = f"override {shortened(repr(text))}"

@@ -4,18 +4,15 @@ docs/calibrate.md describes every field. numpy and no torch: plans and plots rea
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, ClassVar
 
-from sparrow.files import read_document, write_document
-from sparrow.records import Record, from_dict, to_dict
+from sparrow.schema.base import File, Record
 
 FORMAT = 1
 LEAST_PROMPTS = 48
 """Below so many prompts an interval over prompts is narrower than it says."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Variant(Record):
     """What chooses pages, apart from how many: a flow, its configuration, budgets by layer.
 
@@ -35,7 +32,6 @@ class Variant(Record):
     flow_digest: str | None = None  # of the flow's formula, which schedules hold
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Estimators(Record):
     """Cheap estimates of acceptance beside the exact one, over the tokens of a cell.
 
@@ -54,7 +50,6 @@ class Estimators(Record):
     ratio_p05: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cell(Record):
     """Acceptance of the tokens of one variant and budget that were drawn in one bin of lengths.
 
@@ -81,7 +76,6 @@ class Cell(Record):
     estimators: Estimators | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerLoss(Record):
     """p05 where only these layers were sparse, of tokens at lengths over the budget."""
 
@@ -96,11 +90,14 @@ class LayerLoss(Record):
     prompts: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Surface(Record):
+class Surface(File):
     """Everything that a calibration found out, and how."""
 
-    format: int
+    what: ClassVar[str] = "surface"
+    version: ClassVar[int] = FORMAT
+    made_by: ClassVar[str] = "sparrow calibrate"
+
+    format: int = FORMAT
     model: str
     family: str
     fingerprint: str  # of the weights, dtype included
@@ -142,26 +139,9 @@ class Surface(Record):
                     "0 <= low <= p05 <= high <= 1 in one of the bins"
                 )
 
-    def save(self, path: str | Path) -> None:
-        """Write JSON with a digest, one record a line in lists; a file is replaced whole."""
-        write_document(path, to_dict(self))
-
     @classmethod
-    def load(cls, path: str | Path) -> "Surface":
-        """Read what `save` wrote; the digest must be right where there is one."""
-        data = read_document(path, "surface")
-        if data.get("format") != FORMAT:
-            raise ValueError(
-                f"{path} is no surface of format {FORMAT}: sparrow calibrate makes one"
-            )
-        data.setdefault("prompt_tokens", 0)  # older files of this format do not have these
-        for variant in data.get("variants") or ():
-            if isinstance(variant, dict):
-                variant.setdefault("flow_digest", None)
-        try:
-            return from_dict(cls, data)
-        except ValueError as error:
-            raise ValueError(f"surface {path}: {error}") from error
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return {"prompt_tokens": 0} | data
 
     def variant(self, name: str) -> Variant:
         for variant in self.variants:

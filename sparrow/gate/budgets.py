@@ -5,13 +5,13 @@ budgets do not fall with the length, and none is below the pages that are always
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.sparse.schedule import DENSE, Note, Schedule
+from sparrow.schema.schedule import DENSE, Note, Schedule
 
 Rows = npt.NDArray[np.int64]  # [common, then each of schedule.layers; bins]
 
@@ -146,7 +146,7 @@ def renamed(schedule: Schedule, what: str) -> Schedule:
     said = [note.text for note in schedule.provenance if note.key == NOTE]
     others = tuple(note for note in schedule.provenance if note.key != NOTE)
     note = Note(key=NOTE, text="; ".join([*said, what]))
-    return replace(schedule, name=f"{name}+gate{count + 1}", provenance=(*others, note))
+    return schedule.replace(name=f"{name}+gate{count + 1}", provenance=(*others, note))
 
 
 def _rows(schedule: Schedule) -> Rows:
@@ -156,8 +156,8 @@ def _rows(schedule: Schedule) -> Rows:
 
 def _with_rows(schedule: Schedule, rows: Rows, **others: Any) -> Schedule:
     own = zip(schedule.layers, rows[1:], strict=True)
-    layers = tuple(replace(item, budgets=row) for item, row in own)
-    return replace(schedule, budgets=rows[0], layers=layers, **others)
+    layers = tuple(item.replace(budgets=row) for item, row in own)
+    return schedule.replace(budgets=rows[0], layers=layers, **others)
 
 
 def _whole_pages(tokens: npt.NDArray[np.floating], page: int) -> Rows:

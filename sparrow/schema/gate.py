@@ -4,13 +4,12 @@ Lengths are total lengths at which tokens were drawn, the variable that a schedu
 that is number i of its sequence, from 0, prompt included, was drawn at length i.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.records import Float32Array, Int32Array, Record
+from sparrow.schema.base import Float32Array, Int32Array, Record
 
 State = Literal["sparse", "dense", "unjudged"]
 Kind = Literal["raise", "dense", "lower", "stop", "warn"]
@@ -18,7 +17,6 @@ Kind = Literal["raise", "dense", "lower", "stop", "warn"]
 ROUNDING = 1e-3  # by which sums of probabilities may leave 0 to 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reading(Record):
     """Exact acceptance of the sampled tokens of one trajectory."""
 
@@ -33,8 +31,7 @@ class Reading(Record):
         self._refuse("alpha", _outside(self.alpha), "0 to 1")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Estimate(Record):
+class RatioEstimate(Record):
     """min(1, p(x) / q(x)) of the sampled tokens of one trajectory.
 
     Its mean is that of alpha without bias; its quantiles are not alpha's and are never taken.
@@ -49,7 +46,6 @@ class Estimate(Record):
         self._refuse("ratio", _outside(self.ratio), "0 to 1")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Figures(Record):
     """Acceptance over tokens of a window; None where there are no tokens to tell."""
 
@@ -72,7 +68,6 @@ class Figures(Record):
         return self.p05, self.low, self.high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BinLook(Figures):
     """One bin of lengths as it was when these tokens were drawn: before actions of this look."""
 
@@ -87,7 +82,6 @@ class BinLook(Figures):
         return self.state != "unjudged"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Action(Record):
     """What the gate did in one bin, and why. Budgets are the schedule's common ones."""
 
@@ -104,7 +98,6 @@ class Action(Record):
     reason: str  # one sentence, with the figures
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Look(Record):
     """What the gate sees after a step, and what it does."""
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sparrow.config.train import TrainConfig
+from sparrow.schema.train import TrainConfig
 
 # Settings of `sparrow train` that name no code, whatever they say; keys in lists without a number.
 DATA = {

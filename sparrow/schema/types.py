@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from sparrow.files import CONTROL
-from sparrow.records import FieldError
+from sparrow.schema.base import FieldError
 
 MOST_TOKENS = 2**20
 MOST_ANSWERS = 2**20  # prompts x samples that are asked for together
