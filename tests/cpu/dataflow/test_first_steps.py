@@ -48,6 +48,7 @@ def assert_same_course(lines: list[dict[str, Any]], wanted: list[dict[str, Any]]
 
 
 @pytest.mark.timeout(2400)
+@pytest.mark.slow
 def test_the_first_steps_reproduce_the_recorded_curve() -> None:
     config = load_config(
         WarmupConfig, [ROOT / "configs" / "warmup" / "base.toml"], ["--run.device=cpu"]
