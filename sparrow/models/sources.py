@@ -1,5 +1,6 @@
 """Where models come from: the package, a folder, the package index or a hub; and provenance."""
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 from sparrow.files import SUMS, file_digest, has_sums, parse_json, read_text
 from sparrow.models.decoder import Decoder
 from sparrow.models.fetch import fetch, known
+from sparrow.models.spec import naming
 
 SHIPPED = Path(__file__).parent / "shipped"
 CONFIG = "config.json"
@@ -87,13 +89,17 @@ def _is_snapshot(folder: Path) -> bool:
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object in a file; ValueError with the file's name where it is none."""
     text = read_text(file)
-    try:
+    with naming(file):
         content = parse_json(text)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file}: holds {type(content).__name__}, not a table of keys")
     return content
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    """Write a JSON object, a key a line."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    file.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _checked_folder(folder: Path) -> Path:

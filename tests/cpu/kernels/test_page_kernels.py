@@ -189,7 +189,8 @@ def test_a_row_can_be_selected_inside_another_kernel(budget: int) -> None:
     count = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     _score_and_select[(1,)](pages, count, scores, 199, budget, 70, BLOCK=64)
     lengths, budgets = torch.tensor([[199], [budget]], device=DEVICE)
-    expected = definition.select_pages.definition(scores.view(1, 1, 64), lengths, budgets, page=4, width=70)
+    select_pages = definition.select_pages.definition
+    expected = select_pages(scores.view(1, 1, 64), lengths, budgets, page=4, width=70)
     same(pages, expected.pages[0, 0])
     same(count, expected.counts[0])
 
