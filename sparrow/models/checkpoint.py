@@ -17,8 +17,18 @@ from torch import Tensor
 from sparrow.files import remove_unfinished, unfinished_path, verify, write_sums
 from sparrow.models.decoder import Decoder, Layer
 from sparrow.models.shapes import shape
-from sparrow.models.sources import CONFIG, GENERATION_CONFIG, locate, read_json, write_json
-from sparrow.models.spec import ModelSpec, naming, spec_from_hf, spec_to_hf, token_ids
+from sparrow.models.sources import locate
+from sparrow.models.spec import (
+    CONFIG,
+    GENERATION_CONFIG,
+    ModelSpec,
+    naming,
+    read_json,
+    spec_from_hf,
+    spec_to_hf,
+    token_ids,
+    write_json,
+)
 from sparrow.models.tokenizer import tokenizer_names
 from sparrow.models.weights import (
     INDEX,

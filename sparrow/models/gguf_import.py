@@ -15,8 +15,7 @@ from torch import Tensor
 
 from sparrow.models.decoder import Decoder
 from sparrow.models.rope import Rope
-from sparrow.models.sources import CONFIG, GENERATION_CONFIG, write_json
-from sparrow.models.spec import ModelSpec, spec_to_hf
+from sparrow.models.spec import CONFIG, GENERATION_CONFIG, ModelSpec, spec_to_hf, write_json
 from sparrow.models.weights import WEIGHTS, hf_views, save_tensors
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ from sparrow.models.peft_format import (
     read_config,
     read_tensors,
 )
-from sparrow.models.sources import write_json
-from sparrow.models.spec import ModelSpec, naming
+from sparrow.models.spec import ModelSpec, naming, write_json
 from sparrow.models.weights import save_tensors
 
 

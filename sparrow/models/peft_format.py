@@ -13,8 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sparrow.models.sources import read_json
-from sparrow.models.spec import ModelSpec, check_only, naming
+from sparrow.models.spec import ModelSpec, check_only, naming, read_json
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

@@ -4,12 +4,18 @@ Three families, one decoder: they differ in QK-norm (Qwen3), biases on q, k, v (
 scaling (Llama 3). Keys known to ask for more than that are refused by name.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from sparrow.files import parse_json, read_text
 from sparrow.models.rope import Rope
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 
 ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
@@ -210,3 +216,19 @@ def token_ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (value,)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object in a file; ValueError with the file's name where it is none."""
+    text = read_text(file)
+    with naming(file):
+        content = parse_json(text)
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: holds {type(content).__name__}, not a table of keys")
+    return content
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    """Write a JSON object, a key a line."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    file.write_text(f"{text}\n", encoding="utf-8")

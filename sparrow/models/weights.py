@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sparrow.models.decoder import Decoder, Layer
-from sparrow.models.sources import read_json, write_json
+from sparrow.models.spec import read_json, write_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

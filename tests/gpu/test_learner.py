@@ -14,8 +14,7 @@ from sparrow.records import OutputOptions, SamplingParams, TrainSample
 from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
 from sparrow.train.learner import Learner, Objective
-from sparrow.train.objectives.aggregates import token_mean
-from sparrow.train.objectives.surrogates import gspo, ppo
+from sparrow.train.objectives.surrogates import gspo, ppo, token_mean
 from sparrow.train.policy import Policy
 
 LENGTHS = (700, 33, 257, 1024)

@@ -11,8 +11,7 @@ from sparrow.dataflow.local.run import Run
 from sparrow.records import Float32Array, Float32Matrix, Group, TrainSample, Trajectory
 from sparrow.train.learner import Objective, Read, UpdateStats
 from sparrow.train.objectives.advantages import Rewards, overlong_penalty
-from sparrow.train.objectives.corrections import combine
-from sparrow.train.objectives.diagnostics import diagnose
+from sparrow.train.objectives.corrections import combine, diagnose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

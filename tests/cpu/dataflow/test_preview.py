@@ -20,7 +20,7 @@ from sparrow.dataflow.step_time import UTILISATION
 from sparrow.models.shapes import shape
 from sparrow.records import from_dict, to_dict
 from sparrow.sparse import preset
-from sparrow.train.flops import forward_flops, training_flops
+from sparrow.train.costs import forward_flops, training_flops
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "configs/train").glob("*.toml"))

@@ -17,8 +17,7 @@ from sparrow.config import RateConfig
 from sparrow.models.attention import Packed
 from sparrow.records import TrainSample
 from sparrow.train.learner import Learner, Objective
-from sparrow.train.objectives.aggregates import token_mean
-from sparrow.train.objectives.surrogates import Surrogate, Terms, ppo
+from sparrow.train.objectives.surrogates import Surrogate, Terms, ppo, token_mean
 from sparrow.train.policy import Policy
 
 PPO = Objective(surrogate=ppo, aggregate=token_mean)
