@@ -17,7 +17,7 @@ from sparrow.engine.pool import PAGE
 from sparrow.models.spec import ModelSpec
 from sparrow.schema.base import Record
 from sparrow.schema.schedule import Schedule
-from sparrow.train.flops import BACKWARD, forward_flops
+from sparrow.train.costs import BACKWARD, forward_flops
 
 UTILISATION = 0.30
 """`training_flops` of an update over what the machine could do in its time, with recompute.

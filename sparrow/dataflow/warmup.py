@@ -26,8 +26,7 @@ from sparrow.files import (
     write_whole,
 )
 from sparrow.models import ModelSpec, load, random, save
-from sparrow.models.checkpoint import pick_device
-from sparrow.models.narrow import narrowed
+from sparrow.models.checkpoint import narrowed, pick_device
 from sparrow.models.rope import Rope
 from sparrow.schema.loading import save_resolved
 from sparrow.schema.warmup import ShapeConfig, WarmupConfig

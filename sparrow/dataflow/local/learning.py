@@ -12,8 +12,7 @@ from sparrow.schema.episode import Group, TrainSample, Trajectory
 from sparrow.schema.gate import RatioEstimate, Reading
 from sparrow.train.learner import Objective, Read, UpdateStats
 from sparrow.train.objectives.advantages import Rewards, overlong_penalty
-from sparrow.train.objectives.corrections import combine
-from sparrow.train.objectives.diagnostics import diagnose
+from sparrow.train.objectives.corrections import combine, diagnose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

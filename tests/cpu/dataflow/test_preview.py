@@ -21,7 +21,7 @@ from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.loading import load_config
 from sparrow.schema.train import GateConfig, TrainConfig
 from sparrow.sparse import preset
-from sparrow.train.flops import forward_flops, training_flops
+from sparrow.train.costs import forward_flops, training_flops
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "configs/train").glob("*.toml"))

@@ -1,12 +1,25 @@
-"""What the trainer needs: weights, gradients, moments, and activations of one micro-batch.
+"""What training costs: operations as utilisation counts them, and bytes of memory.
 
-Counted from what `Policy` keeps. Weights, gradients and both moments are float32, 16 bytes a
-parameter; copies in 16 bits are made layer by layer. Left out: kernels' scratch, what the allocator
-loses between blocks (some percent), and the context of a GPU. On an H200, Qwen3-1.7B, counted and
-measured GiB (bench/2026-11-15-train-h200.json): 67.4 and 60.2 (67.0 without torch.compile) for four
-sequences of 4096 tokens, 29.4 and 27.5 with recompute, 33.6 and 28.9 for one of 32768.
+Operations are the products that any implementation has to do, once forward and twice backward:
+
+- 2 for every weight of a product and token. Those weights are q, k, v, out, gate, up and down of
+  every layer and the LM head. An embedding is looked up and does not count; tied to the head, the
+  one matrix counts once, as the head. Norms and biases do not count.
+- Attention, causal: a token multiplies its query with the keys up to its own, and their weights
+  with the values, 2 x 2 x heads x head size x L^2 / 2 a layer and sequence of L tokens.
+
+What is computed again on the way back (recompute, logits by chunks) does not count: it is work, not
+progress.
+
+Memory is counted from what `Policy` keeps: weights, gradients and both moments in float32, 16 bytes
+a parameter, and activations of one micro-batch; copies in 16 bits are made layer by layer. Left
+out: kernels' scratch, what the allocator loses between blocks (some percent), and the context of a
+GPU. On an H200, Qwen3-1.7B, counted and measured GiB (bench/2026-11-15-train-h200.json): 67.4 and
+60.2 (67.0 without torch.compile) for four sequences of 4096 tokens, 29.4 and 27.5 with recompute,
+33.6 and 28.9 for one of 32768.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparrow.ops.reference.attention import QUERY_BLOCK
@@ -17,6 +30,7 @@ from sparrow.train.policy import CHUNK_BYTES as GPU_CHUNK
 if TYPE_CHECKING:
     from sparrow.models.spec import ModelSpec
 
+BACKWARD = 2  # times the forward pass: gradients of what went in, and of the weights
 WIDE = 4  # bytes of a float32
 LOGITS_COPIES = 3  # of a chunk on the way back: logits, log-probs, gradient
 BLOCK_COPIES = 4  # of a block's scores, at once, where attention is the definition
@@ -108,3 +122,23 @@ def _logits(spec: "ModelSpec", tokens: int, gpu: bool) -> int:
     row = WIDE * spec.vocabulary
     chunk = min(max(row, GPU_CHUNK if gpu else CPU_CHUNK), tokens * row)
     return LOGITS_COPIES * chunk + 2 * row * spec.hidden
+
+
+def product_weights(spec: "ModelSpec") -> int:
+    """Weights that every token is multiplied with: the N of 6 N T."""
+    attention = spec.hidden * (sum(spec.qkv_sizes) + spec.qkv_sizes[0])
+    layer = attention + 3 * spec.hidden * spec.intermediate
+    return spec.layers * layer + spec.vocabulary * spec.hidden
+
+
+def forward_flops(spec: "ModelSpec", lengths: Sequence[int]) -> float:
+    """2 N T and causal attention: one pass over sequences of these lengths, logits included."""
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"forward_flops: got a length of {min(lengths)} tokens, allowed: >= 0")
+    attention = 2 * spec.layers * spec.heads * spec.head_size * sum(int(n) ** 2 for n in lengths)
+    return float(2 * product_weights(spec) * sum(map(int, lengths)) + attention)
+
+
+def training_flops(spec: "ModelSpec", lengths: Sequence[int]) -> float:
+    """6 N T and causal attention three times: forward and backward, each operation once."""
+    return (1 + BACKWARD) * forward_flops(spec, lengths)
