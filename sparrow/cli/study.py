@@ -62,7 +62,7 @@ def study(
     settings, 130 stopped by Ctrl-C.
     """
     from sparrow.config import StudyConfig
-    from sparrow.processes.parents import die_with_parent
+    from sparrow.processes.supervisor import die_with_parent
 
     die_with_parent()
     chosen = [
