@@ -15,9 +15,8 @@ import torch
 from sparrow.calibrate.surface import Variant
 from sparrow.models import ModelSpec
 from sparrow.records import Int32Array, to_dict
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.flows.tracing import trace
 from sparrow.sparse.schedule import LayerBudgets, Schedule
 
 DENSE_ARM = "dense"

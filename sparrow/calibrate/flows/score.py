@@ -22,9 +22,8 @@ from sparrow.calibrate.flows.texts import Text
 from sparrow.calibrate.replay import acceptances, read
 from sparrow.calibrate.tails import TAIL
 from sparrow.models import Decoder, ModelSpec, fingerprint
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, Program, trace
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.flows.tracing import Program, trace
 from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import Schedule
 

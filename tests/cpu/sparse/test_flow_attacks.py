@@ -14,7 +14,7 @@ from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.engine import Engine
 from sparrow.models.shapes import shape
 from sparrow.sparse import LayerBudgets, Schedule
-from sparrow.sparse.compile import source
+from sparrow.sparse.compile import kernels
 from sparrow.sparse.flows import (
     D,
     Flow,
@@ -25,8 +25,8 @@ from sparrow.sparse.flows import (
     softmax_over_pages,
     weights,
 )
+from sparrow.sparse.flows.flow import check_weights, trace
 from sparrow.sparse.flows.loading import load_flow
-from sparrow.sparse.flows.tracing import check_weights, trace
 from sparrow.sparse.rule import Rule
 
 
@@ -95,7 +95,7 @@ def test_formulas_too_deep_are_refused_by_the_compiler_only() -> None:
         score=deep,
     )
     with pytest.raises(FlowError, match="depth is not compiled"):
-        source.module(trace(flow, 16, 64, 2), torch.bfloat16, block=16)
+        kernels.module(trace(flow, 16, 64, 2), torch.bfloat16, block=16)
 
 
 def test_fields_larger_than_the_page_are_refused() -> None:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from sparrow.sparse.flows import library, loading
-from sparrow.sparse.flows.tracing import trace
+from sparrow.sparse.flows.flow import trace
 
 TEXT = (Path(__file__).parents[3] / "docs/flows.md").read_text(encoding="utf-8")
 

@@ -16,11 +16,10 @@ import torch
 
 from sparrow.sparse.flows import functions as t
 from sparrow.sparse.flows import interpret
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, Program, trace
 from sparrow.sparse.flows.formats import fp32
 from sparrow.sparse.flows.interpret import Scene
-from sparrow.sparse.flows.nodes import FlowError
-from sparrow.sparse.flows.tracing import Program, trace
+from sparrow.sparse.flows.tensor import FlowError
 
 PAGE, SIZE, GROUP, HEADS, PAGES = 3, 5, 3, 2, 6
 LENGTHS = [2, 3, 10, 19, 18, 8, 17, 13]  # 0, 1, 3, 6, 6, 2, 5 and 4 finished pages
@@ -482,7 +481,9 @@ def test_state_moves_on_where_a_page_exists_and_stays_elsewhere() -> None:
     tensors = {name: torch.from_numpy(block) for name, block in blocks.items()}
     scene = Scene(lengths=torch.tensor(LENGTHS))
     before = {name: value.clone() for name, value in state.items()}
-    score_nGM, fresh = interpret.score(program, torch.from_numpy(q), tensors, scene, state)
+    score_nGM, fresh = interpret.score(
+        program, torch.from_numpy(q), tensors, scene, state, pages=PAGES
+    )
     for row, length in enumerate(LENGTHS):
         for head in range(HEADS):
             for page in range(PAGES):
@@ -507,7 +508,7 @@ def test_state_without_fields() -> None:
     state = {"seen": torch.ones(1, HEADS, 4)}
     scene = Scene(lengths=torch.tensor([3 * PAGE + 1]))
     q = torch.zeros(1, HEADS * GROUP, SIZE)
-    score_nGM, fresh = interpret.score(program, q, {}, scene, state)
+    score_nGM, fresh = interpret.score(program, q, {}, scene, state, pages=4)
     assert score_nGM.tolist() == [[[1, 1, 1, -math.inf]] * HEADS]
     assert fresh["seen"].tolist() == [[[1, 2, 3, 1]] * HEADS]
 
@@ -579,7 +580,7 @@ def test_weights_of_another_model_are_refused_with_their_line() -> None:
     program = trace(flow, *PROBE)
     q, blocks = torch.zeros(1, 3 * GROUP, SIZE), {"x": torch.ones(2, 3, SIZE)}
     lengths = torch.tensor([2 * PAGE])
-    interpret.score(program, q, blocks, Scene(lengths=lengths, layer=1))
+    interpret.score(program, q, blocks, Scene(lengths=lengths, layer=1), pages=2)
     line = score.__code__.co_firstlineno + 1
     for heads, layer in ((3, 2), (2, 1)):
         blocks = {"x": torch.ones(2, heads, SIZE)}
@@ -588,7 +589,7 @@ def test_weights_of_another_model_are_refused_with_their_line() -> None:
             rf":{line}: .*weights for 2 layers and 3 KV heads, but this is layer {layer} of a "
         )
         with pytest.raises(FlowError, match=message + rf"model with {heads} KV heads"):
-            interpret.score(program, q, blocks, Scene(lengths=lengths, layer=layer))
+            interpret.score(program, q, blocks, Scene(lengths=lengths, layer=layer), pages=2)
 
 
 def test_no_queries_and_no_finished_pages() -> None:
@@ -598,6 +599,6 @@ def test_no_queries_and_no_finished_pages() -> None:
     for lengths in ([], [0, 2]):
         q = torch.zeros(len(lengths), HEADS * GROUP, SIZE)
         scene = Scene(lengths=torch.tensor(lengths, dtype=torch.int64))
-        score_nGM, _ = interpret.score(program, q, blocks, scene)
+        score_nGM, _ = interpret.score(program, q, blocks, scene, pages=2)
         assert score_nGM.shape == (len(lengths), HEADS, 2)
         assert (score_nGM == -math.inf).all()

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.flows.formats import D, bf16
-from sparrow.sparse.flows.nodes import FlowError
-from sparrow.sparse.flows.tracing import trace
+from sparrow.sparse.flows.tensor import FlowError
 
 FILE = """\
 import math
@@ -79,7 +78,7 @@ FIELDS = {
     "not declared, unlike any": (
         {"summarise": "return {'mean': keys.mean(0), 'top': keys.max(0)}"},
         SUMMARISED,
-        r"'top', which is no declared field; add it to fields= .*\(declared: mean\)",
+        r"'top', which is no declared field; declare it",
     ),
     "not written": (
         {"fields": "{'mean': bf16(D), 'top': bf16(D)}"},
@@ -288,7 +287,7 @@ STATES = {
     "not declared": (
         "return fields.r + fields.mean.sum(), {'r': fields.r, 'R': fields.r}",
         SCORED,
-        r"score returns 'R', which is no declared state; add it to state= \(decl",
+        r"score returns 'R', which is no declared state; declare",
     ),
     "misspelt": (
         "return fields.r + fields.mean.sum(), {'r': fields.r, 'r_': fields.r}",

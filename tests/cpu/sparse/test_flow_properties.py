@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from sparrow.sparse.flows import functions as t
 from sparrow.sparse.flows import interpret
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.flows.formats import fp32
 from sparrow.sparse.flows.interpret import Scene
-from sparrow.sparse.flows.tracing import trace
 
 PAGE, SIZE, GROUP, HEADS, PAGES = 4, 4, 1, 2, 3  # pages with room for every two shapes
 SIZES = st.integers(1, 4)
@@ -61,7 +60,7 @@ def agrees(formula: Any, plain: Any, *shapes: tuple[int, ...], seed: int) -> Non
     tensors = {name: torch.from_numpy(block) for name, block in blocks.items()}
     scene = Scene(lengths=torch.tensor([PAGES * PAGE]))
     q = torch.zeros(1, HEADS * GROUP, SIZE)
-    got, _ = interpret.score(trace(flow, PAGE, SIZE, GROUP), q, tensors, scene)
+    got, _ = interpret.score(trace(flow, PAGE, SIZE, GROUP), q, tensors, scene, pages=PAGES)
     flat = [[np.ravel(value) @ mixture for value in row] for row in wanted]
     np.testing.assert_allclose(got[0], flat, rtol=1e-4, atol=1e-4)
 

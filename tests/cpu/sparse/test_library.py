@@ -10,9 +10,8 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.sparse.flows import interpret, library
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.flows.interpret import Scene
-from sparrow.sparse.flows.tracing import trace
 from sparrow.sparse.rule import Rule
 from sparrow.sparse.schedule import DENSE
 
@@ -88,7 +87,7 @@ def test_running_average_starts_as_the_block_mean() -> None:
     blocks, q = interpret.summarise(program, k, v), torch.from_numpy(Q.astype(np.float32))[None]
     scene, state = Scene(lengths=torch.tensor([12])), {"r": torch.zeros(1, 1, 3)}
     for wanted in ([1, -2, 0], [1.25, -2.5, 0], [1.3125, -2.625, 0]):
-        got, state = interpret.score(program, q, blocks, scene, state)
+        got, state = interpret.score(program, q, blocks, scene, state, pages=3)
         assert got[0, 0].tolist() == wanted
         assert state["r"][0, 0].tolist() == wanted
 

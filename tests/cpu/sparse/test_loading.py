@@ -6,7 +6,7 @@ import pytest
 
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.loading import built_in, load_flow
-from sparrow.sparse.flows.nodes import FlowError
+from sparrow.sparse.flows.tensor import FlowError
 
 ONE = """
 from sparrow.sparse.flows.flow import Flow
