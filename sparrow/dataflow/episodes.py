@@ -25,8 +25,7 @@ from sparrow.records import (
     Turn,
 )
 from sparrow.sparse.schedule import Schedule
-from sparrow.tasks.base import Verdict, drawn
-from sparrow.tasks.example import Example, Judge
+from sparrow.tasks.base import Example, Judge, Verdict, drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,7 @@ from sparrow.engine.engine import Engine
 from sparrow.records import Completion, Record, SamplingParams
 from sparrow.sparse.schedule import Schedule
 from sparrow.stats import Estimate, attempts, mean_at_k, pass_at_k
-from sparrow.tasks.base import Verdict, wrong
-from sparrow.tasks.example import Example, Examples, Judge
+from sparrow.tasks.base import Example, Examples, Judge, Verdict, wrong
 
 OnAnswer = Callable[[], None]
 OnSkip = Callable[[str], None]

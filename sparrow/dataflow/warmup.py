@@ -30,8 +30,7 @@ from sparrow.models import ModelSpec, load, random, save
 from sparrow.models.checkpoint import pick_device
 from sparrow.models.narrow import narrowed
 from sparrow.models.rope import Rope
-from sparrow.tasks.tokenizer import puzzle_tokenizer
-from sparrow.tasks.words import EOS, PAD, VOCABULARY, WORDS
+from sparrow.tasks.words import EOS, PAD, VOCABULARY, WORDS, puzzle_tokenizer
 from sparrow.train.prefetch import packs
 from sparrow.train.supervised import StepStats, Supervised
 

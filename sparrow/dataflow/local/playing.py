@@ -14,7 +14,7 @@ from sparrow.dataflow.local.run import EpisodeFailed, Run
 from sparrow.dataflow.stopping import Stopped
 from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.records import Group, SamplingParams, Trajectory
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 from sparrow.train.objectives.advantages import informative
 from sparrow.train.world import dealt
 

@@ -25,7 +25,7 @@ from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder, hf_views, provenance, save
 from sparrow.records import Group, to_dict
-from sparrow.tasks.example import Examples, Judge
+from sparrow.tasks.base import Examples, Judge
 from sparrow.train.learner import Learner, UpdateStats
 from sparrow.train.objectives.algorithms import Algorithm
 from sparrow.train.world import World

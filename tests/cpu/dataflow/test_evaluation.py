@@ -23,8 +23,7 @@ from sparrow.engine import Engine
 from sparrow.records import Completion, SamplingParams, from_dict, to_dict
 from sparrow.sparse import Schedule
 from sparrow.sparse.rule import Rule
-from sparrow.tasks.base import Verdict
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example, Verdict
 from sparrow.tasks.words import EOS, VOCABULARY, WORDS, decode, encode
 
 CONTEXT = 256

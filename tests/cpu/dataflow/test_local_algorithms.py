@@ -31,8 +31,7 @@ from sparrow.dataflow.local.run import EpisodeFailed, Run
 from sparrow.dataflow.runs.rollouts import read_rollouts
 from sparrow.models import hf_views
 from sparrow.records import Completion, SamplingParams, Trajectory
-from sparrow.tasks.base import RIGHT, Verdict, wrong
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import RIGHT, Example, Verdict, wrong
 from sparrow.tasks.words import encode
 
 SHORT = {"max_tokens": 8}

@@ -36,7 +36,7 @@ from sparrow.files import file_digest, read_document, write_document
 from sparrow.models import hf_views
 from sparrow.models.attention import Packed
 from sparrow.records import Completion, Trajectory
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 
 STILL = {"rate": 0.0}
 

@@ -26,8 +26,7 @@ from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop
 from sparrow.dataflow.place import schedule_notes
 from sparrow.records import Trajectory
 from sparrow.sparse.schedule import Schedule
-from sparrow.tasks.base import RIGHT, Verdict
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import RIGHT, Example, Verdict
 from sparrow.train.learner import Learner, Read
 
 WATCH = {"mode": "act", "sample": 8, "least": 10, "prompts": 2, "patience": 1}

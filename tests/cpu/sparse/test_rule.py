@@ -434,7 +434,7 @@ def test_a_rule_is_made_of_the_flow_that_a_schedule_names() -> None:
     rule = Rule.of(schedule, library.quest)
     assert (rule.name, rule.first, rule.last, rule.dense_layers) == ("quest", 0, 3, {2})
     rule.check(schedule, page=16)
-    with pytest.raises(ValueError, match="'quest'.*'block-mean'"):
+    with pytest.raises(ValueError, match=r"'quest'.*'block-mean'"):
         Rule.of(schedule)
     with pytest.raises(ValueError, match="got first -1, last 2, allowed: first >= 0, last >= 1"):
         Rule(first=-1)

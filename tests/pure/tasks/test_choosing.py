@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparrow.tasks import PUZZLES, Countdown
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 from sparrow.tasks.judging import InProcess, Judges
 
 pytest.importorskip("pydantic")  # configurations are made of it

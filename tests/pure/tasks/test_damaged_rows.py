@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.damage import damaged
 
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 from sparrow.tasks.rows import FileRows, Problem, example_of
 
 ROW = {

@@ -13,8 +13,7 @@ import pytest
 from support.leftovers import gone, marking
 
 from sparrow.processes.supervisor import descendants
-from sparrow.tasks.base import RIGHT, Verdict
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import RIGHT, Example, Verdict
 from sparrow.tasks.judging import InProcess, Judges
 from sparrow.tasks.verifier import verdict_of
 
@@ -326,7 +325,7 @@ def test_bad_settings(workers: int, deadline: float) -> None:
 
 PROGRAM = """
 import asyncio, os, sys
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 from sparrow.tasks.judging import Judges
 
 async def ask(judge):

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparrow.tasks.base import Verdict
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example, Verdict
 from sparrow.tasks.judging import Judges
 from sparrow.tasks.math import LONGEST, answer_of, compute_score
 

@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 
 from sparrow.tasks import PUZZLES
-from sparrow.tasks.example import Example
-from sparrow.tasks.reading import digest_of, files_of, read_rows
-from sparrow.tasks.rows import NO_TRUTH, FileRows, Problem, TaskRows, example_of
+from sparrow.tasks.base import Example
+from sparrow.tasks.rows import (
+    NO_TRUTH,
+    FileRows,
+    Problem,
+    TaskRows,
+    digest_of,
+    example_of,
+    files_of,
+    read_rows,
+)
 
 ROOT = Path(__file__).parents[3]
 CHAT = [{"role": "user", "content": "1 + 1?"}]
@@ -67,7 +75,7 @@ class TestReading:
         (tmp_path / "rows.parquet").write_text("nothing")
         code = (
             "import sys; sys.modules['pyarrow'] = None\n"
-            f"from sparrow.tasks.reading import read_rows; read_rows({str(tmp_path)!r} + "
+            f"from sparrow.tasks.rows import read_rows; read_rows({str(tmp_path)!r} + "
             "'/rows.parquet')"
         )
         done = subprocess.run(

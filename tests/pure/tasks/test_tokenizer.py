@@ -9,8 +9,7 @@ pytest.importorskip("transformers")
 from transformers import AutoTokenizer
 
 from sparrow.tasks import PUZZLES
-from sparrow.tasks.tokenizer import puzzle_tokenizer
-from sparrow.tasks.words import EOS, PAD, WORDS, decode, encode
+from sparrow.tasks.words import EOS, PAD, WORDS, decode, encode, puzzle_tokenizer
 
 SHIPPED = Path(__file__).parents[3] / "sparrow" / "models" / "shipped"
 FOLDERS = sorted(file.parent for file in SHIPPED.glob("*/tokenizer.json"))
