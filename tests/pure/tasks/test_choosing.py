@@ -91,11 +91,11 @@ def test_rows_that_nobody_judges_and_tasks_that_are_none(tmp_path: Path) -> None
     rows = [verl(5, source=source) for source in ("code", "hiyouga/geometry3k", "")]
     rows.append({"data_source": "countdown", "prompt": "?", "answer": {"target": 24}})
     for row in rows:
-        with pytest.raises(ValueError, match="data.reward"):
+        with pytest.raises(ValueError, match=r"data\.reward"):
             chosen(RowsConfig(file=str(lines(tmp_path / "rows.jsonl", [row]))))
     with pytest.raises(ValueError, match="chess"):
         chosen(RowsConfig(task="chess"))
-    with pytest.raises(ValueError, match="data.reward"):
+    with pytest.raises(ValueError, match=r"data\.reward"):
         chosen(RowsConfig(task="graph", reward="math"))
 
 
