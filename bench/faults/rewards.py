@@ -7,7 +7,7 @@ from pathlib import Path
 from faults.outcomes import Progress, Try
 from support.leftovers import gone, marking
 
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 from sparrow.tasks.judging import Judges
 
 DEADLINE = 2.0

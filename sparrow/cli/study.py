@@ -61,7 +61,7 @@ def study(
     Exit codes: 0 all runs have ended, 1 one failed or no rate was found, 2 a mistake in the
     settings, 130 stopped by Ctrl-C.
     """
-    from sparrow.processes.parents import die_with_parent
+    from sparrow.processes.supervisor import die_with_parent
     from sparrow.schema.study import StudyConfig
 
     die_with_parent()

@@ -18,8 +18,7 @@ from sparrow.schema.base import Float32Matrix, Int32Array
 from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
-from sparrow.tasks.base import Verdict, drawn
-from sparrow.tasks.example import Example, Judge
+from sparrow.tasks.base import Example, Judge, Verdict, drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,8 @@ from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.flows.loading import load_flow
 from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
+from sparrow.tasks.base import Example
 from sparrow.tasks.choosing import judge_of, puzzle_judge, rows_of
-from sparrow.tasks.example import Example
 from sparrow.tasks.rows import FileRows
 
 ROOM = 2.5  # an answer to a puzzle may be this many times as long as the dial says

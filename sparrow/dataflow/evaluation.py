@@ -21,8 +21,7 @@ from sparrow.schema.evaluation import Evaluation, EvaluationCell, PassAt, Reason
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.stats import attempts, mean_at_k, pass_at_k
-from sparrow.tasks.base import Verdict, wrong
-from sparrow.tasks.example import Example, Examples, Judge
+from sparrow.tasks.base import Example, Examples, Judge, Verdict, wrong
 
 OnAnswer = Callable[[], None]
 OnSkip = Callable[[str], None]

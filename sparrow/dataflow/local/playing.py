@@ -15,7 +15,7 @@ from sparrow.dataflow.stopping import Stopped
 from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.sampling import SamplingParams
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 from sparrow.train.objectives.advantages import informative
 from sparrow.train.world import dealt
 

@@ -27,7 +27,7 @@ from sparrow.schema.base import to_dict
 from sparrow.schema.episode import Group
 from sparrow.schema.gate import Look
 from sparrow.schema.train import TrainConfig
-from sparrow.tasks.example import Examples, Judge
+from sparrow.tasks.base import Examples, Judge
 from sparrow.train.learner import Learner, UpdateStats
 from sparrow.train.objectives.algorithms import Algorithm
 from sparrow.train.world import World

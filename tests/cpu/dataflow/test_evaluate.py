@@ -23,8 +23,7 @@ from sparrow.dataflow.evaluation import Answered
 from sparrow.dataflow.language import PUZZLE_LANGUAGE, language_of, speaks_puzzles
 from sparrow.schema.sampling import Completion
 from sparrow.sparse import preset
-from sparrow.tasks.base import Verdict
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example, Verdict
 from sparrow.tasks.words import VOCABULARY
 
 

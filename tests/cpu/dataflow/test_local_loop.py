@@ -38,7 +38,7 @@ from sparrow.schema.episode import Trajectory
 from sparrow.schema.loading import read_resolved, save_resolved
 from sparrow.schema.sampling import Completion
 from sparrow.schema.train import TrainConfig
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 
 STILL = {"rate": 0.0}
 

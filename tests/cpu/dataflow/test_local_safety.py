@@ -27,8 +27,7 @@ from sparrow.schema.errors import ConfigError
 from sparrow.schema.loading import load_config, save_resolved
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
-from sparrow.tasks.base import RIGHT, Verdict
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import RIGHT, Example, Verdict
 from sparrow.train.learner import Learner, Read
 
 WATCH = {"mode": "act", "sample": 8, "least": 10, "prompts": 2, "patience": 1}
