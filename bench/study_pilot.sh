@@ -8,7 +8,7 @@ python -c "
 from sparrow.sparse.schedule import Schedule
 for b in (64,128,192,256,384,512): Schedule.fixed(b, dense_layers=()).save(f'/tmp/b{b}.json')
 import tomllib, tomli_w
-c = tomllib.load(open('configs/study/small.toml','rb'))['train']
+c = tomllib.load(open('recipes/sparrow_recipes/configs/study/small.toml','rb'))['train']
 c['algorithm']['corrections'] = []
 tomli_w.dump(c, open('/tmp/t.toml','wb'))
 "

@@ -4,7 +4,7 @@
 
     surface = api.calibrate("tiny", "runs/mine", task="assignments", length=150)
     planned = api.plan(surface, target=0.86, folder="runs/mine")
-    trained = api.train("configs/train/tiny.toml", "--run.steps=12")
+    trained = api.train("tiny", "--run.steps=12")
     page = api.report("runs/mine", trained.parent)
 
 Each leaves files behind and goes on from those it finds, as the verbs do.
@@ -141,7 +141,8 @@ def train(
 ) -> Path:
     """Train, or go on, and give the folder of the trained model.
 
-    Settings are as on the command line, such as "--run.steps=50".
+    A configuration is one that was made, a file, or a shipped one's name; settings are as on the
+    command line, such as "--run.steps=50".
     """
     if isinstance(config, TrainConfig):
         if settings:
@@ -150,7 +151,7 @@ def train(
             )
         loaded = config
     else:
-        loaded = load_config(TrainConfig, [Path(config)], settings)
+        loaded = load_config(TrainConfig, [config], settings)
     run = open_run(loaded, watch=watch, report=report)
     try:
         return train_run(run)

@@ -159,7 +159,12 @@ def _started(verb: Verb, folder: Path) -> "subprocess.Popen[str]":
         text=True,
         errors="replace",
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{ROOT}/recipes",
+            "OMP_NUM_THREADS": "1",
+            "TERM": "dumb",
+        },
     )
 
 

@@ -21,7 +21,7 @@ from sparrow.schema.warmup import WarmupConfig
 from sparrow.sparse import named_schedule
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = ROOT / "configs"
+CONFIGS = ROOT / "recipes/sparrow_recipes/configs"
 SCHEDULES = sorted((CONFIGS / "schedules").iterdir())
 FILES = sorted(path for path in CONFIGS.rglob("*") if path.is_file() and path not in SCHEDULES)
 RECIPES = sorted((CONFIGS / "train").iterdir())

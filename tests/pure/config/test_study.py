@@ -11,7 +11,7 @@ from sparrow.schema.errors import ConfigError
 from sparrow.schema.loading import load_config, save_resolved
 from sparrow.schema.study import StudyConfig
 
-CONFIGS = Path(__file__).parents[3] / "configs" / "study"
+CONFIGS = Path(__file__).parents[3] / "recipes/sparrow_recipes/configs/study"
 DENSE = '[[arms]]\nname = "dense"\nrole = "baseline"\n'
 TARGET = '[[arms]]\nname = "p"\ntarget = 0.86\n'
 TRAIN = """

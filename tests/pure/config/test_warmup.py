@@ -19,7 +19,7 @@ from sparrow.schema.warmup import (
 
 OPTIMISER_KEYS = "rate, warm_up, decay, final, beta1, beta2, weight_decay, clip"
 RATE = "; did you mean rate?"
-CONFIGS = Path(__file__).parents[3] / "configs" / "warmup"
+CONFIGS = Path(__file__).parents[3] / "recipes/sparrow_recipes/configs/warmup"
 SMALLEST = """
 [model]
 name = "m"
