@@ -48,7 +48,7 @@ def calibrate(
     budgets: Sequence[int] = (),
     flows: Sequence[str] = ("block_mean",),
     dense_layers: Sequence[Sequence[int]] = ((),),
-    target: float = 0.86,
+    targets: Sequence[float] = (0.86,),
     bin: int | None = None,
     prompts: int = 96,
     first_round: int = 24,
@@ -67,8 +67,8 @@ def calibrate(
     """Measure acceptance by flow, budget and length on prompts of a task or of a file of rows.
 
     Options mean what they mean in `sparrow calibrate` and have its defaults; device and dtype are
-    for a model by its name. The verb can also read texts or ids, take several targets, check a
-    schedule and draw. The surface is also in folder/surface.json.
+    for a model by its name. The verb can also read texts or ids, check a schedule and draw.
+    The surface is also in folder/surface.json.
     """
     if (task is None) == (rows is None):
         raise ValueError(f"calibrate: got task {task!r} and rows {rows!r}, allowed: one of them")
@@ -84,7 +84,7 @@ def calibrate(
     settings = Settings(
         budgets=tuple(sorted(set(budgets or budgets_for(longest)))),
         edges=edges_for(longest, bin),
-        targets=(target,),
+        targets=tuple(targets),
         first_round=first_round,
         more=first_round,
         layer_groups=min(layer_groups, loaded.spec.layers),
@@ -115,19 +115,20 @@ def plan(
     *,
     by: By = "low",
     allow_dense: bool = False,
+    variants: Sequence[str] = (),
     hardware: str = "h200",
     folder: str | Path | None = None,
 ) -> Planned:
     """The cheapest schedule that keeps the target: `planned.best.schedule`.
 
-    Options as in `sparrow plan`, which can also choose among variants, price other machines and
-    workloads, and set other schedules beside it. With a folder, schedule.json and plan.json are
+    Options as in `sparrow plan`, which can also price other machines and workloads, and set other
+    schedules beside it. With a folder, schedule.json and plan.json are
     written there; the verb writes them beside the surface. Raises Unreachable where no measured
     budget keeps the target.
     """
     found = surface if isinstance(surface, Surface) else Surface.load(surface)
     ground = ground_of(found, Hardware.load(hardware))
-    planned = plan_files.make(ground, target, by=by, allow_dense=allow_dense)
+    planned = plan_files.make(ground, target, by=by, allow_dense=allow_dense, variants=variants)
     if folder is not None:
         plan_files.write(planned, folder)
     return planned

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sparrow.dataflow.place import dtype_of
 from sparrow.dataflow.runs.checkpoints import Checkpoints
 from sparrow.engine.memory import host_memory
 from sparrow.files import (
@@ -73,7 +74,7 @@ def new_trainer(config: WarmupConfig, *, resumed: bool = False) -> Supervised:
         model = random(spec, seed=config.model.seed)
     else:
         model = narrowed(load(config.model.start, dtype="float32", device="cpu"), spec)
-    dtype = _dtype(config.run.dtype, device)
+    dtype = dtype_of(config.run.dtype, device.type)
     return Supervised(model.to(device), config.optimiser, steps=config.steps, dtype=dtype)
 
 
@@ -217,11 +218,5 @@ def _save_checkpoint(trainer: Supervised, config: WarmupConfig, folder: Path) ->
 
 def _identity(config: WarmupConfig) -> str:
     """What must be equal for a run to go on: all but where it runs, and the products' dtype."""
-    dtype = str(_dtype(config.run.dtype, pick_device(config.run.device)))
+    dtype = dtype_of(config.run.dtype, pick_device(config.run.device).type)
     return f"{dtype} {config.model_dump_json(exclude={'run'})}"
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]

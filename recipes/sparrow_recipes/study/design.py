@@ -8,20 +8,21 @@ and where everything is kept.
     DIR/rejected/RATE/          cells of a rate at which the baseline did not learn
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from sparrow.files import read_document, write_document
+from sparrow.files import write_document
+from sparrow.schema.layers import Layer, merge
+from sparrow.schema.schedule import Schedule
 from sparrow.schema.study import ArmConfig, StudyConfig
 from sparrow.schema.train import Choice, TrainConfig
 
 APART = 1_000_000  # rows between those of one seed and the next: prompts differ by seed
 END = "end.json"
+ORDER = {"baseline": 0, "flat": 1, "collapses": 1, "arm": 2}  # the baseline decides on the rate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Cell(NamedTuple):
     """An arm under a seed."""
 
     arm: ArmConfig
@@ -32,27 +33,17 @@ class Cell:
         return f"{self.arm.name}-{self.seed}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A configuration, and where its parts are kept."""
+    """A configuration, its cells, and where its parts are kept."""
 
-    config: StudyConfig
-
-    @property
-    def folder(self) -> Path:
-        return self.config.dir or Path("runs") / "study" / self.config.name
-
-    @property
-    def calibration(self) -> Path:
-        return self.folder / "calibration"
-
-    @property
-    def plans(self) -> Path:
-        return self.folder / "plans"
-
-    @property
-    def design(self) -> Path:
-        return self.folder / "design.json"
+    def __init__(self, config: StudyConfig) -> None:
+        self.config = config
+        self.folder = config.dir or Path("runs") / "study" / config.name
+        self.calibration, self.plans = self.folder / "calibration", self.folder / "plans"
+        self.design = self.folder / "design.json"
+        cells = [Cell(arm, seed) for arm in config.arms for seed in arm.seeds or config.seeds]
+        self.cells = sorted(cells, key=lambda cell: (ORDER[cell.arm.role], cell.seed))
+        self.baseline_cells = [cell for cell in self.cells if cell.arm.role == "baseline"]
 
     def plan_of(self, arm: ArmConfig) -> Path:
         return self.plans / f"{arm.name}.json"
@@ -66,66 +57,40 @@ class Study:
     def ended(self, cell: Cell) -> bool:
         return (self.folder_of(cell) / END).exists()
 
-    @property
-    def cells(self) -> list[Cell]:
-        """The baseline first, as its gain decides on the rate; then seed by seed."""
-        rank = {"baseline": 0, "flat": 1, "collapses": 1, "arm": 2}
-        found = [
-            Cell(arm=arm, seed=seed)
-            for arm in self.config.arms
-            for seed in arm.seeds or self.config.seeds
-        ]
-        return sorted(found, key=lambda cell: (rank[cell.arm.role], cell.seed))
+    def planned(self) -> bool:
+        """Whether every arm has its schedule."""
+        return all(arm.dense or self.plan_of(arm).exists() for arm in self.config.arms)
 
     def cell(self, name: str) -> Cell:
-        for cell in self.cells:
-            if cell.name == name:
-                return cell
-        known = ", ".join(cell.name for cell in self.cells)
-        raise ValueError(f"no cell {name!r}; there are {known}")
-
-    @property
-    def baseline_cells(self) -> list[Cell]:
-        return [cell for cell in self.cells if cell.arm.role == "baseline"]
+        by_name = {cell.name: cell for cell in self.cells}
+        if name not in by_name:
+            raise ValueError(f"no cell {name!r}; there are {', '.join(by_name)}")
+        return by_name[name]
 
     def training(self, cell: Cell, rate: float) -> TrainConfig:
         """The settings of one run: what all have in common, and what its arm and seed decide."""
-        base, arm = self.config.train, cell.arm
-        attention: dict[str, Any] = {} if arm.dense else {"schedule": str(self.plan_of(arm))}
-        data: dict[str, Any] = {}
+        base, arm, run = self.config.train, cell.arm, {"name": cell.name, "seed": cell.seed}
+        changes: dict[str, Any] = {
+            "optimiser": {"rate": rate if arm.rate is None else arm.rate},
+            "gate": {"bin": base.gate.bin or self.config.surface.bin},  # alike in all
+            "run": {**run, "dir": self.folder_of(cell)},
+        }
         if base.data.task is not None:
-            data = {"first": base.data.first + cell.seed * APART}
-        algorithm = {} if arm.corrections is None else {"corrections": arm.corrections}
-        own_rate = rate if arm.rate is None else arm.rate
-        gate = {} if base.gate.bin is not None else {"bin": self.config.surface.bin}  # alike in all
-        return base.model_copy(
-            update={
-                "data": base.data.model_copy(update=data),
-                "rollout": base.rollout.model_copy(
-                    update={"attention": base.rollout.attention.model_copy(update=attention)}
-                ),
-                "algorithm": base.algorithm.model_copy(update=algorithm),
-                "gate": base.gate.model_copy(update=gate),
-                "optimiser": base.optimiser.model_copy(update={"rate": own_rate}),
-                "run": base.run.model_copy(
-                    update={"dir": self.folder_of(cell), "name": cell.name, "seed": cell.seed}
-                ),
-            }
-        )
+            changes["data"] = {"first": base.data.first + cell.seed * APART}
+        if not arm.dense:
+            changes["rollout"] = {"attention": {"schedule": str(self.plan_of(arm))}}
+        if arm.corrections is not None:
+            changes["algorithm"] = {"corrections": arm.corrections}
+        return TrainConfig.model_validate(merge([Layer("", base.model_dump()), Layer("", changes)]))
 
     def write_design(self, rate: float, command: str) -> None:
         """What the study is, for its report; budgets as the plans have them."""
-        config, train = self.config, self.config.train
-        outcome = config.outcome
+        config, train, outcome = self.config, self.config.train, self.config.outcome
         plain = {
             "name": config.name,
             "model": train.model.name,
             "data": train.data.model_dump(mode="json", exclude_none=True),
-            "rollout": {
-                "prompts": train.rollout.prompts,
-                "samples": train.rollout.samples,
-                "max_tokens": train.rollout.max_tokens,
-            },
+            "rollout": train.rollout.model_dump(include={"prompts", "samples", "max_tokens"}),
             "steps": train.run.steps,
             "every": train.validation.every,
             "problems": train.validation.rows * train.validation.samples,
@@ -143,16 +108,14 @@ class Study:
         write_document(self.design, plain)
 
     def _arm(self, arm: ArmConfig, rate: float) -> dict[str, Any]:
-        kind = "dense"
-        if not arm.dense:
-            kind = "target" if arm.target else "budget" if arm.budget else "fixed"
-        budget = arm.budget
-        if kind == "fixed" and self.plan_of(arm).exists():
-            budget = _first_budget(self.plan_of(arm))
+        kinds = {"target": arm.target, "budget": arm.budget, "fixed": arm.like}
+        budget, plan = arm.budget, self.plan_of(arm)
+        if arm.like is not None and plan.exists():
+            budget = int(Schedule.load(plan).budgets[0])
         corrections = self.config.train.algorithm.corrections
         return {
             "name": arm.name,
-            "kind": kind,
+            "kind": next((kind for kind, given in kinds.items() if given is not None), "dense"),
             "target": arm.target,
             "budget": budget,
             "like": arm.like,
@@ -163,19 +126,12 @@ class Study:
         }
 
 
-def _first_budget(file: Path) -> int:
-    try:
-        return int(read_document(file, "schedule")["budgets"][0])
-    except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"schedule {file}: no budgets ({error!r})") from error
-
-
 def _told(corrections: tuple[Choice, ...]) -> str:
-    found = []
-    for one in corrections:
-        settings = ", ".join(
-            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in one.settings.items()
-        )
-        found.append(f"{one.use}, {settings}" if settings else one.use)
+    def setting(name: str, value: object) -> str:
+        return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+    found = [
+        ", ".join([one.use, *(setting(name, value) for name, value in one.settings.items())])
+        for one in corrections
+    ]
     return "; ".join(found) or "none"

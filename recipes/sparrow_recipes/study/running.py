@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sparrow.files import make_folder, open_append
 from sparrow.processes.parents import with_parent
@@ -21,8 +21,7 @@ GRACE = 60.0  # seconds that a job has to end when asked
 LAST = 400  # characters of a failed job's log that are told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """Something to be done by `python -m sparrow` with these words; `done` says whether it is."""
 
     name: str
@@ -36,80 +35,71 @@ class JobFailed(Exception):
     """A job ended without having done its work. Its message has the end of its log."""
 
 
-class Jobs:
-    """Runs jobs until all are done, one fails, or `stop` says so."""
+Running = dict[Job, "subprocess.Popen[bytes]"]
 
-    def __init__(
-        self,
-        parallel: int,
-        *,
-        stop: Callable[[], bool],
-        event: Callable[[str], None],
-        look: Callable[[Sequence[str]], None],
-    ) -> None:
-        self.parallel, self._stop, self._event, self._look = parallel, stop, event, look
-        self._running: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
 
-    def run(self, jobs: Sequence[Job]) -> bool:
-        """Whether all are done; False where the end was wanted before."""
-        left = [job for job in jobs if not job.done()]
+def run_jobs(
+    jobs: Sequence[Job],
+    parallel: int,
+    *,
+    stop: Callable[[], bool],
+    event: Callable[[str], None],
+    look: Callable[[Sequence[str]], None],
+) -> bool:
+    """Run jobs until all are done or one fails; False where `stop` said so before."""
+    running: Running = {}
+    left = [job for job in jobs if not job.done()]
+    try:
+        while left or running:
+            if stop():
+                return False
+            for job in _ended(running):
+                event(f"{job.name}: done")
+            for job in left:
+                if len(running) < parallel and job.ready():
+                    running[job] = _open(job)
+                    event(f"{job.name}: begins")
+            left = [job for job in left if job not in running]
+            look([job.name for job in running])
+            time.sleep(LOOK_EVERY)
+    finally:
+        _end_all(running)
+    return True
+
+
+def _open(job: Job) -> "subprocess.Popen[bytes]":
+    """In a session of its own: Ctrl-C reaches this process, which tells the others."""
+    make_folder(job.log.parent)
+    with open_append(job.log) as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sparrow", *job.words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=with_parent({**os.environ, "TERM": "dumb", "NO_COLOR": "1"}),
+        )
+
+
+def _ended(running: Running) -> list[Job]:
+    """Take out those whose process has ended; JobFailed where it has not done its work."""
+    ended = [job for job, process in running.items() if process.poll() is not None]
+    for job in ended:
+        code = running.pop(job).returncode
+        if not job.done():
+            log = job.log.read_text(encoding="utf-8", errors="replace")[-LAST:].strip()
+            raise JobFailed(f"{job.name} ended with code {code}; {job.log} ends:\n{log}")
+    return ended
+
+
+def _end_all(running: Running) -> None:
+    for process in running.values():
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+    until = time.monotonic() + GRACE
+    for process in running.values():
         try:
-            while left or self._running:
-                if self._stop():
-                    return False
-                self._collect()
-                left = self._start(left)
-                self._look([job.name for job, _ in self._running.values()])
-                time.sleep(LOOK_EVERY)
-        finally:
-            self._end_all()
-        return True
-
-    def _start(self, left: list[Job]) -> list[Job]:
-        for job in left:
-            if len(self._running) < self.parallel and job.ready():
-                self._running[job.name] = job, self._open(job)
-                self._event(f"{job.name}: begins")
-        return [job for job in left if job.name not in self._running]
-
-    def _open(self, job: Job) -> "subprocess.Popen[bytes]":
-        """In a session of its own: Ctrl-C reaches this process, which tells the others."""
-        make_folder(job.log.parent)
-        with open_append(job.log) as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "sparrow", *job.words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=with_parent({**os.environ, "TERM": "dumb", "NO_COLOR": "1"}),
-            )
-
-    def _collect(self) -> None:
-        for name, (job, process) in list(self._running.items()):
-            code = process.poll()
-            if code is None:
-                continue
-            del self._running[name]
-            if not job.done():
-                raise JobFailed(
-                    f"{name} ended with code {code}; {job.log} ends:\n{_end_of(job.log)}"
-                )
-            self._event(f"{name}: done")
-
-    def _end_all(self) -> None:
-        for _, process in self._running.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        until = time.monotonic() + GRACE
-        for _, process in self._running.values():
-            try:
-                process.wait(max(0.1, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._running.clear()
-
-
-def _end_of(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-LAST:].strip()
+            process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -10,12 +10,10 @@ from pathlib import Path
 
 from sparrow.files import FolderLock, read_document, read_lines, refuse_links, remove_unfinished
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.loading import RESOLVED as FILE_NAME
-from sparrow.schema.loading import read_resolved, save_resolved
+from sparrow.schema.loading import RESOLVED, read_resolved, save_resolved
 from sparrow.schema.study import LAST, StudyConfig
 from sparrow_recipes.study.design import END, Cell, Study
-from sparrow_recipes.study.plans import planned
-from sparrow_recipes.study.running import Job, Jobs
+from sparrow_recipes.study.running import Job, run_jobs
 
 
 class NoRate(Exception):
@@ -43,7 +41,7 @@ def prepare(study: Study, command: str = "") -> None:
     refuse_links((*study.folder.glob("*"), *study.folder.glob("*/*")))
     refuse_other(study)
     fresh = not _begun(study)
-    if fresh or not (study.folder / FILE_NAME).exists():
+    if fresh or not (study.folder / RESOLVED).exists():
         whole = study.config.model_copy(update={"dir": study.folder.resolve()})
         save_resolved(whole, study.folder)
     if fresh or not study.design.exists():
@@ -61,17 +59,15 @@ def refuse_other(study: Study) -> None:
 
     Before anything was planned or run, the design may change too.
     """
-    if not (study.folder / FILE_NAME).exists():
+    if not (study.folder / RESOLVED).exists():
         if study.design.exists() or (study.folder / "cells").exists():
             raise ValueError(f"{study.folder} holds another study; name another dir")
         return
-    shown = {"dir": True, "parallel": True}
     if not _begun(study):
         return
-    before = read_resolved(StudyConfig, study.folder).model_dump(mode="json", exclude=shown)
-    now = study.config.model_dump(mode="json", exclude=shown)
-    if before != now:
-        names = [name for name in now if before.get(name) != now[name]]
+    before, now = dict(read_resolved(StudyConfig, study.folder)), dict(study.config)
+    names = [name for name in now if before[name] != now[name] and name not in ("dir", "parallel")]
+    if names:
         raise ValueError(
             f"{study.folder} holds a study of another design ({', '.join(names)} differ); name "
             "another dir, or remove that folder"
@@ -110,12 +106,13 @@ def conduct(
     while True:
         rate = rate_of(study)
         study.write_design(rate, command)
-        ended = Jobs(
+        ended = run_jobs(
+            jobs_of(study),
             parallel,
             stop=lambda: stop() or not_learnt(study) is not None,
             event=event,
             look=look,
-        ).run(jobs_of(study))
+        )
         missed = not_learnt(study)
         if missed is None:
             study.write_design(rate, command)  # budgets are known by now
@@ -126,27 +123,20 @@ def conduct(
 
 def jobs_of(study: Study) -> list[Job]:
     """The plans, and every cell; those that are sparse wait for the plans."""
-    folder = study.folder.resolve()  # not where the file says: the folder may have been moved
-    words = ("study", str(folder / FILE_NAME), f"--dir={folder}")
-    logs = study.folder / "logs"
-    plan = Job(
-        name="plans",
-        words=(*words, "--plan"),
-        log=logs / "plans.txt",
-        done=lambda: planned(study),
-        ready=lambda: True,
+    folder, logs = study.folder.resolve(), study.folder / "logs"
+    words = ("study", str(folder / RESOLVED), f"--dir={folder}")  # it may have been moved
+    plans = Job("plans", (*words, "--plan"), logs / "plans.txt", study.planned, lambda: True)
+    return [plans, *(_job(study, cell, words, logs) for cell in study.cells)]
+
+
+def _job(study: Study, cell: Cell, words: tuple[str, ...], logs: Path) -> Job:
+    return Job(
+        name=cell.name,
+        words=(*words, "--cell", cell.name),
+        log=logs / f"{cell.name}.txt",
+        done=lambda: study.ended(cell),
+        ready=lambda: cell.arm.dense or study.planned(),
     )
-    cells = [
-        Job(
-            name=cell.name,
-            words=(*words, "--cell", cell.name),
-            log=logs / f"{cell.name}.txt",
-            done=lambda cell=cell: study.ended(cell),  # type: ignore[misc]
-            ready=lambda cell=cell: cell.arm.dense or planned(study),  # type: ignore[misc]
-        )
-        for cell in study.cells
-    ]
-    return [plan, *cells]
 
 
 def not_learnt(study: Study) -> str | None:

@@ -9,6 +9,7 @@ pytest.importorskip("pydantic")
 
 from support.studies import DENSE, SPARSE, TIS, study
 
+from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
 from sparrow_recipes.study.design import APART, Study
 
@@ -35,13 +36,6 @@ def test_the_baseline_comes_first_then_controls_then_arms_seed_by_seed(tmp_path:
     assert made.config.baseline.name == "dense"
 
 
-def test_a_cell_by_its_name(tmp_path: Path) -> None:
-    made = study(tmp_path)
-    assert made.cell("p-1") in made.cells
-    with pytest.raises(ValueError, match=r"no cell 'p-2'; there are dense-0, dense-1, p-0, p-1"):
-        made.cell("p-2")
-
-
 def test_places(tmp_path: Path) -> None:
     made = study(tmp_path / "s")
     cell = made.cell("p-1")
@@ -49,6 +43,8 @@ def test_places(tmp_path: Path) -> None:
     assert made.plan_of(cell.arm) == tmp_path / "s" / "plans" / "p.json"
     assert made.rejected(1e-4) == tmp_path / "s" / "rejected" / "0.0001"
     assert study(tmp_path, dir=None).folder == Path("runs/study/s")
+    with pytest.raises(ValueError, match="dense-0"):
+        made.cell("p-2")
     assert not made.ended(cell)
     made.folder_of(cell).mkdir(parents=True)
     (made.folder_of(cell) / "end.json").write_text("{}", encoding="utf-8")
@@ -99,12 +95,6 @@ def test_bins_of_the_gate_are_alike_in_all_cells(tmp_path: Path) -> None:
     assert other.training(other.cell("dense-0"), 1e-4).gate.bin == 32
 
 
-def test_settings_of_a_cell_are_settings_of_train(tmp_path: Path) -> None:
-    """They are made by copying, which checks nothing; a file of them must load."""
-    for config in trainings(tmp_path).values():
-        assert TrainConfig.model_validate_json(config.model_dump_json()) == config
-
-
 def test_rows_of_a_file_are_not_moved(tmp_path: Path) -> None:
     """Their order differs by the run's seed."""
     train = {
@@ -142,12 +132,8 @@ def test_the_design_as_a_file(tmp_path: Path) -> None:
     assert (arms["dense"]["correction"], arms["dense"]["seeds"]) == ("token-tis, cap 2", [0, 1])
     assert (arms["still"]["rate"], arms["p"]["rate"], arms["p"]["target"]) == (0.0, 1e-5, 0.86)
     assert (arms["fixed"]["like"], arms["fixed"]["budget"]) == ("p", None)
-
-
-def test_the_budget_of_equal_cost_is_told_once_it_is_known(tmp_path: Path) -> None:
-    made = study(tmp_path / "s", ALL)
     made.plans.mkdir(parents=True)
-    (made.plans / "fixed.json").write_text('{"budgets": [112]}', encoding="utf-8")
+    Schedule.fixed(112).save(made.plans / "fixed.json")  # told once it is known
     made.write_design(1e-4, "")
     arms = json.loads(made.design.read_text(encoding="utf-8"))["arms"]
     assert next(arm for arm in arms if arm["name"] == "fixed")["budget"] == 112
