@@ -19,8 +19,8 @@ from sparrow.schema.loading import load_config
 from sparrow.schema.warmup import WarmupConfig
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.words import VOCABULARY, encode
-from sparrow_recipes import warmup
-from sparrow_recipes.warmup import new_trainer, run_directory, spec_of, train, warm_up
+from sparrow_recipes import documents, warmup
+from sparrow_recipes.warmup import new_trainer, run_directory, spec_of, warm_up
 
 STEPS = 7
 TOML = """
@@ -118,18 +118,17 @@ def test_a_run_leaves_its_curve_and_a_model(toml: Path, tmp_path: Path) -> None:
     assert load_config(WarmupConfig, [tmp_path / "run" / "config.resolved.toml"]) == config
 
 
-@pytest.mark.parametrize("until", [1, 3, 4, 6])
-def test_stopped_and_resumed_is_the_same_run(
-    toml: Path, tmp_path: Path, whole: Path, until: int
-) -> None:
-    """Inside a stage, at a checkpoint, between stages; bit for bit."""
-    config = config_of(toml, "halves")
-    assert warm_up(config, until=until) is None
-    assert len(curve(tmp_path / "halves")) == until
-    assert not (tmp_path / "halves" / "model").exists()
-    assert warm_up(config) == tmp_path / "halves" / "model"
-    assert curve(tmp_path / "halves") == curve(whole)
-    assert_same_weights(tmp_path / "halves", whole)
+def test_stopped_and_resumed_is_the_same_run(toml: Path, tmp_path: Path, whole: Path) -> None:
+    """Inside a stage, at a checkpoint, between stages; bit for bit. Where it runs may change."""
+    for until in (1, 3, 4, 6):
+        name = f"until {until}"
+        assert warm_up(config_of(toml, name), until=until) is None
+        assert len(curve(tmp_path / name)) == until
+        assert not (tmp_path / name / "model").exists()
+        again = config_of(toml, name, *(["--run.save_every=100"] if until == 1 else []))
+        assert warm_up(again, until=100) == tmp_path / name / "model"  # beyond the end
+        assert curve(tmp_path / name) == curve(whole)
+        assert_same_weights(tmp_path / name, whole)
 
 
 def test_broken_off_between_checkpoints_it_goes_on_from_the_last(
@@ -151,30 +150,27 @@ def test_broken_off_between_checkpoints_it_goes_on_from_the_last(
     assert_same_weights(tmp_path / "broken", whole)
 
 
-def test_where_and_how_it_runs_may_change_in_between(
+def test_workers_make_the_same_documents(toml: Path, tmp_path: Path, whole: Path) -> None:
+    warm_up(config_of(toml, "run", "--run.workers=1"))
+    assert curve(tmp_path / "run") == curve(whole)
+
+
+def test_a_directory_of_another_configuration_is_refused(
     toml: Path, tmp_path: Path, whole: Path
 ) -> None:
-    warm_up(config_of(toml, "halves"), until=2)
-    warm_up(config_of(toml, "halves", "--run.save_every=100", "--run.workers=1"))
-    assert curve(tmp_path / "halves") == curve(whole)
-    assert_same_weights(tmp_path / "halves", whole)
-
-
-@pytest.mark.parametrize("until", [2, None])
-@pytest.mark.parametrize("change", ["--optimiser.rate=0.001", "--data.seed=1", "--model.seed=1"])
-def test_a_directory_of_another_configuration_is_refused(
-    toml: Path, tmp_path: Path, change: str, until: int | None
-) -> None:
-    warm_up(config_of(toml), until=until)
-    resolved = (tmp_path / "run" / "config.resolved.toml").read_text(encoding="utf-8")
-    with pytest.raises(ValueError, match=r"is of another configuration.* \(run.dir\)"):
-        warm_up(config_of(toml, "run", change))
-    assert (tmp_path / "run" / "config.resolved.toml").read_text(encoding="utf-8") == resolved
+    warm_up(config_of(toml), until=2)
+    for folder in (tmp_path / "run", whole):
+        resolved = (folder / "config.resolved.toml").read_text(encoding="utf-8")
+        for change in ("--optimiser.rate=0.001", "--data.seed=1", "--model.seed=1"):
+            where = f"--run.dir={folder}"
+            with pytest.raises(ValueError, match=r"run\.dir"):
+                warm_up(load_config(WarmupConfig, [toml], [where, change]))
+        assert (folder / "config.resolved.toml").read_text(encoding="utf-8") == resolved
 
 
 def test_a_model_of_unknown_making_is_refused(toml: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "model").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"model is there, but no checkpoint: what made it"):
+    with pytest.raises(ValueError, match="checkpoint"):
         warm_up(config_of(toml))
 
 
@@ -202,39 +198,30 @@ def test_ended_without_its_model_it_only_saves(
     assert_same_weights(tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_is_refused(toml: Path, value: float) -> None:
-    config = config_of(toml)
-    trainer = new_trainer(config)
-    with torch.no_grad():
-        trainer.model.norm.weight.fill_(value)
-    with pytest.raises(ValueError, match=r"step 0: the loss is (nan|inf); lower the rate"):
-        list(train(trainer, config, until=1))
-
-
-def test_a_gradient_that_is_no_number_is_refused(toml: Path) -> None:
-    """It has spoilt the weights, whatever the loss was: no checkpoint may be made of them."""
-    config = config_of(toml)
-    trainer = new_trainer(config)
-    trainer.model.norm.weight.register_hook(lambda grad: grad * float("nan"))
-    with pytest.raises(ValueError, match="step 0: the gradient is nan; lower the rate"):
-        list(train(trainer, config, until=1))
-
-
-def test_no_checkpoint_is_left_of_a_run_that_went_wrong(
+def test_a_loss_or_gradient_that_is_no_number_is_refused(
     toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoilt(config: WarmupConfig, *, resumed: bool) -> Any:
-        trainer = new_trainer(config, resumed=resumed)
+    """Either has spoilt the weights: no checkpoint may be made of them."""
+
+    def spoil_weight(trainer: Any) -> None:
         with torch.no_grad():
             trainer.model.norm.weight.fill_(float("nan"))
-        return trainer
 
-    monkeypatch.setattr(warmup, "new_trainer", spoilt)
-    with pytest.raises(ValueError, match="step 0: the loss is nan; lower the rate"):
-        warm_up(config_of(toml))
-    assert not (tmp_path / "run" / "checkpoints").exists()
-    assert not (tmp_path / "run" / "model").exists()
+    def spoil_gradient(trainer: Any) -> None:
+        trainer.model.norm.weight.register_hook(lambda grad: grad * float("nan"))
+
+    for name, spoil in (("loss", spoil_weight), ("gradient", spoil_gradient)):
+
+        def spoilt(config: WarmupConfig, *, resumed: bool, spoil: Any = spoil) -> Any:
+            trainer = new_trainer(config, resumed=resumed)
+            spoil(trainer)
+            return trainer
+
+        monkeypatch.setattr(warmup, "new_trainer", spoilt)
+        with pytest.raises(ValueError, match=name):
+            warm_up(config_of(toml, name))
+        assert not (tmp_path / name / "checkpoints").exists()
+        assert not (tmp_path / name / "model").exists()
 
 
 def test_begins_with_a_wider_model(toml: Path, tmp_path: Path, whole: Path) -> None:
@@ -257,9 +244,9 @@ def test_begins_with_a_wider_model(toml: Path, tmp_path: Path, whole: Path) -> N
 
 def test_a_start_that_cannot_be_narrowed_is_refused(toml: Path, whole: Path) -> None:
     start = whole / "model"
-    with pytest.raises(ValueError, match="MLPs of 64 channels cannot give 65"):
+    with pytest.raises(ValueError, match="65"):
         warm_up(config_of(toml, "wide", f"--model.start={start}", "--model.intermediate=65"))
-    with pytest.raises(ValueError, match="only the context and the width of the MLPs may differ"):
+    with pytest.raises(ValueError, match="MLPs"):
         warm_up(config_of(toml, "deep", f"--model.start={start}", "--model.layers=2"))
 
 
@@ -276,40 +263,14 @@ def test_the_model_folder_is_one_of_transformers(toml: Path, whole: Path) -> Non
         torch.bfloat16
     }
     ours = models.load(place, device="cpu")
-    assert ours.spec == spec_of(config_of(toml).model)
-    assert models.load_tokenizer(place)(text)["input_ids"] == encode(text)
-
-
-def test_the_spec_of_a_configuration(toml: Path) -> None:
     spec = spec_of(config_of(toml).model)
+    assert ours.spec == spec
     assert (spec.family, spec.vocabulary, spec.tied) == ("qwen3", VOCABULARY, True)
-    assert (spec.layers, spec.hidden, spec.intermediate, spec.max_positions) == (1, 32, 64, 1024)
-    assert (spec.heads, spec.kv_heads, spec.head_size, spec.rope.theta) == (2, 1, 16, 1e6)
+    assert models.load_tokenizer(place)(text)["input_ids"] == encode(text)
 
 
 def test_where_a_run_is_by_default(toml: Path) -> None:
     assert run_directory(load_config(WarmupConfig, [toml])) == Path("runs/warmup/mini")
-
-
-def test_until_the_end_and_beyond(toml: Path, tmp_path: Path) -> None:
-    assert warm_up(config_of(toml), until=100) == tmp_path / "run" / "model"
-    assert len(curve(tmp_path / "run")) == STEPS
-
-
-def broken(kind: str, file: Path) -> None:
-    match kind:
-        case "cut off":
-            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-        case "empty":
-            file.write_bytes(b"")
-        case "noise":
-            file.write_bytes(bytes(range(256)) * (file.stat().st_size // 256 + 1))
-        case "one bit":
-            content = bytearray(file.read_bytes())
-            content[len(content) // 2] ^= 1
-            file.write_bytes(content)
-        case "no file":
-            file.unlink()
 
 
 @pytest.mark.parametrize("name", ["meta.json", "state.json", "state.safetensors"])
@@ -318,9 +279,11 @@ def test_a_damaged_checkpoint_is_named(toml: Path, tmp_path: Path, name: str) ->
     warm_up(config, until=3)
     file = checkpoint(tmp_path / "run") / name
     whole = file.read_bytes()
-    for kind in ("cut off", "empty", "noise", "one bit", "no file"):
-        broken(kind, file)
-        with pytest.raises(ValueError, match=rf"step_000003 is damaged .*{name}.*remove"):
+    one_bit = bytearray(whole)
+    one_bit[len(whole) // 2] ^= 1
+    for content in (whole[: len(whole) // 2], b"", bytes(range(256)) * 4, bytes(one_bit), None):
+        file.unlink() if content is None else file.write_bytes(content)
+        with pytest.raises(ValueError, match=name):
             warm_up(config)
         file.write_bytes(whole)
     assert warm_up(config, until=4) is None
@@ -330,14 +293,14 @@ def test_a_pickled_checkpoint_of_an_earlier_version_is_refused(toml: Path, tmp_p
     """Not gone on from, and not begun anew over it."""
     (tmp_path / "run").mkdir()
     torch.save({"next": 3}, tmp_path / "run" / "checkpoint.pt")
-    with pytest.raises(ValueError, match=r"checkpoint\.pt is of an earlier version"):
+    with pytest.raises(ValueError, match=r"checkpoint\.pt"):
         warm_up(config_of(toml))
 
 
 def test_two_in_one_directory_are_refused(toml: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     lock = FolderLock(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"run is in use by another process"):
+    with pytest.raises(ValueError, match=r"run\b"):
         warm_up(config_of(toml))
     lock.close()
     left = tmp_path / "run" / ".curve.jsonl.4194305.unfinished"  # beyond any process
@@ -357,27 +320,30 @@ def test_a_changed_line_of_the_curve_is_named(toml: Path, tmp_path: Path) -> Non
         warm_up(config)
 
 
-@pytest.mark.parametrize("lines", [None, 1])
-def test_a_curve_that_lacks_steps_is_refused(toml: Path, tmp_path: Path, lines: int | None) -> None:
+def test_a_curve_that_lacks_steps_is_refused(toml: Path, tmp_path: Path) -> None:
     config = config_of(toml)
     warm_up(config, until=3)
     curve = tmp_path / "run" / "curve.jsonl"
-    kept = curve.read_text().splitlines(keepends=True)[:lines] if lines else []
-    curve.unlink() if lines is None else curve.write_text("".join(kept))
-    with pytest.raises(ValueError, match=rf"curve.jsonl has {lines or 0} of the 3 steps"):
-        warm_up(config)
+    curve.write_text(curve.read_text().splitlines(keepends=True)[0])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"curve\.jsonl"):
+            warm_up(config)
+        curve.unlink(missing_ok=True)
 
 
 def test_a_file_in_the_place_of_the_run_directory(toml: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
-    with pytest.raises(ValueError, match="taken is no folder"):
+    with pytest.raises(ValueError, match="taken"):
         warm_up(config_of(toml, "taken"))
 
 
-def test_a_stage_that_cannot_be_filled_is_found_at_the_start(toml: Path, tmp_path: Path) -> None:
+def test_a_stage_that_cannot_be_filled_is_found_at_the_start(
+    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "TRIES", 5)
     text = TOML.replace("longest = 200", "shortest = 4000\nlongest = 4000")
     toml.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match="none of 1000 documents"):
+    with pytest.raises(ValueError, match="4000"):
         warm_up(config_of(toml))
     assert not (tmp_path / "run").exists()
 
