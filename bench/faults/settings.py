@@ -4,7 +4,6 @@ import contextlib
 import random
 import re
 import tempfile
-from pathlib import Path
 from typing import Any
 
 from faults.outcomes import Progress, Try, attempt
@@ -20,7 +19,6 @@ from sparrow.schema.train import TrainConfig
 from sparrow.schema.warmup import WarmupConfig
 from sparrow.tasks import PUZZLES
 
-ROOT = Path(__file__).parents[2]
 PROMPT = PUZZLES["assignments"].row(0, 100).prompt
 SECONDS = 20.0
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")  # not colours
