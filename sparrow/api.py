@@ -4,7 +4,7 @@
 
     surface = api.calibrate("tiny", "runs/mine", task="assignments", length=150)
     planned = api.plan(surface, target=0.86, folder="runs/mine")
-    trained = api.train("configs/train/tiny.toml", "--run.steps=12")
+    trained = api.train("tiny", "--run.steps=12")
     page = api.report("runs/mine", trained.parent)
 
 Each leaves files behind and goes on from those it finds, as the verbs do.
@@ -48,7 +48,7 @@ def calibrate(
     budgets: Sequence[int] = (),
     flows: Sequence[str] = ("block_mean",),
     dense_layers: Sequence[Sequence[int]] = ((),),
-    target: float = 0.86,
+    targets: Sequence[float] = (0.86,),
     bin: int | None = None,
     prompts: int = 96,
     first_round: int = 24,
@@ -67,8 +67,8 @@ def calibrate(
     """Measure acceptance by flow, budget and length on prompts of a task or of a file of rows.
 
     Options mean what they mean in `sparrow calibrate` and have its defaults; device and dtype are
-    for a model by its name. The verb can also read texts or ids, take several targets, check a
-    schedule and draw. The surface is also in folder/surface.json.
+    for a model by its name. The verb can also read texts or ids, check a schedule and draw.
+    The surface is also in folder/surface.json.
     """
     if (task is None) == (rows is None):
         raise ValueError(f"calibrate: got task {task!r} and rows {rows!r}, allowed: one of them")
@@ -84,7 +84,7 @@ def calibrate(
     settings = Settings(
         budgets=tuple(sorted(set(budgets or budgets_for(longest)))),
         edges=edges_for(longest, bin),
-        targets=(target,),
+        targets=tuple(targets),
         first_round=first_round,
         more=first_round,
         layer_groups=min(layer_groups, loaded.spec.layers),
@@ -115,19 +115,20 @@ def plan(
     *,
     by: By = "low",
     allow_dense: bool = False,
+    variants: Sequence[str] = (),
     hardware: str = "h200",
     folder: str | Path | None = None,
 ) -> Planned:
     """The cheapest schedule that keeps the target: `planned.best.schedule`.
 
-    Options as in `sparrow plan`, which can also choose among variants, price other machines and
-    workloads, and set other schedules beside it. With a folder, schedule.json and plan.json are
+    Options as in `sparrow plan`, which can also price other machines and workloads, and set other
+    schedules beside it. With a folder, schedule.json and plan.json are
     written there; the verb writes them beside the surface. Raises Unreachable where no measured
     budget keeps the target.
     """
     found = surface if isinstance(surface, Surface) else Surface.load(surface)
     ground = ground_of(found, Hardware.load(hardware))
-    planned = plan_files.make(ground, target, by=by, allow_dense=allow_dense)
+    planned = plan_files.make(ground, target, by=by, allow_dense=allow_dense, variants=variants)
     if folder is not None:
         plan_files.write(planned, folder)
     return planned
@@ -141,7 +142,8 @@ def train(
 ) -> Path:
     """Train, or go on, and give the folder of the trained model.
 
-    Settings are as on the command line, such as "--run.steps=50".
+    A configuration is one that was made, a file, or a shipped one's name; settings are as on the
+    command line, such as "--run.steps=50".
     """
     if isinstance(config, TrainConfig):
         if settings:
@@ -150,7 +152,7 @@ def train(
             )
         loaded = config
     else:
-        loaded = load_config(TrainConfig, [Path(config)], settings)
+        loaded = load_config(TrainConfig, [config], settings)
     run = open_run(loaded, watch=watch, report=report)
     try:
         return train_run(run)

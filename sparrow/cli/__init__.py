@@ -173,6 +173,7 @@ def presets(
     table = Table("name", "made for", "family", "keeps at 2K", "8K", "16K", "32K")
     for known in preset_names():
         schedule = preset(known)
-        kept = [str(schedule.budget(length)) for length in (2048, 8192, 16384, 32768)]
+        budgets = {length: schedule.budget(length) for length in (2048, 8192, 16384, 32768)}
+        kept = [str(kept) if kept < length else "all" for length, kept in budgets.items()]
         table.add_row(known, str(schedule.model), str(schedule.family), *kept)
     console.print(table)

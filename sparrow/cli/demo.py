@@ -16,7 +16,7 @@ from sparrow.cli.calibrate import progress_of
 from sparrow.cli.output import console, notes, plain, write
 
 if TYPE_CHECKING:
-    from sparrow.demo.recipe import Place
+    from sparrow_recipes.demo import Place
 
 STAGES = 5
 STOPPED = 130
@@ -46,11 +46,11 @@ def demo(
 
       sparrow demo --open
     """
-    from sparrow.demo import stages
-    from sparrow.demo.recipe import Place
+    from sparrow_recipes import demo as recipe
+    from sparrow_recipes.demo import Place
 
     place, begun = Place(folder=out), time.monotonic()
-    lock = stages.open_folder(place, fresh=fresh)
+    lock = recipe.open_folder(place, fresh=fresh)
     try:
         _think()
         _calibrate(place)
@@ -62,7 +62,7 @@ def demo(
         raise typer.Exit(STOPPED) from None
     finally:
         lock.close()
-    page = stages.page(place)
+    page = recipe.page(place)
     _finish(place, time.monotonic() - begun)
     if open_page:
         webbrowser.open(page.resolve().as_uri())
@@ -82,14 +82,14 @@ def _timed(what: str) -> Iterator[None]:
 
 
 def _think() -> None:
-    from sparrow.demo import recipe, stages
+    from sparrow_recipes import demo as recipe
 
     console.rule(Text(f"Meet {recipe.MODEL}", style="bold"), align="left")
     console.print(
         "So small that it is part of the package. It thinks in a language of puzzles:",
         highlight=False,
     )
-    verdict = stages.think(
+    verdict = recipe.think(
         on_prompt=lambda text: console.print(text, style="bold", highlight=False),
         on_text=lambda piece: write(piece, end=""),
     )
@@ -97,7 +97,7 @@ def _think() -> None:
 
 
 def _calibrate(place: "Place") -> None:
-    from sparrow.demo import recipe, stages
+    from sparrow_recipes import demo as recipe
 
     _stage(
         1,
@@ -107,7 +107,7 @@ def _calibrate(place: "Place") -> None:
         "what it would say from what it would say with everything in view?",
     )
     with _timed("measured"), progress_of() as progress:
-        surface = stages.calibrate(place, progress)
+        surface = recipe.calibrate(place, progress)
     last = max(cell.start for cell in surface.cells)
     for cell in sorted(surface.cells, key=lambda one: one.budget or 0):
         if cell.start == last:
@@ -122,9 +122,9 @@ def _calibrate(place: "Place") -> None:
 def _plan(place: "Place") -> None:
     from rich.table import Table
 
-    from sparrow.demo import recipe, stages
     from sparrow.report.page.calibration import plan_table
     from sparrow.report.page.runs import read_run
+    from sparrow_recipes import demo as recipe
 
     _stage(
         2,
@@ -132,7 +132,7 @@ def _plan(place: "Place") -> None:
         f"The cheapest budgets that keep this tail, p05, at {recipe.TARGET} or more, by length:",
     )
     with _timed("planned"):
-        stages.plan(place)
+        recipe.plan(place)
         found = plan_table(read_run(place.calibration))
         table = Table(*found.columns)
         for row in found.rows:
@@ -143,7 +143,7 @@ def _plan(place: "Place") -> None:
 def _train(place: "Place") -> None:
     from sparrow.cli.train import GATED, run_training
     from sparrow.dataflow.stopping import Stopping
-    from sparrow.demo import recipe, stages
+    from sparrow_recipes import demo as recipe
 
     _stage(
         3,
@@ -152,7 +152,7 @@ def _train(place: "Place") -> None:
         "learns from them, and a gate that watches the tail. Before and after, new puzzles are "
         "answered with everything in view.",
     )
-    if place.model.exists() or stages.gate_stopped(place):
+    if place.model.exists() or recipe.gate_stopped(place):
         console.print("done before\n", style="dim")
         return
     with _timed("trained"), Stopping() as stopping:
@@ -165,8 +165,8 @@ def _train(place: "Place") -> None:
 
 
 def _time(place: "Place") -> None:
-    from sparrow.demo import recipe, stages
     from sparrow.report.page.speed import speed_up, told, verdict
+    from sparrow_recipes import demo as recipe
 
     _stage(
         4,
@@ -175,7 +175,7 @@ def _time(place: "Place") -> None:
         f"{recipe.LONG} tokens of context there is.",
     )
     with _timed("timed"), progress_of() as progress:
-        found = stages.time(place, progress)
+        found = recipe.time(place, progress)
     for case in found["cases"]:
         text = f"  [bold]{verdict(speed_up(case))}[/]. {plain(told(case))}"
         console.print(text, highlight=False, markup=True)

@@ -56,9 +56,10 @@ def generate(
 ) -> None:
     """Generate text with a model, dense or with sparse attention.
 
-    Every setting can be given as --section.key=value, or in TOML files (configs/generate/ has
-    some). The sections are model, sampling, attention and run; sparrow/config/schema.py lists all
-    keys with their defaults. Sampling is close to greedy unless told otherwise.
+    Every setting can be given as --section.key=value, or in TOML files (demo, sparse and
+    training-grade are shipped). The sections are model, sampling, attention and run;
+    sparrow/schema/common.py lists all keys with their defaults. Sampling is close to greedy unless
+    told otherwise.
 
     For example:
 

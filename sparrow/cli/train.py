@@ -39,15 +39,15 @@ def train(
     """Train a model by RL with sparse rollouts, under a gate that watches how far they stray.
 
     The gate measures acceptance at every step; where its tail is surely below the target, or below
-    it at several looks in a row, it raises budgets, then goes dense, then stops. configs/train/ has
-    recipes, docs/train.md says what can be chosen, sparrow/config/train.py lists every setting with
-    its default. Stopped and started again, a run goes on from its last checkpoint. Prints the
-    folder of the trained model.
+    it at several looks in a row, it raises budgets, then goes dense, then stops. tiny, small
+    and qwen3-1.7b-math are shipped, docs/train.md says what can be chosen, sparrow/schema/train.py
+    lists every setting with its default. Stopped and started again, a run goes on from its last
+    checkpoint. Prints the folder of the trained model.
 
     For example:
 
-      sparrow train configs/train/tiny.toml --dry-run
-      sparrow train configs/train/tiny.toml --run.steps=50
+      sparrow train tiny --dry-run
+      sparrow train tiny --run.steps=50
       sparrow report runs/train/tiny
 
     Exit codes: 0 the run has ended, 1 it would not fit (--dry-run), 2 a mistake in the settings,

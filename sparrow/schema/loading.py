@@ -35,9 +35,12 @@ MOST_PROBLEMS = 50  # that a message names one by one
 Root = TypeVar("Root", bound=Record)
 
 
-def load_config(cls: type[Root], files: Sequence[Path], overrides: Sequence[str] = ()) -> Root:
+def load_config(
+    cls: type[Root], files: Sequence[str | Path], overrides: Sequence[str] = ()
+) -> Root:
     """The configuration of class `cls`: its defaults, then files left to right, then overrides.
 
+    A file may be a shipped one's name: "tiny" for TrainConfig is that of `sparrow train tiny`.
     An override is `--section.key=value`; the value is read as TOML, or as text if it is none or
     the field wants text. Raises ConfigError with every problem that it finds.
     """
@@ -51,9 +54,12 @@ def load_config(cls: type[Root], files: Sequence[Path], overrides: Sequence[str]
         raise explain(cls, error, layers) from None
 
 
-def _read_layers(cls: type[Record], files: Sequence[Path], overrides: Sequence[str]) -> list[Layer]:
+def _read_layers(
+    cls: type[Record], files: Sequence[str | Path], overrides: Sequence[str]
+) -> list[Layer]:
+    verb = cls.__name__.removesuffix("Config").lower()
     readers: list[Callable[[], Layer]] = [
-        *(partial(read_file, Path(path)) for path in files),
+        *(partial(read_file, name, verb) for name in files),
         *(partial(read_override, cls, text) for text in overrides),
     ]
     layers: list[Layer] = []

@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from sparrow.cli.help import PANELS, flowing
 COLUMNS = 80
 ROOM = COLUMNS - 2  # help texts have a blank on either side
 ROOT: Any = get_command(app)
-FOLDER = Path(__file__).parents[2]
 
 
 def walk(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -82,10 +80,11 @@ def test_examples_are_commands_that_exist(owner: str, example: str) -> None:
     command.make_context("sparrow", list(rest))  # parses, raises on what is unknown; nothing runs
     settings = [word for word in rest if re.match(r"--[\w-]+\.", word)]
     if settings:
-        _load(command.name, [FOLDER / each for each in rest if ".toml" in each], settings)
+        names = [word for word in rest if word[0] != "-" and command.name != "generate"]
+        _load(command.name, names, settings)
 
 
-def _load(verb: str, files: list[Path], settings: list[str]) -> None:
+def _load(verb: str, files: list[str], settings: list[str]) -> None:
     """Settings exist, with such values."""
     pytest.importorskip("pydantic")
     from sparrow.schema.common import GenerateConfig

@@ -18,13 +18,14 @@ from sparrow.dataflow.preview_words import gate_words
 from sparrow.dataflow.step_time import UTILISATION
 from sparrow.models.shapes import shape
 from sparrow.schema.base import from_dict, to_dict
+from sparrow.schema.layers import shipped_configs
 from sparrow.schema.loading import load_config
 from sparrow.schema.train import GateConfig, TrainConfig
 from sparrow.sparse import preset
 from sparrow.train.costs import forward_flops, training_flops
 
 ROOT = Path(__file__).parents[3]
-RECIPES = sorted((ROOT / "configs/train").glob("*.toml"))
+RECIPES = list(shipped_configs("train"))
 GIB = 2**30
 DOWNLOADED = place._downloaded
 
@@ -61,8 +62,8 @@ def said(found: Preview) -> str:
 # Recipes.
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_can_be_previewed(recipe: Path) -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_can_be_previewed(recipe: str) -> None:
     """Without the model of the hub, without its data, without a GPU."""
     found = preview(load_config(TrainConfig, [recipe]))
     assert found.fits
@@ -72,7 +73,7 @@ def test_every_recipe_can_be_previewed(recipe: Path) -> None:
 
 
 def test_the_recipe_of_qwen_is_planned_for_the_machine_that_it_names() -> None:
-    recipe = load_config(TrainConfig, [ROOT / "configs/train/qwen3-1.7b-math.toml"])
+    recipe = load_config(TrainConfig, ["qwen3-1.7b-math"])
     found = preview(recipe)
     assert found.machine.name == "h200"
     assert not found.machine.here
@@ -86,7 +87,7 @@ def test_the_recipe_of_qwen_is_planned_for_the_machine_that_it_names() -> None:
 
 
 def test_a_recipe_for_this_cpu_says_that_no_time_is_known() -> None:
-    found = preview(load_config(TrainConfig, [ROOT / "configs/train/tiny.toml"]))
+    found = preview(load_config(TrainConfig, ["tiny"]))
     assert found.machine.kind == "cpu"
     assert found.times == ()
     assert dict(lines(found))["time of a step"].startswith("not predicted: step times are known")
