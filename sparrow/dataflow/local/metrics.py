@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sparrow.calibrate.tails import TAIL
-from sparrow.dataflow.local.learning import Batch
-from sparrow.dataflow.local.playing import Played
+from sparrow.dataflow.local.messages import LearnerBatch, RolloutBatch
 from sparrow.schema.base import Float32Array
 from sparrow.schema.episode import Trajectory
 from sparrow.schema.gate import Look, Reading
@@ -20,14 +19,14 @@ LEAST = 100  # tokens of a step in a bin before their tail is told
 
 
 def step_metrics(
-    played: Played,
-    batch: Batch,
+    played: RolloutBatch,
+    batch: LearnerBatch,
     updates: Sequence[UpdateStats],
     look: Look,
     seconds: Mapping[str, float],
 ) -> Metrics:
     """Everything of a step; what is unknown is left out."""
-    trajectories = [one for group in played.groups for one in group.trajectories]
+    trajectories = played.trajectories
     return (
         _rollout(trajectories, played)
         | _advantages(batch)
@@ -40,7 +39,7 @@ def step_metrics(
     )
 
 
-def _rollout(trajectories: Sequence[Trajectory], played: Played) -> Metrics:
+def _rollout(trajectories: Sequence[Trajectory], played: RolloutBatch) -> Metrics:
     found: Metrics = {
         "data/groups": float(len(played.groups)),
         "data/overlong_prompts": float(len(played.overlong)),
@@ -67,7 +66,7 @@ def _rollout(trajectories: Sequence[Trajectory], played: Played) -> Metrics:
     return found | ({"critic/acc/mean": float(np.mean(accs))} if accs else {})
 
 
-def _advantages(batch: Batch) -> Metrics:
+def _advantages(batch: LearnerBatch) -> Metrics:
     if not batch.samples:
         return {}
     values = np.array([sample.advantage for sample in batch.samples])

@@ -1,12 +1,10 @@
 """The tail before and after a run: answers under its schedule, each measured exactly."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sparrow.calibrate.tails import TAIL
-from sparrow.dataflow.local import learning, playing
 from sparrow.dataflow.local.metrics import LEAST, UNCERTAIN, p05
 from sparrow.dataflow.local.run import Run
 from sparrow.schema.base import Float32Array
@@ -19,14 +17,13 @@ PLACE = 500_000  # where its rows begin, the same for all runs of a seed; far fr
 
 def probe(run: Run, wanted: ProbeConfig, width: int) -> dict[str, Any]:
     """p05 by bin of `width` tokens with the weights and the schedule of now; nothing is learnt."""
-    rollout = run.config.rollout.model_copy(
-        update={"prompts": wanted.prompts, "samples": wanted.samples}
+    request = run.request().replace(
+        position=PLACE,
+        prompts=wanted.prompts,
+        samples=wanted.samples,
+        watched=wanted.prompts * wanted.samples,
     )
-    gate = run.config.gate.model_copy(update={"sample": wanted.prompts * wanted.samples})
-    config = run.config.model_copy(update={"rollout": rollout, "gate": gate})
-    looker = replace(run, config=config, position=PLACE)
-    played = playing.play(looker)
-    batch = learning.read(looker, played.groups, played.watched)
+    batch = run.learner.read(run.rollout.play(request))
     schedule = run.gate.schedule
     return {
         "step": run.step,
