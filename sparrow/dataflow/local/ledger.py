@@ -8,11 +8,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from sparrow.dataflow.local.messages import Diverged, GateStop, RolloutBatch, Unjudged
-from sparrow.dataflow.local.validating import told
+from sparrow.dataflow.local.metrics import validation_metrics, validation_words
 from sparrow.dataflow.local.watching import Nobody, Watcher
 from sparrow.dataflow.runs.checkpoints import Checkpoints
 from sparrow.dataflow.runs.files import RunFiles
 from sparrow.schema.base import Record, from_dict, to_dict
+from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.gate import Look
 from sparrow.schema.train import TrainConfig
 from sparrow.train.learner import UpdateStats
@@ -130,11 +131,11 @@ class Ledger:
         for action in look.actions:
             self.files.action(to_dict(action))
 
-    def validated(self, values: Mapping[str, float]) -> None:
+    def validated(self, evaluation: Evaluation) -> None:
         """Accuracy was measured after the steps so far."""
         if self.files is not None:
-            self.files.validation(self.step, values)
-        self.watch.event(f"after {self.step} steps: {told(values)}", "cyan")
+            self.files.validation(self.step, validation_metrics(evaluation))
+        self.watch.event(f"after {self.step} steps: {validation_words(evaluation)}", "cyan")
 
     # Its end.
 

@@ -8,6 +8,7 @@ from sparrow.calibrate.tails import TAIL
 from sparrow.dataflow.local.messages import LearnerBatch, RolloutBatch
 from sparrow.schema.base import Float32Array
 from sparrow.schema.episode import Trajectory
+from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.gate import Look, Reading
 from sparrow.schema.gate import metrics as gate_metrics
 from sparrow.train.learner import UpdateStats
@@ -129,3 +130,30 @@ def _timing(seconds: Mapping[str, float], tokens: int) -> Metrics:
         "perf/total_num_tokens": float(tokens),
         "perf/throughput": tokens / seconds["step"],
     }
+
+
+def validation_metrics(evaluation: Evaluation) -> Metrics:
+    """Held-out accuracy by source; the interval where there is one."""
+    found: Metrics = {}
+    for cell in evaluation.cells:
+        core, aux = f"val-core/{cell.source}/acc", f"val-aux/{cell.source}"
+        found[f"{core}/mean@{evaluation.samples}"] = cell.mean.value
+        if cell.mean.low is not None and cell.mean.high is not None:
+            found |= {f"{core}/low": cell.mean.low, f"{core}/high": cell.mean.high}
+        found |= {
+            f"{aux}/length/mean": cell.tokens,
+            f"{aux}/length/median": cell.median,
+            f"{aux}/cut_off": cell.cut_off,
+        }
+    return found
+
+
+def validation_words(evaluation: Evaluation) -> str:
+    """The same for people."""
+    said = []
+    for cell in evaluation.cells:
+        mean = cell.mean
+        between = "" if mean.low is None else f" [{mean.low:.2f}, {mean.high:.2f}]"
+        accuracy = f"{cell.source}: mean@{evaluation.samples} {mean.value:.3f}{between}"
+        said.append(f"{accuracy}, {cell.tokens:.0f} tokens an answer, {cell.cut_off:.0%} cut off")
+    return "; ".join(said)

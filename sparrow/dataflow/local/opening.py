@@ -16,7 +16,7 @@ from sparrow.dataflow.local.ledger import Ledger
 from sparrow.dataflow.local.rollout import Rollout
 from sparrow.dataflow.local.run import MODEL, Run
 from sparrow.dataflow.local.validating import validation_of
-from sparrow.dataflow.local.watching import Nobody, Watcher
+from sparrow.dataflow.local.watching import Watcher
 from sparrow.dataflow.place import dtype_of, prompt_room, schedule_notes
 from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
 from sparrow.dataflow.runs.files import CHANGED, CHECKPOINTS, SCHEDULE, RunFiles
@@ -76,7 +76,8 @@ def open_run(
             f"{folder / MODEL} is there: this run has ended. Name another run.dir; or, to make it "
             f"longer, remove {folder / MODEL} (that folder alone) and raise run.steps"
         )
-    run = open_parts(config, folder, parts=parts, watch=watch, stopping=stopping, report=report)
+    run = open_parts(config, folder, parts=parts, stopping=stopping, report=report)
+    run.watch = watch or run.watch
 
     def open_files() -> None:
         run.ledger.files = RunFiles(folder, tensorboard=config.run.tensorboard)
@@ -96,16 +97,15 @@ def open_parts(
     folder: Path,
     *,
     parts: Parts = Parts(),  # noqa: B008 (immutable)
-    watch: Watcher | None = None,
     stopping: Stopping | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Run:
     """Everything of a run at its start, without its files."""
     say = report or (lambda text: None)
     device = own_device(pick_device(config.model.device))
-    world = join_world(device)
-    refuse_idle(config, world)
-    most = config.rollout.max_tokens
+    world, most, prompts = join_world(device), config.rollout.max_tokens, config.rollout.prompts
+    if prompts < world.size:  # every rank plays some of them
+        raise ValueError(f"rollout.prompts: got {prompts}, allowed: {world.size} or more, as ranks")
     algorithm = parts.algorithm or algorithm_of(config.algorithm, max_tokens=most)
     episode = parts.episode or episode_of(config.rollout.episode)
     rows = parts.rows or rows_of(config.data, seed=config.run.seed)
@@ -126,7 +126,7 @@ def open_parts(
         max_prompt=max_prompt,
         left_out=getattr(rows, "problems", ()),
     )
-    run = Run(
+    return Run(
         config=config,
         rollout=Rollout(
             config=config,
@@ -149,8 +149,6 @@ def open_parts(
         stopping=stopping,
         world=world,
     )
-    run.watch = watch or Nobody()
-    return run
 
 
 def go_on(run: Run, folder: Path, say: Callable[[str], None]) -> None:
@@ -220,19 +218,6 @@ def close_run(run: Run) -> None:
     run.world.leave()
 
 
-def refuse_idle(config: TrainConfig, world: World) -> None:
-    """Every rank plays some of the prompts."""
-    if config.rollout.prompts < world.size:
-        prompts = config.rollout.prompts
-        raise ValueError(f"rollout.prompts: got {prompts}, allowed: {world.size} or more, as ranks")
-
-
-def compiled_of(config: TrainConfig, device: torch.device) -> bool:
-    """Whether small kernels are joined: on a GPU unless told otherwise."""
-    wanted = config.batch.compile
-    return device.type == "cuda" if wanted is None else wanted
-
-
 def fitting(
     rows: Examples, language: Language, max_prompt: int, say: Callable[[str], None]
 ) -> Examples:
@@ -253,11 +238,12 @@ def fitting(
 
 
 def learner_of(config: TrainConfig, model: Decoder, dtype: torch.dtype, world: World) -> Learner:
+    joined = config.batch.compile  # small kernels: on a GPU unless told otherwise
     policy = Policy(
         model,
         dtype=dtype,
         recompute=config.batch.recompute,
-        compiled=compiled_of(config, model.device),
+        compiled=model.device.type == "cuda" if joined is None else joined,
     )
     return Learner(
         shard(policy) if world.size > 1 else policy,

@@ -21,6 +21,7 @@ from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.engine.engine import Engine
 from sparrow.schema.episode import Group, Trajectory
+from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
@@ -77,8 +78,8 @@ class Rollout:
         """The engine gets the learner's weights; their version is the number of steps taken."""
         self.engine.update(weights, version=version)
 
-    def validate(self, schedule: Schedule | None) -> dict[str, float]:
-        """Accuracy on held-out rows, measured by the first rank, in named numbers."""
+    def validate(self, schedule: Schedule | None) -> Evaluation:
+        """Accuracy on held-out rows, measured by the first rank."""
         validation = self.validation
         assert validation is not None, "asked for"
         self.watch.phase("validation")
