@@ -192,7 +192,7 @@ def evaluate(
       sparrow eval tiny -t assignments -l 500 -k 4 --budget 256
       sparrow eval runs/train/tiny -t assignments -l 200 --samples 4
     """
-    from sparrow.dataflow.evaluate import attending
+    from sparrow.dataflow.evaluation import attending
     from sparrow.dataflow.evaluation import evaluate as measure
     from sparrow.dataflow.language import language_of, speaks_puzzles
     from sparrow.schema.base import to_dict
@@ -267,7 +267,7 @@ def _parts(
     judges: ExitStack,
 ) -> "tuple[list[Part], tuple[str, ...]]":
     """What is evaluated, and which rows of a file cannot be used."""
-    from sparrow.dataflow.evaluate import file_parts, task_parts
+    from sparrow.dataflow.evaluation import file_parts, task_parts
     from sparrow.tasks import PUZZLES
 
     if file is not None:

@@ -91,11 +91,6 @@ def machine_of(device: str) -> Machine:
     return Machine(name="this CPU", kind="cpu", memory=host_memory(), here=True, hardware=None)
 
 
-def hardware_of(machine: Machine) -> Hardware:
-    assert machine.hardware is not None
-    return Hardware.load(machine.hardware)
-
-
 def dtype_of(wanted: str, kind: str) -> torch.dtype:
     """Of the products: 16 bits on a GPU unless told otherwise."""
     if wanted == "auto":

@@ -96,4 +96,4 @@ def metrics(folder: Path) -> list[Json]:
 
 
 def weights_of(run: Run) -> dict[str, torch.Tensor]:
-    return {name: view.clone() for name, view in models.hf_views(run.learner.policy.model).items()}
+    return {name: view.clone() for name, view in run.learner.weights().items()}

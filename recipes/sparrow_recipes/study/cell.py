@@ -3,13 +3,11 @@
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sparrow.calibrate.tails import TAIL as TAIL_SHARE
-from sparrow.dataflow.local import learning, playing
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.metrics import LEAST, UNCERTAIN, p05
 from sparrow.dataflow.local.opening import close_run, open_run
@@ -76,12 +74,13 @@ def run_cell(
 
 def probe(run: Run, wanted: ProbeConfig, width: int) -> dict[str, Any]:
     """p05 by bin of `width` tokens with the weights and the schedule of now; nothing is learnt."""
-    rollout = run.config.rollout.model_copy(update=dict(wanted))
-    gate = run.config.gate.model_copy(update={"sample": wanted.prompts * wanted.samples})
-    config = run.config.model_copy(update={"rollout": rollout, "gate": gate})
-    looker = replace(run, config=config, position=PLACE)
-    played = playing.play(looker)
-    batch = learning.read(looker, played.groups, played.watched)
+    request = run.request().replace(
+        position=PLACE,
+        prompts=wanted.prompts,
+        samples=wanted.samples,
+        watched=wanted.prompts * wanted.samples,
+    )
+    batch = run.learner.read(run.rollout.play(request))
     schedule = run.gate.schedule
     return {
         "step": run.step,

@@ -102,7 +102,7 @@ def test_prompts_of_a_task_that_are_too_long_are_left_out(model: Path, tmp_path:
     found = metrics(tmp_path / "run")
     assert [line["data/overlong_prompts"] for line in found] == [2, 1]
     assert [line["faults/overlong_prompts"] for line in found] == [2, 3]
-    assert run.position == 7
+    assert run.ledger.position == 7
     assert watch.told[0] == (
         "step 0: 2 prompts over 30 tokens were left out: assignments-100-5005 (33 tokens), "
         "assignments-100-5006 (33 tokens)"
@@ -169,10 +169,10 @@ def test_a_loss_that_is_no_number_skips_the_update(model: Path, tmp_path: Path) 
     before = weights_of(run)
     step(run)
     assert all(torch.equal(weight, before[name]) for name, weight in weights_of(run).items())
-    assert (run.skips, run.counts["skipped_updates"]) == (1, 1)
+    assert (run.ledger.skips, run.ledger.counts["skipped_updates"]) == (1, 1)
     step(run)
     close_run(run)
-    assert run.skips == 0
+    assert run.ledger.skips == 0
     assert any(not torch.equal(weight, before[name]) for name, weight in weights_of(run).items())
     found = metrics(tmp_path / "run")
     assert [line["actor/skipped"] for line in found] == [0, 1, 0]

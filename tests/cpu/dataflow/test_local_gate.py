@@ -127,7 +127,7 @@ def test_a_dense_rollout_that_strays_stops_the_run_and_a_checkpoint_is_there(
     ):
         train(run)
     close_run(run)
-    assert run.checkpoints.steps() == [2]
+    assert run.ledger.checkpoints.steps() == [2]
     (action, *_) = lines(tmp_path / "run" / "actions.jsonl")
     assert (action["step"], action["kind"]) == (1, "stop")
     assert len(metrics(tmp_path / "run")) == 2

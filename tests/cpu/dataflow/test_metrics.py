@@ -9,10 +9,12 @@ pytest.importorskip("pydantic")
 
 from support.training import SPARSE, config, metrics, model_folder, trained
 
-from sparrow.dataflow.local.metrics import _tail_of_step
-from sparrow.dataflow.local.validating import _named
-from sparrow.schema.evaluation import Estimate
-from sparrow.schema.evaluation import EvaluationCell as Cell
+from sparrow.dataflow.local.metrics import (
+    _tail_of_step,
+    validation_metrics,
+    validation_words,
+)
+from sparrow.schema.evaluation import Estimate, Evaluation, EvaluationCell
 from sparrow.schema.gate import BinLook, Figures, Look, Reading
 
 NONE = dict.fromkeys(("p01", "p05", "low", "high", "p50", "mean", "estimate"))
@@ -87,42 +89,66 @@ def test_entropies_of_a_reading_are_one_a_token() -> None:
         reading(0, [1.0, 1.0], [0.5])
 
 
-def test_the_median_length_of_an_evaluation_is_told() -> None:
-    cell = Cell(
-        source="a",
-        length=None,
-        rows=2,
-        samples=1,
-        mean=Estimate(value=0.5, low=None, high=None),
-        passes=(),
-        tokens=35.0,
-        median=3.0,
-        entropy=None,
-        cut_off=0.0,
-        reasons=(),
-        skipped=(),
+def test_held_out_accuracy_in_numbers_and_words() -> None:
+    cells = [
+        EvaluationCell(
+            source=source,
+            length=None,
+            rows=2,
+            samples=1,
+            mean=mean,
+            passes=(),
+            tokens=35.0,
+            median=3.0,
+            entropy=None,
+            cut_off=0.25,
+            reasons=(),
+            skipped=(),
+        )
+        for source, mean in (
+            ("a", Estimate(value=0.5, low=None, high=None)),
+            ("b", Estimate(value=0.75, low=0.5, high=0.875)),
+        )
+    ]
+    found = Evaluation(
+        model="m",
+        attention="dense",
+        temperature=1.0,
+        samples=4,
+        seed=0,
+        left_out=(),
+        cells=tuple(cells),
     )
-    found = _named(cell, 1)
-    assert (found["val-aux/a/length/mean"], found["val-aux/a/length/median"]) == (35.0, 3.0)
+    assert validation_metrics(found) == {
+        "val-core/a/acc/mean@4": 0.5,
+        "val-aux/a/length/mean": 35.0,
+        "val-aux/a/length/median": 3.0,
+        "val-aux/a/cut_off": 0.25,
+        "val-core/b/acc/mean@4": 0.75,
+        "val-core/b/acc/low": 0.5,
+        "val-core/b/acc/high": 0.875,
+        "val-aux/b/length/mean": 35.0,
+        "val-aux/b/length/median": 3.0,
+        "val-aux/b/cut_off": 0.25,
+    }
+    assert validation_words(found) == (
+        "a: mean@4 0.500, 35 tokens an answer, 25% cut off; "
+        "b: mean@4 0.750 [0.50, 0.88], 35 tokens an answer, 25% cut off"
+    )
 
 
 def test_in_a_run_a_window_of_one_step_sees_the_same_tail(tmp_path: Path) -> None:
     """Dense and sparse: the step's p05 is the gate's, where that looks at one step."""
     model = model_folder(tmp_path / "model", size=16)
+    tails = []
     for name, attention in (("dense", {}), ("sparse", SPARSE)):
-        chosen = config(
-            model,
-            tmp_path / name,
-            rollout={"attention": attention},
-            gate={"window": 1, "bin": 512, "sample": 8},
-            run={"steps": 2},
-        )
-        trained(chosen)
-        for step in metrics(tmp_path / name):
-            assert step["sparse/step/p05"] == pytest.approx(step["sparse/accept_p05"], abs=1e-6)
-            assert step["sparse/step/p05/bin_0"] == pytest.approx(step["sparse/step/p05"])
-            assert 0 < step["sparse/step/uncertain"] <= 1
-            assert "sparse/step/p05_uncertain" in step
-    dense, sparse = (metrics(tmp_path / name)[0]["sparse/step/p05"] for name in ("dense", "sparse"))
-    assert sparse < dense
-    assert dense > 0.999
+        gate = {"window": 1, "bin": 512, "sample": 8}
+        rollout, run = {"attention": attention}, {"steps": 1}
+        trained(config(model, tmp_path / name, rollout=rollout, gate=gate, run=run))
+        (step,) = metrics(tmp_path / name)
+        assert step["sparse/step/p05"] == pytest.approx(step["sparse/accept_p05"], abs=1e-6)
+        assert step["sparse/step/p05/bin_0"] == pytest.approx(step["sparse/step/p05"])
+        assert 0 < step["sparse/step/uncertain"] <= 1
+        assert "sparse/step/p05_uncertain" in step
+        tails.append(step["sparse/step/p05"])
+    assert tails[1] < 0.999 < tails[0]
