@@ -20,7 +20,6 @@ from sparrow.files import (
     refuse_links,
     remove_unfinished,
     write_document,
-    write_whole,
 )
 from sparrow.models import load
 from sparrow.schema.common import GenerateConfig, GenerateSampling, ModelConfig
@@ -83,12 +82,13 @@ def calibrate(place: Place, progress: Progress | None = None) -> Surface:
     if place.plan.exists():
         return Surface.load(place.surface)
     return api.calibrate(
-        load(recipe.MODEL, device="cpu"),
-        place.calibration,
+        recipe.MODEL,
+        device="cpu",
+        out=place.calibration,
         task=recipe.TASK,
         length=recipe.LENGTH,
         max_tokens=recipe.MAX_TOKENS,
-        budgets=recipe.BUDGETS,
+        budget=recipe.BUDGETS,
         dense_layers=[recipe.DENSE_LAYERS],
         bin=recipe.BIN,
         prompts=recipe.PROMPTS,
@@ -105,7 +105,7 @@ def plan(place: Place) -> None:
     What a training began with does not change under it: the same surface gives the same plan.
     """
     if not place.train.exists() or not place.plan.exists():
-        api.plan(place.surface, recipe.TARGET, allow_dense=True, folder=place.calibration)
+        api.plan(place.surface, target=recipe.TARGET, allow_dense=True)
 
 
 def gate_stopped(place: Place) -> bool:
@@ -141,6 +141,5 @@ def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
 
 def page(place: Place) -> Path:
     """The page, made anew from the files."""
-    text = api.report(place.folder, title="Sparrow, the first five minutes")
-    write_whole(place.page, [text])
+    api.report(place.folder, title="Sparrow, the first five minutes", out=place.page)
     return place.page
