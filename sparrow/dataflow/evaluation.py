@@ -178,8 +178,7 @@ def _completions(
         if isinstance(prompt, str):
             continue
         most = (params.max_tokens, example.max_tokens, engine.max_context - len(prompt))
-        own = replace(
-            params,
+        own = params.replace(
             max_tokens=min(limit for limit in most if limit is not None),
             seed=None if params.seed is None else params.seed + index,
         )
