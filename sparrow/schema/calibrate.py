@@ -118,7 +118,7 @@ class CalibrateConfig(Record):
         sources = {name: getattr(self, name) for name in ("task", "rows", "texts", "ids")}
         given = [name for name, value in sources.items() if value is not None]
         if len(given) != 1:
-            problem = (given or None, f"one of {', '.join(sources)}")
+            problem = (given or None, "one of task, rows, texts, ids")
             raise FieldError("CalibrateConfig", {(given or ["task"])[-1]: problem})
         for name in ("budget", "dense_layers"):
             if self.schedule is not None and getattr(self, name):

@@ -89,19 +89,25 @@ def _field(default: Any | EllipsisType, help: str, **extra: Any) -> Any:
 
 
 def options_of(cls: type[Record]) -> list[Option]:
-    """Every option of a configuration: its fields that are no sections, then its shortcuts."""
+    """Every option of a configuration: its fields that are no tables, then its shortcuts."""
     panels: Mapping[str, Sequence[str]] = getattr(cls, "panels", {})
     panel_of = {name: panel for panel, names in panels.items() for name in names}
     fields = [
         _option_of(name, field, panel_of.get(name, OPTIONS))
         for name, field in cls.model_fields.items()
-        if not fields_of(field.annotation)
+        if not _is_table(field.annotation)
     ]
     shortcuts: Mapping[str, Shortcut] = getattr(cls, "shortcuts", {})
     return fields + [
         _shortcut_of(cls, name, shortcut, panel_of.get(name, OPTIONS))
         for name, shortcut in shortcuts.items()
     ]
+
+
+def _is_table(kind: Any) -> bool:
+    """Whether it is a section, or several of one kind."""
+    elements = get_args(bare(kind)) if get_origin(bare(kind)) is tuple else ()
+    return bool(fields_of(kind)) or any(map(fields_of, elements))
 
 
 def _option_of(name: str, field: FieldInfo, panel: str) -> Option:

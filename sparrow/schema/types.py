@@ -109,5 +109,5 @@ def refuse_many(record: str, counts: Mapping[str, int]) -> None:
     for field, count in counts.items():
         product *= count
         if product > MOST_ANSWERS:
-            allowed = f"{' x '.join(counts)} <= {MOST_ANSWERS}"
+            allowed = f"{' x '.join(counts)} <= {MOST_ANSWERS} answers in all"
             raise FieldError(record, {field: (count, allowed)})

@@ -39,5 +39,5 @@ def refused(*words: str | Path) -> str:
     """What is said of a mistake: one message, exit code 2."""
     ended = run(*words)
     assert ended.code == 2, ended
-    assert ended.stderr.startswith("error:"), ended.stderr
+    assert ended.stderr.count("error:") == 1, ended.stderr
     return ended.said
