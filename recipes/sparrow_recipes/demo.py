@@ -24,7 +24,6 @@ from sparrow.files import (
     refuse_links,
     remove_unfinished,
     write_document,
-    write_whole,
 )
 from sparrow.models import load
 from sparrow.schema.common import AttentionConfig, GenerateConfig, GenerateSampling, ModelConfig
@@ -156,12 +155,13 @@ def calibrate(place: Place, progress: Progress | None = None) -> Surface:
     if place.plan.exists():
         return Surface.load(place.surface)
     return api.calibrate(
-        load(MODEL, device="cpu"),
-        place.calibration,
+        MODEL,
+        device="cpu",
+        out=place.calibration,
         task=TASK,
         length=LENGTH,
         max_tokens=MAX_TOKENS,
-        budgets=BUDGETS,
+        budget=BUDGETS,
         dense_layers=[DENSE_LAYERS],
         bin=BIN,
         prompts=PROMPTS,
@@ -178,7 +178,7 @@ def plan(place: Place) -> None:
     What a training began with does not change under it: the same surface gives the same plan.
     """
     if not place.train.exists() or not place.plan.exists():
-        api.plan(place.surface, TARGET, allow_dense=True, folder=place.calibration)
+        api.plan(place.surface, target=TARGET, allow_dense=True)
 
 
 def gate_stopped(place: Place) -> bool:
@@ -214,6 +214,5 @@ def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
 
 def page(place: Place) -> Path:
     """The page, made anew from the files."""
-    text = api.report(place.folder, title="Sparrow, the first five minutes")
-    write_whole(place.page, [text])
+    api.report(place.folder, title="Sparrow, the first five minutes", out=place.page)
     return place.page

@@ -11,10 +11,9 @@ import pytest
 
 pytest.importorskip("pydantic")
 
+from support import cli
 from support.training import config, lines, metrics, model_folder, noisy, trained
-from typer.testing import CliRunner
 
-from sparrow.cli import app
 from sparrow.dataflow.episodes import Actor, single_turn
 from sparrow.dataflow.local.loop import step, train
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
@@ -311,13 +310,11 @@ def test_what_a_schedule_may_not_be_is_said() -> None:
 
 def test_words_of_the_command_that_cannot_be(model: Path, tmp_path: Path) -> None:
     file = save_resolved(config(model, tmp_path / "run"), tmp_path / "own")
-    asked = CliRunner().invoke(app, ["train", str(file), "--json"])
-    assert "--json goes with --dry-run" in str(asked.exception)
+    assert "--dry-run" in cli.refused("train", file, "--json")
     for word, told in (("--data.task=chess", "no task"), ("--rollout.episode=no:way", "imported")):
-        refused = CliRunner().invoke(app, ["train", str(file), "--dry-run", word])
-        assert told in str(refused.exception)
-    small = CliRunner().invoke(app, ["train", str(file), "--dry-run", "--rollout.kv_gib=1e-6"])
-    assert small.exit_code == 1, small.output
+        assert told in cli.refused("train", file, "--dry-run", word)
+    small = cli.run("train", file, "--dry-run", "--rollout.kv_gib=1e-6")
+    assert small.code == 1, small.said
 
 
 @pytest.mark.parametrize(
