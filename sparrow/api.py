@@ -28,9 +28,9 @@ from sparrow.dataflow.local.loop import train as train_run
 from sparrow.dataflow.local.opening import close_run, open_run
 from sparrow.dataflow.local.watching import Watcher
 from sparrow.models import Decoder, load
-from sparrow.report.page.html import html
-from sparrow.report.page.markdown import markdown
-from sparrow.report.page.story import page_of
+from sparrow.report.markdown import markdown
+from sparrow.report.render import html
+from sparrow.report.run_page import page_of
 from sparrow.schema.loading import load_config
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import TrainConfig

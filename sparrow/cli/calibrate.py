@@ -394,7 +394,10 @@ def _show(surface: "Surface", folder: Path, check: bool, plots: bool, as_json: b
     from sparrow.schema.base import to_dict
 
     file = folder / (CHECK if check else SURFACE)
-    files = [file, *(_draw(file, folder / ("check-plots" if check else "plots")) if plots else ())]
+    files = [
+        file,
+        *(_draw(surface, folder / ("check-plots" if check else "plots")) if plots else ()),
+    ]
     if as_json:
         print(json.dumps(to_dict(surface), indent=2))
         return
@@ -420,7 +423,8 @@ def _doubts(undecided: Sequence[str]) -> list[str]:
     return [f"the plan still depends on {len(undecided)} cells: {'; '.join(undecided[:3])}"]
 
 
-def _draw(file: Path, folder: Path) -> list[Path]:
-    from sparrow.report.surface_plots import write_surface
+def _draw(surface: "Surface", folder: Path) -> list[Path]:
+    from sparrow.report.figures import surface_figures
+    from sparrow.report.render import write_figures
 
-    return write_surface(file, folder)
+    return write_figures(surface_figures(surface), folder)

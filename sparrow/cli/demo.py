@@ -120,11 +120,10 @@ def _calibrate(place: "Place") -> None:
 
 
 def _plan(place: "Place") -> None:
-    from rich.table import Table
-
     from sparrow.demo import recipe, stages
-    from sparrow.report.page.calibration import plan_table
-    from sparrow.report.page.runs import read_run
+    from sparrow.report.calibration import plan_table
+    from sparrow.report.terminal import rich_table
+    from sparrow.schema.plan import PlanFile
 
     _stage(
         2,
@@ -133,11 +132,7 @@ def _plan(place: "Place") -> None:
     )
     with _timed("planned"):
         stages.plan(place)
-        found = plan_table(read_run(place.calibration))
-        table = Table(*found.columns)
-        for row in found.rows:
-            table.add_row(*row)
-        console.print(table)
+        console.print(rich_table(plan_table(PlanFile.load(place.plan))))
 
 
 def _train(place: "Place") -> None:
@@ -166,7 +161,7 @@ def _train(place: "Place") -> None:
 
 def _time(place: "Place") -> None:
     from sparrow.demo import recipe, stages
-    from sparrow.report.page.speed import speed_up, told, verdict
+    from sparrow.report.training import told, verdict
 
     _stage(
         4,
@@ -176,14 +171,14 @@ def _time(place: "Place") -> None:
     )
     with _timed("timed"), progress_of() as progress:
         found = stages.time(place, progress)
-    for case in found["cases"]:
-        text = f"  [bold]{verdict(speed_up(case))}[/]. {plain(told(case))}"
+    for case in found.cases:
+        text = f"  [bold]{verdict(case.speed_up)}[/]. {plain(told(case))}"
         console.print(text, highlight=False, markup=True)
 
 
 def _finish(place: "Place", seconds: float) -> None:
-    from sparrow.report.page.runs import read_run
-    from sparrow.report.page.story import numbers
+    from sparrow.report.run_page import numbers
+    from sparrow.report.runs import read_run
 
     _stage(STAGES, "report", "Everything on one page, which opens without a network:")
     console.print(f"  {place.page}\n", style="bold green", highlight=False, soft_wrap=True)

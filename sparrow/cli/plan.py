@@ -216,6 +216,8 @@ def _show(planned: "Planned", files: list[Path], as_json: bool) -> None:
 
 
 def _draw(folder: Path) -> list[Path]:
-    from sparrow.report.plan_plots import write_plan
+    from sparrow.report.figures import plan_figures
+    from sparrow.report.render import write_figures
+    from sparrow.schema.plan import PlanFile
 
-    return write_plan(folder / "plan.json", folder / "plots")
+    return write_figures(plan_figures(PlanFile.load(folder / "plan.json")), folder / "plots")

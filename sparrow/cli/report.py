@@ -53,9 +53,9 @@ def report(
       sparrow report runs/train/sparse runs/train/dense -o comparison.html
     """
     from sparrow.files import write_whole
-    from sparrow.report.page.html import html
-    from sparrow.report.page.markdown import markdown
-    from sparrow.report.page.story import page_of
+    from sparrow.report.markdown import markdown
+    from sparrow.report.render import html
+    from sparrow.report.run_page import page_of
 
     if format not in FORMATS:
         raise ValueError(f"--format {format}: give html or md")

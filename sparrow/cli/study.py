@@ -205,7 +205,7 @@ def _conduct(config: "StudyConfig", parallel: int) -> None:
 def _write(config: "StudyConfig") -> Path:
     from sparrow.dataflow.study.design import Study
     from sparrow.dataflow.study.stages import refuse_other
-    from sparrow.report.study.write import write_study
+    from sparrow.report.study_page import write_study
 
     found = Study(config=config)
     refuse_other(found)

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from sparrow import api
 from sparrow.bench import dense_sparse
@@ -24,6 +23,7 @@ from sparrow.files import (
 )
 from sparrow.models import load
 from sparrow.schema.common import GenerateConfig, GenerateSampling, ModelConfig
+from sparrow.schema.run_files import Speed
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 from sparrow.tasks import PUZZLES
@@ -115,13 +115,13 @@ def gate_stopped(place: Place) -> bool:
     return any(line.get("kind") == "stop" for line in lines)
 
 
-def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
+def time(place: Place, progress: Progress | None = None) -> Speed:
     """Dense against sparse, at the demo's length and at a long one."""
     if place.speed.exists():
-        known = _read(place.speed)
-        if not known.get("cases"):
-            raise ValueError(f"{place.speed} is broken (no cases); --fresh begins anew")
-        return known
+        try:
+            return Speed.load(place.speed)
+        except ValueError as error:
+            raise ValueError(f"{error}; --fresh begins anew") from error
     model = load(recipe.MODEL, device="cpu")
     source = of_task(model, recipe.TASK, length=recipe.LENGTH, count=recipe.GROUPS)
     found = dense_sparse.run(
@@ -135,7 +135,7 @@ def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
         batch=recipe.LONG_ROWS,
         progress=progress,
     )
-    write_document(place.speed, found)
+    found.save(place.speed)
     return found
 
 

@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.opening import close_run, open_run
@@ -11,7 +12,7 @@ from sparrow.dataflow.local.watching import Watcher
 from sparrow.dataflow.stopping import Stopping
 from sparrow.dataflow.study.design import END, Cell, Study
 from sparrow.dataflow.study.probing import probe
-from sparrow.files import write_document
+from sparrow.schema.study_files import CellEnd
 
 START, TAIL = "start.json", "tail.json"
 
@@ -45,17 +46,17 @@ def run_cell(
             _look(study, run, TAIL)
     finally:
         close_run(run)
-    found = {
-        "status": status,
-        "message": message,
-        "steps": run.step,
-        "seconds": round(time.monotonic() - begun, 1),  # of the session that ended it
-        "rate": run.config.optimiser.rate,
-    }
-    write_document(study.folder_of(cell) / END, found)
+    end = CellEnd(
+        status=status,
+        message=message,
+        steps=run.step,
+        seconds=round(time.monotonic() - begun, 1),
+        rate=run.config.optimiser.rate,
+    )
+    end.save(study.folder_of(cell) / END)
 
 
-def _trained(run: Run) -> tuple[str, str]:
+def _trained(run: Run) -> tuple[Literal["done", "diverged"], str]:
     """How the training ended, and what is to be said of it."""
     try:
         train(run)
@@ -67,4 +68,4 @@ def _trained(run: Run) -> tuple[str, str]:
 def _look(study: Study, run: Run, name: str) -> None:
     run.watch.phase(f"measuring the tail: {name}")
     found = probe(run, study.config.probe, study.config.surface.bin)
-    write_document(study.folder_of(study.cell(run.config.run.name)) / name, found)
+    found.save(study.folder_of(study.cell(run.config.run.name)) / name)

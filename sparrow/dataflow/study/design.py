@@ -10,10 +10,11 @@ and where everything is kept.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from sparrow.files import read_document, write_document
+from sparrow.files import read_document
 from sparrow.schema.study import ArmConfig, StudyConfig
+from sparrow.schema.study_files import Collapse, StudyArm, StudyDesign
 from sparrow.schema.train import Choice, TrainConfig
 
 APART = 1_000_000  # rows between those of one seed and the next: prompts differ by seed
@@ -117,50 +118,50 @@ class Study:
         """What the study is, for its report; budgets as the plans have them."""
         config, train = self.config, self.config.train
         outcome = config.outcome
-        plain = {
-            "name": config.name,
-            "model": train.model.name,
-            "data": train.data.model_dump(mode="json", exclude_none=True),
-            "rollout": {
+        design = StudyDesign(
+            name=config.name,
+            model=train.model.name,
+            data=train.data.model_dump(mode="json", exclude_none=True),
+            rollout={
                 "prompts": train.rollout.prompts,
                 "samples": train.rollout.samples,
                 "max_tokens": train.rollout.max_tokens,
             },
-            "steps": train.run.steps,
-            "every": train.validation.every,
-            "problems": train.validation.rows * train.validation.samples,
-            "rate": rate,
-            "rates": list(config.rates),
-            "tolerance": outcome.tolerance,
-            "collapse": {"drop": outcome.drop, "length": outcome.length},
-            "lag": outcome.lag,
-            "gain": outcome.gain,
-            "bin": config.surface.bin,
-            "command": command,
-            "arms": [self._arm(arm, rate) for arm in config.arms],
-        }
+            steps=train.run.steps,
+            every=train.validation.every,
+            problems=train.validation.rows * train.validation.samples,
+            rate=rate,
+            rates=config.rates,
+            tolerance=outcome.tolerance,
+            collapse=Collapse(drop=outcome.drop, length=outcome.length),
+            lag=outcome.lag,
+            gain=outcome.gain,
+            bin=config.surface.bin,
+            command=command,
+            arms=tuple(self._arm(arm, rate) for arm in config.arms),
+        )
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_document(self.design, plain)
+        design.save(self.design)
 
-    def _arm(self, arm: ArmConfig, rate: float) -> dict[str, Any]:
-        kind = "dense"
+    def _arm(self, arm: ArmConfig, rate: float) -> StudyArm:
+        kind: Literal["dense", "target", "fixed", "budget"] = "dense"
         if not arm.dense:
             kind = "target" if arm.target else "budget" if arm.budget else "fixed"
         budget = arm.budget
         if kind == "fixed" and self.plan_of(arm).exists():
             budget = _first_budget(self.plan_of(arm))
         corrections = self.config.train.algorithm.corrections
-        return {
-            "name": arm.name,
-            "kind": kind,
-            "target": arm.target,
-            "budget": budget,
-            "like": arm.like,
-            "role": arm.role,
-            "seeds": list(arm.seeds or self.config.seeds),
-            "rate": rate if arm.rate is None else arm.rate,
-            "correction": _told(corrections if arm.corrections is None else arm.corrections),
-        }
+        return StudyArm(
+            name=arm.name,
+            kind=kind,
+            target=arm.target,
+            budget=budget,
+            like=arm.like,
+            role=arm.role,
+            seeds=arm.seeds or self.config.seeds,
+            rate=rate if arm.rate is None else arm.rate,
+            correction=_told(corrections if arm.corrections is None else arm.corrections),
+        )
 
 
 def _first_budget(file: Path) -> int:

@@ -12,12 +12,13 @@ from sparrow.dataflow.local.run import Run
 from sparrow.schema.base import Float32Array
 from sparrow.schema.gate import Reading
 from sparrow.schema.study import ProbeConfig
+from sparrow.schema.study_files import CellTail, TailBin
 from sparrow.stats import quantile_interval
 
 PLACE = 500_000  # where its rows begin, the same for all runs of a seed; far from those of steps
 
 
-def probe(run: Run, wanted: ProbeConfig, width: int) -> dict[str, Any]:
+def probe(run: Run, wanted: ProbeConfig, width: int) -> CellTail:
     """p05 by bin of `width` tokens with the weights and the schedule of now; nothing is learnt."""
     rollout = run.config.rollout.model_copy(
         update={"prompts": wanted.prompts, "samples": wanted.samples}
@@ -28,13 +29,13 @@ def probe(run: Run, wanted: ProbeConfig, width: int) -> dict[str, Any]:
     played = playing.play(looker)
     batch = learning.read(looker, played.groups, played.watched)
     schedule = run.gate.schedule
-    return {
-        "step": run.step,
-        "schedule": "dense" if schedule is None else schedule.name,
-        "entropy": float(np.concatenate([one.entropy for one in batch.reads]).mean()),
-        "length": float(np.mean([len(one.lengths) for one in batch.readings])),
-        "bins": bins_of(batch.readings, width),
-    }
+    return CellTail(
+        step=run.step,
+        schedule="dense" if schedule is None else schedule.name,
+        entropy=float(np.concatenate([one.entropy for one in batch.reads]).mean()),
+        length=float(np.mean([len(one.lengths) for one in batch.readings])),
+        bins=tuple(TailBin(**each) for each in bins_of(batch.readings, width)),
+    )
 
 
 def bins_of(readings: tuple[Reading, ...], width: int) -> list[dict[str, Any]]:
