@@ -27,6 +27,7 @@ from sparrow.files import (
 )
 from sparrow.models import load
 from sparrow.schema.common import AttentionConfig, GenerateConfig, GenerateSampling, ModelConfig
+from sparrow.schema.run_files import Speed
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import (
@@ -188,13 +189,13 @@ def gate_stopped(place: Place) -> bool:
     return any(line.get("kind") == "stop" for line in lines)
 
 
-def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
+def time(place: Place, progress: Progress | None = None) -> Speed:
     """Dense against sparse, at the demo's length and at a long one."""
     if place.speed.exists():
-        known = _read(place.speed)
-        if not known.get("cases"):
-            raise ValueError(f"{place.speed} is broken (no cases); --fresh begins anew")
-        return known
+        try:
+            return Speed.load(place.speed)
+        except ValueError as error:
+            raise ValueError(f"{error}; --fresh begins anew") from error
     model = load(MODEL, device="cpu")
     source = of_task(model, TASK, length=LENGTH, count=GROUPS)
     found = dense_sparse.run(
@@ -208,7 +209,7 @@ def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
         batch=LONG_ROWS,
         progress=progress,
     )
-    write_document(place.speed, found)
+    found.save(place.speed)
     return found
 
 

@@ -170,7 +170,7 @@ def _conduct(config: StudyConfig) -> None:
 
 
 def _write(config: StudyConfig) -> Path:
-    from sparrow.report.study.write import write_study
+    from sparrow.report.study_page import write_study
     from sparrow_recipes.study.design import Study
     from sparrow_recipes.study.stages import refuse_other
 

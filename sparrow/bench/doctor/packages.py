@@ -51,7 +51,7 @@ CORE = (
     _core("pydantic", "2.7", "configurations"),
     _core("tomli-w", "1.0", "configurations"),
     _core("rich", "13", "the command line"),
-    _core("matplotlib", "3.9", "plots"),
+    _core("jinja2", "3.1", "reports"),
     _core("tensorboard", "2.16", "curves of training"),
 )
 OPTIONAL = (
