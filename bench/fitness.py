@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sparrow.calibrate.tails import Tail
+from sparrow.calibrate.cells import Tail
 from sparrow.dataflow.evaluate import Accuracy, accuracies, as_plain
 from sparrow.dataflow.fitness import WINDOW, Plan, conditions, sampled_tail
 from sparrow.models import load

@@ -21,12 +21,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import flows_tried as tried
 
-from sparrow.calibrate.flows.score import Configuration, Sample, interval, samples, score
-from sparrow.calibrate.flows.store import CELLS, Store
+from sparrow.calibrate.flows.score import CELLS, Sample, Store, interval, samples, score
 from sparrow.calibrate.flows.texts import from_folder
 from sparrow.calibrate.replay import acceptances, read
 from sparrow.models import load, load_tokenizer
 from sparrow.ops.reference import attention as reference
+from sparrow.schema.base import to_dict
+from sparrow.schema.flow import Configuration
 from sparrow.schema.schedule import LayerBudgets, Schedule
 from sparrow.sparse.flows import Flow, library
 
@@ -135,7 +136,8 @@ def main(texts: Path, out: Path) -> None:
     results = {}
     for name, flows, budgets, configuration in PLANS:
         store = Store(whole)
-        found = score(model, given, flows, budgets, store=store, configuration=configuration)
+        scores = score(model, given, flows, budgets, store=store, configuration=configuration)
+        found = to_dict(scores)
         for row in found["rows"]:
             row.pop("layers")
             figures = (

@@ -16,11 +16,9 @@ from typing import Literal
 
 from sparrow.calibrate.calibration import Settings
 from sparrow.calibrate.collecting import Progress, Sampling
-from sparrow.calibrate.planning import files as plan_files
-from sparrow.calibrate.planning.files import Planned
-from sparrow.calibrate.planning.ground import ground_of
+from sparrow.calibrate.planning import plan as planning
+from sparrow.calibrate.planning.context import PlanningContext
 from sparrow.calibrate.planning.hardware import Hardware
-from sparrow.calibrate.planning.plan import By
 from sparrow.dataflow import prompts as sources
 from sparrow.dataflow.calibrate import Request, budgets_for, edges_for, longest_of
 from sparrow.dataflow.calibrate import calibrate as measure
@@ -32,6 +30,7 @@ from sparrow.report.page.html import html
 from sparrow.report.page.markdown import markdown
 from sparrow.report.page.story import page_of
 from sparrow.schema.loading import load_config
+from sparrow.schema.plan import By, PlanFile
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import TrainConfig
 
@@ -117,8 +116,8 @@ def plan(
     allow_dense: bool = False,
     hardware: str = "h200",
     folder: str | Path | None = None,
-) -> Planned:
-    """The cheapest schedule that keeps the target: `planned.best.schedule`.
+) -> PlanFile:
+    """The cheapest schedule that keeps the target: `planned.schedule`.
 
     Options as in `sparrow plan`, which can also choose among variants, price other machines and
     workloads, and set other schedules beside it. With a folder, schedule.json and plan.json are
@@ -126,10 +125,10 @@ def plan(
     budget keeps the target.
     """
     found = surface if isinstance(surface, Surface) else Surface.load(surface)
-    ground = ground_of(found, Hardware.load(hardware))
-    planned = plan_files.make(ground, target, by=by, allow_dense=allow_dense)
+    context = PlanningContext.of(found, Hardware.load(hardware))
+    planned = planning.plan(context, target, by=by, allow_dense=allow_dense)
     if folder is not None:
-        plan_files.write(planned, folder)
+        planning.write(planned, folder)
     return planned
 
 

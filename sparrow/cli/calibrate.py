@@ -389,7 +389,7 @@ def progress_of() -> "Iterator[Progress]":
 
 
 def _show(surface: "Surface", folder: Path, check: bool, plots: bool, as_json: bool) -> None:
-    from sparrow.calibrate import surface_tables
+    from sparrow.calibrate import tables
     from sparrow.dataflow.calibrate import CHECK, SURFACE
     from sparrow.schema.base import to_dict
 
@@ -399,14 +399,14 @@ def _show(surface: "Surface", folder: Path, check: bool, plots: bool, as_json: b
         print(json.dumps(to_dict(surface), indent=2))
         return
     if check:
-        console.print(surface_tables.checked(surface, surface.targets[0]))
+        console.print(tables.check_table(surface, surface.targets[0]))
     else:
         for variant in surface.variants:
-            console.print(surface_tables.tails(surface, variant.name))
-        console.print(surface_tables.details(surface, surface.variants[0].name))
+            console.print(tables.tails_table(surface, variant.name))
+        console.print(tables.details_table(surface, surface.variants[0].name))
         if surface.layers:
             shares = next((v.shares for v in surface.variants if v.shares), ())
-            console.print(surface_tables.layers(surface.layers, shares))
+            console.print(tables.layers_table(surface.layers, shares))
     for text in (*surface.warnings, *_doubts(surface.undecided)):
         alert("warning:", text, "yellow")
     report(f"written: {', '.join(map(str, files))}")

@@ -64,9 +64,10 @@ def flow_check(
 
     Exit codes: 0 sound, 1 the comparison fails, 2 the flow is broken (with its line).
     """
+    from sparrow.calibrate import tables
     from sparrow.calibrate.flows import check as flow_check
-    from sparrow.calibrate.flows import tables as flow_tables
     from sparrow.models.checkpoint import pick_device
+    from sparrow.schema.base import to_dict
     from sparrow.sparse.flows.loading import load_flow
 
     chosen, target = load_flow(file), pick_device(device)
@@ -75,11 +76,11 @@ def flow_check(
             chosen, page=page, head_size=head_size, group=group, device=target
         )
     if as_json:
-        print(json.dumps(result, indent=2))
+        print(json.dumps(to_dict(result), indent=2))
     else:
-        for part in flow_tables.checked(result):
+        for part in tables.flow_check_tables(result):
             console.print(part)
-    raise typer.Exit(int(not result["passed"]))
+    raise typer.Exit(int(not result.passed))
 
 
 @flow.command("score")
@@ -173,10 +174,10 @@ def flow_score(
       sparrow flow score mine.py -b 512
       sparrow flow score quest --tokens 1024 -b 256 -m smollm2-135m
     """
-    from sparrow.calibrate.flows import tables as flow_tables
-    from sparrow.calibrate.flows.score import Configuration, samples, score
-    from sparrow.calibrate.flows.store import Store, append_leaderboard
+    from sparrow.calibrate import tables
+    from sparrow.calibrate.flows.score import Store, append_leaderboard, samples, score
     from sparrow.models import load, load_tokenizer
+    from sparrow.schema.flow import Configuration
     from sparrow.sparse.flows.loading import load_flow
 
     if leaderboard is not None and leaderboard.is_dir():
@@ -202,7 +203,7 @@ def flow_score(
         )
     if leaderboard is not None:
         report(f"{leaderboard}: {append_leaderboard(leaderboard, result)} lines more")
-    show_result(result, flow_tables.scored, as_json=as_json)
+    show_result(result, tables.flow_score_table, as_json=as_json)
 
 
 @flow.command("bench")

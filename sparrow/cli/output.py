@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    Result = dict[str, Any]
+    from sparrow.schema.base import R
 
 
 class PlainConsole(Console):
@@ -83,9 +83,11 @@ def measuring(what: str = "measuring") -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(plain(text))
 
 
-def show_result(result: "Result", table: "Callable[[Result], Table]", *, as_json: bool) -> None:
+def show_result(result: "R", table: "Callable[[R], Table]", *, as_json: bool) -> None:
+    from sparrow.schema.base import to_dict
+
     if as_json:
-        print(json.dumps(result, indent=2))
+        print(json.dumps(to_dict(result), indent=2))
     else:
         console.print(table(result))
 

@@ -10,8 +10,8 @@ import typer
 from sparrow.cli.output import MOST, MOST_TOKENS, OUTPUT, OutputJson, alert, console, report
 
 if TYPE_CHECKING:
-    from sparrow.calibrate.planning.files import Planned
     from sparrow.calibrate.planning.hardware import Hardware
+    from sparrow.schema.plan import PlanFile
 
 
 _target = partial(typer.Option, rich_help_panel="What to keep")
@@ -138,9 +138,8 @@ def plan(
     Exit codes: 0 planned, 1 the target cannot be kept (the nearest one that can is said), 2 a
     mistake in the options.
     """
-    from sparrow.calibrate.planning import files as plan_files
-    from sparrow.calibrate.planning.ground import ground_of
-    from sparrow.calibrate.planning.plan import Unreachable
+    from sparrow.calibrate.planning import plan as planning
+    from sparrow.calibrate.planning.context import PlanningContext
     from sparrow.schema.surface import Surface
     from sparrow.sparse import named_schedule
 
@@ -150,7 +149,7 @@ def plan(
     found = Surface.load(surface)
     if samples is not None and prompts is None:
         raise ValueError("--samples goes with --prompts: together they say how many sequences run")
-    ground = ground_of(
+    context = PlanningContext.of(
         found,
         _priced_by(hardware, bandwidth, memory, flops),
         lengths=lengths,
@@ -160,8 +159,8 @@ def plan(
         prompt_tokens=prompt_tokens,
     )
     try:
-        planned = plan_files.make(
-            ground,
+        planned = planning.plan(
+            context,
             target,
             by=chosen,
             allow_dense=allow_dense,
@@ -169,11 +168,11 @@ def plan(
             compare=None if compare is None else named_schedule(compare),
             check=None if check is None else Surface.load(check),
         )
-    except Unreachable as error:
+    except planning.Unreachable as error:
         alert("not reached:", str(error))
         raise typer.Exit(1) from None
     folder = out or surface.parent
-    files = plan_files.write(planned, folder)
+    files = planning.write(planned, folder)
     _show(planned, [*files, *(_draw(folder) if plots else ())], as_json)
 
 
@@ -197,16 +196,16 @@ def _priced_by(
     )
 
 
-def _show(planned: "Planned", files: list[Path], as_json: bool) -> None:
-    from sparrow.calibrate.planning import files as plan_files
-    from sparrow.calibrate.planning import tables as plan_tables
+def _show(planned: "PlanFile", files: list[Path], as_json: bool) -> None:
+    from sparrow.calibrate import tables
+    from sparrow.schema.base import to_dict
 
     if as_json:
-        print(json.dumps(plan_files.as_json(planned), indent=2))
+        print(json.dumps(to_dict(planned), indent=2))
         return
-    for table in plan_tables.tables(planned):
+    for table in tables.plan_tables(planned):
         console.print(table)
-    for text in planned.best.notes:
+    for text in planned.notes:
         alert("note:", text, "yellow")
     report(f"written: {', '.join(map(str, files))}")
     report(

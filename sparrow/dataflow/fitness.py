@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from sparrow.calibrate.cells import Tail, budget_for, in_bin, tail
 from sparrow.calibrate.replay import Replay, replay
-from sparrow.calibrate.tails import Tail, budget_for, in_bin, tail
 from sparrow.dataflow.evaluate import Accuracy, answer_puzzles, attending, puzzles
 from sparrow.models import Decoder
 

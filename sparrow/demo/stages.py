@@ -23,6 +23,7 @@ from sparrow.files import (
     write_whole,
 )
 from sparrow.models import load
+from sparrow.schema.base import to_dict
 from sparrow.schema.common import GenerateConfig, GenerateSampling, ModelConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
@@ -135,8 +136,8 @@ def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
         batch=recipe.LONG_ROWS,
         progress=progress,
     )
-    write_document(place.speed, found)
-    return found
+    found.save(place.speed)
+    return to_dict(found)
 
 
 def page(place: Place) -> Path:

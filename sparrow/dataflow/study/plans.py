@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from sparrow.calibrate.calibration import Settings
 from sparrow.calibrate.collecting import Progress, Sampling
-from sparrow.calibrate.planning import files as plan_files
-from sparrow.calibrate.planning.ground import ground_of
+from sparrow.calibrate.planning.context import PlanningContext
 from sparrow.calibrate.planning.hardware import Hardware
+from sparrow.calibrate.planning.plan import plan, write
 from sparrow.dataflow import prompts as sources
 from sparrow.dataflow.calibrate import (
     Request,
@@ -114,14 +114,12 @@ def _plan(study: Study, surface: Surface, arm: ArmConfig) -> Schedule:
     plain = [one.name for one in surface.variants if not one.dense_layers and not one.shares]
     if not plain:
         raise ValueError("the surface has no variant without dense layers and layers' shares")
-    ground = ground_of(surface, Hardware.load("h200"))
-    found = plan_files.make(
-        ground, arm.target, by=study.config.surface.by, allow_dense=True, variants=plain
-    )
+    context = PlanningContext.of(surface, Hardware.load("h200"))
+    found = plan(context, arm.target, by=study.config.surface.by, allow_dense=True, variants=plain)
     folder = study.plans / arm.name
     make_folder(folder)
-    plan_files.write(found, folder)
-    return found.best.schedule
+    write(found, folder)
+    return found.schedule
 
 
 def _fixed(

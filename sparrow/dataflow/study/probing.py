@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from sparrow.calibrate.tails import TAIL
 from sparrow.dataflow.local import learning, playing
 from sparrow.dataflow.local.metrics import LEAST, UNCERTAIN, p05
 from sparrow.dataflow.local.run import Run
 from sparrow.schema.base import Float32Array
 from sparrow.schema.gate import Reading
 from sparrow.schema.study import ProbeConfig
-from sparrow.stats import quantile_interval
+from sparrow.stats import TAIL, quantile_interval
 
 PLACE = 500_000  # where its rows begin, the same for all runs of a seed; far from those of steps
 

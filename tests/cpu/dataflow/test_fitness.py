@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from sparrow.calibrate.tails import Tail
+from sparrow.calibrate.cells import Tail
 from sparrow.dataflow.evaluate import Accuracy, attending
 from sparrow.dataflow.fitness import Plan, conditions, sampled_tail
 from sparrow.models import load

@@ -93,7 +93,6 @@ def planned_by_hand(tmp_path: Path, patch: pytest.MonkeyPatch) -> Path:
     ]
     shape = '{"num_hidden_layers": 24}'
     patch.setattr(plans, "surface_of", lambda *_: measured(shape=shape))
-    patch.setattr(plans, "ground_of", lambda *_: None)
     made = study(tmp_path / "s", arms)
     chosen = {"low": stepped(64, 128), "high": stepped(64, 512)}
     patch.setattr(plans, "_plan", lambda _, __, arm: chosen[arm.name])
