@@ -33,11 +33,21 @@ from sparrow.schema.bench import (
     BenchTrainConfig,
     case_words,
 )
+from sparrow.schema.benchmark import Benchmark
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.evaluation import FILE_TOKENS, ROWS, EvalConfig, Evaluation
-from sparrow.schema.flow import FlowBenchConfig, FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
+from sparrow.schema.flow import (
+    Configuration,
+    FlowBenchConfig,
+    FlowCheck,
+    FlowCheckConfig,
+    FlowScoreConfig,
+    FlowScores,
+    FlowTextsConfig,
+)
 from sparrow.schema.options import configure, options_of
+from sparrow.schema.plan import PlanFile
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
@@ -52,7 +62,6 @@ from sparrow.schema.verbs import (
 )
 
 if TYPE_CHECKING:
-    from sparrow.calibrate.planning.files import Planned
     from sparrow.calibrate.planning.hardware import Hardware
     from sparrow.dataflow.evaluation import Answered, Part
     from sparrow.dataflow.local.watching import Watcher
@@ -258,7 +267,7 @@ def _promised(schedule: Schedule | None) -> float:
 
 
 @configured(PlanConfig, loaded="surface")
-def plan(config: PlanConfig, *, loaded: Surface | None = None) -> "Planned":
+def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
     """Find the cheapest budgets that keep acceptance at a target, and what they promise.
 
     From the surface of `sparrow calibrate` it takes, at every length, budgets whose p05 reaches the
@@ -274,11 +283,11 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> "Planned":
     Exit codes: 0 planned, 1 the target cannot be kept (the nearest one that can is said), 2 a
     mistake in the options.
     """
-    from sparrow.calibrate.planning import files
-    from sparrow.calibrate.planning.ground import ground_of
+    from sparrow.calibrate.planning import plan as planning
+    from sparrow.calibrate.planning.context import PlanningContext
     from sparrow.sparse import named_schedule
 
-    ground = ground_of(
+    context = PlanningContext.of(
         loaded or Surface.load(config.surface),
         _hardware(config),
         lengths=config.lengths,
@@ -287,8 +296,8 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> "Planned":
         batch=config.batch,
         prompt_tokens=config.prompt_tokens,
     )
-    planned = files.make(
-        ground,
+    planned = planning.plan(
+        context,
         config.target,
         by=config.by,
         allow_dense=config.allow_dense,
@@ -298,7 +307,7 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> "Planned":
     )
     folder = config.out or (None if loaded else config.surface.parent)
     if folder is not None:
-        files.write(planned, folder)
+        planning.write(planned, folder)
     return planned
 
 
@@ -504,7 +513,8 @@ def generate(
 
     Every setting can be given as --section.key=value, or in TOML files by -c (demo,
     sparse and training-grade are shipped); sparrow/schema/common.py lists them with their defaults.
-    Sampling is close to greedy unless told otherwise. A prompt that begins with a dash goes after -- or to standard input.
+    Sampling is close to greedy unless told otherwise. A prompt that begins with a dash goes after
+    -- or to standard input.
 
     For example:
 
@@ -616,7 +626,7 @@ def doctor(config: DoctorConfig) -> Json:
 
 
 @configured(FlowCheckConfig)
-def flow_check(config: FlowCheckConfig) -> Json:
+def flow_check(config: FlowCheckConfig) -> FlowCheck:
     """Say whether a flow is sound, and show the program that is made of it.
 
     On random pages, decoding token by token is compared with one pass over all of them. Takes
@@ -640,7 +650,7 @@ def flow_check(config: FlowCheckConfig) -> Json:
 @configured(FlowScoreConfig)
 def flow_score(
     config: FlowScoreConfig, *, progress: Progress | None = None, report: Report | None = None
-) -> Json:
+) -> FlowScores:
     """Measure how good flows are: p05 of acceptance on long texts, beside built-in flows.
 
     For every budget also how many of the truly best pages were found, how much attention they
@@ -653,8 +663,7 @@ def flow_score(
       sparrow flow score quest --tokens 1024 -b 256 -m smollm2-135m
     """
     from sparrow.calibrate.flows import texts
-    from sparrow.calibrate.flows.score import Configuration, samples, score
-    from sparrow.calibrate.flows.store import Store, append_leaderboard
+    from sparrow.calibrate.flows.score import Store, append_leaderboard, samples, score
     from sparrow.models import load, load_tokenizer
     from sparrow.sparse.flows.loading import load_flow
 
@@ -687,7 +696,7 @@ def flow_score(
 
 
 @configured(FlowBenchConfig)
-def flow_bench(config: FlowBenchConfig, *, report: Report | None = None) -> Json:
+def flow_bench(config: FlowBenchConfig, *, report: Report | None = None) -> Benchmark:
     """Time flows on a GPU: one layer's decoding, beside dense attention and the block mean.
 
     All keep the same number of pages. On a CPU it has to be asked for (--device cpu), since times
@@ -739,7 +748,7 @@ def flow_texts(config: FlowTextsConfig, *, report: Report | None = None) -> Path
 
 
 @configured(BenchAttentionConfig)
-def bench_attention(config: BenchAttentionConfig, *, report: Report | None = None) -> Json:
+def bench_attention(config: BenchAttentionConfig, *, report: Report | None = None) -> Benchmark:
     """Time decode attention, dense beside sparse, against how fast memory can be read.
 
     On a GPU it is one layer's work: score and select pages, attend, append. On a CPU the times are
@@ -761,7 +770,7 @@ def bench_attention(config: BenchAttentionConfig, *, report: Report | None = Non
 
 
 @configured(BenchDecodeConfig)
-def bench_decode(config: BenchDecodeConfig, *, report: Report | None = None) -> Json:
+def bench_decode(config: BenchDecodeConfig, *, report: Report | None = None) -> Benchmark:
     """Time whole decode steps of the engine, dense beside sparse, and say where the time goes.
 
     Also given: the bytes that a step reads, and on a GPU that we know their share of its peak.
@@ -786,7 +795,7 @@ def bench_decode(config: BenchDecodeConfig, *, report: Report | None = None) -> 
 
 
 @configured(BenchRolloutConfig)
-def bench_rollout(config: BenchRolloutConfig, *, report: Report | None = None) -> Json:
+def bench_rollout(config: BenchRolloutConfig, *, report: Report | None = None) -> Benchmark:
     """Time whole rollouts, in tokens per second, beside transformers on the same weights.
 
     Both sides have the same prompts, dtype and device, in the same run.
@@ -807,7 +816,7 @@ def bench_rollout(config: BenchRolloutConfig, *, report: Report | None = None) -
 
 
 @configured(BenchTrainConfig)
-def bench_train(config: BenchTrainConfig, *, report: Report | None = None) -> Json:
+def bench_train(config: BenchTrainConfig, *, report: Report | None = None) -> Benchmark:
     """Time optimiser steps: seconds, share of the tensor cores' peak, memory and its prediction.
 
     On a CPU the shape is cut to two layers.
@@ -833,7 +842,7 @@ def bench_train(config: BenchTrainConfig, *, report: Report | None = None) -> Js
 
 
 @configured(BenchTraceConfig)
-def bench_trace(config: BenchTraceConfig, *, report: Report | None = None) -> Json:
+def bench_trace(config: BenchTraceConfig, *, report: Report | None = None) -> Benchmark:
     """Predict a rollout of the published workload on this GPU from steps measured one by one.
 
     Steps are timed at many lengths and batches, dense and sparse, and added up over the workload,

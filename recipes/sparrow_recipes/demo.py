@@ -26,8 +26,8 @@ from sparrow.files import (
     write_document,
 )
 from sparrow.models import load
+from sparrow.schema.benchmark import Speed
 from sparrow.schema.common import AttentionConfig, GenerateConfig, GenerateSampling, ModelConfig
-from sparrow.schema.run_files import Speed
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import (

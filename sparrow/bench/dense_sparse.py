@@ -14,7 +14,7 @@ from statistics import median
 from sparrow.bench import decode, timing
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
-from sparrow.schema.run_files import Machine, Speed, SpeedCase
+from sparrow.schema.benchmark import Speed, SpeedCase
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
@@ -51,12 +51,9 @@ def run(
     tell(2 * rounds, 2 * rounds + 2, f"decoding at {context} tokens")
     long = _decode(model, schedule, context, budget, batch, rounds)
     tell(2 * rounds + 2, 2 * rounds + 2, "timed")
-    return Speed(
-        machine=Machine(**timing.machine(model.device)),
-        note=f"{model.spec.parameters() / 1e6:.1f} M weights in "
-        f"{str(model.dtype).removeprefix('torch.')}.",
-        cases=(short, long),
-    )
+    dtype = str(model.dtype).removeprefix("torch.")
+    note = f"{model.spec.parameters() / 1e6:.1f} M weights in {dtype}."
+    return Speed(machine=timing.machine(model.device), note=note, cases=(short, long))
 
 
 def _rollout(

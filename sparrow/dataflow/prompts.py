@@ -14,7 +14,7 @@ from typing import Any
 from sparrow.calibrate.collecting import Mode
 from sparrow.calibrate.flows.score import samples
 from sparrow.calibrate.flows.texts import Text
-from sparrow.calibrate.rollouts import Prompt
+from sparrow.calibrate.replay import Prompt
 from sparrow.dataflow.language import Language, language_of
 from sparrow.models import Decoder, load_tokenizer
 from sparrow.tasks import PUZZLES

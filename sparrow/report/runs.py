@@ -16,12 +16,12 @@ from typing import TypeVar
 
 from sparrow.files import printable, verify
 from sparrow.schema.base import File
+from sparrow.schema.benchmark import Speed
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_files import (
     ActionLine,
     Metrics,
     RunSettings,
-    Speed,
     read_actions,
     read_metrics,
     read_settings,

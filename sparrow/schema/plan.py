@@ -1,6 +1,6 @@
 """A plan as it is written: budgets by length, what they keep and cost, and what stands beside."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -9,6 +9,9 @@ from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import LONGEST
 
 Length = Annotated[int, Field(ge=0, le=LONGEST)]
+
+By = Literal["low", "p05"]
+"""What must reach the target: the lower end of p05's interval, or p05 itself."""
 
 
 class PlanBin(Record):
@@ -28,14 +31,14 @@ class PlanBin(Record):
 
 
 class PlanAside(Record):
-    """The plan at another target."""
+    """The plan at another target; where that is out of reach, the nearest one that is not."""
 
     target: float
-    budgets: tuple[int | None, ...]
-    speed_up: float | None
+    budgets: tuple[int | None, ...] = ()
+    speed_up: float | None = None
     reached: bool
-    variant: str | None
-    nearest: float | None
+    variant: str | None = None
+    nearest: float | None = None
 
 
 class ComparedBin(Record):
@@ -84,11 +87,11 @@ class PlanFile(File):
     version: ClassVar[int] = 1
     made_by: ClassVar[str] = "sparrow plan"
 
-    format: int
+    format: int = version
     model: str
     variant: str
     target: float
-    by: str
+    by: By
     bins: tuple[PlanBin, ...]
     sensitivity: tuple[PlanAside, ...]
     speed_up: float
@@ -102,8 +105,8 @@ class PlanFile(File):
     dense_ms_step: float
     tokens: int
     capacity: int
-    bytes: float
-    dense_bytes: float
+    bytes: int
+    dense_bytes: int
     hardware: str
     hardware_note: str
     workload: str

@@ -8,13 +8,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sparrow.files import Json, check_digest_line, printable, read_lines, read_text
-from sparrow.schema.base import File, Record, problems
+from sparrow.schema.base import Record, problems
 
 LARGEST = 1e100  # numbers beyond are of no measurement
 
@@ -163,44 +162,3 @@ def _flat(values: Mapping[str, Any], above: str = "") -> Sequence[tuple[str, Any
         else:
             found.append((dotted, printable(value) if isinstance(value, str) else value))
     return found
-
-
-class SpeedCase(Record):
-    """Milliseconds of decode steps, dense and sparse, that took turns."""
-
-    name: str
-    context: int
-    what: str
-    dense_ms: Rounds
-    sparse_ms: Rounds
-    why: str
-
-    @property
-    def speed_up(self) -> float:
-        return median(self.dense_ms) / median(self.sparse_ms)
-
-
-class Machine(Record):
-    """Where figures were taken, and with which versions."""
-
-    device: str
-    cpus: int
-    threads: int | None = None
-    torch: str
-    triton: str | None = None
-    transformers: str | None = None
-    numba: str | None = None
-    command: str = ""
-
-
-class Speed(File):
-    """speed.json of the demo: dense against sparse on one machine."""
-
-    what: ClassVar[str] = "timing"
-    version: ClassVar[int] = 1
-    made_by: ClassVar[str] = "sparrow demo"
-
-    format: int = 1
-    machine: Machine
-    note: str
-    cases: Annotated[tuple[SpeedCase, ...], Field(min_length=1)]

@@ -6,7 +6,10 @@ docs/calibrate.md describes every field. numpy and no torch: plans and plots rea
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from sparrow.schema.base import File, Record
+import numpy as np
+
+from sparrow.schema.base import File, Int32Array, Record
+from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
 
 FORMAT = 1
 LONGEST = 2**31  # tokens
@@ -31,6 +34,33 @@ class Variant(Record):
     dense_layers: tuple[int, ...] = ()
     shares: tuple[float, ...] = ()
     flow_digest: str | None = None  # of the flow's formula, which schedules hold
+
+    def schedule(self, lengths: Sequence[int], budgets: Sequence[int], **fields: Any) -> Schedule:
+        """The schedule of these bins; budgets of single layers follow from the shares."""
+        common = np.asarray(budgets, dtype=np.int32)
+        fields = {"name": f"{self.name}-{budgets[0]}"} | fields
+        return Schedule(
+            lengths=np.asarray(lengths),
+            budgets=common,
+            layers=tuple(
+                LayerBudgets(layer=layer, budgets=self._share_of(common, share))
+                for layer, share in enumerate(self.shares)
+                if layer not in self.dense_layers and share != 1
+            ),
+            flow=self.flow,
+            flow_digest=self.flow_digest,
+            page=self.page,
+            first=self.first,
+            last=self.last,
+            dense_layers=self.dense_layers,
+            **fields,
+        )
+
+    def _share_of(self, budgets: Int32Array, share: float) -> Int32Array:
+        """A multiple of budgets in whole pages, never less than the pages always kept."""
+        least = (self.first + self.last) * self.page
+        pages = np.rint(budgets.astype(np.float64) * share / self.page).astype(np.int64) * self.page
+        return np.where(budgets == DENSE, DENSE, np.clip(pages, least, DENSE)).astype(np.int32)
 
 
 class Estimators(Record):
@@ -151,6 +181,10 @@ class Surface(File):
                 return variant
         known = ", ".join(variant.name for variant in self.variants)
         raise ValueError(f"the surface has no variant {name!r}; it has {known}")
+
+    def kept(self, variant: str) -> list[int]:
+        """The budgets of a variant that were measured, rising."""
+        return sorted({c.budget for c in self.cells if c.variant == variant and c.budget})
 
     def of(self, variant: str, budget: int) -> list[Cell]:
         """The cells of one variant and budget, in the order of lengths."""

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparrow.calibrate.tails import TAIL as TAIL_SHARE
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.metrics import LEAST, UNCERTAIN, p05
 from sparrow.dataflow.local.opening import close_run, open_run
@@ -18,6 +17,7 @@ from sparrow.schema.base import Float32Array
 from sparrow.schema.gate import Reading
 from sparrow.schema.study import ProbeConfig
 from sparrow.schema.study_files import CellEnd, CellTail, TailBin
+from sparrow.stats import TAIL as TAIL_SHARE
 from sparrow.stats import quantile_interval
 from sparrow_recipes.study.design import END, Cell, Study
 

@@ -89,7 +89,7 @@ def planned_schedule(study: Study, surface: Surface, arm: ArmConfig) -> Schedule
     make_folder(folder)
     by = study.config.surface.by
     found = api.plan(surface, target=arm.target, by=by, allow_dense=True, variant=plain, out=folder)
-    return found.best.schedule
+    return found.schedule
 
 
 def drawn_lengths(surface: Surface) -> Lengths:
