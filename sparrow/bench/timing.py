@@ -238,6 +238,13 @@ def _speed(size: int, us: list[float], peak: float | None) -> dict[str, Any]:
     }
 
 
+def shares(split: Split) -> str:
+    """The parts of a step, the longest first, in percent."""
+    whole = sum(split.values()) or 1.0
+    parts = sorted(split.items(), key=lambda item: -item[1])
+    return ", ".join(f"{part} {took / whole:.0%}" for part, took in parts if took > 0.005 * whole)
+
+
 def split_of(work: Callable[[], object], device: torch.device) -> Split:
     """Seconds by part of whatever engine work runs inside.
 

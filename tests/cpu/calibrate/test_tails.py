@@ -25,14 +25,7 @@ def test_a_bin_holds_its_start_and_not_its_stop() -> None:
         np.float32([0.5]).tolist(),
     ]
 
-
-def test_sequences_without_tokens_in_the_bin_are_left_out() -> None:
-    assert in_bin([of([0.1, 0.2], prompt=10), of([0.3], prompt=30)], 20, 40) != []
-    assert len(in_bin([of([0.1, 0.2], prompt=10), of([0.3], prompt=30)], 20, 40)) == 1
-    assert in_bin([of([0.1, 0.2], prompt=10)], 12, 40) == []
-
-
-def test_neighbouring_bins_share_no_token_and_lose_none() -> None:
+    assert in_bin([of([0.1, 0.2], prompt=10)], 12, 40) == []  # no token there: left out
     one = of(list(np.linspace(0, 1, 20)), prompt=5)
     parts = [in_bin([one], start, start + 5) for start in range(0, 30, 5)]
     assert np.concatenate([part[0] for part in parts if part]).tolist() == one.alpha.tolist()
@@ -47,16 +40,8 @@ def test_quantile_and_shares() -> None:
     assert found.between == pytest.approx(2 / 20)
     assert (found.tokens, found.sequences) == (20, 2)
 
-
-def test_the_fifth_percentile_counts_tokens_and_not_sequences() -> None:
     short, long = np.float32([0.0]), np.ones(99, dtype=np.float32)
-    assert tail([short, long]).p05 == 1
-    assert tail([short, short, long[:10]]).p05 == 0
-
-
-def test_the_interval_of_one_sequence_is_degenerate() -> None:
-    found = tail([np.linspace(0, 1, 50, dtype=np.float32)])
-    assert found.low == found.high == found.p05
+    assert tail([short, long]).p05 == 1  # tokens count, not sequences
 
 
 def test_the_interval_is_over_sequences() -> None:
@@ -64,8 +49,9 @@ def test_the_interval_is_over_sequences() -> None:
     low, high = np.full(40, 0.25, np.float32), np.full(40, 0.75, np.float32)
     found = tail([low, high])
     assert (found.low, found.high) == (0.25, 0.75)
-    equal = tail([low] * 5)
-    assert equal.low == equal.high == 0.25
+    alone = tail([np.linspace(0, 1, 50, dtype=np.float32)])
+    for equal in (tail([low] * 5), alone):
+        assert equal.low == equal.high == equal.p05
 
 
 def test_the_interval_is_the_same_every_time() -> None:
@@ -77,47 +63,20 @@ def test_the_interval_is_the_same_every_time() -> None:
     assert narrow.high - narrow.low < tail(alphas).high - tail(alphas).low
 
 
-def test_an_empty_bin_is_refused() -> None:
-    with pytest.raises(ValueError, match="tail: no token lies in the bin; give longer sequences"):
+def test_budgets_that_reach_a_target() -> None:
+    tails = {64: at(0.2), 128: at(0.6), 256: at(0.8), 1024: at(1.0)}
+    for budget, measured in tails.items():
+        assert budget_for(tails, measured.p05) == pytest.approx(budget)
+    assert budget_for(tails, 0.4) == pytest.approx((64 * 128) ** 0.5)  # on a log scale between
+    found = [budget_for(tails, target) or 0 for target in np.linspace(0.2, 1.0, 41)]
+    assert found == sorted(set(found))
+    assert [budget_for(tails, target) for target in (0.0, 0.199, 1.001)] == [None] * 3
+    assert budget_for(dict(reversed(tails.items())), 0.7) == budget_for(tails, 0.7)
+    dip = {64: at(0.2), 128: at(0.6), 256: at(0.5), 512: at(0.8)}  # is levelled
+    assert budget_for(dip, 0.6) == pytest.approx(128)
+    assert budget_for(dip, 0.55) == pytest.approx(64 * 2 ** (0.35 / 0.4))
+    assert budget_for(dip, 0.7) == pytest.approx((256 * 512) ** 0.5)
+    assert budget_for({64: at(0.5), 128: at(0.5), 256: at(0.9)}, 0.5) == 64
+    assert (budget_for({64: at(0.5)}, 0.5), budget_for({64: at(0.5)}, 0.6)) == (64, None)
+    with pytest.raises(ValueError, match="bin"):
         tail(in_bin([of([0.5])], 100, 200))
-
-
-class TestBudgetFor:
-    tails = {64: at(0.2), 128: at(0.6), 256: at(0.8), 1024: at(1.0)}  # noqa: RUF012
-
-    def test_measured_budgets(self) -> None:
-        for budget, measured in self.tails.items():
-            assert budget_for(self.tails, measured.p05) == pytest.approx(budget)
-
-    def test_on_a_log_scale_between(self) -> None:
-        assert budget_for(self.tails, 0.4) == pytest.approx((64 * 128) ** 0.5)
-        assert budget_for(self.tails, 0.9) == pytest.approx((256 * 1024) ** 0.5)
-
-    def test_rises_with_the_target(self) -> None:
-        found = [budget_for(self.tails, target) for target in np.linspace(0.2, 1.0, 41)]
-        numbers = [budget for budget in found if budget is not None]
-        assert len(numbers) == 41
-        assert numbers == sorted(numbers)
-        assert len(set(numbers)) == 41
-
-    @pytest.mark.parametrize("target", [0.0, 0.199, 1.001])
-    def test_none_beyond_what_was_measured(self, target: float) -> None:
-        assert budget_for(self.tails, target) is None
-
-    def test_the_order_in_which_they_were_measured_does_not_matter(self) -> None:
-        back = dict(reversed(self.tails.items()))
-        assert budget_for(back, 0.7) == budget_for(self.tails, 0.7)
-
-    def test_a_dip_is_levelled(self) -> None:
-        """p05 is made to rise: of a plateau the smallest budget counts."""
-        dip = {64: at(0.2), 128: at(0.6), 256: at(0.5), 512: at(0.8)}
-        assert budget_for(dip, 0.6) == pytest.approx(128)
-        assert budget_for(dip, 0.55) == pytest.approx(64 * 2 ** (0.35 / 0.4))
-        assert budget_for(dip, 0.7) == pytest.approx((256 * 512) ** 0.5)
-
-    def test_a_level_start_gives_the_smallest(self) -> None:
-        assert budget_for({64: at(0.5), 128: at(0.5), 256: at(0.9)}, 0.5) == 64
-
-    def test_one_budget(self) -> None:
-        assert budget_for({64: at(0.5)}, 0.5) == 64
-        assert budget_for({64: at(0.5)}, 0.6) is None
