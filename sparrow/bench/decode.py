@@ -28,13 +28,13 @@ from sparrow.bench import timing
 from sparrow.calibrate.planning.cost import ByteModel, Traffic
 from sparrow.calibrate.tables import figures
 from sparrow.engine.engine import Engine
-from sparrow.engine.graphs import PAGES
 from sparrow.engine.memory import device_memory
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Context, Sample, pages_for
+from sparrow.engine.runner import PAGES
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow

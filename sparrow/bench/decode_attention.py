@@ -29,7 +29,7 @@ from sparrow.ops.cpu import attention as cpu
 from sparrow.ops.cpu.threads import share
 from sparrow.ops.reference import attention as reference
 from sparrow.ops.types import PageLists
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 
 PAGE = 16
 CONTEXT = 4096
@@ -201,7 +201,7 @@ def _attention(call: Decode) -> list[Case]:
         Case(
             "reference",
             call.bytes(),
-            lambda: reference.attend_decode(*call.arguments(), scale=scale),
+            lambda: reference.attend_decode.definition(*call.arguments(), scale=scale),
         ),
     ]
 

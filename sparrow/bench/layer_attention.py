@@ -34,7 +34,7 @@ from sparrow.bench.timing import Case
 from sparrow.calibrate.tables import figures
 from sparrow.engine.memory import device_memory
 from sparrow.models.checkpoint import pick_device, pick_dtype
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
 

@@ -28,7 +28,7 @@ from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.fetch import fetched, known
 from sparrow.models.rope import Rope
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.sparse.rule import Rule
 

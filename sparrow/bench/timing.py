@@ -21,7 +21,7 @@ from torch.autograd import DeviceType
 from sparrow import ops
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, ModelSpec
-from sparrow.schema.benchmark import Machine
+from sparrow.schema.bench import Machine
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean

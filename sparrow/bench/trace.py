@@ -42,7 +42,7 @@ from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 

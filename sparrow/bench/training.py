@@ -19,14 +19,12 @@ from sparrow import models
 from sparrow.bench.timing import device_name, free_memory, machine
 from sparrow.calibrate.tables import figures
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
-from sparrow.train.flops import training_flops
+from sparrow.train.costs import trainer_memory, training_flops
 from sparrow.train.learner import Learner, Objective
-from sparrow.train.memory import trainer_memory
-from sparrow.train.objectives.aggregates import token_mean
-from sparrow.train.objectives.surrogates import ppo
+from sparrow.train.objectives.surrogates import ppo, token_mean
 from sparrow.train.policy import Policy
 
 PEAKS = {"H200": 989e12, "H100": 989e12}  # published 16-bit operations per second, dense

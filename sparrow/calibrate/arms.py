@@ -12,9 +12,8 @@ from sparrow.models import ModelSpec
 from sparrow.schema.base import to_dict
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Variant
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.flows.tracing import trace
 
 DENSE_ARM = "dense"
 

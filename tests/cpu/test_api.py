@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("typer")
 
+from sparrow.cli.flow import layers_of
 from support.training import config, model_folder
 from typer.main import get_command
 
 from sparrow import api, models
 from sparrow.calibrate.planning.plan import Unreachable
 from sparrow.cli import app
-from sparrow.cli.flow import layers_of
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 

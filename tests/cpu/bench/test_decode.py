@@ -12,7 +12,7 @@ from support.specs import TINY as SPEC
 from sparrow import models, ops
 from sparrow.bench import decode, timing
 from sparrow.schema.base import to_dict
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows import library
 from sparrow.sparse.rule import Rule

@@ -7,11 +7,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from sparrow import ops
+from sparrow import api, ops
 from sparrow.bench import layer_attention, timing
 from sparrow.bench.layer_attention import Bed, Heads, Shape
 from sparrow.schema.base import to_dict
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 from sparrow.sparse.rule import Rule
 
 TINY = {"batch": 2, "context": 256, "kept": 4, "head_size": 64, "layers": 1}
@@ -149,6 +149,15 @@ def test_cases_take_turns() -> None:
         ("a", 2, 2),
         ("b", 2, 2),
     ]
+
+
+def test_the_verb_goes_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparrow.models.checkpoint.pick_device", torch.device)
+    for device, module in (("cuda", "layer_attention"), ("cpu", "decode_attention")):
+        monkeypatch.setattr(f"sparrow.bench.{module}.run", lambda **_: {"by": module})  # noqa: B023
+        assert api.bench_attention(device=device) == {"by": module}
+    with pytest.raises(ValueError, match="device"):
+        api.bench_attention(device="meta")
 
 
 def test_the_parts_agree_with_the_ops() -> None:

@@ -12,9 +12,9 @@ from support.specs import TINY as SPEC
 from sparrow import models
 from sparrow.bench import timing, trace, trace_steps
 from sparrow.calibrate.planning import cost
-from sparrow.engine.graphs import batch_bucket, pages_bucket
+from sparrow.engine.runner import batch_bucket, pages_bucket
 from sparrow.schema.base import to_dict
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 
 LENGTHS = [190, 90, 140]
 

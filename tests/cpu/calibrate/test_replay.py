@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from support.engines import HIDDEN, dense_hidden, engine_of, logp, prompt, recorded_hidden, tiny
+from support.replays import Replay, replay
 from torch import Tensor
 
 from sparrow import models, ops
-from sparrow.calibrate.replay import Replay, replay
 from sparrow.models.attention import Packed
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import LayerBudgets, Schedule
