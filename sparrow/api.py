@@ -28,12 +28,12 @@ from sparrow.schema.base import FieldError, Record, problems
 from sparrow.schema.bench import (
     BenchAttentionConfig,
     BenchDecodeConfig,
+    Benchmark,
     BenchRolloutConfig,
     BenchTraceConfig,
     BenchTrainConfig,
     case_words,
 )
-from sparrow.schema.benchmark import Benchmark
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.evaluation import FILE_TOKENS, ROWS, EvalConfig, Evaluation
@@ -671,7 +671,7 @@ def flow_score(
     if board is not None and board.is_dir():
         raise FieldError("FlowScoreConfig", {"leaderboard": (str(board), "a file, no folder")})
     flows, against = map(load_flow, config.flow), map(load_flow, config.against)
-    names = ("page", "first", "last", "dense_layers")
+    names = Configuration.model_fields
     configuration = Configuration(**{name: getattr(config, name) for name in names})
     known = texts.standard(report) if config.texts is None else texts.from_folder(config.texts)
     given = samples(load_tokenizer(config.model), known, config.tokens)

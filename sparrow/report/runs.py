@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from sparrow.files import printable, verify
 from sparrow.schema.base import File
-from sparrow.schema.benchmark import Speed
+from sparrow.schema.bench import Speed
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_files import (
     ActionLine,

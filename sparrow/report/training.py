@@ -22,7 +22,7 @@ from sparrow.report.page import (
     thinned,
 )
 from sparrow.report.runs import Run
-from sparrow.schema.benchmark import Speed, SpeedCase
+from sparrow.schema.bench import Speed, SpeedCase
 
 REWARD, LENGTH = "critic/score/mean", "response_length/mean"
 DENSITY, CUT_OFF, STEP_SECONDS = "sparse/density", "response_length/clip_ratio", "timing_s/step"
