@@ -20,6 +20,7 @@ from sparrow.dataflow.local.watching import Nobody, Watcher
 from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.engine.engine import Engine
+from sparrow.schema.base import from_dict
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.sampling import SamplingParams
@@ -222,7 +223,8 @@ class Rollout:
             baseline = None
             if self.algorithm.greedy:
                 baseline = shaped_reward(found[1][0], self.algorithm, rollout.max_tokens)
-            return Group(prompt_id=example.id, trajectories=tuple(found[0]), baseline=baseline)
+            group = {"trajectories": tuple(found[0]), "baseline": baseline}
+            return from_dict(Group, {"prompt_id": example.id, **group})
         except EpisodeFailed as error:
             raise EpisodeFailed(f"{where}: {error}") from error.__cause__
         except ValueError as error:
