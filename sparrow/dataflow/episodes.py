@@ -18,8 +18,7 @@ from sparrow.schema.base import Float32Matrix, Int32Array
 from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
-from sparrow.tasks.base import Verdict, drawn
-from sparrow.tasks.example import Example, Judge
+from sparrow.tasks.base import Example, Judge, Verdict, drawn
 from sparrow.train.objectives.advantages import overlong_penalty
 from sparrow.train.objectives.algorithms import Algorithm
 

@@ -32,9 +32,8 @@ from sparrow.sparse.flows.loading import load_flow
 from sparrow.sparse.rule import Rule
 from sparrow.stats import attempts, mean_at_k, pass_at_k
 from sparrow.tasks import PUZZLES
-from sparrow.tasks.base import Verdict, wrong
+from sparrow.tasks.base import Example, Examples, Judge, Verdict, wrong
 from sparrow.tasks.choosing import judge_of, rows_of
-from sparrow.tasks.example import Example, Examples, Judge
 from sparrow.tasks.rows import FileRows
 
 ROOM = 2.5  # an answer to a puzzle may be this many times as long as the dial says

@@ -11,8 +11,8 @@ from sparrow.files import expanded, verify
 from sparrow.models.fetch import fetched
 from sparrow.models.fetch import known as fetchable
 from sparrow.models.shapes import SHAPES
-from sparrow.models.sources import CONFIG, locate, read_json, shipped, split_revision
-from sparrow.models.spec import ModelSpec, spec_from_hf
+from sparrow.models.sources import locate, shipped, split_revision
+from sparrow.models.spec import CONFIG, ModelSpec, read_json, spec_from_hf
 from sparrow.schema.base import Record
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import RolloutConfig

@@ -41,8 +41,7 @@ from sparrow.tasks import PUZZLES
 from sparrow.tasks.choosing import rows_of, source_of
 from sparrow.tasks.words import WORDS
 from sparrow.train.batching import micro_batches
-from sparrow.train.flops import BACKWARD, forward_flops
-from sparrow.train.memory import TrainerMemory, trainer_memory
+from sparrow.train.costs import BACKWARD, TrainerMemory, forward_flops, trainer_memory
 from sparrow.train.objectives.algorithms import PRESETS, algorithm_of
 
 ASSUMED_PROMPT = 200  # tokens, where prompts are not at hand

@@ -21,8 +21,7 @@ from sparrow.schema.train import TrainConfig
 from sparrow.train.learner import Learner, Objective, Read, UpdateStats
 from sparrow.train.objectives.advantages import Rewards
 from sparrow.train.objectives.algorithms import Algorithm
-from sparrow.train.objectives.corrections import combine
-from sparrow.train.objectives.diagnostics import diagnose
+from sparrow.train.objectives.corrections import combine, diagnose
 
 
 @dataclass(kw_only=True)

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sparrow.calibrate.tails import TAIL
 from sparrow.dataflow.local.messages import LearnerBatch, RolloutBatch
 from sparrow.schema.base import Float32Array
 from sparrow.schema.episode import Trajectory
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.gate import Look, Reading
 from sparrow.schema.gate import metrics as gate_metrics
+from sparrow.stats import TAIL
 from sparrow.train.learner import UpdateStats
 
 Metrics = dict[str, float]

@@ -33,8 +33,8 @@ from sparrow.schema.train import GateConfig, TrainConfig
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
+from sparrow.tasks.base import Example, Examples, Judge
 from sparrow.tasks.choosing import judge_of, rows_of
-from sparrow.tasks.example import Example, Examples, Judge
 from sparrow.tasks.rows import FileRows
 from sparrow.train.learner import Learner
 from sparrow.train.objectives.algorithms import Algorithm, algorithm_of

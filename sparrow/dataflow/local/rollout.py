@@ -26,8 +26,8 @@ from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
+from sparrow.tasks.base import Example, Examples, Judge
 from sparrow.tasks.choosing import judge_of, rows_of
-from sparrow.tasks.example import Example, Examples, Judge
 from sparrow.tasks.judging import InProcess, Judges
 from sparrow.tasks.rows import FileRows
 from sparrow.train.objectives.advantages import informative

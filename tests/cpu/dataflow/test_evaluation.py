@@ -30,8 +30,7 @@ from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse import preset
 from sparrow.sparse.rule import Rule
-from sparrow.tasks.base import Verdict
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example, Verdict
 from sparrow.tasks.words import EOS, VOCABULARY, WORDS, decode, encode
 
 CONTEXT = 256

@@ -36,8 +36,7 @@ from sparrow.dataflow.runs.rollouts import read_rollouts
 from sparrow.models import hf_views
 from sparrow.schema.episode import Trajectory
 from sparrow.schema.sampling import Completion, SamplingParams
-from sparrow.tasks.base import RIGHT, Verdict, wrong
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import RIGHT, Example, Verdict, wrong
 from sparrow.tasks.words import encode
 from sparrow.train.objectives.algorithms import algorithm_of
 

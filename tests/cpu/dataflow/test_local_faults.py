@@ -16,11 +16,9 @@ import torch
 
 pytest.importorskip("pydantic")
 
-from support import toys
+from support import cli, toys
 from support.training import config, lines, metrics, noisy, trained, weights_of
-from typer.testing import CliRunner
 
-from sparrow.cli import app
 from sparrow.dataflow.local.loop import step, train
 from sparrow.dataflow.local.messages import Diverged
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
@@ -160,9 +158,9 @@ def test_a_verifier_that_hangs_crashes_or_raises_gives_0_and_is_counted(
 def test_a_step_whose_verdicts_all_fail_ends_the_run(model: Path, tmp_path: Path) -> None:
     data = rows_file(tmp_path, [{"extra_info": {"fault": "raise"}}])
     file = save_resolved(config(model, tmp_path / "run", data=data, rollout=SHORT), tmp_path)
-    ended = CliRunner().invoke(app, ["train", str(file)])
-    assert ended.exit_code == 5, ended.output
-    assert "every verdict of step 0" in " ".join(ended.output.split())
+    ended = cli.run("train", file)
+    assert ended.code == 5, ended.said
+    assert "every verdict of step 0" in ended.said
     assert (tmp_path / "run" / "checkpoints" / "step_000001").is_dir()
 
 
@@ -200,14 +198,13 @@ def test_too_many_in_a_row_end_the_run_with_a_checkpoint(model: Path, tmp_path: 
         run={"steps": 4, "save_every": 50, "skips": 2},
     )
     file = save_resolved(chosen, tmp_path / "own")
-    ended = CliRunner().invoke(app, ["train", str(file)])
-    assert ended.exit_code == 4, ended.output
-    told = " ".join(ended.output.split())
-    assert "2 steps in a row: lower optimiser.rate" in told
-    assert "after 3 steps; the checkpoint is there" in told
-    again = CliRunner().invoke(app, ["train", str(file), "--optimiser.rate=1e-4"])
-    assert again.exit_code == 0, again.output
-    assert "optimiser.rate 0.001 -> 0.0001" in " ".join(again.output.split())
+    ended = cli.run("train", file)
+    assert ended.code == 4, ended.said
+    assert "2 steps in a row: lower optimiser.rate" in ended.said
+    assert "after 3 steps; the checkpoint is there" in ended.said
+    again = cli.run("train", file, "--optimiser.rate=1e-4")
+    assert again.code == 0, again.said
+    assert "optimiser.rate 0.001 -> 0.0001" in again.said
     assert [line["actor/lr"] for line in metrics(tmp_path / "run")] == [1e-3] * 3 + [1e-4]
 
 
@@ -414,10 +411,8 @@ def test_what_a_schedule_may_not_be_is_said() -> None:
 
 def test_words_of_the_command_that_cannot_be(model: Path, tmp_path: Path) -> None:
     file = save_resolved(config(model, tmp_path / "run"), tmp_path / "own")
-    asked = CliRunner().invoke(app, ["train", str(file), "--json"])
-    assert "--dry-run" in str(asked.exception)
+    assert "--dry-run" in cli.refused("train", file, "--json")
     for word, told in (("--data.task=chess", "chess"), ("--rollout.episode=no:way", "no:way")):
-        refused = CliRunner().invoke(app, ["train", str(file), "--dry-run", word])
-        assert told in str(refused.exception)
-    small = CliRunner().invoke(app, ["train", str(file), "--dry-run", "--rollout.kv_gib=1e-6"])
-    assert small.exit_code == 1, small.output
+        assert told in cli.refused("train", file, "--dry-run", word)
+    small = cli.run("train", file, "--dry-run", "--rollout.kv_gib=1e-6")
+    assert small.code == 1, small.said

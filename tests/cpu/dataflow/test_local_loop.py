@@ -37,7 +37,7 @@ from sparrow.schema.episode import Trajectory
 from sparrow.schema.loading import read_resolved, save_resolved
 from sparrow.schema.sampling import Completion
 from sparrow.schema.train import TrainConfig
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 
 STILL = {"rate": 0.0}
 GOLDEN = Path(__file__).with_name("golden_run.json")

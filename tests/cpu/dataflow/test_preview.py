@@ -17,13 +17,14 @@ from sparrow.dataflow import preview as module
 from sparrow.dataflow.preview import UTILISATION, Preview, gate_words, preview
 from sparrow.models.shapes import shape
 from sparrow.schema.base import from_dict, to_dict
+from sparrow.schema.layers import shipped_configs
 from sparrow.schema.loading import load_config
 from sparrow.schema.train import GateConfig, TrainConfig
 from sparrow.sparse import preset
-from sparrow.train.flops import forward_flops, training_flops
+from sparrow.train.costs import forward_flops, training_flops
 
 ROOT = Path(__file__).parents[3]
-RECIPES = sorted((ROOT / "configs/train").glob("*.toml"))
+RECIPES = list(shipped_configs("train"))
 GIB = 2**30
 DOWNLOADED = place._downloaded
 
@@ -71,7 +72,7 @@ def test_every_recipe_can_be_previewed() -> None:
 
 
 def test_the_recipe_of_qwen_is_planned_for_the_machine_that_it_names() -> None:
-    recipe = load_config(TrainConfig, [ROOT / "configs/train/qwen3-1.7b-math.toml"])
+    recipe = load_config(TrainConfig, ["qwen3-1.7b-math"])
     found = preview(recipe)
     assert found.machine.name == "h200"
     assert not found.machine.here
@@ -85,7 +86,7 @@ def test_the_recipe_of_qwen_is_planned_for_the_machine_that_it_names() -> None:
 
 
 def test_a_recipe_for_this_cpu_says_that_no_time_is_known() -> None:
-    found = preview(load_config(TrainConfig, [ROOT / "configs/train/tiny.toml"]))
+    found = preview(load_config(TrainConfig, ["tiny"]))
     assert found.machine.kind == "cpu"
     assert found.times == ()
     assert dict(lines(found))["time of a step"].startswith("not predicted: step times are known")
