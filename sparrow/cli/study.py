@@ -204,12 +204,16 @@ def _conduct(config: "StudyConfig", parallel: int) -> None:
 
 def _write(config: "StudyConfig") -> Path:
     from sparrow.dataflow.study.design import Study
+    from sparrow.dataflow.study.outcome import conclude
     from sparrow.dataflow.study.stages import refuse_other
     from sparrow.report.study_page import write_study
+    from sparrow.schema.study_files import read_study
 
-    found = Study(config=config)
-    refuse_other(found)
-    return write_study(found.folder)
+    refuse_other(found := Study(config=config))
+    folder = read_study(found.folder)
+    results = conclude(folder)
+    results.save(found.folder / "results.json")
+    return write_study(found.folder, folder, results)
 
 
 class _Status:

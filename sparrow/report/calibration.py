@@ -15,13 +15,18 @@ from sparrow.report.page import (
     named_levels,
     ramp,
 )
-from sparrow.report.runs import Run
 from sparrow.schema.plan import PlanFile
+from sparrow.schema.run_folder import Run
 from sparrow.schema.schedule import DENSE, Schedule
 from sparrow.schema.surface import Cell, Surface
 
 LENGTH = Axis(name="total length, tokens", low=0, form=".0f")
 ACCEPTANCE = Axis(name="p05 of acceptance", high=1, form=".2f")
+
+
+def role_of(run: Run) -> str:
+    """The colour that a run has in all charts of a page."""
+    return f"run-{run.number}"
 
 
 def surface_section(runs: Sequence[Run]) -> Section | None:
@@ -123,7 +128,7 @@ def _kept_chart(scheduled: Sequence[tuple[Run, Schedule]]) -> Chart:
     for run, schedule in scheduled:
         end = _reach(run, schedule)
         points = kept_points(schedule.lengths.tolist(), schedule.budgets.tolist(), end)
-        lines.append(Line(name=run.name, points=points, role=run.role))
+        lines.append(Line(name=run.name, points=points, role=role_of(run)))
         words.append(f"{run.name}: " * (len(scheduled) > 1) + _dense_words(schedule))
         longest = max(longest, end)
     return Chart(

@@ -9,7 +9,6 @@ from typing import Any
 
 from sparrow.report.calibration import schedule_section, surface_section, tail_text
 from sparrow.report.page import NOT_MEASURED, Number, Page, Section, Table
-from sparrow.report.runs import HeldOut, Run, read_runs
 from sparrow.report.training import (
     CUT_OFF,
     DENSITY,
@@ -24,6 +23,7 @@ from sparrow.report.training import (
     times,
     worst_bins,
 )
+from sparrow.schema.run_folder import HeldOut, Run, read_runs
 
 FEW = 3  # names that a title has room for
 MOST_RUNS = 6  # colours that are told apart

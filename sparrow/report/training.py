@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from sparrow.report.calibration import ACCEPTANCE
+from sparrow.report.calibration import ACCEPTANCE, role_of
 from sparrow.report.page import (
     Axis,
     Bar,
@@ -21,8 +21,8 @@ from sparrow.report.page import (
     ramp,
     thinned,
 )
-from sparrow.report.runs import Run
 from sparrow.schema.run_files import Speed, SpeedCase
+from sparrow.schema.run_folder import Run
 
 REWARD, LENGTH = "critic/score/mean", "response_length/mean"
 DENSITY, CUT_OFF, STEP_SECONDS = "sparse/density", "response_length/clip_ratio", "timing_s/step"
@@ -89,19 +89,19 @@ def _reward_lines(run: Run, places: dict[int, float]) -> list[Line]:
     """As it is, or for many steps also the mean of the last few at every one."""
     points = [(places[step + 1], value) for step, value in run.values(REWARD)]
     if len(points) < SMOOTHED_FROM:
-        return [Line(name=run.name, points=points, role=run.role, shape="dots")]
+        return [Line(name=run.name, points=points, role=role_of(run), shape="dots")]
     window, values = max(2, len(points) // WINDOW), [y for _, y in points]
     ends = range(1, len(points) + 1)
     smooth = [(points[i - 1][0], fmean(values[max(0, i - window) : i])) for i in ends]
-    raw = Line(name=run.name, points=points, role=run.role, faint=True)
-    return [raw, Line(name=run.name, points=smooth, role=run.role)]
+    raw = Line(name=run.name, points=points, role=role_of(run), faint=True)
+    return [raw, Line(name=run.name, points=smooth, role=role_of(run))]
 
 
 def _accuracy_line(run: Run, places: dict[int, float]) -> list[Line]:
     known = [(places[held.step], held) for held in run.held_out() if held.step in places]
     points = [(x, held.value) for x, held in known]
     spans = [(x, held.low, held.high) for x, held in known]
-    return [Line(name=run.name, points=points, spans=spans, role=run.role, shape="dots")]
+    return [Line(name=run.name, points=points, spans=spans, role=role_of(run), shape="dots")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ def _bins_chart(run: Run, several: bool) -> Chart:
     over = f"over the last {window} steps" if window else "over a window of steps"
     say = f"A line for each bin of lengths, {over} with 95 % intervals over prompts."
     if not shown:
-        lines = [Line(name="all lengths", points=_by_step(run, P05), role=run.role)]
+        lines = [Line(name="all lengths", points=_by_step(run, P05), role=role_of(run))]
         say = f"Over all lengths, {over}; no single length was judged yet."
     if len(shown) < len(starts):
         say += f" {len(starts) - len(shown)} bins between are not drawn."
@@ -202,7 +202,7 @@ def _worst_chart(runs: Sequence[Run]) -> Chart:
     lines = []
     for run in runs:
         points = [(worst.step + 1.0, worst.p05) for worst in worst_bins(run)]
-        lines.append(Line(name=run.name, points=points, role=run.role))
+        lines.append(Line(name=run.name, points=points, role=role_of(run)))
     say = "The lowest of all bins of lengths that had enough tokens to be judged."
     return _tail_chart("tail-worst", "p05 of the worst length", lines, runs, say)
 
@@ -258,7 +258,7 @@ def kept_section(runs: Sequence[Run]) -> Section | None:
 
 
 def _metric(runs: Sequence[Run], metric: str, key: str, title: str, y: Axis, say: str) -> Chart:
-    lines = [Line(name=run.name, points=_by_step(run, metric), role=run.role) for run in runs]
+    lines = [Line(name=run.name, points=_by_step(run, metric), role=role_of(run)) for run in runs]
     lines = [line for line in lines if line.points]
     return thinned(Chart(key=key, title=title, x=STEP, y=y, lines=lines, say=say))
 

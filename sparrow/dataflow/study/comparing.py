@@ -21,14 +21,21 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.schema.study_results import Difference, End, GapPoint, Interval, Sample, Threshold
+from sparrow.schema.study_results import (
+    PUBLISHED,
+    Difference,
+    End,
+    GapPoint,
+    Interval,
+    Sample,
+    Threshold,
+)
 from sparrow.stats import ONE_SIDE, student
 
 ENUMERATED = 5  # seeds up to which every draw is made
 DRAWS, SEED = 2000, 0
 LOW, HIGH = 0.025, 0.975
 BELOW, ABOVE = -math.inf, math.inf
-PUBLISHED = 0.86
 ROUNDING = 1e-12
 
 

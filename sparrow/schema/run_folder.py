@@ -61,7 +61,7 @@ class Run:
     """What is known of a run; what its folder does not have is empty."""
 
     name: str
-    number: int = 0  # of the runs of a page: which colour it has in all of its charts
+    number: int = 0  # among runs that are read together
     steps: Sequence[Metrics] = ()
     validation: Sequence[Metrics] = ()
     actions: Sequence[ActionLine] = ()
@@ -97,11 +97,6 @@ class Run:
                 low, high = (value if end is None else end for end in (low, high))
                 found.append(HeldOut(step=line.step, value=value, low=low, high=high))
         return found
-
-    @property
-    def role(self) -> str:
-        """Its colour."""
-        return f"run-{self.number}"
 
     @property
     def dense(self) -> bool:
