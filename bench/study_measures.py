@@ -6,9 +6,8 @@ python bench/study_measures.py docs/results/control-study/results.json
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from scipy.stats import spearmanr
 
 MEASURES = {
     "p05, worst bin": lambda cell: cell["worst"]["p05"],
@@ -17,10 +16,6 @@ MEASURES = {
     "k3": lambda cell: cell["k3"],
     "least effective sample size": lambda cell: cell["least_ess"],
 }
-
-
-def ranks(values: list[float]) -> np.ndarray[Any, Any]:
-    return np.argsort(np.argsort(values))
 
 
 def main() -> None:
@@ -33,7 +28,7 @@ def main() -> None:
     gaps = [dense[cell["seed"]] - cell["final"] for cell in cells]
     print(f"{len(cells)} runs, gap of final accuracy to dense with the same seed")
     for name, of in MEASURES.items():
-        found = np.corrcoef(ranks([of(cell) for cell in cells]), ranks(gaps))[0, 1]
+        found = spearmanr([of(cell) for cell in cells], gaps).statistic
         print(f"{name:28} {found:+.2f}")
 
 

@@ -184,7 +184,7 @@ def _of_run(folder: Path) -> list[Specimen]:
         step = checkpoints.latest()
         if said or step is None:
             raise ValueError(said[0] if said else "no checkpoint")
-        return step, _plain(checkpoints.load(step, run.identity))
+        return step, _plain(checkpoints.load(step, run.ledger.identity))
 
     last = sorted((folder / "checkpoints").glob("step_*"))[-1]
     return [

@@ -27,10 +27,10 @@ from sparrow import models, ops
 from sparrow.bench import timing
 from sparrow.calibrate.planning.cost import ByteModel, Traffic
 from sparrow.engine.engine import Engine
-from sparrow.engine.graphs import PAGES
 from sparrow.engine.memory import device_memory
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Context, Sample, pages_for
+from sparrow.engine.runner import PAGES
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
 from sparrow.schema.sampling import SamplingParams

@@ -209,7 +209,7 @@ def _attention(call: Decode) -> list[Case]:
         Case(
             "reference",
             call.bytes(),
-            lambda: reference.attend_decode(*call.arguments(), scale=scale),
+            lambda: reference.attend_decode.definition(*call.arguments(), scale=scale),
         ),
     ]
 

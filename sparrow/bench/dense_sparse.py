@@ -14,7 +14,7 @@ from statistics import median
 from sparrow.bench import decode, timing
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
-from sparrow.schema.run_files import Machine, Speed, SpeedCase
+from sparrow.schema.run_files import SpeedMachine, Speed, SpeedCase
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
@@ -52,7 +52,7 @@ def run(
     long = _decode(model, schedule, context, budget, batch, rounds)
     tell(2 * rounds + 2, 2 * rounds + 2, "timed")
     return Speed(
-        machine=Machine(**timing.machine(model.device)),
+        machine=SpeedMachine(**timing.machine(model.device)),
         note=f"{model.spec.parameters() / 1e6:.1f} M weights in "
         f"{str(model.dtype).removeprefix('torch.')}.",
         cases=(short, long),

@@ -16,9 +16,9 @@ from sparrow.bench.trace_steps import BACK, ROUNDS, STEPS, WARM, Kind, find_stat
 from sparrow.calibrate.planning import cost
 from sparrow.calibrate.planning.cost import ByteModel, IntArray, Trace
 from sparrow.calibrate.planning.hardware_fit import Point
-from sparrow.engine.graphs import PAGES
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
+from sparrow.engine.runner import PAGES
 from sparrow.models.shapes import shape
 
 Result = Mapping[str, Any]

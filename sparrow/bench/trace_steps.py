@@ -19,9 +19,9 @@ import numpy as np
 from sparrow.bench import decode
 from sparrow.calibrate.planning.cost import ByteModel, FloatArray, IntArray, Trace
 from sparrow.engine.engine import Engine
-from sparrow.engine.graphs import PAGES, batch_bucket
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
+from sparrow.engine.runner import PAGES, batch_bucket
 from sparrow.schema.schedule import Schedule
 
 WARM = 3  # steps before the clock starts: compiling, capturing

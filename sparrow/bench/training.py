@@ -20,11 +20,9 @@ from sparrow.bench.timing import describe, free_memory, machine
 from sparrow.models.checkpoint import pick_device
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
-from sparrow.train.flops import training_flops
+from sparrow.train.costs import trainer_memory, training_flops
 from sparrow.train.learner import Learner, Objective
-from sparrow.train.memory import trainer_memory
-from sparrow.train.objectives.aggregates import token_mean
-from sparrow.train.objectives.surrogates import ppo
+from sparrow.train.objectives.surrogates import ppo, token_mean
 from sparrow.train.policy import Policy
 
 PEAKS = {"H200": 989e12, "H100": 989e12}  # published 16-bit operations per second, dense

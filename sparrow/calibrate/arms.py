@@ -16,9 +16,8 @@ from sparrow.models import ModelSpec
 from sparrow.schema.base import Int32Array, to_dict
 from sparrow.schema.schedule import LayerBudgets, Schedule
 from sparrow.schema.surface import Variant
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.flows.tracing import trace
 
 DENSE_ARM = "dense"
 

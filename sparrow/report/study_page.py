@@ -1,6 +1,6 @@
 """A study's report: its verdicts in sentences, tables and figures, as one page and its files.
 
-How they are computed is in sparrow/dataflow/study/outcome.py.
+How they are computed is in recipes/sparrow_recipes/study/outcome.py.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -7,6 +7,8 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from functools import reduce
+from importlib.resources import files
+from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +36,27 @@ class Given(NamedTuple):
     source: str
 
 
-def read_file(path: Path) -> Layer:
-    """One TOML file."""
+def shipped_configs(verb: str) -> dict[str, Path]:
+    """The files that come with the package for a verb, or `schedules`, by their names."""
+    folder = Path(str(files("sparrow_recipes"))) / "configs" / verb
+    return {file.stem: file for file in sorted(folder.glob("*.*"))}
+
+
+def find_config(verb: str, name: str | Path) -> Path:
+    """The file of a configuration: one that is given by its path, or a shipped one by its name."""
+    path, text = Path(name), str(name)
+    if len(path.parts) > 1 or text.endswith((".toml", ".json")):
+        return path
+    shipped = shipped_configs(verb)
+    if text not in shipped and not isfile(text):
+        allowed = f"a file, or one of {', '.join(shipped)}"
+        raise ConfigError(f"{verb}: got {describe(text)}, allowed: {allowed}")
+    return shipped.get(text, path)
+
+
+def read_file(name: str | Path, verb: str) -> Layer:
+    """One TOML file; where it is a name, of those that are shipped for the verb."""
+    path = find_config(verb, name)
     source = f"{FILE}{path}"
     try:
         text = read_text(path, most=MOST_BYTES)
@@ -45,7 +66,7 @@ def read_file(path: Path) -> Layer:
         table = _parse(text)
     except ValueError as error:
         raise ConfigError(f"{source}: not a TOML file: {error}") from error
-    return Layer(source, _checked(table, source))
+    return Layer(source, checked(table, source))
 
 
 def read_override(root: type[Record], text: str) -> Layer:
@@ -55,10 +76,10 @@ def read_override(root: type[Record], text: str) -> Layer:
     if not (equals and _KEY.fullmatch(key) and _is_unicode(text)):
         raise ConfigError(f"{source}: not understood, allowed: --section.key=value")
     path = key.split(".")
-    node: Any = value_text if takes_text(kind_at(root, path)) else _parse_value(value_text)
+    node: Any = value_text if takes_text(kind_at(root, path)) else parse_value(value_text)
     for part in reversed(path):
         node = {part: node}
-    return Layer(source, _checked(node, source))
+    return Layer(source, checked(node, source))
 
 
 def repeated(overrides: Sequence[str]) -> Iterator[str]:
@@ -103,7 +124,7 @@ def last_given(layers: Sequence[Layer], path: KeyPath) -> Given | None:
     return None
 
 
-def _parse_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """The TOML value that `text` is, or the text itself."""
     try:
         parsed = _parse(f"value = {text}")
@@ -123,7 +144,7 @@ def _parse(text: str) -> Table:
         raise ValueError("nested too deep") from None
 
 
-def _checked(table: Table, source: str) -> Table:
+def checked(table: Table, source: str) -> Table:
     """The table itself; ConfigError where it nests too deep or holds an endless integer."""
     for path, value in _values(table):
         if len(path) > DEEPEST:

@@ -180,7 +180,7 @@ class SpeedCase(Record):
         return median(self.dense_ms) / median(self.sparse_ms)
 
 
-class Machine(Record):
+class SpeedMachine(Record):
     """Where figures were taken, and with which versions."""
 
     device: str
@@ -201,6 +201,6 @@ class Speed(File):
     made_by: ClassVar[str] = "sparrow demo"
 
     format: int = 1
-    machine: Machine
+    machine: SpeedMachine
     note: str
     cases: Annotated[tuple[SpeedCase, ...], Field(min_length=1)]

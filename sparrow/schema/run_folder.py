@@ -57,7 +57,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunFolder:
     """What is known of a run; what its folder does not have is empty."""
 
     name: str
@@ -125,7 +125,7 @@ class Run:
         return self.surface.targets[0] if self.surface and self.surface.targets else None
 
 
-def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+def read_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
     """Every folder as a run, with names that tell them apart."""
     if not folders:
         raise ValueError("report: got no run directory, allowed: one or more")
@@ -138,7 +138,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     return [read_run(place, name, number) for number, (place, name) in enumerate(named)]
 
 
-def read_run(folder: Path, name: str | None = None, number: int = 0) -> Run:
+def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolder:
     """A folder; one that is none, or that holds nothing of ours, is refused."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; give the run directory of a sparrow verb")
@@ -156,7 +156,7 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> Run:
     if schedule is None and isinstance(found["plan"], PlanFile):
         schedule = found["plan"].schedule
     settings = _first(places, SETTINGS)
-    return Run(
+    return RunFolder(
         name=printable(name or folder.resolve().name),
         number=number,
         steps=read_metrics(_first(places, METRICS)),

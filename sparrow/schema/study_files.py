@@ -19,6 +19,7 @@ from sparrow.schema.types import FolderName
 
 ACCURACY, LENGTH = "val-core/", "val-aux/"
 F = TypeVar("F", bound=File)
+ArmKind = Literal["dense", "target", "fixed", "budget"]
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -26,7 +27,7 @@ class StudyArm(Record):
     """One treatment. `like` names the arm whose cost a fixed budget copies."""
 
     name: FolderName
-    kind: Literal["dense", "target", "fixed", "budget"]
+    kind: ArmKind
     role: Literal["baseline", "arm", "collapses", "flat"]
     target: float | None
     budget: int | None

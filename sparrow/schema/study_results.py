@@ -20,7 +20,7 @@ def interval_text(low: End, high: End) -> str:
     return f"{left}{', '.join(ends)}{right}"
 
 
-class Sample(Record):
+class FinalAccuracies(Record):
     """Final accuracies of an arm by seed, and how many answers each is the mean of."""
 
     finals: Mapping[int, float]
@@ -129,7 +129,7 @@ class ArmOutcome(Record):
     name: str
     role: str
     target: float | None
-    finals: Sample | None
+    finals: FinalAccuracies | None
     gap: Difference | None
     lags: bool | None
     start: float | None  # mean accuracy before training

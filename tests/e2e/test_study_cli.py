@@ -79,7 +79,7 @@ CELLS = ("dense-0", "p05-0.86-0")
 
 
 def start(file: Path, *words: str) -> subprocess.Popen[str]:
-    environment = {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "TERM": "dumb"}
+    environment = {"COLUMNS": "200", "TERM": "dumb"}
     return subprocess.Popen(
         [sys.executable, "-m", "sparrow", "study", str(file), *words],
         stdout=subprocess.PIPE,

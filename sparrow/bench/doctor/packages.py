@@ -50,7 +50,6 @@ CORE = (
     _core("gguf", "0.17", "sparrow fetch"),
     _core("pydantic", "2.7", "configurations"),
     _core("tomli-w", "1.0", "configurations"),
-    _core("typer", "0.15", "the command line"),
     _core("rich", "13", "the command line"),
     _core("jinja2", "3.1", "reports"),
     _core("tensorboard", "2.16", "curves of training"),

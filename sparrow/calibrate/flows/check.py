@@ -17,12 +17,10 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.calibrate.flows.attention_error import mask_of
-from sparrow.sparse.compile import source
-from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.formats import page_bytes
+from sparrow.sparse.compile.kernels import module
+from sparrow.sparse.flows.flow import Flow, Program, trace
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.flows.nodes import FlowError, in_order
-from sparrow.sparse.flows.tracing import Program, trace
+from sparrow.sparse.flows.tensor import FlowError, in_order
 from sparrow.sparse.rule import Rule
 
 KV_HEADS = 2
@@ -40,7 +38,7 @@ def kernels(program: Program) -> dict[str, Any]:
     if program.score is None:
         return {"none": "every page is kept, nothing is stored"}
     try:
-        text = source.module(program, torch.bfloat16, block=16)
+        text = module(program, torch.bfloat16, block=16)
     except FlowError as error:
         return {"refused": str(error)}
     compile(text, "<generated>", "exec")
@@ -66,7 +64,7 @@ def describe(program: Program) -> dict[str, Any]:
             "name": field.name,
             "kind": field.form.kind,
             "shape": list(field.shape),
-            "bytes": page_bytes(field.form, field.shape, torch.bfloat16),
+            "bytes": field.bytes(torch.bfloat16),
         }
         for field in program.fields
     ]

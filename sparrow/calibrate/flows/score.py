@@ -23,9 +23,8 @@ from sparrow.calibrate.replay import acceptances, read
 from sparrow.calibrate.tails import TAIL
 from sparrow.models import Decoder, ModelSpec, fingerprint
 from sparrow.schema.schedule import Schedule
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, Program, trace
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.flows.tracing import Program, trace
 from sparrow.sparse.rule import Rule
 
 MEASURE = 1  # goes up when a figure gets another meaning: kept results are then made anew

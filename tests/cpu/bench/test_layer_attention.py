@@ -1,16 +1,14 @@
 """The benchmark of a layer's attention runs, names its parts, and counts bytes as a hand does."""
 
 import json
-from importlib import import_module
 from io import StringIO
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
-from sparrow import ops
+from sparrow import api, ops
 from sparrow.bench import layer_attention, timing
 from sparrow.bench.layer_attention import Bed, Heads, Shape
 from sparrow.sparse.rule import Rule
@@ -165,27 +163,13 @@ def test_cases_take_turns() -> None:
     ]
 
 
-@pytest.fixture
-def verbs() -> ModuleType:
-    pytest.importorskip("typer")
-    return import_module("sparrow.cli.bench")
-
-
-@pytest.mark.parametrize(("device", "kind"), [("cuda", "gpu"), ("cpu", "cpu")])
-def test_the_verb_goes_by_the_device(
-    device: str, kind: str, verbs: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[str] = []
+def test_the_verb_goes_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparrow.models.checkpoint.pick_device", torch.device)
-    monkeypatch.setattr(verbs, "_on_gpu", lambda device, as_json: called.append("gpu"))
-    monkeypatch.setattr(verbs, "_on_cpu", lambda as_json: called.append("cpu"))
-    verbs.bench_attention(device=device)
-    assert called == [kind]
-
-
-def test_the_verb_refuses_other_devices(verbs: ModuleType) -> None:
-    with pytest.raises(ValueError, match="--device meta"):
-        verbs.bench_attention(device="meta")
+    for device, module in (("cuda", "layer_attention"), ("cpu", "decode_attention")):
+        monkeypatch.setattr(f"sparrow.bench.{module}.run", lambda **_: {"by": module})  # noqa: B023
+        assert api.bench_attention(device=device) == {"by": module}
+    with pytest.raises(ValueError, match="device"):
+        api.bench_attention(device="meta")
 
 
 def test_the_parts_agree_with_the_ops() -> None:

@@ -12,7 +12,7 @@ from support.specs import TINY as SPEC
 from sparrow import models
 from sparrow.bench import timing, trace, trace_steps
 from sparrow.calibrate.planning import cost
-from sparrow.engine.graphs import batch_bucket, pages_bucket
+from sparrow.engine.runner import batch_bucket, pages_bucket
 
 LENGTHS = [190, 90, 140]
 

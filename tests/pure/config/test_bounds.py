@@ -17,7 +17,7 @@ from sparrow.schema.study import StudyConfig
 from sparrow.schema.train import TrainConfig
 from sparrow.schema.warmup import WarmupConfig
 
-CONFIGS = Path(__file__).parents[3] / "configs"
+CONFIGS = Path(__file__).parents[3] / "recipes/sparrow_recipes/configs"
 FILES: dict[type[Record], Path] = {
     GenerateConfig: CONFIGS / "generate" / "demo.toml",
     StudyConfig: CONFIGS / "study" / "tiny.toml",

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("pydantic")
 
 from sparrow.schema.code import DATA, code_settings
-from sparrow.schema.errors import _bare, fields_of, takes_text
+from sparrow.schema.errors import bare, fields_of, takes_text
 from sparrow.schema.train import TrainConfig
 
 BASE: dict[str, dict[str, Any]] = {"model": {"name": "tiny"}, "data": {"file": "rows.jsonl"}}
@@ -24,7 +24,7 @@ CODE = {
 
 def text_settings(kind: Any, key: str = "") -> set[str]:
     """Every setting that takes a text, by dotted key; those of lists without a number."""
-    kind = _bare(kind)
+    kind = bare(kind)
     if get_origin(kind) is tuple:
         return text_settings(get_args(kind)[0], key)
     fields = {name: inner for name, inner in fields_of(kind).items() if name != "settings"}

@@ -75,7 +75,10 @@ class TestOverrides:
             ),
             (
                 "x=1",
-                "unknown key, got 1 (integer) from {}, allowed: model, sampling, attention, run",
+                (
+                    "unknown key, got 1 (integer) from {}, "
+                    "allowed: prompts, raw, model, sampling, attention, run"
+                ),
             ),
         ],
     )

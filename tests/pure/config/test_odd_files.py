@@ -67,7 +67,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "pipe", Path("/dev/zero"), tmp_path / "gone", "x" * 5000):
         with pytest.raises(ConfigError) as error:
             load_config(TrainConfig, [Path(place)])
-        assert str(place) in str(error.value)
+        assert str(place)[:40] in str(error.value)
 
 
 def test_a_byte_order_mark_and_line_ends_of_windows(tmp_path: Path) -> None:

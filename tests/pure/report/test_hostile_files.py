@@ -12,12 +12,12 @@ from support.damage import damaged
 from support.run_folders import demo
 from support.study_folders import controlled, plan
 
-from sparrow.dataflow.study.outcome import conclude
 from sparrow.report.markdown import code_block, markdown, name, prose
 from sparrow.report.render import html
 from sparrow.report.run_page import page_of
 from sparrow.report.study_page import write_study
 from sparrow.schema.study_files import read_study
+from sparrow_recipes.study.outcome import conclude
 
 ESCAPES = "x\x1b]0;\x07\x1b[2J\r\x9b31m\ud800"
 MARKUP = (
