@@ -23,7 +23,7 @@ from sparrow.bench import timing
 from sparrow.ops import PageLists
 from sparrow.ops.kernels import attend_decode as decode
 from sparrow.ops.kernels import attend_prefill as prefill
-from sparrow.ops.reference.attention import attend_decode as definition
+from sparrow.ops.reference.attention import attend_decode
 
 HEADS, KV_HEADS, SIZE, PAGE = 16, 8, 128, 16
 SCALE = SIZE**-0.5
@@ -66,7 +66,7 @@ class Case(NamedTuple):
 
     def exact(self) -> Tensor:
         k_NGPD, v_NGPD = self.pools[0]
-        return definition(
+        return attend_decode.definition(
             self.q_BHD, k_NGPD, v_NGPD, self.table_BM, self.lengths_B, self.lists[0], scale=SCALE
         )
 

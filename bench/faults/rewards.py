@@ -9,7 +9,7 @@ from textwrap import indent
 from faults.outcomes import Progress, Try
 from support.leftovers import gone, marking
 
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 from sparrow.tasks.judging import Judges
 
 DEADLINE = 2.0

@@ -24,9 +24,9 @@ from sparrow.files import (
     refuse_links,
     remove_unfinished,
     write_document,
-    write_whole,
 )
 from sparrow.models import load
+from sparrow.schema.benchmark import Speed
 from sparrow.schema.common import AttentionConfig, GenerateConfig, GenerateSampling, ModelConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
@@ -156,12 +156,13 @@ def calibrate(place: Place, progress: Progress | None = None) -> Surface:
     if place.plan.exists():
         return Surface.load(place.surface)
     return api.calibrate(
-        load(MODEL, device="cpu"),
-        place.calibration,
+        MODEL,
+        device="cpu",
+        out=place.calibration,
         task=TASK,
         length=LENGTH,
         max_tokens=MAX_TOKENS,
-        budgets=BUDGETS,
+        budget=BUDGETS,
         dense_layers=[DENSE_LAYERS],
         bin=BIN,
         prompts=PROMPTS,
@@ -178,7 +179,7 @@ def plan(place: Place) -> None:
     What a training began with does not change under it: the same surface gives the same plan.
     """
     if not place.train.exists() or not place.plan.exists():
-        api.plan(place.surface, TARGET, allow_dense=True, folder=place.calibration)
+        api.plan(place.surface, target=TARGET, allow_dense=True)
 
 
 def gate_stopped(place: Place) -> bool:
@@ -188,13 +189,13 @@ def gate_stopped(place: Place) -> bool:
     return any(line.get("kind") == "stop" for line in lines)
 
 
-def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
+def time(place: Place, progress: Progress | None = None) -> Speed:
     """Dense against sparse, at the demo's length and at a long one."""
     if place.speed.exists():
-        known = _read(place.speed)
-        if not known.get("cases"):
-            raise ValueError(f"{place.speed} is broken (no cases); --fresh begins anew")
-        return known
+        try:
+            return Speed.load(place.speed)
+        except ValueError as error:
+            raise ValueError(f"{error}; --fresh begins anew") from error
     model = load(MODEL, device="cpu")
     source = of_task(model, TASK, length=LENGTH, count=GROUPS)
     found = dense_sparse.run(
@@ -208,12 +209,11 @@ def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
         batch=LONG_ROWS,
         progress=progress,
     )
-    write_document(place.speed, found)
+    found.save(place.speed)
     return found
 
 
 def page(place: Place) -> Path:
     """The page, made anew from the files."""
-    text = api.report(place.folder, title="Sparrow, the first five minutes")
-    write_whole(place.page, [text])
+    api.report(place.folder, title="Sparrow, the first five minutes", out=place.page)
     return place.page

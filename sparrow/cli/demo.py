@@ -9,33 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.text import Text
 
-from sparrow.cli.calibrate import progress_of
-from sparrow.cli.output import console, notes, plain, write
+from sparrow.cli.output import console, counting, going_on, plain, write
+from sparrow.schema.verbs import DemoConfig
 
 if TYPE_CHECKING:
     from sparrow_recipes.demo import Place
 
 STAGES = 5
-STOPPED = 130
 NUMBERS = 3
 
 
 def demo(
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", metavar="FOLDER", help="Folder for everything that it measures."
-        ),
-    ] = Path("runs/demo"),
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin anew; otherwise it goes on from what is there.")
-    ] = False,
-    open_page: Annotated[
-        bool, typer.Option("--open", help="Open the page in a browser at the end.")
-    ] = False,
+    config: DemoConfig, *, open: Annotated[bool, "Open the page in a browser at the end."] = False
 ) -> None:
     """See the whole idea work in minutes, on a CPU: calibrate, plan, train, evaluate, one page.
 
@@ -49,22 +36,20 @@ def demo(
     from sparrow_recipes import demo as recipe
     from sparrow_recipes.demo import Place
 
-    place, begun = Place(folder=out), time.monotonic()
-    lock = recipe.open_folder(place, fresh=fresh)
+    place, begun = Place(folder=config.out), time.monotonic()
+    lock = recipe.open_folder(place, fresh=config.fresh)
     try:
-        _think()
-        _calibrate(place)
-        _plan(place)
-        _train(place)
-        _time(place)
-    except KeyboardInterrupt:
-        notes.print(f"\nstopped; the same command goes on from {out}")
-        raise typer.Exit(STOPPED) from None
+        with going_on(config.out):
+            _think()
+            _calibrate(place)
+            _plan(place)
+            _train(place)
+            _time(place)
     finally:
         lock.close()
     page = recipe.page(place)
     _finish(place, time.monotonic() - begun)
-    if open_page:
+    if open:
         webbrowser.open(page.resolve().as_uri())
 
 
@@ -106,7 +91,7 @@ def _calibrate(place: "Place") -> None:
         f"{recipe.BUDGETS[-1]} tokens only, and once at all of them. At each token: how far is "
         "what it would say from what it would say with everything in view?",
     )
-    with _timed("measured"), progress_of() as progress:
+    with _timed("measured"), counting("measuring") as progress:
         surface = recipe.calibrate(place, progress)
     last = max(cell.start for cell in surface.cells)
     for cell in sorted(surface.cells, key=lambda one: one.budget or 0):
@@ -120,10 +105,9 @@ def _calibrate(place: "Place") -> None:
 
 
 def _plan(place: "Place") -> None:
-    from rich.table import Table
-
-    from sparrow.report.page.calibration import plan_table
-    from sparrow.report.page.runs import read_run
+    from sparrow.report.calibration import plan_table
+    from sparrow.report.terminal import rich_table
+    from sparrow.schema.plan import PlanFile
     from sparrow_recipes import demo as recipe
 
     _stage(
@@ -133,11 +117,7 @@ def _plan(place: "Place") -> None:
     )
     with _timed("planned"):
         recipe.plan(place)
-        found = plan_table(read_run(place.calibration))
-        table = Table(*found.columns)
-        for row in found.rows:
-            table.add_row(*row)
-        console.print(table)
+        console.print(rich_table(plan_table(PlanFile.load(place.plan))))
 
 
 def _train(place: "Place") -> None:
@@ -158,14 +138,14 @@ def _train(place: "Place") -> None:
     with _timed("trained"), Stopping() as stopping:
         try:
             run_training(recipe.training(place), stopping, brief=True)
-        except typer.Exit as end:
-            if end.exit_code != GATED:
+        except SystemExit as end:
+            if end.code != GATED:
                 raise
             console.print("That is what the gate is for; the page shows it.", style="yellow")
 
 
 def _time(place: "Place") -> None:
-    from sparrow.report.page.speed import speed_up, told, verdict
+    from sparrow.report.training import told, verdict
     from sparrow_recipes import demo as recipe
 
     _stage(
@@ -174,16 +154,16 @@ def _time(place: "Place") -> None:
         "Is it faster? At the demo's few tokens there is little to save; at "
         f"{recipe.LONG} tokens of context there is.",
     )
-    with _timed("timed"), progress_of() as progress:
+    with _timed("timed"), counting("measuring") as progress:
         found = recipe.time(place, progress)
-    for case in found["cases"]:
-        text = f"  [bold]{verdict(speed_up(case))}[/]. {plain(told(case))}"
+    for case in found.cases:
+        text = f"  [bold]{verdict(case.speed_up)}[/]. {plain(told(case))}"
         console.print(text, highlight=False, markup=True)
 
 
 def _finish(place: "Place", seconds: float) -> None:
-    from sparrow.report.page.runs import read_run
-    from sparrow.report.page.story import numbers
+    from sparrow.report.run_page import numbers
+    from sparrow.report.runs import read_run
 
     _stage(STAGES, "report", "Everything on one page, which opens without a network:")
     console.print(f"  {place.page}\n", style="bold green", highlight=False, soft_wrap=True)

@@ -4,11 +4,12 @@ A field that may be None must have None as its default, because TOML cannot say 
 """
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, model_validator
 
 from sparrow.schema.base import FieldError, Record
+from sparrow.schema.options import Shortcut, argument, option
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.types import Budget, Directory, Name
 
@@ -20,13 +21,14 @@ def _known_device(device: str) -> str:
 
 
 Device = Annotated[str, AfterValidator(_known_device)]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class ModelConfig(Record):
     """Which model runs, and where."""
 
     name: Name = "smollm2-135m"  # shipped (tiny, small), fetched, on the hub, or a folder
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     device: Device = "auto"
 
 
@@ -77,10 +79,33 @@ class RunConfig(Record):
 class GenerateConfig(Record):
     """`sparrow generate`."""
 
+    prompts: tuple[str, ...] = argument(
+        (), "Prompts in quotes. Without a prompt, it is read from standard input.", "PROMPT"
+    )
+    raw: bool = option(False, "Prompts as they are, no chat template.")
     model: ModelConfig = ModelConfig()
     sampling: GenerateSampling = GenerateSampling()
     attention: AttentionConfig = AttentionConfig()
     run: RunConfig = RunConfig()
+
+    any_text: ClassVar = True
+    shortcuts: ClassVar = {
+        "model": Shortcut(
+            "model.name",
+            "tiny, small, smollm2-135m (the default), a folder, or a hub name (owner/name).",
+            *("m", "MODEL"),
+        ),
+        "samples": Shortcut("sampling.n", "Answers to each prompt.", "n"),
+        "temperature": Shortcut("sampling.temperature", "0 is greedy. Default: 0.2.", "", "T"),
+        "max_tokens": Shortcut("sampling.max_tokens", "Longest answer. Default: 512."),
+        "seed": Shortcut("sampling.seed", "Of the random draws. Default: another each time."),
+        "budget": Shortcut(
+            "attention.budget", "Tokens that sparse attention keeps.", "b", "TOKENS"
+        ),
+        "schedule": Shortcut("attention.schedule", "Budgets by length: a preset or a file."),
+        "device": Shortcut("model.device", "auto (a GPU where there is one), cpu, cuda."),
+        "out": Shortcut("run.dir", "New folder for settings and completions.", "o", "FOLDER"),
+    }
 
     @model_validator(mode="after")
     def _refuse_equal_samples(self) -> Self:

@@ -48,7 +48,7 @@ def _quoted(key: str) -> str:
 
 def fields_of(kind: Any) -> dict[str, Any]:
     """The keys of a section with their types; none if `kind` is not one."""
-    kind = _bare(kind)
+    kind = bare(kind)
     if not (isinstance(kind, type) and issubclass(kind, Record)):
         return {}
     return {name: field.annotation for name, field in kind.model_fields.items()}
@@ -64,17 +64,17 @@ def kind_at(root: type[Record], path: Sequence[str | int]) -> Any:
 
 def takes_text(kind: Any) -> bool:
     """Whether only text can be given for a value of this type, so that `123` means "123"."""
-    kind = _bare(kind)
+    kind = bare(kind)
     if get_origin(kind) is Literal:
         return all(isinstance(choice, str) for choice in get_args(kind))
     return kind in (str, Path)
 
 
-def _bare(kind: Any) -> Any:
+def bare(kind: Any) -> Any:
     """`kind` without its annotations and without `| None`."""
     if get_origin(kind) is Annotated:
-        return _bare(get_args(kind)[0])
+        return bare(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
         members = [member for member in get_args(kind) if member is not NoneType]
-        return _bare(members[0]) if len(members) == 1 else kind
+        return bare(members[0]) if len(members) == 1 else kind
     return kind

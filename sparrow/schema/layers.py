@@ -66,7 +66,7 @@ def read_file(name: str | Path, verb: str) -> Layer:
         table = _parse(text)
     except ValueError as error:
         raise ConfigError(f"{source}: not a TOML file: {error}") from error
-    return Layer(source, _checked(table, source))
+    return Layer(source, checked(table, source))
 
 
 def read_override(root: type[Record], text: str) -> Layer:
@@ -76,10 +76,10 @@ def read_override(root: type[Record], text: str) -> Layer:
     if not (equals and _KEY.fullmatch(key) and _is_unicode(text)):
         raise ConfigError(f"{source}: not understood, allowed: --section.key=value")
     path = key.split(".")
-    node: Any = value_text if takes_text(kind_at(root, path)) else _parse_value(value_text)
+    node: Any = value_text if takes_text(kind_at(root, path)) else parse_value(value_text)
     for part in reversed(path):
         node = {part: node}
-    return Layer(source, _checked(node, source))
+    return Layer(source, checked(node, source))
 
 
 def repeated(overrides: Sequence[str]) -> Iterator[str]:
@@ -124,7 +124,7 @@ def last_given(layers: Sequence[Layer], path: KeyPath) -> Given | None:
     return None
 
 
-def _parse_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """The TOML value that `text` is, or the text itself."""
     try:
         parsed = _parse(f"value = {text}")
@@ -144,7 +144,7 @@ def _parse(text: str) -> Table:
         raise ValueError("nested too deep") from None
 
 
-def _checked(table: Table, source: str) -> Table:
+def checked(table: Table, source: str) -> Table:
     """The table itself; ConfigError where it nests too deep or holds an endless integer."""
     for path, value in _values(table):
         if len(path) > DEEPEST:

@@ -36,13 +36,14 @@ Root = TypeVar("Root", bound=Record)
 
 
 def load_config(
-    cls: type[Root], files: Sequence[str | Path], overrides: Sequence[str] = ()
+    cls: type[Root], files: Sequence[str | Path], overrides: Sequence[str | Layer] = ()
 ) -> Root:
     """The configuration of class `cls`: its defaults, then files left to right, then overrides.
 
     A file may be a shipped one's name: "tiny" for TrainConfig is that of `sparrow train tiny`.
     An override is `--section.key=value`; the value is read as TOML, or as text if it is none or
-    the field wants text. Raises ConfigError with every problem that it finds.
+    the field wants text. Options of the command line are layers already (options.py). Raises
+    ConfigError with every problem that it finds.
     """
     layers = _read_layers(cls, files, overrides)
     # From JSON, pydantic takes a list for a tuple and a text for a path while it stays strict
@@ -55,20 +56,22 @@ def load_config(
 
 
 def _read_layers(
-    cls: type[Record], files: Sequence[str | Path], overrides: Sequence[str]
+    cls: type[Record], files: Sequence[str | Path], overrides: Sequence[str | Layer]
 ) -> list[Layer]:
     verb = cls.__name__.removesuffix("Config").lower()
+    texts = [text for text in overrides if isinstance(text, str)]
     readers: list[Callable[[], Layer]] = [
         *(partial(read_file, name, verb) for name in files),
-        *(partial(read_override, cls, text) for text in overrides),
+        *(partial(read_override, cls, text) for text in texts),
     ]
     layers: list[Layer] = []
-    problems = [*repeated(overrides)]
+    problems = [*repeated(texts)]
     for read in readers:
         try:
             layers.append(read())
         except ConfigError as error:
             problems += error.args
+    layers += [layer for layer in overrides if isinstance(layer, Layer)]
     problems += clashes(layers)
     if problems:
         raise ConfigError(*problems)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from sparrow.schema.base import FieldError, Record
+from sparrow.schema.options import option
 from sparrow.schema.train import Choice, TrainConfig
 from sparrow.schema.types import (
     Budget,
@@ -99,11 +100,11 @@ class ProbeConfig(Record):
 class StudyConfig(Record):
     """`sparrow study`. `train` is what every run has in common."""
 
-    name: FolderName = "study"
-    dir: Directory | None = None  # None: runs/study/NAME
-    seeds: tuple[StudySeed, ...] = (0, 1, 2)
-    rates: tuple[Rate, ...] = (1e-4, 3e-5, 1e-5)  # the largest first
-    parallel: Workers = 1  # runs at a time, on one device
+    name: FolderName = option("study", "Of the study.")
+    dir: Directory | None = option(None, "Default: runs/study/NAME.", "FOLDER", "o", alias="out")
+    seeds: tuple[StudySeed, ...] = option((0, 1, 2), "Of the arms; can be given several times.")
+    rates: tuple[Rate, ...] = option((1e-4, 3e-5, 1e-5), "Tried in turn, the largest first.")
+    parallel: Workers = option(1, "Runs at a time, on one device.")
     arms: tuple[ArmConfig, ...]
     surface: SurfaceConfig = SurfaceConfig()
     outcome: OutcomeConfig = OutcomeConfig()

@@ -6,9 +6,9 @@ Beyond them arithmetic overflows, memory ends, or a preview takes hours.
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from sparrow.files import CONTROL
 from sparrow.schema.base import FieldError
@@ -17,6 +17,8 @@ MOST_TOKENS = 2**20
 MOST_ANSWERS = 2**20  # prompts x samples that are asked for together
 LONGEST_NAME = 4096
 LONGEST_FOLDER_NAME = 200
+
+T = TypeVar("T")
 
 Count = Annotated[int, Field(ge=1, le=2**16)]  # of prompts, samples, rows
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
@@ -35,6 +37,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Gib = Annotated[float, Field(gt=0, le=2**20)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Temperature = Annotated[float, Field(ge=0, le=1e6)]  # 0 is greedy
 
 
 def refuse_control(text: str) -> str:
@@ -61,6 +64,30 @@ def _not_empty(text: object) -> object:
     return text
 
 
+def _several(given: object) -> object:
+    """One value stands for a list of one."""
+    return given if isinstance(given, list | tuple) or given is None else (given,)
+
+
+def layer_numbers(given: object) -> object:
+    """Layers as people write them: 0,1 or none."""
+    if isinstance(given, int):
+        return (given,)
+    if not isinstance(given, str):
+        return given
+    try:
+        numbers = "" if given.strip() == "none" else given
+        return tuple(sorted({int(part) for part in numbers.split(",") if part.strip()}))
+    except ValueError:
+        raise ValueError("numbers as 0,1 or none") from None
+
+
+def _as_path(given: object, info: ValidationInfo) -> object:
+    """A path that Python gives as text, as JSON must. Before: Path("") is Path(".")."""
+    _not_empty(given)
+    return Path(given) if isinstance(given, str) and info.mode == "python" else given
+
+
 def _plain_path(path: Path) -> Path:
     refuse_control(str(path))
     return path
@@ -68,8 +95,12 @@ def _plain_path(path: Path) -> Path:
 
 Name = Annotated[str, BeforeValidator(_not_empty), AfterValidator(refuse_control)]
 FolderName = Annotated[str, AfterValidator(folder_name)]
-# Before: Path("") is Path(".").
-Directory = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(_plain_path)]
+Directory = Annotated[Path, BeforeValidator(_as_path), AfterValidator(_plain_path)]
+FilePath = Directory
+Several = Annotated[tuple[T, ...], BeforeValidator(_several)]  # an option that may be repeated
+LayerNumbers = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=1023)], ...], BeforeValidator(layer_numbers)
+]
 
 
 def refuse_many(record: str, counts: Mapping[str, int]) -> None:
@@ -78,5 +109,5 @@ def refuse_many(record: str, counts: Mapping[str, int]) -> None:
     for field, count in counts.items():
         product *= count
         if product > MOST_ANSWERS:
-            allowed = f"{' x '.join(counts)} <= {MOST_ANSWERS}"
+            allowed = f"{' x '.join(counts)} <= {MOST_ANSWERS} answers in all"
             raise FieldError(record, {field: (count, allowed)})

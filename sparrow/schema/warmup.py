@@ -1,11 +1,12 @@
 """The configuration of `sparrow warmup`: a small thinking model from nothing, on puzzles."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from sparrow.schema.base import FieldError, Record
 from sparrow.schema.common import Device
+from sparrow.schema.options import Shortcut
 from sparrow.schema.types import (
     Directory,
     FolderName,
@@ -104,6 +105,11 @@ class WarmupConfig(Record):
     stages: tuple[StageConfig, ...]
     optimiser: OptimiserConfig = OptimiserConfig()
     run: WarmupRunConfig = WarmupRunConfig()
+
+    shortcuts: ClassVar = {
+        "device": Shortcut("run.device", "auto (a GPU where there is one), cpu, cuda."),
+        "out": Shortcut("run.dir", "Run directory. Default: runs/warmup/NAME.", "o", "FOLDER"),
+    }
 
     @model_validator(mode="after")
     def _refuse_count(self) -> Self:

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pydantic")
-pytest.importorskip("tomli_w")
 from support.run_folders import demo
 from support.study_folders import controlled
 from support.surfaces import surface
@@ -31,17 +28,13 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command line; what it printed holds nothing that a terminal obeys."""
 
     def printed(*words: str | Path) -> str:
-        monkeypatch.setattr(sys, "argv", ["sparrow", *map(str, words)])
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-        assert code in (0, 1, 2)
+        with pytest.raises(SystemExit) as end:
+            main([*map(str, words)])
+        assert end.value.code in (0, 1, 2)
         text = "".join(capsys.readouterr())
         obeyed = [c for c in text if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160]
         assert not obeyed, (words, obeyed)
@@ -159,7 +152,7 @@ def test_rows_rewards_and_answers(run: Run, tmp_path: Path) -> None:
     row = {"data_source": HOSTILE, "prompt": "countdown 1 2 reach 3", "answer": HOSTILE}
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n" + json.dumps({HOSTILE: 1}), encoding="utf-8")
-    run("eval", "tiny", "--file", file, "--max-tokens", "4")
+    run("eval", "tiny", "--rows", file, "--max-tokens", "4")
     reward = tmp_path / "hostile_reward.py"
     reward.write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
@@ -167,7 +160,7 @@ def test_rows_rewards_and_answers(run: Run, tmp_path: Path) -> None:
         encoding="utf-8",
     )
     sys.path.insert(0, str(tmp_path))
-    run("eval", "tiny", "--file", file, "--max-tokens", "4", "--reward", f"{reward}:compute_score")
+    run("eval", "tiny", "--rows", file, "--max-tokens", "4", "--reward", f"{reward}:compute_score")
     sys.path.remove(str(tmp_path))
     (tmp_path / "answer").write_text(f"</think> <answer> {HOSTILE} </answer>", encoding="utf-8")
     run("puzzle", "countdown", "--judge", tmp_path / "answer")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pydantic")
-pytest.importorskip("matplotlib")
 
 from sparrow.cli import main
 from sparrow.files import read_document, read_lines

@@ -11,10 +11,10 @@ and where everything is kept.
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparrow.files import write_document
 from sparrow.schema.layers import Layer, merge
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.study import ArmConfig, StudyConfig
+from sparrow.schema.study_files import StudyDesign
 from sparrow.schema.train import Choice, TrainConfig
 
 APART = 1_000_000  # rows between those of one seed and the next: prompts differ by seed
@@ -86,7 +86,7 @@ class Study:
     def write_design(self, rate: float, command: str) -> None:
         """What the study is, for its report; budgets as the plans have them."""
         config, train, outcome = self.config, self.config.train, self.config.outcome
-        plain = {
+        design = {
             "name": config.name,
             "model": train.model.name,
             "data": train.data.model_dump(mode="json", exclude_none=True),
@@ -105,7 +105,7 @@ class Study:
             "arms": [self._arm(arm, rate) for arm in config.arms],
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_document(self.design, plain)
+        StudyDesign.model_validate(design).save(self.design)
 
     def _arm(self, arm: ArmConfig, rate: float) -> dict[str, Any]:
         kinds = {"target": arm.target, "budget": arm.budget, "fixed": arm.like}

@@ -54,15 +54,15 @@ def surface_of(study: Study, progress: Progress | None, report: Report | None) -
     if own.surface is None:
         return api.calibrate(
             model,
-            study.calibration,
+            out=study.calibration,
             task=data.task,
             length=data.length,
             rows=data.file,
             skip=own.first if data.task is not None else 0,
             max_tokens=config.train.rollout.max_tokens,
-            budgets=own.budgets,
+            budget=own.budgets,
             bin=own.bin,
-            targets=[arm.target for arm in config.arms if arm.target is not None],
+            target=[arm.target for arm in config.arms if arm.target is not None],
             prompts=own.prompts,
             first_round=own.prompts,
             layer_groups=0,
@@ -88,8 +88,8 @@ def planned_schedule(study: Study, surface: Surface, arm: ArmConfig) -> Schedule
     folder = study.plans / arm.name
     make_folder(folder)
     by = study.config.surface.by
-    found = api.plan(surface, arm.target, by=by, allow_dense=True, variants=plain, folder=folder)
-    return found.best.schedule
+    found = api.plan(surface, target=arm.target, by=by, allow_dense=True, variant=plain, out=folder)
+    return found.schedule
 
 
 def drawn_lengths(surface: Surface) -> Lengths:

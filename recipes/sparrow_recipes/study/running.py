@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparrow.files import make_folder, open_append
-from sparrow.processes.parents import with_parent
+from sparrow.processes.supervisor import with_parent
 
 LOOK_EVERY = 0.5  # seconds
 GRACE = 60.0  # seconds that a job has to end when asked

@@ -38,7 +38,7 @@ from sparrow.schema.episode import Trajectory
 from sparrow.schema.loading import read_resolved, save_resolved
 from sparrow.schema.sampling import Completion
 from sparrow.schema.train import TrainConfig
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 
 STILL = {"rate": 0.0}
 
@@ -94,7 +94,7 @@ def test_rate_0_keeps_the_mismatch_flat(model: Path, tmp_path: Path) -> None:
     before = hf_views(load(model, dtype="float32", device="cpu"))
     for name, weight in weights_of(run).items():
         assert torch.equal(weight, before[name]), name
-    for name, weight in hf_views(run.engine.model).items():
+    for name, weight in hf_views(run.rollout.engine.model).items():
         assert torch.equal(weight, before[name]), name
     found = metrics(tmp_path / "run")
     for name, near in (("mismatch/accept_estimate", 0.006), ("sparse/accept_p05", 0.02)):
@@ -160,7 +160,7 @@ def test_tokens_go_from_engine_to_trainer_as_they_are(
         assert one.text == ""
     assert {int(v) for one in kept[:8] for v in one.weight_version} == {-1, 0}
     assert {int(v) for one in kept[8:] for v in one.weight_version} == {-1, 1}
-    assert run.engine.version == 2
+    assert run.rollout.engine.version == 2
 
 
 def test_what_a_run_leaves_behind(done: Path) -> None:

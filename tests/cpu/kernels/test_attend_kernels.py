@@ -56,7 +56,7 @@ def attend(batch: Batch, lists: PageLists | None = None, *, scale: float = SCALE
 
 
 def assert_decodes(batch: Batch, lists: PageLists | None = None) -> None:
-    expected = definition.attend_decode(batch.q_BHD, *batch.pool, lists, scale=SCALE)
+    expected = definition.attend_decode.definition(batch.q_BHD, *batch.pool, lists, scale=SCALE)
     tolerance = TOLERANCE[expected.dtype]
     torch.testing.assert_close(attend(batch, lists), expected, atol=tolerance, rtol=tolerance)
 
@@ -241,7 +241,7 @@ def attend_chunks(batch: Batch, q_THD: Tensor, bounds: Tensor) -> Tensor:
 def test_prefill(ratio: int, dtype: torch.dtype, counts: list[int]) -> None:
     batch = paged(LENGTHS, heads=2 * ratio, kv_heads=2, head_size=32, dtype=dtype)
     q, bounds = queries_of(batch, counts)
-    expected = definition.attend_causal_paged(q, *batch.pool, bounds, scale=SCALE)
+    expected = definition.attend_causal_paged.definition(q, *batch.pool, bounds, scale=SCALE)
     tolerance = TOLERANCE[dtype]
     out = attend_chunks(batch, q, bounds)
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
@@ -251,7 +251,7 @@ def test_prefill(ratio: int, dtype: torch.dtype, counts: list[int]) -> None:
 def test_prefill_of_heads_of_odd_sizes(head_size: int) -> None:
     batch = paged([40, 3], heads=2, kv_heads=1, head_size=head_size)
     q, bounds = queries_of(batch, [35, 3])
-    expected = definition.attend_causal_paged(q, *batch.pool, bounds, scale=SCALE)
+    expected = definition.attend_causal_paged.definition(q, *batch.pool, bounds, scale=SCALE)
     torch.testing.assert_close(attend_chunks(batch, q, bounds), expected, atol=1e-5, rtol=1e-5)
 
 

@@ -51,7 +51,7 @@ def test_norm_linear(tokens: int, width: int, depth: int, bias: bool) -> None:
     x, norm = draw(tokens, 2 * depth)[:, :depth], draw(depth)  # rows with gaps between them
     weight, bias_E = draw(width, depth, scale=0.1), draw(width) if bias else None
     out = linear.norm_linear(x, norm, weight, bias_E, eps=EPS)
-    assert_as_exact(out, layers.norm_linear, x, norm, weight, bias_E, eps=EPS)
+    assert_as_exact(out, layers.norm_linear.definition, x, norm, weight, bias_E, eps=EPS)
 
 
 @pytest.mark.usefixtures("launch")
@@ -61,7 +61,7 @@ def test_norm_gated(tokens: int, width: int, depth: int) -> None:
     x, norm = draw(tokens, depth + 8)[:, :depth], draw(depth)
     weight = draw(2 * width, depth, scale=0.2)
     out = linear.norm_gated(x, norm, weight, eps=EPS)
-    assert_as_exact(out, layers.norm_gated, x, norm, weight, eps=EPS)
+    assert_as_exact(out, layers.norm_gated.definition, x, norm, weight, eps=EPS)
 
 
 def test_the_launch_of_a_shape_is_one_that_was_measured_or_the_rule(monkeypatch) -> None:
@@ -92,7 +92,7 @@ def test_linear_add(tokens: int, width: int, depth: int) -> None:
     given = residual.clone()
     for _ in range(2):  # the counts of a split product must be back at zero
         out = linear.linear_add(x, weight, residual)
-        assert_as_exact(out, layers.linear_add, x, weight, residual)
+        assert_as_exact(out, layers.linear_add.definition, x, weight, residual)
     assert torch.equal(residual, given)
 
 
@@ -104,7 +104,7 @@ def test_logits(tokens: int, width: int, depth: int) -> None:
     out = linear.logits(hidden, head)
     assert out.dtype == torch.float32
     exact = hidden.double() @ head.double().T
-    allowed = 2 * (logprob.logits(hidden, head) - exact).abs().max() + 1e-6
+    allowed = 2 * (logprob.logits.definition(hidden, head) - exact).abs().max() + 1e-6
     assert (out - exact).abs().max() <= allowed
 
 
@@ -124,16 +124,16 @@ def test_split_heads(tokens: int, q_heads: int, kv_heads: int, size: int, normed
     assert k.is_contiguous()
     for index, out in enumerate((q, k)):
         assert_as_exact(out, lambda *a, i=index, **o: exact_heads(*a, **o)[i], *tensors, **options)
-    assert torch.equal(v, layers.split_heads(*tensors, **options)[2])
+    assert torch.equal(v, layers.split_heads.definition(*tensors, **options)[2])
 
 
 def exact_heads(qkv, *others, **options):
     """The definition, whose rotation is always fp32, in the dtype given."""
     if qkv.dtype != torch.float64:
-        return layers.split_heads(qkv, *others, **options)
+        return layers.split_heads.definition(qkv, *others, **options)
     cos, sin, *norms = others
     still = torch.ones_like(cos), torch.zeros_like(sin)
-    pair = layers.split_heads(qkv, *still, *norms, **options)[:2]
+    pair = layers.split_heads.definition(qkv, *still, *norms, **options)[:2]
     return [
         torch.cat((a * c - b * s, b * c + a * s), dim=2)
         for a, b in (x.chunk(2, dim=2) for x in pair)

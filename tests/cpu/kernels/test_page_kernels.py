@@ -74,7 +74,7 @@ def check_select(scores, lengths, budgets, **options) -> None:
         torch.as_tensor(budgets, device=DEVICE),
     )
     assert select.supports("select_pages", *arguments, **options)
-    expected = definition.select_pages(*arguments, **options)
+    expected = definition.select_pages.definition(*arguments, **options)
     actual = select.select_pages(*arguments, **options)
     assert actual.counts.dtype == actual.pages.dtype == torch.int32
     same(actual.counts, expected.counts)
@@ -112,7 +112,7 @@ def test_odd_scores_have_the_definition_s_order(scores) -> None:
 def test_choices_from_real_scores_with_ties() -> None:
     lengths = [1, 16, 40, 77, 80]
     batch = batch_of(lengths, whole_numbers=True)
-    scores = definition.score_pages(
+    scores = definition.score_pages.definition(
         batch.q_BHD, batch.landmark_NGD, batch.table_BM, batch.lengths_B, page=16
     )
     for budget in (48, 64, 79):
@@ -189,7 +189,8 @@ def test_a_row_can_be_selected_inside_another_kernel(budget: int) -> None:
     count = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     _score_and_select[(1,)](pages, count, scores, 199, budget, 70, BLOCK=64)
     lengths, budgets = torch.tensor([[199], [budget]], device=DEVICE)
-    expected = definition.select_pages(scores.view(1, 1, 64), lengths, budgets, page=4, width=70)
+    select_pages = definition.select_pages.definition
+    expected = select_pages(scores.view(1, 1, 64), lengths, budgets, page=4, width=70)
     same(pages, expected.pages[0, 0])
     same(count, expected.counts[0])
 

@@ -101,8 +101,10 @@ def test_two_heads(inputs) -> None:
 
 def test_the_logits_of_both_sides_are_made_once(inputs, monkeypatch) -> None:
     rows: list[int] = []
-    whole = logprob.logits
-    monkeypatch.setattr(logprob, "logits", lambda h, w: rows.append(len(h)) or whole(h, w))
+    whole = logprob.logits.definition
+    monkeypatch.setattr(
+        logprob.logits, "definition", lambda h, w: rows.append(len(h)) or whole(h, w)
+    )
     ops.compare(*inputs, chunk=5)
     assert max(rows) == 5
     assert sum(rows) == 2 * TOKENS
@@ -171,14 +173,14 @@ class TestBounds:
 def test_only_rounding_is_smoothed(inputs, monkeypatch) -> None:
     """A bound that is wrong by more than rounding stays wrong, for everyone to see."""
     p_TC, q_TC, head_VC, ids_T = inputs
-    whole = definitions.acceptance_bounds
+    whole = definitions._bounds
     for shift, holds in ((0.5e-5, True), (1e-3, False)):
 
         def wrong(*lists: Tensor, by: float = shift) -> tuple[Tensor, Tensor]:
             lower_T, upper_T = whole(*lists)
             return lower_T + by, upper_T - by
 
-        monkeypatch.setattr(definitions, "acceptance_bounds", wrong)
+        monkeypatch.setattr(definitions, "_bounds", wrong)
         found = ops.compare(p_TC, q_TC, head_VC, ids_T, top_k=VOCABULARY)
         assert bool((found.lower <= found.alpha).all()) is holds
         assert bool((found.alpha <= found.upper).all()) is holds
@@ -203,43 +205,3 @@ def test_the_bracket_over_a_large_vocabulary(temperature: float) -> None:
         assert (found.lower <= found.alpha).all()
         assert (found.alpha <= found.upper).all()
     assert (found.upper - found.lower).max() < definitions.ROUNDING
-
-
-def test_wrong_arguments_are_named(inputs) -> None:
-    p_TC, q_TC, head_VC, ids_T = inputs
-    with pytest.raises(ValueError, match="top_k must be between 1 and the vocabulary 101, got 102"):
-        ops.compare(p_TC, q_TC, head_VC, ids_T, top_k=102)
-    with pytest.raises(ValueError, match="ids must have 37 rows"):
-        ops.compare(p_TC, q_TC, head_VC, ids_T[1:])
-    with pytest.raises(ValueError, match=r"ids must be in 0\.\.100"):
-        ops.compare(p_TC, q_TC, head_VC, ids_T + 60)
-    with pytest.raises(ValueError, match="must have one shape"):
-        ops.compare(p_TC, q_TC[1:], head_VC, ids_T)
-    with pytest.raises(ValueError, match=r"head .* and q_head .* must have one shape"):
-        ops.compare(p_TC, q_TC, head_VC, ids_T, q_head_VC=head_VC[1:])
-
-
-def test_wrong_lists_are_named() -> None:
-    ids, logprobs = torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.2]]).log()
-
-    def of(p_ids: Tensor, p_logprobs: Tensor, vocabulary: int = 5) -> None:
-        ops.acceptance_bounds(p_ids, p_logprobs, ids, logprobs, vocabulary)
-
-    with pytest.raises(ValueError, match="p_ids names a token twice"):
-        of(torch.tensor([[1, 1]]), logprobs)
-    with pytest.raises(ValueError, match=r"p_ids \(1, 2\) and p_logprobs \(1, 1\)"):
-        of(ids, logprobs[:, :1])
-    with pytest.raises(ValueError, match="between 1 and all 1 tokens"):
-        of(ids, logprobs, 1)
-    with pytest.raises(ValueError, match=r"ids must be in 0\.\.4"):
-        of(ids + 4, logprobs)
-    with pytest.raises(ValueError, match=r"p_logprobs must be log-probs.* a row has 1\.5"):
-        of(ids, torch.tensor([[0.8, 0.7]]).log())
-    with pytest.raises(ValueError, match=r"p_logprobs must be log-probs.* a row has nan"):
-        of(ids, torch.tensor([[0.0, float("nan")]]))
-    with pytest.raises(ValueError, match="p_logprobs must be floating point"):
-        of(ids, ids)
-    with pytest.raises(ValueError, match="must be of the same tokens"):
-        of(ids.repeat(2, 1), logprobs.repeat(2, 1))
-    with pytest.raises(ValueError, match="p_ids must be int32 or int64"):
-        of(logprobs, logprobs)

@@ -15,7 +15,7 @@ pytest.importorskip("numba")
 from sparrow.ops import PageLists
 from sparrow.ops.cpu import attention, decode_kernel
 from sparrow.ops.cpu.threads import share
-from sparrow.ops.reference.attention import attend_decode as definition
+from sparrow.ops.reference.attention import attend_decode
 
 LENGTHS = [1, 15, 16, 17, 0, 100, 1003]
 RATIOS = [1, 2, 3, 4, 5, 7]
@@ -49,7 +49,7 @@ def make_lists(batch: Batch, kind: str) -> PageLists | None:
 
 def worst_error(batch: Batch, lists: PageLists | None, out: Tensor) -> float:
     wide = (t.double() for t in (batch.q_BHD, batch.k_NGPD, batch.v_NGPD))
-    exact = definition(*wide, batch.table_BM, batch.lengths_B, lists, scale=SCALE)
+    exact = attend_decode.definition(*wide, batch.table_BM, batch.lengths_B, lists, scale=SCALE)
     return float((out.double() - exact).abs().max())
 
 
@@ -74,7 +74,9 @@ def test_no_less_exact_than_the_definition(
         LENGTHS, heads=2 * ratio, kv_heads=2, head_size=head_size, page=page, dtype=dtype
     )
     lists = make_lists(batch, kind)
-    plain = worst_error(batch, lists, definition(batch.q_BHD, *batch.pool, lists, scale=SCALE))
+    plain = worst_error(
+        batch, lists, attend_decode.definition(batch.q_BHD, *batch.pool, lists, scale=SCALE)
+    )
     rounding = torch.finfo(torch.float32).eps  # sums of few tokens may be exact by luck
     assert worst_error(batch, lists, attend(batch, lists)) <= 2 * plain + rounding
 

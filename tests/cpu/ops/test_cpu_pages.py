@@ -54,7 +54,7 @@ def test_tokens_land_where_the_definition_puts_them(dtype, integer, contiguous, 
     slots = torch.tensor([8, -1, 0, 3, -7, 7, 1]).to(integer)
     assert pages.supports("write_pages", *ours[:2], *tokens, slots)
     pages.write_pages(*ours[:2], *tokens, slots)
-    definition.write_pages(*theirs[:2], *tokens, slots)
+    definition.write_pages.definition(*theirs[:2], *tokens, slots)
     for left, right in zip(ours, theirs, strict=True):
         assert same_bits(left, right)
 
@@ -199,7 +199,7 @@ def both_lists(score_BGM: Tensor, lengths: Tensor, budgets: Tensor, **options) -
     """The same lists by both versions."""
     assert pages.supports("select_pages", score_BGM, lengths, budgets, **options)
     ours = pages.select_pages(score_BGM, lengths, budgets, **options)
-    theirs = definition.select_pages(score_BGM, lengths, budgets, **options)
+    theirs = definition.select_pages.definition(score_BGM, lengths, budgets, **options)
     for left, right in zip(ours, theirs, strict=True):
         assert left.dtype == right.dtype
         assert torch.equal(left, right)

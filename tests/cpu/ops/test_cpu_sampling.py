@@ -59,7 +59,7 @@ def assert_exact_up_to_rounding(arguments: list[Tensor], draws: ops.Draws) -> No
 def test_tokens_are_those_of_the_definition_and_figures_exact(rows, vocabulary, spread) -> None:
     arguments = rows_of(rows, vocabulary, spread=spread)
     assert sampling.supports("sample", *arguments)
-    ours, theirs = sampling.sample(*arguments), definition.sample(*arguments)
+    ours, theirs = sampling.sample(*arguments), definition.sample.definition(*arguments)
     for left, right in zip(ours, theirs, strict=True):
         assert left.dtype == right.dtype
         assert left.shape == right.shape
@@ -73,7 +73,9 @@ def test_dtypes_strides_and_integers(dtype: torch.dtype) -> None:
     logits, seeds, counters, temperature = rows_of(50, 400)
     logits, seeds = logits.to(dtype), seeds % 1000
     plain = sampling.sample(logits, seeds, counters, temperature)
-    assert torch.equal(plain.tokens, definition.sample(logits, seeds, counters, temperature).tokens)
+    assert torch.equal(
+        plain.tokens, definition.sample.definition(logits, seeds, counters, temperature).tokens
+    )
     strided = torch.cat([logits, logits], dim=1)[:, :400]
     columns = logits.T.contiguous().T
     for other in (strided, columns, logits.float()):
@@ -87,7 +89,7 @@ def test_greedy_takes_the_earliest_best() -> None:
     logits = logits.round()
     temperature[::2] = 0
     ours = sampling.sample(logits, seeds, counters, temperature)
-    theirs = definition.sample(logits, seeds, counters, temperature)
+    theirs = definition.sample.definition(logits, seeds, counters, temperature)
     assert torch.equal(ours.tokens, theirs.tokens)
     assert (ours.logprobs[::2] == 0).all()
     assert (ours.entropies[::2] == 0).all()
@@ -103,7 +105,7 @@ def test_rows_that_are_not_finite_are_not_ok(value, place, temperature) -> None:
     draws = sampling.sample(logits, seeds, counters, torch.full((3,), temperature))
     assert draws.ok.tolist() == [True, False, True]
     assert draws.tokens[1] == draws.logprobs[1] == draws.entropies[1] == 0
-    whole = definition.sample(logits, seeds, counters, torch.full((3,), temperature))
+    whole = definition.sample.definition(logits, seeds, counters, torch.full((3,), temperature))
     assert torch.equal(draws.tokens, whole.tokens)
 
 

@@ -186,17 +186,3 @@ def test_logprob_and_entropy_are_those_of_training() -> None:
 def test_half_precision_logits_are_widened() -> None:
     logits = (torch.randn(20, 300) * 3).bfloat16()
     assert draw(logits).tokens.tolist() == draw(logits.float()).tokens.tolist()
-
-
-def test_wrong_arguments_are_refused() -> None:
-    index, ones = torch.arange(2), torch.ones(2)
-    with pytest.raises(ValueError, match="logits"):
-        ops.sample(torch.zeros(5), index, index, ones)
-    with pytest.raises(ValueError, match="logits"):
-        ops.sample(torch.zeros(2, 0), index, index, ones)
-    with pytest.raises(ValueError, match="seeds"):
-        ops.sample(torch.zeros(2, 5), ones, index, ones)
-    with pytest.raises(ValueError, match="counters"):
-        ops.sample(torch.zeros(2, 5), index, torch.arange(3), ones)
-    with pytest.raises(ValueError, match="forbidden"):
-        ops.sample(torch.zeros(2, 5), index, index, ones, forbidden_BS=index)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparrow.train.objectives.diagnostics import diagnose
+from sparrow.train.objectives.corrections import diagnose
 
 NAMES = {
     "mismatch/k1",

@@ -8,13 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparrow.train.objectives.aggregates import (
-    Aggregate,
-    seq_mean_token_mean,
-    seq_mean_token_sum_norm,
-    token_mean,
-)
 from sparrow.train.objectives.surrogates import (
+    Aggregate,
     Surrogate,
     Terms,
     cispo,
@@ -22,6 +17,9 @@ from sparrow.train.objectives.surrogates import (
     gspo,
     ppo,
     reinforce,
+    seq_mean_token_mean,
+    seq_mean_token_sum_norm,
+    token_mean,
 )
 
 ALL = [ppo, gspo, cispo, dppo_tv, reinforce]
