@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from support.run_folders import demo
 from support.study_folders import controlled
 from support.surfaces import surface

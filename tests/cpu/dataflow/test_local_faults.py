@@ -10,8 +10,7 @@ import torch
 
 pytest.importorskip("pydantic")
 
-from support import cli
-from support import toys
+from support import cli, toys
 from support.training import config, metrics, model_folder, noisy, trained, weights_of
 
 from sparrow.dataflow.local.loop import step, train
