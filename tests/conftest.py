@@ -1,5 +1,11 @@
-"""Tiers by folder: what stands in tests/<tier>/ gets the marker <tier>."""
+"""Tiers by folder: what stands in tests/<tier>/ gets the marker <tier>.
 
+Every process has one thread (pytest-xdist runs one process per core), also those that tests start.
+A parent that ignores SIGINT, such as a shell's background job, does not reach the tests.
+"""
+
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +18,16 @@ else:
     settings.register_profile("default", deadline=None, max_examples=40)
     settings.register_profile("thorough", deadline=None, max_examples=1000)
     settings.load_profile("default")
+
+for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+PROJECT = Path(__file__).parents[1]  # processes that tests start find what pytest's settings find
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(PROJECT), str(PROJECT / "recipes"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 TIERS = ("pure", "cpu", "gpu", "e2e", "browser")
 ROOT = Path(__file__).parent

@@ -22,19 +22,19 @@ import torch
 from faults import kills
 from faults.outcomes import UNPROTECTED, Progress, Try, attempt
 
-from sparrow.calibrate.surface import Surface
 from sparrow.calibrate.trajectories import Trajectories
-from sparrow.config import TrainConfig, load_config
-from sparrow.config.resolved import read_resolved
 from sparrow.dataflow.local.opening import close_run, open_parts
 from sparrow.dataflow.runs.checkpoints import Checkpoints
 from sparrow.dataflow.runs.rollouts import read_rollouts
 from sparrow.models import fingerprint, load, load_tokenizer, save
 from sparrow.models.lora import Adapter
-from sparrow.records import to_dict
-from sparrow.report.page.runs import read_run
-from sparrow.report.study.reading import read_study
-from sparrow.sparse import Schedule
+from sparrow.report.runs import read_run
+from sparrow.report.study_folder import read_study
+from sparrow.schema.base import to_dict
+from sparrow.schema.loading import load_config, read_resolved
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import Surface
+from sparrow.schema.train import TrainConfig
 from sparrow.tasks.rows import FileRows
 
 TINY = load("tiny", device="cpu")
@@ -184,7 +184,7 @@ def _of_run(folder: Path) -> list[Specimen]:
         step = checkpoints.latest()
         if said or step is None:
             raise ValueError(said[0] if said else "no checkpoint")
-        return step, _plain(checkpoints.load(step, run.identity))
+        return step, _plain(checkpoints.load(step, run.ledger.identity))
 
     last = sorted((folder / "checkpoints").glob("step_*"))[-1]
     return [

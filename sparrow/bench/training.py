@@ -16,10 +16,12 @@ import torch
 from rich.table import Table
 
 from sparrow import models
-from sparrow.bench.timing import describe, free_memory, machine
-from sparrow.config import RateConfig
+from sparrow.bench.timing import device_name, free_memory, machine
+from sparrow.calibrate.tables import Show, figures
 from sparrow.models.checkpoint import pick_device
-from sparrow.records import TrainSample
+from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.episode import TrainSample
+from sparrow.schema.train import RateConfig
 from sparrow.train.costs import trainer_memory, training_flops
 from sparrow.train.learner import Learner, Objective
 from sparrow.train.objectives.surrogates import ppo, token_mean
@@ -62,7 +64,7 @@ def run(
     device: str = "auto",
     steps: int = TIMED,
     progress: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
+) -> Benchmark:
     """Every case after the other, each with a trainer of its own; the fastest device's defaults."""
     place = pick_device(device)
     on_gpu = place.type == "cuda"
@@ -74,7 +76,7 @@ def run(
         progress(f"{shape}: {case.name}")
         rows.append(_measure(shape, small, case, place, steps))
         free_memory(place)
-    return {"machine": machine(place), "model": shape, "changes": small, "cases": rows}
+    return Benchmark(machine=machine(place), model=shape, changes=small, cases=rows)
 
 
 def _measure(
@@ -148,35 +150,27 @@ def _sample(length: int, vocabulary: int, seed: int) -> TrainSample:
 
 
 def _peak(device: torch.device) -> float | None:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    name = device_name(device)
     return next((peak for key, peak in PEAKS.items() if key in name), None)
 
 
-def _shape(result: dict[str, Any]) -> str:
-    """The model, and in what it differs from the one of that name."""
+def table(result: Benchmark) -> Table:
+    """The model, in what it differs from the one of that name, and every case."""
     cut = ", ".join(f"{name} {value}" for name, value in result["changes"].items())
-    return f"{result['model']}{f' cut to {cut}' if cut else ''}"
+    shape = f"{result['model']}{f' cut to {cut}' if cut else ''}"
+    fields = Case.__dataclass_fields__
 
+    def memory(row: dict[str, Any]) -> str:
+        used = "-" if row["memory_gib"] is None else f"{row['memory_gib']:.1f}"
+        return f"{used} ({row['predicted_gib']:.1f}) GiB"
 
-def table(result: dict[str, Any]) -> Table:
-    made = Table(
-        "sequences x tokens",
-        "seconds",
-        "tokens/s",
-        "TFLOP/s",
-        "utilisation",
-        "memory (predicted)",
-        title=f"{_shape(result)}, one optimiser step | {describe(result['machine'])}",
-    )
-    for row in result["cases"]:
-        share, used = row["utilisation"], row["memory_gib"]
-        case = Case(**{name: row[name] for name in Case.__dataclass_fields__})
-        made.add_row(
-            case.name,
-            f"{median(row['seconds']):.3f}",
-            f"{row['tokens_per_second']:.0f}",
-            f"{row['teraflops']:.1f}",
-            "-" if share is None else f"{share:.1%}",
-            f"{'-' if used is None else f'{used:.1f}'} ({row['predicted_gib']:.1f}) GiB",
-        )
-    return made
+    columns: dict[str, Show] = {
+        "sequences x tokens": lambda row: Case(**{name: row[name] for name in fields}).name,
+        "seconds": lambda row: f"{median(row['seconds']):.3f}",
+        "tokens/s": ("tokens_per_second", ".0f"),
+        "TFLOP/s": ("teraflops", ".1f"),
+        "utilisation": ("utilisation", ".1%"),
+        "memory (predicted)": memory,
+    }
+    title = f"{shape}, one optimiser step | {result.machine.describe()}"
+    return figures(title, columns, result["cases"], left=len(columns))

@@ -1,47 +1,24 @@
 """`sparrow doctor`: what is here, what works, what is missing and how to get it."""
 
-import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from sparrow.cli.output import AsJson, console, measuring
+from sparrow import api
+from sparrow.cli.output import AsJson, console, measuring, write_json
+from sparrow.schema.verbs import DoctorConfig
 
 Examined = Mapping[str, Any]
 GIB = 2**30
 
 
-def doctor(
-    check: Annotated[
-        bool,
-        typer.Option(help="Also let tiny answer a puzzle and compare kernels with definitions."),
-    ] = True,
-    as_json: AsJson = False,
-) -> None:
-    """Say what is on this machine, what works, what is missing and how to get it.
-
-    Looks at packages, GPUs, cores, memory, disk and models, and lets the
-    smallest model answer a puzzle twice: dense, and sparse with room for every
-    token, which must give the same bits. It uses no network and takes seconds;
-    the first time kernels are compiled, which takes longer.
-
-    For example:
-
-      sparrow doctor
-      sparrow doctor --json > machine.json
-
-    Exit codes: 0 the core works, 1 it does not (the last lines say what to do).
-    """
-    from sparrow.bench.doctor.examination import examine
-
+def doctor(config: DoctorConfig, *, json: AsJson = False) -> int:
     with measuring("looking; the first time, kernels are compiled"):
-        found = examine(check=check)
-    if as_json:
-        print(json.dumps(found, indent=2))
+        examined = api.doctor(config)
+    if json:
+        write_json(examined)
     else:
-        show(found)
-    raise typer.Exit(int(not found["ready"]))
+        show(examined)
+    return int(not examined["ready"])
 
 
 def show(found: Examined) -> None:

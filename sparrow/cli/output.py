@@ -6,17 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.segment import Segment
 
 from sparrow.files import printable
+from sparrow.schema.base import Record, to_dict
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-    from rich.table import Table
 
-    Result = dict[str, Any]
+STOPPED = 130  # exit code after Ctrl-C
+AsJson = Annotated[bool, "Print JSON instead of text."]
+Counting = Callable[[int, int, str], None]  # done, total, what
 
 
 class PlainConsole(Console):
@@ -38,16 +39,6 @@ class PlainConsole(Console):
 console = PlainConsole()
 notes = PlainConsole(stderr=True)
 
-MOST = 2**16  # prompts, rows or samples: as settings allow (config/bounds.py)
-MOST_TOKENS = 2**20
-MOST_ROW = 2**63 - 1  # the number of a row, and a seed
-MOST_ANSWERS = 2**20
-OUTPUT = "Output"  # the panel of options that say what is written
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-OutputJson = Annotated[
-    bool, typer.Option("--json", help="Print JSON instead of text.", rich_help_panel=OUTPUT)
-]
-
 
 def plain(text: str) -> str:
     """The text with nothing in it that rich would read as markup, or a terminal would obey."""
@@ -61,6 +52,10 @@ def write(text: str, end: str = "\n") -> None:
     print(printable(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
+def write_json(result: Any) -> None:
+    print(json.dumps(to_dict(result) if isinstance(result, Record) else result, indent=2))
+
+
 def report(text: str) -> None:
     notes.print(printable(text), style="dim")
 
@@ -70,24 +65,36 @@ def alert(mark: str, text: str, style: str = "bold red") -> None:
     notes.print(f"[{style}]{mark}[/] {plain(text)}", markup=True)
 
 
-def refuse_answers(rows: int, samples: int) -> None:
-    """Refuse numbers that are each allowed, but not together."""
-    if rows * samples > MOST_ANSWERS:
-        given = f"--samples {samples} for each of {rows}"
-        raise ValueError(f"{given}: {rows * samples} answers, allowed: at most {MOST_ANSWERS}")
-
-
 @contextmanager
 def measuring(what: str = "measuring") -> Iterator[Callable[[str], None]]:
     with notes.status(plain(what)) as status:
         yield lambda text: status.update(plain(text))
 
 
-def show_result(result: "Result", table: "Callable[[Result], Table]", *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(result, indent=2))
-    else:
-        console.print(table(result))
+@contextmanager
+def counting(what: str) -> Iterator[Counting]:
+    """A progress bar for stages that follow one another, each from none to its total."""
+    with progress_bar() as bar:
+        task = bar.add_task(what, total=None)
+        stage = [""]
+
+        def progress(done: int, total: int, what: str) -> None:
+            if what.split(":")[0] != stage[0]:
+                bar.reset(task)
+                stage[0] = what.split(":")[0]
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield progress
+
+
+@contextmanager
+def going_on(folder: object) -> Iterator[None]:
+    """Ctrl-C ends the program, and the next time it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        notes.print(f"\nstopped; the same command goes on from {folder}")
+        sys.exit(STOPPED)
 
 
 def progress_bar() -> "Progress":

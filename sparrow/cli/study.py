@@ -7,94 +7,65 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from sparrow.cli import words
-from sparrow.cli.output import alert, console, notes, plain, report, write
-from sparrow.cli.train import STOPPED
-from sparrow.cli.words import config_argument
+from sparrow.cli.output import STOPPED, alert, console, counting, notes, plain, write
+from sparrow.cli.output import report as note
+from sparrow.schema.study import ArmConfig, StudyConfig
 
 if TYPE_CHECKING:
-    from sparrow.config import ArmConfig, StudyConfig
-    from sparrow.dataflow.study.design import Study
+    from sparrow_recipes.study.design import Study
 
 
 def study(
-    config: Annotated[list[str], config_argument("--train.run.steps=50")],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show the arms, seeds and what is done already.")
-    ] = False,
-    parallel: Annotated[
-        int | None,
-        typer.Option(
-            "--parallel", min=1, max=1024, metavar="N", help="Runs at a time, on one device."
-        ),
-    ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Only calibrate, and plan the schedules of the arms.")
-    ] = False,
+    config: StudyConfig,
+    *,
+    dry_run: Annotated[bool, "Only show the arms, seeds and what is done already."] = False,
+    plan: Annotated[bool, "Only calibrate, and plan the schedules of the arms."] = False,
     cell: Annotated[
         str | None,
-        typer.Option(
-            "--cell",
-            metavar="ARM-SEED",
-            help="Only this run, in this process: to spread a study over machines that share the "
-            "folder. Plan first.",
-        ),
+        "Only this run, in this process: to spread a study over machines that share the folder. "
+        "Plan first.",
     ] = None,
-    only_report: Annotated[
-        bool, typer.Option("--report", help="Only write the report of what is there.")
-    ] = False,
+    report: Annotated[bool, "Only write the report of what is there."] = False,
 ) -> None:
     """Ask where sparse rollouts begin to hurt: train arms of different p05, with controls, and see.
 
     Schedules are planned for each target; dense is the baseline; a control that must collapse and
     one that must not move say whether the study can tell anything. Every arm and seed is a run of
-    `sparrow train` in a process of its own. Stopped and started again, it goes on. configs/study/
-    has examples, sparrow/config/study.py lists every setting. Prints the report's file.
+    `sparrow train` in a process of its own. Stopped and started again, it goes on. tiny and
+    small are shipped, sparrow/schema/study.py lists every setting. Prints the report's file.
 
     For example:
 
-      sparrow study configs/study/tiny.toml --dry-run
-      sparrow study configs/study/small.toml --parallel 6
+      sparrow study tiny --dry-run
+      sparrow study small --parallel 6
 
     Exit codes: 0 all runs have ended, 1 one failed or no rate was found, 2 a mistake in the
     settings, 130 stopped by Ctrl-C.
     """
-    from sparrow.config import StudyConfig
-    from sparrow.processes.parents import die_with_parent
+    from sparrow.processes.supervisor import die_with_parent
 
     die_with_parent()
-    chosen = [
-        name
-        for name, given in (
-            ("--plan", plan),
-            ("--cell", cell),
-            ("--report", only_report),
-            ("--dry-run", dry_run),
-        )
-        if given
-    ]
+    parts = {"--plan": plan, "--cell": cell, "--report": report, "--dry-run": dry_run}
+    chosen = [name for name, given in parts.items() if given]
     if len(chosen) > 1:
         raise ValueError(f"{' and '.join(chosen)}: give one of them")
-    loaded = words.loaded(StudyConfig, config)
     if dry_run:
-        _show(loaded)
+        _show(config)
     elif plan:
-        _plan(loaded)
+        _plan(config)
     elif cell is not None:
-        _cell(loaded, cell)
-    elif only_report:
-        write(str(_write(loaded)))
+        _cell(config, cell)
+    elif report:
+        write(str(_write(config)))
     else:
-        _conduct(loaded, parallel or loaded.parallel)
+        _conduct(config)
 
 
-def _show(config: "StudyConfig") -> None:
+def _show(config: StudyConfig) -> None:
     from rich.table import Table
 
-    from sparrow.dataflow.study.design import Study
-    from sparrow.dataflow.study.stages import rate_of, state_of
+    from sparrow_recipes.study.design import Study
+    from sparrow_recipes.study.stages import rate_of, state_of
 
     found = Study(config=config)
     states, rate = state_of(found), rate_of(found)
@@ -121,7 +92,7 @@ def _show(config: "StudyConfig") -> None:
     )
 
 
-def _rollout(arm: "ArmConfig") -> str:
+def _rollout(arm: ArmConfig) -> str:
     """How an arm attends, for people."""
     if arm.target is not None:
         return f"planned for p05 {arm.target}"
@@ -130,25 +101,24 @@ def _rollout(arm: "ArmConfig") -> str:
     return "dense" if arm.like is None else f"one budget, reads as much as {arm.like}"
 
 
-def _plan(config: "StudyConfig") -> None:
-    from sparrow.cli.calibrate import progress_of
-    from sparrow.dataflow.study.design import Study
-    from sparrow.dataflow.study.plans import make_plans
-    from sparrow.dataflow.study.stages import prepare
+def _plan(config: StudyConfig) -> None:
+    from sparrow_recipes.study.design import Study
+    from sparrow_recipes.study.plans import make_plans
+    from sparrow_recipes.study.stages import prepare
 
     found = Study(config=config)
     prepare(found, shlex.join(["sparrow", *sys.argv[1:]]))
-    with progress_of() as progress:
-        make_plans(found, progress=progress, report=report)
+    with counting("measuring") as progress:
+        make_plans(found, progress=progress, report=note)
     write(str(found.plans))
 
 
-def _cell(config: "StudyConfig", name: str) -> None:
+def _cell(config: StudyConfig, name: str) -> None:
     from sparrow.dataflow.local.run import EpisodeFailed, GateStop, Unjudged
     from sparrow.dataflow.stopping import Stopped, Stopping
-    from sparrow.dataflow.study.cell import run_cell
-    from sparrow.dataflow.study.design import Study
-    from sparrow.dataflow.study.stages import prepare, rate_of
+    from sparrow_recipes.study.cell import run_cell
+    from sparrow_recipes.study.design import Study
+    from sparrow_recipes.study.stages import prepare, rate_of
 
     found = Study(config=config)
     chosen = found.cell(name)
@@ -157,19 +127,19 @@ def _cell(config: "StudyConfig", name: str) -> None:
     prepare(found, shlex.join(["sparrow", *sys.argv[1:]]))
     with Stopping() as stopping:
         try:
-            run_cell(found, chosen, rate_of(found), stopping=stopping, report=report)
+            run_cell(found, chosen, rate_of(found), stopping=stopping, report=note)
         except Stopped:
-            raise typer.Exit(STOPPED) from None
+            sys.exit(STOPPED)
         except (GateStop, Unjudged, EpisodeFailed) as error:
             alert(f"{name}:", str(error))
-            raise typer.Exit(1) from error
+            sys.exit(1)
     write(str(found.folder_of(chosen)))
 
 
-def _conduct(config: "StudyConfig", parallel: int) -> None:
+def _conduct(config: StudyConfig) -> None:
     from sparrow.dataflow.stopping import Stopping
-    from sparrow.dataflow.study.running import JobFailed
-    from sparrow.dataflow.study.stages import NoRate, conduct, open_study
+    from sparrow_recipes.study.running import JobFailed
+    from sparrow_recipes.study.stages import NoRate, conduct, open_study
 
     found, lock = open_study(config)
     begun = time.monotonic()
@@ -178,7 +148,7 @@ def _conduct(config: "StudyConfig", parallel: int) -> None:
             ended = conduct(
                 found,
                 command=shlex.join(["sparrow", *sys.argv[1:]]),
-                parallel=parallel,
+                parallel=config.parallel,
                 stop=lambda: stopping.wanted,
                 event=lambda text: notes.print(
                     f"[dim]{time.monotonic() - begun:6.0f} s[/] {plain(text)}",
@@ -187,25 +157,22 @@ def _conduct(config: "StudyConfig", parallel: int) -> None:
                 ),
                 look=status.look,
             )
-    except JobFailed as error:
-        how = "once the reason is gone, the same command goes on"
-        alert("error:", f"{error}\n{how}")
-        raise typer.Exit(1) from error
-    except NoRate as error:
-        alert("error:", str(error))
-        raise typer.Exit(1) from error
+    except (JobFailed, NoRate) as error:
+        goes_on = "\nonce the reason is gone, the same command goes on"
+        alert("error:", f"{error}{goes_on if isinstance(error, JobFailed) else ''}")
+        sys.exit(1)
     finally:
         lock.close()
     if not ended:
         notes.print(f"stopped; the same command goes on from {found.folder}")
-        raise typer.Exit(STOPPED)
+        sys.exit(STOPPED)
     write(str(_write(config)))
 
 
-def _write(config: "StudyConfig") -> Path:
-    from sparrow.dataflow.study.design import Study
-    from sparrow.dataflow.study.stages import refuse_other
-    from sparrow.report.study.write import write_study
+def _write(config: StudyConfig) -> Path:
+    from sparrow.report.study_page import write_study
+    from sparrow_recipes.study.design import Study
+    from sparrow_recipes.study.stages import refuse_other
 
     found = Study(config=config)
     refuse_other(found)
@@ -227,7 +194,7 @@ class _Status:
         self._shown.stop()
 
     def look(self, running: Sequence[str]) -> None:
-        from sparrow.dataflow.study.stages import state_of
+        from sparrow_recipes.study.stages import state_of
 
         states = state_of(self._study)
         done = sum(state in ("done", "diverged") for state in states.values())

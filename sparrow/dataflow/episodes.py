@@ -14,19 +14,13 @@ import numpy as np
 
 from sparrow.dataflow.language import Language
 from sparrow.engine.asynchronous import AsyncEngine
-from sparrow.records import (
-    NOT_SAMPLED,
-    Completion,
-    Float32Matrix,
-    Int32Array,
-    OutputOptions,
-    SamplingParams,
-    Trajectory,
-    Turn,
-)
-from sparrow.sparse.schedule import Schedule
-from sparrow.tasks.base import Verdict, drawn
-from sparrow.tasks.example import Example, Judge
+from sparrow.schema.base import Float32Matrix, Int32Array
+from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
+from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.schedule import Schedule
+from sparrow.tasks.base import Example, Judge, Verdict, drawn
+from sparrow.train.objectives.advantages import overlong_penalty
+from sparrow.train.objectives.algorithms import Algorithm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +95,7 @@ class Actor:
     def _params(self, count: int, most: int, call: tuple[int, int, bool]) -> SamplingParams:
         seed = drawn("answers", *self.key, *call).getrandbits(62)
         changes: dict[str, Any] = {"temperature": 0.0} if self.greedy else {}
-        return replace(self.params, n=count, max_tokens=most, seed=seed, **changes)
+        return self.params.replace(n=count, max_tokens=most, seed=seed, **changes)
 
     def as_greedy(self) -> "Actor":
         """The same for one answer by the most likely tokens: a baseline."""
@@ -191,6 +185,15 @@ def _joined_states(answers: Sequence[Completion]) -> Float32Matrix | None:
     """Those of all sampled tokens, or none: acceptance is of whole trajectories."""
     states = [one.hidden for one in answers if one.hidden is not None]
     return np.concatenate(states) if len(states) == len(answers) else None
+
+
+def shaped_reward(trajectory: Trajectory, algorithm: Algorithm, limit: int) -> float:
+    """Its reward, with the penalty on answers near the limit where the algorithm has one."""
+    assert trajectory.reward is not None, "the episode gave one"
+    if not algorithm.overlong:
+        return trajectory.reward
+    tokens = int((trajectory.weight_version >= 0).sum())
+    return trajectory.reward + overlong_penalty(tokens, limit=limit, cushion=algorithm.overlong)
 
 
 def episode_of(path: str | None) -> Episode:

@@ -1,13 +1,11 @@
 """Which model and machine a run is planned for, found without weights and without the machine."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 
 from sparrow.calibrate.planning.hardware import Hardware, known
-from sparrow.config import RolloutConfig
 from sparrow.engine.memory import host_memory
 from sparrow.files import expanded, verify
 from sparrow.models.fetch import fetched
@@ -15,13 +13,13 @@ from sparrow.models.fetch import known as fetchable
 from sparrow.models.shapes import SHAPES
 from sparrow.models.sources import locate, shipped, split_revision
 from sparrow.models.spec import CONFIG, ModelSpec, read_json, spec_from_hf
-from sparrow.records import Record
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.base import Record
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import RolloutConfig
 
 ABSENT = "h200"  # the machine that a run for a GPU is planned for where there is none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Machine(Record):
     """What is planned for."""
 
@@ -91,11 +89,6 @@ def machine_of(device: str) -> Machine:
         memory = Hardware.load(ABSENT).memory
         return Machine(name=ABSENT, kind="cuda", memory=memory, here=False, hardware=ABSENT)
     return Machine(name="this CPU", kind="cpu", memory=host_memory(), here=True, hardware=None)
-
-
-def hardware_of(machine: Machine) -> Hardware:
-    assert machine.hardware is not None
-    return Hardware.load(machine.hardware)
 
 
 def dtype_of(wanted: str, kind: str) -> torch.dtype:

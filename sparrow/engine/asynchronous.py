@@ -21,7 +21,7 @@ import torch
 
 from sparrow.engine.engine import Engine
 from sparrow.engine.loop import Output
-from sparrow.records import Completion, SamplingParams
+from sparrow.schema.sampling import Completion, SamplingParams
 
 T = TypeVar("T")
 

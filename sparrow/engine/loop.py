@@ -11,7 +11,7 @@ from sparrow.engine.requests import Request, Sample
 from sparrow.engine.runner import Delivery, Runner
 from sparrow.engine.scheduler import Policy, Scheduler, SwapFull, Work
 from sparrow.models import ModelSpec
-from sparrow.records import Completion
+from sparrow.schema.sampling import Completion
 from sparrow.sparse.rule import Rule
 
 

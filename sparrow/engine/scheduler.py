@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from sparrow import ops
-from sparrow.engine.pool import PagePool, page_keys
+from sparrow.engine.memory import host_memory
+from sparrow.engine.pool import PAGE, PagePool, page_keys
 from sparrow.engine.requests import Context, Request, Sample, pages_for
 from sparrow.engine.rows import Rows
 from sparrow.engine.runner import Chunk
 
+CPU_CHUNK, GPU_CHUNK = 128, 4096  # prompt tokens of a step
 Preempt = Literal["swap", "recompute"]
 Reuse = Literal["prompts", "all", "none"]
 
@@ -41,6 +43,18 @@ class Policy:
     preempt: Preempt = "swap"
     reuse: Reuse = "prompts"
     swap_bytes: int
+
+    @classmethod
+    def of(cls, on_gpu: bool, preempt: Preempt, reuse: Reuse, swap_bytes: int | None) -> "Policy":
+        """On a CPU prompts are cut so that every chunk has the same shape wherever it runs."""
+        return cls(
+            chunk=GPU_CHUNK if on_gpu else CPU_CHUNK,
+            pack=on_gpu,
+            quantum=PAGE if on_gpu else CPU_CHUNK,
+            preempt=preempt,
+            reuse=reuse,
+            swap_bytes=host_memory() // 2 if swap_bytes is None else swap_bytes,
+        )
 
     def __post_init__(self) -> None:
         for name, kind in (("preempt", Preempt), ("reuse", Reuse)):

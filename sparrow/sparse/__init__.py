@@ -3,8 +3,8 @@
 `sparrow.sparse.flows` has the formulas, `rule` where they run, `budgets` the device lookup.
 """
 
+from sparrow.schema.schedule import DENSE, LayerBudgets, Note, Schedule, kept_tokens
 from sparrow.sparse.presets import named_schedule, preset, preset_names
-from sparrow.sparse.schedule import DENSE, LayerBudgets, Note, Schedule, kept_tokens
 
 __all__ = [
     "DENSE",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparrow.sparse.schedule import DENSE, Schedule
+from sparrow.schema.schedule import DENSE, Schedule
 
 NO_BIN = 2**31 - 1  # start of a bin that is not there: no length reaches it
 

@@ -20,12 +20,11 @@ GPU. On an H200, Qwen3-1.7B, counted and measured GiB (bench/2026-11-15-train-h2
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparrow.ops.reference.attention import QUERY_BLOCK
 from sparrow.ops.reference.logprob import CHUNK_BYTES as CPU_CHUNK
-from sparrow.records import Record
+from sparrow.schema.base import Record
 from sparrow.train.policy import CHUNK_BYTES as GPU_CHUNK
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ LOGITS_COPIES = 3  # of a chunk on the way back: logits, log-probs, gradient
 BLOCK_COPIES = 4  # of a block's scores, at once, where attention is the definition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainerMemory(Record):
     """Bytes, by what they are. All but weights and moments are free while nothing is trained."""
 

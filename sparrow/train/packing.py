@@ -15,7 +15,8 @@ from torch import Tensor
 
 from sparrow.models.attention import Packed
 from sparrow.models.decoder import Attention
-from sparrow.records import BoolArray, Document, Int32Array, TrainSample
+from sparrow.schema.base import BoolArray, Int32Array
+from sparrow.schema.episode import Document, TrainSample
 
 CAUSAL = (-1, 0)  # any number of tokens to the left, none to the right
 

@@ -11,7 +11,8 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from sparrow.processes.worker import Worker, WorkerFault
-from sparrow.records import Document, from_dict
+from sparrow.schema.base import from_dict
+from sparrow.schema.episode import Document
 from sparrow.train.packing import Pack, pack
 
 AHEAD = 3  # packs in the making per worker

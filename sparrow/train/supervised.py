@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from sparrow import ops
-from sparrow.config import OptimiserConfig
 from sparrow.models import Decoder
+from sparrow.schema.warmup import OptimiserConfig
 from sparrow.train.optimiser import adamw, rate_at
 from sparrow.train.packing import Pack, attention_of
 

@@ -10,15 +10,15 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("typer")
 
+from sparrow.cli.flow import layers_of
 from support.training import config, model_folder
 from typer.main import get_command
 
 from sparrow import api, models
 from sparrow.calibrate.planning.plan import Unreachable
-from sparrow.calibrate.surface import Surface
 from sparrow.cli import app
-from sparrow.cli.flow import layers_of
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import Surface
 
 FEW = {"max_tokens": 96, "bin": 64, "prompts": 8, "first_round": 8, "layer_groups": 0}
 
@@ -45,8 +45,8 @@ def test_plan_writes_only_into_a_folder(calibrated: tuple[Path, Surface], tmp_pa
     planned = api.plan(surface, 0.5, allow_dense=True)
     assert not (folder / "schedule.json").exists()
     again = api.plan(folder / "surface.json", 0.5, allow_dense=True, folder=tmp_path)
-    assert again.best == planned.best
-    assert Schedule.load(tmp_path / "schedule.json") == planned.best.schedule
+    assert again == planned
+    assert Schedule.load(tmp_path / "schedule.json") == planned.schedule
     assert (tmp_path / "plan.json").exists()
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = 6  # enough that no machine is through before a signal reaches it
 # The real verb; only the numbers of its recipe are smaller.
 SMALLER = f"""
-from sparrow.demo import recipe
+from sparrow_recipes import demo as recipe
 
 recipe.BUDGETS, recipe.PROMPTS, recipe.STEPS, recipe.GROUPS = (64, 96), 8, {STEPS}, 2
 recipe.SAMPLES, recipe.LENGTH, recipe.MAX_TOKENS = 4, 100, 96
@@ -41,7 +41,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160", "TERM": "dumb"},
+        env={**os.environ, "COLUMNS": "160", "TERM": "dumb"},
     )
 
 

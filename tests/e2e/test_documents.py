@@ -158,7 +158,11 @@ def check_settings(verb: str, values: dict[str, Any]) -> None:
 
 def settings_of(verb: str, values: dict[str, Any]) -> Any:
     """The configuration that a verb was given, but for files that are not of this repository."""
-    from sparrow.config import GenerateConfig, StudyConfig, TrainConfig, WarmupConfig, load_config
+    from sparrow.schema.common import GenerateConfig
+    from sparrow.schema.loading import load_config
+    from sparrow.schema.study import StudyConfig
+    from sparrow.schema.train import TrainConfig
+    from sparrow.schema.warmup import WarmupConfig
 
     classes: dict[str, Any] = {
         "generate": GenerateConfig,
@@ -169,7 +173,9 @@ def settings_of(verb: str, values: dict[str, Any]) -> Any:
     given = values["words" if verb == "generate" else "config"] or []
     settings = [word for word in given if word.startswith("--")]
     files = values["config"] or [] if verb == "generate" else given
-    known = [ROOT / file for file in files if str(file).startswith("configs/")]
+    known = [
+        file for file in files if not str(file).startswith("--") and Path(file).suffix != ".toml"
+    ]
     return load_config(classes[verb], known, settings)
 
 
@@ -273,15 +279,15 @@ def test_inputs_and_outputs_of_a_command() -> None:
     text = "a runs/b --c=runs/d -o runs/e --out runs/f --run.dir=runs/g > runs/h"
     assert inputs(text) == ["runs/b", "runs/d"]
     assert outputs(text) == ["runs/e", "runs/f", "runs/g", "runs/h"]
-    assert inputs("a configs/runs/b") == outputs("a -o configs/runs/b") == []
+    assert inputs("a other/runs/b") == outputs("a -o other/runs/b") == []
 
 
 MADE = {
     "sparrow calibrate Qwen/Qwen3-1.7B --task a | tee runs/b": {"runs/calibrate-Qwen3-1.7B"},
     "sparrow calibrate tiny --task a -o runs/c > runs/d": {"runs/c", "runs/d"},
     "sparrow plan runs/c/surface.json": {"runs/c"},
-    "torchrun -m sparrow train configs/train/tiny.toml": {"runs/train/tiny"},
-    "sparrow train configs/train/tiny.toml --run.dir=runs/e": {"runs/e"},
+    "torchrun -m sparrow train tiny": {"runs/train/tiny"},
+    "sparrow train tiny --run.dir=runs/e": {"runs/e"},
     "sparrow demo": {"runs/demo"},
     "sparrow presets": set(),
 }
@@ -311,12 +317,12 @@ def test_only_what_was_not_made_is_left_out(tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "trian configs/train/tiny.toml": "trian: no such verb",
+    "trian tiny": "trian: no such verb",
     "flow chek mine.py": "chek: no such verb",
     "eval tiny --lenght 3": "No such option: --lenght",
     "plan --target 0.86": "Missing parameter",
-    "train configs/train/tiny.toml --rnu.steps=3": "rnu",
-    "generate -c configs/generate/none.toml": "none.toml",
+    "train tiny --rnu.steps=3": "rnu",
+    "generate -c none": "none",
 }
 
 

@@ -4,28 +4,23 @@ import json
 import shutil
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("pydantic")
-
-from typer.testing import CliRunner
+from support import cli
 
 from sparrow import models
-from sparrow.cli import app
-from sparrow.sparse import Schedule
+from sparrow.schema.schedule import Schedule
 from sparrow.tasks import PUZZLES
 
 SHORT = ("-l", "100", "--max-tokens", "40", "--device", "cpu")
 
 
 def run(*words: str | Path) -> tuple[int, str]:
-    done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["eval", *map(str, words)])
-    said = done.stdout if done.exception is None else f"{done.output}{done.exception}"
-    return done.exit_code, said
+    """The exit code, and what was printed: of a success on standard output."""
+    done = cli.run("eval", *words, columns=160)
+    return done.code, done.stdout or " ".join(done.stderr.split())
 
 
 def test_a_table_with_its_header() -> None:
-    code, said = run("tiny", "-t", "countdown", "-t", "graph", *SHORT, "--rows", "2", "-k", "3")
+    code, said = run("tiny", "-t", "countdown", "-t", "graph", *SHORT, "-n", "2", "-k", "3")
     assert code == 0, said
     words = " ".join(said.split())
     assert "attention: dense" in words
@@ -36,7 +31,7 @@ def test_a_table_with_its_header() -> None:
 def test_json_and_answers(tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     code, said = run(
-        *("tiny", "-t", "countdown", *SHORT, "-l", "120", "--rows", "2", "--skip", "5", "-k", "2"),
+        *("tiny", "-t", "countdown", *SHORT, "-l", "120", "-n", "2", "--skip", "5", "-k", "2"),
         *("--budget", "64", "--json", "--out", out),
     )
     assert code == 0, said
@@ -57,11 +52,11 @@ def test_json_and_answers(tmp_path: Path) -> None:
     assert all(line["tokens"] <= 40 and line["text"] and line["reason"] for line in lines)
     code, said = run("tiny", "-t", "countdown", *SHORT, "--out", out)
     assert code != 0
-    assert "exists: name a new file" in said
+    assert "out" in said
 
 
 def test_without_a_task_all_families_at_three_lengths() -> None:
-    code, said = run("tiny", "--rows", "1", "--max-tokens", "2", "--device", "cpu", "--json")
+    code, said = run("tiny", "-n", "1", "--max-tokens", "2", "--device", "cpu", "--json")
     assert code == 0, said
     assert [(cell["source"], cell["length"]) for cell in json.loads(said)["cells"]] == [
         (family, length) for family in PUZZLES for length in (200, 500, 1000)
@@ -89,20 +84,20 @@ def test_rows_of_a_file_in_a_window(tmp_path: Path) -> None:
 
 def test_a_run_directory_and_one_that_has_not_ended(tmp_path: Path) -> None:
     shutil.copytree(models.locate("tiny"), tmp_path / "done" / "model")
-    code, said = run(tmp_path / "done", "-t", "graph", *SHORT, "--rows", "1")
+    code, said = run(tmp_path / "done", "-t", "graph", *SHORT, "-n", "1")
     assert code == 0, said
     (tmp_path / "begun").mkdir()
     code, said = run(tmp_path / "begun", "-t", "graph", *SHORT)
     assert code != 0
-    assert "no run that has ended" in said
+    assert "begun" in said
 
 
 def test_a_schedule_of_another_family_needs_force(tmp_path: Path) -> None:
     Schedule.fixed(64, family="llama", dense_layers=(), name="other").save(tmp_path / "s.json")
-    words = ("tiny", "-t", "graph", *SHORT, "--rows", "1", "--schedule", tmp_path / "s.json")
+    words = ("tiny", "-t", "graph", *SHORT, "-n", "1", "--schedule", tmp_path / "s.json")
     code, said = run(*words)
     assert code != 0
-    assert "was not made for this: family 'llama'" in said
+    assert "family 'llama'" in said
     code, said = run(*words, "--force")
     assert code == 0, said
     assert "FORCED, made for family llama" in " ".join(said.split())
@@ -114,32 +109,23 @@ def test_a_model_of_another_language_needs_a_task(tmp_path: Path) -> None:
     folder = models.save(other, tmp_path / "other", tokenizer=models.locate("tiny"))
     code, said = run(folder, "--device", "cpu")
     assert code != 0
-    assert "does not speak the language of puzzles: name a task by --task" in said
+    assert "--task" in said
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("nobody", "-t", "graph"), "small, tiny"),
+def test_mistakes_are_named() -> None:
+    for words, name in (
+        (("nobody", "-t", "graph"), "nobody"),
         (("tiny", "--length", "50"), "100 to 8000"),
-        (("tiny", "--task", "sudoku"), "no task 'sudoku'"),
-        (("tiny", "--budget", "64", "--window", "64"), "give one of a budget"),
-        (("tiny", "--flow", "quest"), "goes with a budget or a schedule"),
-        (("tiny", "--force"), "force goes with a schedule"),
-        (("tiny", "--file", "x.jsonl", "--task", "graph"), "one or the other"),
-        (("tiny", "--file", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("tiny", "--reward", "math"), "--reward is for rows of a --file"),
-        (("tiny", "--temperature", "0", "-k", "2"), "2 equal answers"),
-        (("tiny", "--out", "nowhere/answers.jsonl"), "a folder that does not exist"),
-    ],
-)
-def test_mistakes_are_named(words: tuple[str, ...], said: str) -> None:
-    code, output = run(*words, "--device", "cpu")
-    assert code != 0
-    assert said in output
-
-
-def test_the_old_verb_is_gone() -> None:
-    done = CliRunner().invoke(app, ["evaluate", "tiny"])
-    assert done.exit_code == 2
-    assert "No such command" in done.output
+        (("tiny", "--task", "sudoku"), "sudoku"),
+        (("tiny", "--budget", "64", "--window", "64"), "window"),
+        (("tiny", "--budget", "20"), "--budget 20"),
+        (("tiny", "--window", "60"), "--window 60"),
+        (("tiny", "--flow", "quest"), "flow"),
+        (("tiny", "--force"), "force"),
+        (("tiny", "--rows", "x.jsonl", "--task", "graph"), "task"),
+        (("tiny", "--rows", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("tiny", "--reward", "math"), "reward"),
+        (("tiny", "--temperature", "0", "-k", "2"), "samples"),
+        (("tiny", "--out", "nowhere/answers.jsonl"), "out"),
+    ):
+        assert name in cli.refused("eval", *words, "--device", "cpu"), words

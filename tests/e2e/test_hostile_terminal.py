@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pydantic")
-pytest.importorskip("tomli_w")
 from support.run_folders import demo
 from support.study_folders import controlled
 from support.surfaces import surface
 
 from sparrow import models
 from sparrow.cli import main
-from sparrow.config import TrainConfig, load_config, save_resolved
-from sparrow.records import to_dict
+from sparrow.schema.base import to_dict
+from sparrow.schema.layers import find_config
+from sparrow.schema.loading import load_config, save_resolved
+from sparrow.schema.train import TrainConfig
 from sparrow.sparse import preset
 
 ROOT = Path(__file__).parents[2]
@@ -29,17 +28,13 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command line; what it printed holds nothing that a terminal obeys."""
 
     def printed(*words: str | Path) -> str:
-        monkeypatch.setattr(sys, "argv", ["sparrow", *map(str, words)])
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-        assert code in (0, 1, 2)
+        with pytest.raises(SystemExit) as end:
+            main([*map(str, words)])
+        assert end.value.code in (0, 1, 2)
         text = "".join(capsys.readouterr())
         obeyed = [c for c in text if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160]
         assert not obeyed, (words, obeyed)
@@ -88,17 +83,17 @@ def test_schedules(run: Run, tmp_path: Path) -> None:
     ):
         file = write(tmp_path / "schedule.json", plain | changes)
         given = f"--rollout.attention.schedule={file}"
-        run("train", ROOT / "configs/train/tiny.toml", given, "--dry-run")
+        run("train", "tiny", given, "--dry-run")
         forced = ("--rollout.attention.force=true", "--dry-run")
-        run("train", ROOT / "configs/train/tiny.toml", given, *forced)
+        run("train", "tiny", given, *forced)
         run("eval", "tiny", "-t", "countdown", *SHORT, "--schedule", file, "--force")
         options = ("--task", "assignments", *SHORT, "--no-plots", "-o", tmp_path / "out")
         run("calibrate", "tiny", *options, "--schedule", file)
 
 
 def test_configurations(run: Run, tmp_path: Path) -> None:
-    tiny = (ROOT / "configs/train/tiny.toml").read_text(encoding="utf-8")
-    study = (ROOT / "configs/study/tiny.toml").read_text(encoding="utf-8")
+    tiny = find_config("train", "tiny").read_text(encoding="utf-8")
+    study = find_config("study", "tiny").read_text(encoding="utf-8")
     file = tmp_path / "c.toml"
     for text in (
         f"{TOML} = 1\n" + tiny,
@@ -129,7 +124,7 @@ def test_run_directories(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "kept").read_text() == "dear"
     write(folder / "speed.json", {HOSTILE: HOSTILE})
     run("report", folder)
-    config = load_config(TrainConfig, [ROOT / "configs/train/tiny.toml"])
+    config = load_config(TrainConfig, ["tiny"])
     save_resolved(config, tmp_path / "again")
     run("replay", tmp_path / "again")
     (tmp_path / "again" / "config.resolved.toml").write_text(f"{TOML} = 1", encoding="utf-8")
@@ -139,8 +134,8 @@ def test_run_directories(run: Run, tmp_path: Path) -> None:
 def test_the_folder_of_a_study(run: Run, tmp_path: Path) -> None:
     folder = controlled(tmp_path / "study", {"dense": [0.8], "0.86": [0.7]})
     write(folder / "design.json", hostile(json.loads((folder / "design.json").read_text())))
-    run("study", ROOT / "configs/study/tiny.toml", f"--dir={folder}", "--dry-run")
-    run("study", ROOT / "configs/study/tiny.toml", f"--dir={folder}", "--report")
+    run("study", "tiny", f"--dir={folder}", "--dry-run")
+    run("study", "tiny", f"--dir={folder}", "--report")
 
 
 def test_models(run: Run, tmp_path: Path) -> None:
@@ -150,14 +145,14 @@ def test_models(run: Run, tmp_path: Path) -> None:
     for changes in ({HOSTILE: HOSTILE}, hostile({"model_type": "qwen3"}), {"rope_theta": HOSTILE}):
         write(folder / "config.json", config | changes)
         run("eval", folder, "-t", "countdown", *SHORT)
-        run("train", ROOT / "configs/train/tiny.toml", f"--model.name={folder}", "--dry-run")
+        run("train", "tiny", f"--model.name={folder}", "--dry-run")
 
 
 def test_rows_rewards_and_answers(run: Run, tmp_path: Path) -> None:
     row = {"data_source": HOSTILE, "prompt": "countdown 1 2 reach 3", "answer": HOSTILE}
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n" + json.dumps({HOSTILE: 1}), encoding="utf-8")
-    run("eval", "tiny", "--file", file, "--max-tokens", "4")
+    run("eval", "tiny", "--rows", file, "--max-tokens", "4")
     reward = tmp_path / "hostile_reward.py"
     reward.write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
@@ -165,7 +160,7 @@ def test_rows_rewards_and_answers(run: Run, tmp_path: Path) -> None:
         encoding="utf-8",
     )
     sys.path.insert(0, str(tmp_path))
-    run("eval", "tiny", "--file", file, "--max-tokens", "4", "--reward", f"{reward}:compute_score")
+    run("eval", "tiny", "--rows", file, "--max-tokens", "4", "--reward", f"{reward}:compute_score")
     sys.path.remove(str(tmp_path))
     (tmp_path / "answer").write_text(f"</think> <answer> {HOSTILE} </answer>", encoding="utf-8")
     run("puzzle", "countdown", "--judge", tmp_path / "answer")

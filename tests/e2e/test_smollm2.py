@@ -7,13 +7,14 @@ import pytest
 
 pytest.importorskip("gguf")
 import torch
+from support import cli
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sparrow import load, save
 from sparrow.engine import generate
 from sparrow.models.attention import Packed
 from sparrow.models.fetch import DownloadError, fetch
-from sparrow.records import SamplingParams
+from sparrow.schema.sampling import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -103,12 +104,8 @@ def test_tokens_are_those_of_the_original(folder):
 
 def test_reasoning_gym_judges_a_model_with_a_real_tokenizer(folder):
     pytest.importorskip("reasoning_gym")
-    from typer.testing import CliRunner
-
-    from sparrow.cli import app
-
-    words = ["eval", str(folder), "-t", "gym/leg_counting", "-l", "24", "--rows", "2", "--json"]
-    said = CliRunner().invoke(app, [*words, "--device", "cpu"]).stdout
+    words = ("eval", folder, "-t", "gym/leg_counting", "-l", "24", "-n", "2", "--json")
+    said = cli.run(*words, "--device", "cpu").stdout
     (cell,) = json.loads(said)["cells"]
     assert (cell["source"], cell["rows"]) == ("gym/leg_counting", 2)
     assert cell["tokens"] <= 24

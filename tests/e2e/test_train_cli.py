@@ -14,13 +14,13 @@ import torch
 
 pytest.importorskip("pydantic")
 
+from support import cli
 from support.forking import Commands
 from support.training import SPARSE, lines, metrics, model_folder, settings
-from typer.testing import CliRunner
 
-from sparrow.cli import app
-from sparrow.config import TrainConfig, save_resolved
 from sparrow.dataflow.runs.states import read_state
+from sparrow.schema.loading import save_resolved
+from sparrow.schema.train import TrainConfig
 
 TESTS = Path(__file__).parents[1]
 STEPS = 5
@@ -68,7 +68,7 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody interrupted, by the command itself."""
     place = tmp_path_factory.mktemp("whole")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, "-m", "sparrow", "train", str(config_file(model, place))],
         capture_output=True,
@@ -156,43 +156,35 @@ def test_ctrl_c_saves_and_goes_on(
     assert_same_run(whole, tmp_path / "run")
 
 
-def invoke(*words: str | Path) -> Any:
-    return CliRunner().invoke(app, [*map(str, words)])
-
-
 def test_what_was_made_can_be_replayed_and_evaluated(whole: Path) -> None:
-    again = invoke("replay", whole, "--step", "4", "--allow-code", "--json")
+    again = cli.run("replay", whole, "--step", "4", "--allow-code", "--json")
     found = json.loads(again.stdout)
     assert (found["kept"], found["same_tokens"]) == (6, 6)
-    again = invoke("replay", whole, "--part", "train", "--allow-code", "--json")
+    again = cli.run("replay", whole, "--part", "train", "--allow-code", "--json")
     found, before = json.loads(again.stdout), metrics(whole)[4]
     assert found["step"] == 4
     for name in ("actor/pg_loss", "actor/grad_norm", "mismatch/k3", "actor/entropy"):
         assert found[name] == before[name], name
-    measured = invoke(
+    measured = cli.run(
         "eval", whole, "-t", "assignments", "-l", "100", "-n", "2", "--max-tokens", "20", "--json"
     )
-    assert measured.exit_code == 0, measured.output
+    assert measured.code == 0, measured.said
     assert json.loads(measured.stdout)
 
 
 def test_finished_or_changed_is_refused(whole: Path) -> None:
     file = whole.parent / "config.resolved.toml"
-    finished = invoke("train", file)
-    assert isinstance(finished.exception, ValueError)
-    assert "this run has ended" in str(finished.exception)
+    assert "ended" in cli.refused("train", file)
     assert len(lines(whole / "metrics.jsonl")) == STEPS
 
 
 def test_bad_words_are_one_message(model: Path, tmp_path: Path) -> None:
     file = config_file(model, tmp_path)
-    for words, told in (
-        (("--rollout.episode=nowhere:at_all",), "rollout.episode: 'nowhere:at_all' cannot be"),
-        (("--rollout.max_tokens=250",), "allowed are the model's 256 positions for both"),
-        (("--data.task=chess",), "no task 'chess'"),
-        (("--algorithm.advantage=best",), "algorithm.advantage: got 'best', allowed: grpo"),
+    for word, name in (
+        ("--rollout.episode=nowhere:at_all", "rollout.episode"),
+        ("--rollout.max_tokens=250", "256 positions"),
+        ("--task=chess", "chess"),
+        ("--algorithm.advantage=best", "algorithm.advantage"),
     ):
-        result = invoke("train", file, *words)
-        assert isinstance(result.exception, ValueError), result.output
-        assert told in str(result.exception)
+        assert name in cli.refused("train", file, word)
     assert not (tmp_path / "run").exists()

@@ -5,7 +5,6 @@ dozen steps on a CPU, one minute.
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,7 +54,6 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr + done.stdout
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

@@ -10,11 +10,10 @@ from support.loud import loud
 
 from sparrow import models, ops
 from sparrow.calibrate.arms import arm, variant_of
-from sparrow.calibrate.replay import replay
-from sparrow.calibrate.rollouts import Job, Prompt, roll_out
+from sparrow.calibrate.replay import Job, Prompt, replay, roll_out
 from sparrow.engine import Engine
-from sparrow.records import SamplingParams
-from sparrow.sparse import Schedule
+from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
 

@@ -7,8 +7,8 @@ from support.paging import make_batch
 from sparrow import models, ops
 from sparrow.engine import generate
 from sparrow.models.attention import Packed
-from sparrow.records import SamplingParams
-from sparrow.sparse import Schedule
+from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.schedule import Schedule
 
 LENGTHS = [1, 15, 16, 17, 100]
 SMALL = {"layers": 3, "hidden": 64, "intermediate": 96, "heads": 8, "kv_heads": 4}

@@ -15,8 +15,8 @@ from sparrow import models, ops
 from sparrow.engine import Engine, generate
 from sparrow.models.attention import Packed
 from sparrow.ops.kernels import rows as row_kernels
-from sparrow.records import Completion, OutputOptions, SamplingParams
-from sparrow.sparse import Schedule
+from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.schedule import Schedule
 
 PROMPTS = [[5, 9, 2], list(range(40)), list(range(16)), [7] * 300, list(range(90)), [1]]
 SPARSE = Schedule.fixed(64)

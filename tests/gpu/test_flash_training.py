@@ -10,7 +10,7 @@ from torch import Tensor
 from sparrow import ops
 from sparrow.models.attention import Packed
 from sparrow.models.decoder import Attention
-from sparrow.records import Document
+from sparrow.schema.episode import Document
 from sparrow.train.packing import Flash, attention_of, pack
 
 SCALE = 0.125

@@ -10,11 +10,11 @@ from support.flows import LAYER, LIBRARY, ODD, ON_GPU, make_bed, same_choice, sa
 from sparrow import models, ops
 from sparrow.bench.timing import captured
 from sparrow.engine import Engine
-from sparrow.records import SamplingParams
+from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.compile.launch import Compiled
 from sparrow.sparse.flows import FlowError, library, paged
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 
 FLOWS = [*LIBRARY, *ODD, *ON_GPU]
 LENGTHS = [1, 16, 100, 999, 48, 5000, 2048, 16 * 128]

@@ -8,11 +8,12 @@ from support.loud import loud
 pytest.importorskip("pydantic")
 
 from sparrow import ops
-from sparrow.config import RateConfig
 from sparrow.engine import Engine
-from sparrow.records import OutputOptions, SamplingParams, TrainSample
+from sparrow.schema.episode import TrainSample
+from sparrow.schema.sampling import OutputOptions, SamplingParams
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import RateConfig
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import Schedule
 from sparrow.train.learner import Learner, Objective
 from sparrow.train.objectives.surrogates import gspo, ppo, token_mean
 from sparrow.train.policy import Policy

@@ -3,27 +3,17 @@
 import copy
 import json
 import pickle
-import re
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from sparrow.records import (
-    Completion,
-    FieldError,
-    Group,
-    GroupStats,
-    Record,
-    SamplingParams,
-    Trajectory,
-    Turn,
-    from_dict,
-    to_dict,
-)
+from sparrow.schema.base import FieldError, Record, from_dict, problems, to_dict
+from sparrow.schema.episode import Document, Group, GroupStats, Trajectory, Turn
+from sparrow.schema.sampling import Completion, SamplingParams
 
 
 def trajectory(**changes: Any) -> Trajectory:
@@ -57,9 +47,14 @@ def completion(**changes: Any) -> Completion:
     return Completion(**(values | changes))
 
 
-def refused(start: str) -> "pytest.RaisesExc[ValueError]":
-    """Expects a ValueError whose message starts like this."""
-    return pytest.raises(ValueError, match="^" + re.escape(start))
+def refused(*fields: str) -> "pytest.RaisesExc[ValidationError]":
+    """Expects a ValidationError that names these fields, by their place or in its message."""
+
+    def names_them(error: ValidationError) -> bool:
+        text = problems(error)
+        return all(field in text for field in fields)
+
+    return pytest.raises(ValidationError, check=names_them)
 
 
 def group(*rewards: float | None) -> Group:
@@ -80,8 +75,8 @@ SAMPLES = [
 ]
 
 
-def test_importing_records_needs_neither_torch_nor_pydantic() -> None:
-    script = "import sys, sparrow.records; assert not {'torch', 'pydantic'} & set(sys.modules)"
+def test_importing_records_needs_no_torch() -> None:
+    script = "import sys, sparrow.schema.episode; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
@@ -90,41 +85,28 @@ class TestSamplingParams:
         params = SamplingParams()
         assert (params.temperature, params.top_p, params.top_k) == (1.0, 1.0, 0)
 
-    @pytest.mark.parametrize(
-        ("field", "value", "allowed"),
-        [
-            ("n", 0, ">= 1"),
-            ("n", True, "an integer"),
-            ("n", 1.0, "an integer"),
-            ("temperature", -0.1, ">= 0.001"),
-            ("temperature", 1e-9, ">= 0.001"),
-            ("temperature", float("nan"), "a finite number"),
-            ("temperature", "hot", "a finite number"),
-            ("top_k", -1, "0 is off"),
-            ("top_p", 0.0, ">= 1e-06 and <= 1"),
-            ("top_p", 1.01, ">= 1e-06 and <= 1"),
-            ("max_tokens", 0, ">= 1"),
-            ("min_tokens", -1, "from 0 to max_tokens"),
-            ("min_tokens", 1025, "max_tokens, 1024"),
-            ("stop_token_ids", (3, -1), ">= 0"),
-            ("stop_token_ids", 3, "a tuple"),
-            ("ignore_eos", 1, "a bool"),
-            ("seed", -1, ">= 0"),
-            ("seed", 2**63, "< 2**63"),
-        ],
-    )
-    def test_refusal_names_field_value_and_what_is_allowed(
-        self, field: str, value: Any, allowed: str
-    ) -> None:
-        with refused(f"SamplingParams.{field}: got {value!r}, allowed: ") as error:
-            SamplingParams(**{field: value})
-        assert allowed in str(error.value)
+    def test_refusals(self) -> None:
+        wrong: dict[str, tuple[Any, ...]] = {
+            "n": (0, True, 1.0),
+            "temperature": (-0.1, 1e-9, float("nan"), "hot"),
+            "top_k": (-1,),
+            "top_p": (0.0, 1.01),
+            "max_tokens": (0,),
+            "min_tokens": (-1, 1025),
+            "stop_token_ids": ((3, -1), 3),
+            "ignore_eos": (1,),
+            "seed": (-1, 2**63),
+        }
+        for field, values in wrong.items():
+            for value in values:
+                with refused(field):
+                    SamplingParams(**{field: value})
 
     def test_all_broken_rules_are_reported_at_once(self) -> None:
-        with pytest.raises(FieldError, match=r"n: got 0, .*top_p: got 2\.0, ") as error:
+        with refused("n: got 0", "top_p: got 2.0"):
             SamplingParams(n=0, top_p=2.0)
-        assert set(error.value.problems) == {"n", "top_p"}
-        assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+        broken = FieldError("Params", {"n": (0, "1")})
+        assert str(pickle.loads(pickle.dumps(broken))) == str(broken)
 
     def test_hashable(self) -> None:
         assert len({SamplingParams(), SamplingParams(), SamplingParams(n=2)}) == 2
@@ -139,7 +121,7 @@ class TestArrays:
 
     def test_fifteen_bytes_a_token(self) -> None:
         record = trajectory()
-        arrays = [value for value in record._values().values() if isinstance(value, np.ndarray)]
+        arrays = [value for value in dict(record).values() if isinstance(value, np.ndarray)]
         assert sum(array.nbytes for array in arrays) == 15 * len(record)
 
     def test_the_callers_array_is_copied(self) -> None:
@@ -152,7 +134,7 @@ class TestArrays:
         record = trajectory()
         with pytest.raises(ValueError, match="read-only"):
             record.ids[0] = 1
-        with pytest.raises(FrozenInstanceError):
+        with pytest.raises(ValidationError, match="frozen"):
             record.ids = np.zeros(6, dtype=np.int32)  # type: ignore[misc]
 
     @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda r: r])
@@ -161,29 +143,31 @@ class TestArrays:
         assert record == trajectory()
         assert not record.ids.flags.writeable
 
-    @pytest.mark.parametrize(
-        ("field", "value", "message"),
-        [
-            ("ids", [1.0, 2, 3, 4, 5, 6], "got float64"),
-            ("ids", [1, 2, 3, 4, 5, 2**31], "got 2147483648 at token 5"),
-            ("ids", [1, 2, 3, 4, 5, 2**70], "got object"),
-            ("ids", [[1, 2, 3, 4, 5, 6]], r"shape \(1, 6\)"),
-            ("ids", [[1], [2, 3]], "got no array"),
-            ("ids", 5, r"shape \(\)"),
-            ("ids", None, r"shape \(\)"),
-            ("ids", ["1", "2", "3", "4", "5", "6"], "got <U1"),
-            ("ids", [True, 2, 3, 4, 5, 6], "a bool among numbers"),
-            ("policy_id", [-1, -1, 2**15, 0, -1, 0], "got 32768 at token 2"),
-            ("loss_mask", [0, 0, 1, 1, 0, 1], "got int64"),
-            ("loss_mask", [float("nan")] * 6, "got float64"),
-            ("rollout_logprob", [0, 0, float("nan"), 0, 0, 0], "got nan at token 2"),
-            ("rollout_logprob", [0, 0, -1e300, 0, 0, 0], "finite float32"),
-            ("rollout_logprob", [0, 0, 1j, 0, 0, 0], "got complex128"),
-        ],
-    )
-    def test_lossy_conversions_are_refused(self, field: str, value: Any, message: str) -> None:
-        with pytest.raises(ValueError, match=rf"^Trajectory.{field}: .*{message}"):
-            trajectory(**{field: value})
+    def test_lossy_conversions_are_refused(self) -> None:
+        wrong: dict[str, tuple[Any, ...]] = {
+            "ids": (
+                [1.0, 2, 3, 4, 5, 6],
+                [1, 2, 3, 4, 5, 2**31],
+                [1, 2, 3, 4, 5, 2**70],
+                [[1, 2, 3, 4, 5, 6]],
+                [[1], [2, 3]],
+                5,
+                None,
+                ["1", "2", "3", "4", "5", "6"],
+                [True, 2, 3, 4, 5, 6],
+            ),
+            "policy_id": ([-1, -1, 2**15, 0, -1, 0],),
+            "loss_mask": ([0, 0, 1, 1, 0, 1], [float("nan")] * 6),
+            "rollout_logprob": (
+                [0, 0, float("nan"), 0, 0, 0],
+                [0, 0, -1e300, 0, 0, 0],
+                [0, 0, 1j, 0, 0, 0],
+            ),
+        }
+        for field, values in wrong.items():
+            for value in values:
+                with refused(field):
+                    trajectory(**{field: value})
 
 
 class TestEquality:
@@ -206,27 +190,23 @@ class TestEquality:
 
 
 class TestCompletion:
-    @pytest.mark.parametrize("field", ["token_ids", "logprobs", "weight_versions", "entropies"])
-    def test_token_aligned(self, field: str) -> None:
-        with pytest.raises(ValueError, match=rf"Completion: got lengths .*'{field}': 3"):
-            completion(**{field: [0, 0, 0]})
-
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"prompt_ids": [-1]}, "Completion.prompt_ids: got -1 at token 0"),
-            ({"token_ids": [4, -5]}, "Completion.token_ids: got -5 at token 1"),
-            ({"logprobs": [0.5, 0]}, "Completion.logprobs: got 0.5 at token 0"),
-            ({"weight_versions": [0, -1]}, "Completion.weight_versions: got -1 at token 1"),
-            ({"finish_reason": "tired"}, "Completion.finish_reason: got 'tired', allowed: one of"),
-            ({"finish_reason": "error"}, "Completion.error: got None"),
-            ({"error": "why"}, "Completion.error: got 'why' with finish_reason 'stop'"),
-            ({"attention": None}, "Completion.attention: got None"),
-        ],
-    )
-    def test_refusals(self, changes: dict[str, Any], message: str) -> None:
-        with refused(message):
-            completion(**changes)
+    def test_refusals(self) -> None:
+        for field in ("token_ids", "logprobs", "weight_versions", "entropies"):
+            with refused(field, "lengths"):
+                completion(**{field: [0, 0, 0]})
+        for field, value in {
+            "prompt_ids": [-1],
+            "token_ids": [4, -5],
+            "logprobs": [0.5, 0],
+            "weight_versions": [0, -1],
+            "finish_reason": "tired",
+            "error": "why",
+            "attention": None,
+        }.items():
+            with refused(field):
+                completion(**{field: value})
+        with refused("error"):
+            completion(finish_reason="error")
 
 
 class TestTrajectory:
@@ -236,9 +216,8 @@ class TestTrajectory:
     def test_a_sampled_token_may_stay_out_of_the_loss(self) -> None:
         trajectory(loss_mask=[False] * 6)
 
-    @pytest.mark.parametrize(
-        "spans",
-        [
+    def test_turns_partition_the_tokens(self) -> None:
+        for spans in (
             [],
             [(0, 5)],
             [(0, 7)],
@@ -246,48 +225,33 @@ class TestTrajectory:
             [(0, 2), (3, 6)],
             [(0, 3), (2, 6)],
             [(3, 6), (0, 3)],
-        ],
-    )
-    def test_turns_partition_the_tokens(self, spans: list[tuple[int, int]]) -> None:
-        turns = tuple(Turn(start=start, stop=stop, role="assistant") for start, stop in spans)
-        with pytest.raises(ValueError, match=r"Trajectory.turns: .* cover \[0, 6\)"):
-            trajectory(turns=turns)
+        ):
+            turns = tuple(Turn(start=start, stop=stop, role="assistant") for start, stop in spans)
+            with refused("turns"):
+                trajectory(turns=turns)
+        for start, stop in ((0, 0), (2, 1), (-1, 2)):
+            with refused("start"):
+                Turn(start=start, stop=stop, role="user")
 
-    @pytest.mark.parametrize(("start", "stop"), [(0, 0), (2, 1), (-1, 2)])
-    def test_a_turn_has_tokens(self, start: int, stop: int) -> None:
-        with pytest.raises(ValueError, match="0 <= start < stop"):
-            Turn(start=start, stop=stop, role="user")
-
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"ids": [1]}, "Trajectory: got lengths {'ids': 1, "),
-            ({"ids": [5, -6, 7, 8, 9, 10]}, "Trajectory.ids: got -6 at token 1"),
-            (
-                {"loss_mask": [False, True, True, True, False, True]},
-                "Trajectory.loss_mask: got True at token 1, allowed: True in assistant turns only",
-            ),
-            (
-                {"weight_version": [-1, -1, 3, -1, -1, 4]},
-                "Trajectory.loss_mask: got True at token 3, allowed: True for sampled tokens only",
-            ),
-            ({"weight_version": [-2, -1, 3, 3, -1, 4]}, "Trajectory.weight_version: got -2"),
-            ({"rollout_logprob": [0, 0, 0.5, 0, 0, 0]}, "Trajectory.rollout_logprob: got 0.5"),
-            (
-                {"rollout_logprob": [0, -1, 0, 0, 0, 0]},
-                "Trajectory.rollout_logprob: got -1.0 at token 1, allowed: 0 for a token that was",
-            ),
-            ({"policy_id": [0, -1, 0, 0, -1, 0]}, "Trajectory.policy_id: got 0 at token 0"),
-            ({"policy_id": [-1, -1, -1, 0, -1, 0]}, "Trajectory.policy_id: got -1 at token 2"),
-            ({"reward": float("inf")}, "Trajectory.reward: got inf"),
-            ({"reward": "1"}, "Trajectory.reward: got '1'"),
-            ({"turns": ({"start": 0},)}, "Trajectory.turns[0]: got {'start': 0}, allowed: a Turn"),
-            ({"group": GroupStats(mean=0, std=0, count=1)}, "Trajectory.group: got statistics"),
-        ],
-    )
-    def test_refusals(self, changes: dict[str, Any], message: str) -> None:
-        with refused(message):
-            trajectory(**changes)
+    def test_refusals(self) -> None:
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            ("ids", {"ids": [1]}),
+            ("ids", {"ids": [5, -6, 7, 8, 9, 10]}),
+            ("loss_mask", {"loss_mask": [False, True, True, True, False, True]}),
+            ("loss_mask", {"weight_version": [-1, -1, 3, -1, -1, 4]}),
+            ("weight_version", {"weight_version": [-2, -1, 3, 3, -1, 4]}),
+            ("rollout_logprob", {"rollout_logprob": [0, 0, 0.5, 0, 0, 0]}),
+            ("rollout_logprob", {"rollout_logprob": [0, -1, 0, 0, 0, 0]}),
+            ("policy_id", {"policy_id": [0, -1, 0, 0, -1, 0]}),
+            ("policy_id", {"policy_id": [-1, -1, -1, 0, -1, 0]}),
+            ("reward", {"reward": float("inf")}),
+            ("reward", {"reward": "1"}),
+            ("turns", {"turns": ({"start": 0},)}),
+            ("group", {"group": GroupStats(mean=0, std=0, count=1)}),
+        ]
+        for field, changes in wrong:
+            with refused(field):
+                trajectory(**changes)
 
 
 class TestGroup:
@@ -307,7 +271,7 @@ class TestGroup:
     def test_a_split_keeps_the_statistics(self) -> None:
         whole = group(0, 1, 1, 1).stamp()
         parts = [whole.trajectories[:1], whole.trajectories[1:]]
-        halves = [replace(whole, trajectories=part) for part in parts]
+        halves = [whole.replace(trajectories=part) for part in parts]
         assert {t.group for half in halves for t in half.trajectories} == {
             whole.trajectories[0].group
         }
@@ -327,7 +291,7 @@ class TestGroup:
             Group(prompt_id="q", trajectories=(trajectory(),))
 
     def test_never_empty(self) -> None:
-        with pytest.raises(ValueError, match="one or more"):
+        with pytest.raises(ValueError, match="trajectories"):
             Group(prompt_id="p", trajectories=())
 
     def test_no_mixture_of_statistics(self) -> None:
@@ -342,24 +306,29 @@ class TestRoundTrip:
         line = json.dumps(to_dict(record), allow_nan=False)
         assert from_dict(type(record), json.loads(line)) == record
 
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"extra": 1}, "Trajectory: unknown key 'extra', allowed: ['prompt_id', "),
-            ({"ids": "123456"}, "Trajectory.ids: got <U6"),
-            ({"prompt_id": 3}, "Trajectory.prompt_id: got 3, allowed: a str"),
-            ({"turns": [{"start": 0}]}, "Turn: missing key 'stop'"),
-            ({"turns": {"start": 0}}, "Trajectory.turns: got {'start': 0}, allowed: a tuple"),
-            ({"turns": [None]}, "Trajectory.turns[0]: got None, allowed: a Turn"),
-            ({"group": [1, 0, 1]}, "GroupStats: got [1, 0, 1], allowed: a mapping of ['mean'"),
-        ],
-    )
-    def test_strict(self, changes: dict[str, Any], message: str) -> None:
-        with refused(message):
-            from_dict(Trajectory, to_dict(trajectory()) | changes)
+    def test_strict(self) -> None:
+        wrong: dict[str, Any] = {
+            "extra": 1,
+            "ids": "123456",
+            "prompt_id": 3,
+            "turns": [{"start": 0}],
+            "group": [1, 0, 1],
+        }
+        for field, value in wrong.items():
+            with pytest.raises(ValueError, match=field):
+                from_dict(Trajectory, to_dict(trajectory()) | {field: value})
 
     def test_defaults_must_be_there_too(self) -> None:
         data = to_dict(SamplingParams())
         del data["seed"]
-        with pytest.raises(ValueError, match="SamplingParams: missing key 'seed'"):
+        with pytest.raises(ValueError, match="seed"):
             from_dict(SamplingParams, data)
+
+
+class TestDocument:
+    def test_a_prompt_and_something_to_learn(self) -> None:
+        for prompt in (1, 2, 3):
+            assert len(Document(ids=[4, 5, 6, 7], prompt=prompt)) == 4
+        for ids, prompt in (([4, 5], 0), ([4, 5], 2), ([4, 5], -1), ([], 1), ([3], 1)):
+            with refused("prompt"):
+                Document(ids=ids, prompt=prompt)

@@ -13,20 +13,9 @@ pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparrow.records import (
-    NOT_SAMPLED,
-    Completion,
-    FinishReason,
-    Group,
-    GroupStats,
-    Record,
-    Role,
-    SamplingParams,
-    Trajectory,
-    Turn,
-    from_dict,
-    to_dict,
-)
+from sparrow.schema.base import Record, from_dict, to_dict
+from sparrow.schema.episode import NOT_SAMPLED, Group, GroupStats, Role, Trajectory, Turn
+from sparrow.schema.sampling import Completion, FinishReason, SamplingParams
 
 token_ids = st.integers(0, 2**31 - 1)
 versions = st.integers(0, 2**31 - 1)

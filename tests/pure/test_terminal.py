@@ -6,7 +6,6 @@ import sys
 import pytest
 
 pytest.importorskip("rich")
-pytest.importorskip("typer")
 
 from rich.table import Table
 from rich.text import Text
@@ -86,10 +85,10 @@ def test_results_are_spelled_out_for_a_terminal_alone(
     assert capsys.readouterr().out == "\\x1b[2Ja\n\t"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
         [HOSTILE],
+        ["flow", HOSTILE],
         ["plan", f"--{HOSTILE}"],
         ["plan", "x", "--prompts", HOSTILE],
         ["report", HOSTILE],
@@ -97,15 +96,10 @@ def test_results_are_spelled_out_for_a_terminal_alone(
         ["generate", f"--{HOSTILE}", "prompt"],
         ["generate", f"--sampling.n={HOSTILE}", "prompt"],
         ["eval", "tiny", "--task", HOSTILE],
-    ],
-)
-def test_arguments(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["sparrow", *words])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    out, err = capsys.readouterr()
-    assert "pwned" in out + err
-    refuse_obeyed(out + err)
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == 2
+        out, err = capsys.readouterr()
+        assert "pwned" in out + err
+        refuse_obeyed(out + err)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sparrow import models
 from sparrow.models.attention import Packed
-from sparrow.records import TrainSample
+from sparrow.schema.episode import TrainSample
 
 SIZES = {"layers": 2, "hidden": 32, "intermediate": 48, "heads": 4, "kv_heads": 2}
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import distributed
 
-from sparrow.config import RateConfig
 from sparrow.models import Decoder
 from sparrow.models.attention import Packed
-from sparrow.records import TrainSample
+from sparrow.schema.episode import TrainSample
+from sparrow.schema.train import RateConfig
 from sparrow.train.learner import Learner, Objective
 from sparrow.train.objectives.surrogates import Surrogate, Terms, ppo, token_mean
 from sparrow.train.policy import Policy, shard, whole
@@ -44,7 +44,7 @@ def ready(samples: Sequence[TrainSample]) -> list[TrainSample]:
     for one, read in zip(samples, found, strict=True):
         old = np.zeros(len(one), np.float32)
         old[one.loss_mask] = read.logprob
-        done.append(replace(one, old_logprob=old))
+        done.append(one.replace(old_logprob=old))
     return done
 
 

@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sparrow.config import TrainConfig
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.opening import close_run, open_run
 from sparrow.dataflow.local.run import EpisodeFailed
 from sparrow.dataflow.stopping import Stopped, Stopping
+from sparrow.schema.train import TrainConfig
 from sparrow.train.world import World
 from support.training import SPARSE, config, settings
 

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparrow.calibrate.gate import Estimate, Gate, Look, Reading
-from sparrow.sparse.schedule import DENSE
+from sparrow.gate import Gate
+from sparrow.schema.gate import Look, Reading
+from sparrow.schema.gate import RatioEstimate as Estimate
+from sparrow.schema.schedule import DENSE
 
 Level = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (budgets, lengths) -> p05
 

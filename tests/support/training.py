@@ -9,16 +9,14 @@ from typing import Any
 import torch
 
 from sparrow import models
-from sparrow.config import TrainConfig
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
 from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.local.watching import Watcher
 from sparrow.files import read_lines as lines
-from sparrow.tasks.base import Verdict
-from sparrow.tasks.example import Example
-from sparrow.tasks.tokenizer import puzzle_tokenizer
-from sparrow.tasks.words import WORDS
+from sparrow.schema.train import TrainConfig
+from sparrow.tasks.base import Example, Verdict
+from sparrow.tasks.words import WORDS, puzzle_tokenizer
 
 CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}<think>"
 SPARSE = {"budget": 48}
@@ -98,4 +96,4 @@ def metrics(folder: Path) -> list[Json]:
 
 
 def weights_of(run: Run) -> dict[str, torch.Tensor]:
-    return {name: view.clone() for name, view in models.hf_views(run.learner.policy.model).items()}
+    return {name: view.clone() for name, view in run.learner.weights().items()}

@@ -77,8 +77,8 @@ def _training_bytes(spec: ModelSpec, rollout: int, item: int, gpu: bool) -> int:
 def self_test() -> dict[str, Any]:
     """tiny answers a puzzle dense, and with a budget of the length: by rule the same bits."""
     from sparrow.engine import Engine
-    from sparrow.records import SamplingParams
-    from sparrow.sparse import Schedule
+    from sparrow.schema.sampling import SamplingParams
+    from sparrow.schema.schedule import Schedule
     from sparrow.sparse.flows.library import block_mean
     from sparrow.sparse.rule import Rule
 

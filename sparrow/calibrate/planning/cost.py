@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.sparse.schedule import DENSE, Schedule
+from sparrow.schema.schedule import DENSE, Schedule
 
 if TYPE_CHECKING:  # that room loads torch
     from sparrow.models.spec import ModelSpec

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparrow.calibrate.planning.cost import FloatArray
-from sparrow.sparse.schedule import Schedule
+from sparrow.schema.schedule import Schedule
 
 if TYPE_CHECKING:  # that room loads torch
     from sparrow.models.spec import ModelSpec

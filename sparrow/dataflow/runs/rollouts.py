@@ -10,11 +10,11 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from sparrow.files import check_regular, make_folder, parse_line, sealed, write_whole
-from sparrow.records import Group, Trajectory, from_dict, to_dict
+from sparrow.schema.base import from_dict, to_dict
+from sparrow.schema.episode import Group, Trajectory
 
 ROLLOUTS = "rollouts"
 NAME = re.compile(r"step_(\d{6,})\.jsonl")
@@ -63,7 +63,7 @@ def _lines(groups: Sequence[Group]) -> Iterator[str]:
         yield NO_LINES
     for index, group in enumerate(groups):
         for trajectory in group.trajectories:
-            line = to_dict(replace(trajectory, hidden=None))
+            line = to_dict(trajectory.replace(hidden=None))
             del line["hidden"]
             ordered = sorted(line.items(), key=lambda item: isinstance(item[1], list))
             place = {"group_index": index, "baseline": group.baseline, "line": next(number)}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.records import GroupStats
+from sparrow.schema.episode import GroupStats
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparrow.config import AlgorithmConfig, Choice
+from sparrow.schema.train import AlgorithmConfig, Choice
 from sparrow.train.objectives import advantages, corrections, surrogates
 from sparrow.train.objectives.advantages import Advantage, Rewards
 from sparrow.train.objectives.corrections import Correction, combine

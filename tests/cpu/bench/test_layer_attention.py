@@ -1,18 +1,18 @@
 """The benchmark of a layer's attention runs, names its parts, and counts bytes as a hand does."""
 
 import json
-from importlib import import_module
 from io import StringIO
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
-from sparrow import ops
+from sparrow import api, ops
 from sparrow.bench import layer_attention, timing
 from sparrow.bench.layer_attention import Bed, Heads, Shape
+from sparrow.schema.base import to_dict
+from sparrow.schema.benchmark import Benchmark
 from sparrow.sparse.rule import Rule
 
 TINY = {"batch": 2, "context": 256, "kept": 4, "head_size": 64, "layers": 1}
@@ -20,17 +20,17 @@ PARTS = ["select", "attend", "both", "append", "finish"]
 RULE = Rule(dense_layers=frozenset())
 
 
-def short_run(**changes: Any) -> dict[str, Any]:
+def short_run(**changes: Any) -> Benchmark:
     return layer_attention.run(**{**TINY, "device": "cpu", "replays": 1, "rounds": 2, **changes})
 
 
 @pytest.fixture(scope="module")
-def result() -> dict[str, Any]:
+def result() -> Benchmark:
     return short_run()
 
 
-def test_what_a_short_run_reports(result: dict[str, Any]) -> None:
-    assert json.loads(json.dumps(result)) == result
+def test_what_a_short_run_reports(result: Benchmark) -> None:
+    json.dumps(to_dict(result))
     assert [row["part"] for row in result["rows"]] == ["dense", *PARTS]
     assert [row["flow"] for row in result["rows"]] == [None, *["block-mean"] * 5]
     assert result["dtype"] == "bfloat16"
@@ -44,7 +44,7 @@ def test_what_a_short_run_reports(result: dict[str, Any]) -> None:
         assert row["of_peak"] is None  # no published figure for a CPU
 
 
-def test_bytes_by_hand(result: dict[str, Any]) -> None:
+def test_bytes_by_hand(result: Benchmark) -> None:
     size = {row["part"]: row["bytes"] for row in result["rows"]}
     token = 8 * 64 * 2  # KV heads, head size, bf16
     assert size["dense"] == 2 * 256 * 2 * token  # rows, tokens, k and v
@@ -66,7 +66,7 @@ def test_one_append_in_a_page_finishes_it() -> None:
     assert size["append"] == 32 * 2 * token + 2 * (15 + 1) * token
 
 
-def test_bars_are_for_the_main_shape_on_a_gpu(result: dict[str, Any]) -> None:
+def test_bars_are_for_the_main_shape_on_a_gpu(result: Benchmark) -> None:
     dense, sparse = result["bars"]
     assert (dense["at_least"], dense["unit"], dense["met"]) == (4.2, "TB/s", None)
     assert (sparse["at_most"], sparse["unit"], sparse["met"]) == (215.0, "us", None)
@@ -165,27 +165,13 @@ def test_cases_take_turns() -> None:
     ]
 
 
-@pytest.fixture
-def verbs() -> ModuleType:
-    pytest.importorskip("typer")
-    return import_module("sparrow.cli.bench")
-
-
-@pytest.mark.parametrize(("device", "kind"), [("cuda", "gpu"), ("cpu", "cpu")])
-def test_the_verb_goes_by_the_device(
-    device: str, kind: str, verbs: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[str] = []
+def test_the_verb_goes_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparrow.models.checkpoint.pick_device", torch.device)
-    monkeypatch.setattr(verbs, "_on_gpu", lambda device, as_json: called.append("gpu"))
-    monkeypatch.setattr(verbs, "_on_cpu", lambda as_json: called.append("cpu"))
-    verbs.bench_attention(device=device)
-    assert called == [kind]
-
-
-def test_the_verb_refuses_other_devices(verbs: ModuleType) -> None:
-    with pytest.raises(ValueError, match="--device meta"):
-        verbs.bench_attention(device="meta")
+    for device, module in (("cuda", "layer_attention"), ("cpu", "decode_attention")):
+        monkeypatch.setattr(f"sparrow.bench.{module}.run", lambda **_: {"by": module})  # noqa: B023
+        assert api.bench_attention(device=device) == {"by": module}
+    with pytest.raises(ValueError, match="device"):
+        api.bench_attention(device="meta")
 
 
 def test_the_parts_agree_with_the_ops() -> None:

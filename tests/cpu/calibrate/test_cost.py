@@ -11,7 +11,8 @@ from support.specs import TINY as SPEC
 from sparrow.calibrate.planning import cost
 from sparrow.calibrate.planning.cost import ByteModel, Trace
 from sparrow.models.shapes import shape
-from sparrow.sparse import DENSE, LayerBudgets, Schedule, preset
+from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
+from sparrow.sparse import preset
 
 VECTOR = 2 * 2 * 16 * 2  # k and v, heads, head size, bf16
 LANDMARK = 2 * 16 * 2

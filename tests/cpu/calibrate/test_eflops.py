@@ -9,7 +9,8 @@ from sparrow.calibrate.planning import cost
 from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.calibrate.planning.eflops import Rollout, Work, consistent, printed
 from sparrow.models.shapes import shape
-from sparrow.sparse import DENSE, LayerBudgets, Schedule, preset
+from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
+from sparrow.sparse import preset
 
 D = 2 * 3 * 2 * 16  # keys and values, layers, KV heads, head size
 PER_LAYER = D // 3

@@ -13,22 +13,23 @@ from support.engines import prompt, tiny
 
 from sparrow import models
 from sparrow.calibrate.flows import score as flow_score
-from sparrow.calibrate.flows import tables as flow_tables
 from sparrow.calibrate.flows.score import (
     REFERENCE,
-    Configuration,
     Sample,
+    Store,
+    append_leaderboard,
     interval,
     samples,
     score,
 )
-from sparrow.calibrate.flows.store import Store, append_leaderboard, leaderboard_lines
 from sparrow.calibrate.flows.texts import Text
 from sparrow.calibrate.replay import read, replay
+from sparrow.calibrate.tables import flow_score_table
 from sparrow.models import fingerprint
+from sparrow.schema.flow import Configuration, FlowScore, FlowScores
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean, dense, fine_means, oracle, quest
-from sparrow.sparse.schedule import Schedule
 
 ALL_SPARSE = Configuration(dense_layers=())
 TEXTS = [Sample(name=f"t{n}", kind="noise", ids=tuple(prompt(200, n))) for n in range(3)]
@@ -39,15 +40,15 @@ def model() -> models.Decoder:
     return tiny()
 
 
-def run(model, folder: Path, flows=(quest,), budgets=(64,), texts=TEXTS, **settings) -> dict:
+def run(model, folder: Path, flows=(quest,), budgets=(64,), texts=TEXTS, **settings) -> FlowScores:
     with closing(Store(folder)) as store:
         given = {"configuration": ALL_SPARSE, "store": store, **settings}
         return score(model, texts, list(flows), list(budgets), **given)
 
 
-def row_of(result: dict, flow: Flow, budget: int = 64, **changes) -> dict:
+def row_of(result: FlowScores, flow: Flow, budget: int = 64, **changes) -> FlowScore:
     wanted = {"flow": flow.name, "budget": budget, **changes}
-    (row,) = [r for r in result["rows"] if all(r[key] == wanted[key] for key in wanted)]
+    (row,) = [r for r in result.rows if all(getattr(r, key) == wanted[key] for key in wanted)]
     return row
 
 
@@ -57,9 +58,9 @@ def test_p05_is_that_of_a_replay_over_all_positions(model, tmp_path: Path) -> No
     wanted = [
         np.quantile(replay(model, t.ids[:1], t.ids[1:], schedule, quest).alpha, 0.05) for t in TEXTS
     ]
-    np.testing.assert_allclose(row["p05_by_text"], wanted, rtol=1e-6)
-    assert row["p05"] == pytest.approx(np.mean(wanted))
-    assert row["submitted"]
+    np.testing.assert_allclose(row.p05_by_text, wanted, rtol=1e-6)
+    assert row.p05 == pytest.approx(np.mean(wanted))
+    assert row.submitted
 
 
 def test_the_dense_pass_is_the_same_for_every_flow(model, tmp_path: Path, monkeypatch) -> None:
@@ -80,18 +81,18 @@ def test_the_dense_pass_is_the_same_for_every_flow(model, tmp_path: Path, monkey
 def test_gains_are_paired_differences_to_the_block_mean(model, tmp_path: Path) -> None:
     result = run(model, tmp_path, [quest, block_mean], against=[oracle, dense])
     base, own = row_of(result, block_mean), row_of(result, quest)
-    assert base["submitted"]
-    assert (base["gain"], base["gain_low"], base["gain_high"]) == (0, 0, 0)
-    apart = np.array(own["p05_by_text"]) - np.array(base["p05_by_text"])
-    assert own["gain"] == pytest.approx(apart.mean())
-    assert own["gain_low"] <= own["gain"] <= own["gain_high"]
-    assert row_of(result, dense)["p05"] > 1 - 1e-5
-    assert row_of(result, dense)["recall"] is None
+    assert base.submitted
+    assert (base.gain, base.gain_low, base.gain_high) == (0, 0, 0)
+    apart = np.array(own.p05_by_text) - np.array(base.p05_by_text)
+    assert own.gain == pytest.approx(apart.mean())
+    assert own.gain_low <= own.gain <= own.gain_high
+    assert row_of(result, dense).p05 > 1 - 1e-5
+    assert row_of(result, dense).recall is None
     best = row_of(result, oracle)
-    assert best["p05"] > base["p05"]
-    assert best["recall"] > base["recall"]
-    assert set(best["layers"]) == {"0", "1", "2"}
-    assert not best["submitted"]
+    assert best.p05 > base.p05
+    assert best.recall > base.recall
+    assert set(best.layers) == {"0", "1", "2"}
+    assert not best.submitted
 
 
 def test_an_interrupted_run_goes_on(model, tmp_path: Path, monkeypatch) -> None:
@@ -118,12 +119,9 @@ def test_an_interrupted_run_goes_on(model, tmp_path: Path, monkeypatch) -> None:
     assert count[0] == 6 + 12 - 5
 
 
-def plain(result: dict) -> str:
+def plain(result: FlowScores) -> FlowScores:
     """Without how long it took."""
-    rows = [
-        {key: value for key, value in row.items() if key != "seconds"} for row in result["rows"]
-    ]
-    return json.dumps({**result, "rows": rows})
+    return result.replace(rows=tuple(row.replace(seconds=0.0) for row in result.rows))
 
 
 def test_other_contents_are_measured_anew(model, tmp_path: Path, monkeypatch) -> None:
@@ -162,18 +160,18 @@ def test_the_leaderboard_tells_formula_from_configuration(model, tmp_path: Path)
     assert line["formula"]["flow"] == "quest"
     assert line["formula"]["of_mean"] == 2
     own = line["p05"]["mean"]
-    assert line["gained_by_formula"]["mean"] == pytest.approx(own - here["p05"])
-    assert line["gained_by_configuration"]["mean"] == pytest.approx(here["p05"] - reference["p05"])
+    assert line["gained_by_formula"]["mean"] == pytest.approx(own - here.p05)
+    assert line["gained_by_configuration"]["mean"] == pytest.approx(here.p05 - reference.p05)
     gains = line["gained_by_formula"]["mean"] + line["gained_by_configuration"]["mean"]
-    assert gains == pytest.approx(own - reference["p05"])
+    assert gains == pytest.approx(own - reference.p05)
     assert line["gained_by_configuration"]["low"] <= line["gained_by_configuration"]["high"]
     assert line["texts"] == {text.name: text.sha256 for text in TEXTS}
 
 
 def test_in_the_reference_configuration_it_gains_nothing(model, tmp_path: Path) -> None:
     result = run(model, tmp_path, configuration=REFERENCE, reference=True)
-    assert len(result["rows"]) == 2
-    assert [line["gained_by_configuration"]["mean"] for line in leaderboard_lines(result)] == [0]
+    assert len(result.rows) == 2
+    assert [line["gained_by_configuration"]["mean"] for line in result.leaderboard("now")] == [0]
 
 
 def test_intervals() -> None:
@@ -185,7 +183,7 @@ def test_intervals() -> None:
 
 def test_the_table_shows_flows_by_budget(model, tmp_path: Path) -> None:
     console = Console(width=200, file=StringIO())
-    console.print(flow_tables.scored(run(model, tmp_path, budgets=(64, 96), reference=True)))
+    console.print(flow_score_table(run(model, tmp_path, budgets=(64, 96), reference=True)))
     text = console.file.getvalue()
     assert text.count("quest") == 2
     assert "2.00x" in text

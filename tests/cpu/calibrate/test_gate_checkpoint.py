@@ -10,10 +10,10 @@ pytest.importorskip("pydantic")
 
 import torch
 
-from sparrow.calibrate.gate import Gate, budgets
-from sparrow.config.train import GateConfig
+from sparrow.gate import Gate, budgets
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import GateConfig
 from sparrow.sparse.budgets import BudgetTable
-from sparrow.sparse.schedule import Schedule
 from tests.support.tails import lived
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from sparrow import models, ops
 from sparrow.calibrate.replay import Replay, replay
 from sparrow.models.attention import Packed
-from sparrow.records import Completion, SamplingParams
+from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.schedule import LayerBudgets, Schedule
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.rule import Rule
-from sparrow.sparse.schedule import LayerBudgets, Schedule
 
 BY_LENGTH = Schedule(
     name="by-length",

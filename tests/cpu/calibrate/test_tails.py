@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from sparrow.calibrate.cells import Tail, budget_for, in_bin, tail
 from sparrow.calibrate.replay import Replay
-from sparrow.calibrate.tails import Tail, budget_for, in_bin, tail
 
 
 def of(alpha: list[float], prompt: int = 10) -> Replay:

@@ -1,7 +1,6 @@
 """The texts that flows are scored on: found, named, long enough, and carried to another machine."""
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,8 +33,8 @@ def test_they_have_as_many_tokens_as_a_score_asks_for(standard) -> None:
 
 
 def test_another_version_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = replace(SOURCES[0], sha256="0" * 64)
-    same = replace(other, sha256=hashlib.sha256(other.file().read_bytes()).hexdigest())
+    other = SOURCES[0]._replace(sha256="0" * 64)
+    same = other._replace(sha256=hashlib.sha256(other.file().read_bytes()).hexdigest())
     assert "another version" in other.read().note
     assert "not comparable" in other.read().note
     assert same.read().note == ""
@@ -48,9 +47,9 @@ def test_another_version_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        replace(SOURCES[0], package="no_such_package"),
-        replace(SOURCES[0], path="nothing.py"),
-        replace(SOURCES[1], package="no-such-distribution"),
+        SOURCES[0]._replace(package="no_such_package"),
+        SOURCES[0]._replace(path="nothing.py"),
+        SOURCES[1]._replace(package="no-such-distribution"),
     ],
 )
 def test_a_text_that_is_not_there_is_an_error(source) -> None:

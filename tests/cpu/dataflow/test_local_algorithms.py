@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,9 @@ from sparrow.dataflow.language import PUZZLE_LANGUAGE
 from sparrow.dataflow.local.run import EpisodeFailed, Run
 from sparrow.dataflow.runs.rollouts import read_rollouts
 from sparrow.models import hf_views
-from sparrow.records import Completion, SamplingParams, Trajectory
-from sparrow.tasks.base import RIGHT, Verdict, wrong
-from sparrow.tasks.example import Example
+from sparrow.schema.episode import Trajectory
+from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.tasks.base import RIGHT, Example, Verdict, wrong
 from sparrow.tasks.words import encode
 
 SHORT = {"max_tokens": 8}
@@ -76,7 +75,7 @@ def test_surrogates_and_several_updates_a_step(model: Path, tmp_path: Path, use:
     (found,) = metrics(tmp_path / "run")
     assert found["actor/updates"] == 2
     assert found["actor/ppo_kl"] > 0, "the second update is off-policy"
-    assert run.learner.taken == 2
+    assert run.learner.learner.taken == 2
     assert learnt(run, model)
 
 
@@ -137,7 +136,7 @@ def test_dynamic_sampling_leaves_out_what_is_all_right_and_refills(
     assert found["data/groups"] == 2
     assert found["critic/acc/mean"] == 0.5
     assert found["critic/acc/played"] == 0.8, "three of five groups are all right"
-    assert run.position == 5
+    assert run.ledger.position == 5
     ids = [group.prompt_id for group in read_rollouts(tmp_path / "run", 0)]
     assert ids == [f"assignments-100-{FIRST + n}" for n in (3, 4)]
 
@@ -169,7 +168,7 @@ def test_a_step_without_anything_to_learn_from_is_said_and_taken(
     assert told == [f"step {n}: nothing to learn from, no update" for n in (0, 1)]
     assert not learnt(run, model)
     assert read_rollouts(tmp_path / "run", 0) == []
-    assert (run.step, run.position, run.engine.version) == (2, 8, 2)
+    assert (run.step, run.ledger.position, run.rollout.engine.version) == (2, 8, 2)
 
 
 def test_two_turns_with_a_tool_between(model: Path, tmp_path: Path) -> None:
@@ -234,7 +233,7 @@ def test_trajectories_of_turns_by_hand() -> None:
     assert trajectory_of("row", at_once, RIGHT, "").hidden is None, "of one turn alone"
     with pytest.raises(ValueError, match="turn 1 does not begin with the tokens before it"):
         trajectory_of("row", [turns[0], completion([1, 2, 4], [4])], RIGHT, "")
-    failed = replace(turns[0], finish_reason="error", error="out of pages")
+    failed = turns[0].replace(finish_reason="error", error="out of pages")
     with pytest.raises(RuntimeError, match="row: the engine failed: out of pages"):
         trajectory_of("row", [failed], RIGHT, "")
 
@@ -325,7 +324,7 @@ async def empty(actor: Actor, example: Example) -> list[Trajectory]:
 
 async def unpaid(actor: Actor, example: Example) -> list[Trajectory]:
     found = await single_turn(actor, example)
-    return [replace(one, reward=None) for one in found]
+    return [one.replace(reward=None) for one in found]
 
 
 def test_an_episode_that_fails_loses_nothing(model: Path, tmp_path: Path) -> None:

@@ -10,18 +10,16 @@ import torch
 
 pytest.importorskip("pydantic")
 
-from support import toys
+from support import cli, toys
 from support.training import config, metrics, model_folder, noisy, trained, weights_of
-from typer.testing import CliRunner
 
-from sparrow.cli import app
-from sparrow.config import save_resolved
 from sparrow.dataflow.local.loop import step, train
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
 from sparrow.dataflow.local.run import Diverged
 from sparrow.dataflow.local.watching import Nobody
 from sparrow.dataflow.runs import states
 from sparrow.dataflow.runs.rollouts import read_rollouts
+from sparrow.schema.loading import save_resolved
 
 SHORT = {"max_tokens": 8}
 NAN = "support.toys:nan_later"
@@ -102,7 +100,7 @@ def test_prompts_of_a_task_that_are_too_long_are_left_out(model: Path, tmp_path:
     found = metrics(tmp_path / "run")
     assert [line["data/overlong_prompts"] for line in found] == [2, 1]
     assert [line["faults/overlong_prompts"] for line in found] == [2, 3]
-    assert run.position == 7
+    assert run.ledger.position == 7
     assert watch.told[0] == (
         "step 0: 2 prompts over 30 tokens were left out: assignments-100-5005 (33 tokens), "
         "assignments-100-5006 (33 tokens)"
@@ -148,9 +146,9 @@ def test_a_step_whose_verdicts_all_fail_ends_the_run(model: Path, tmp_path: Path
     data = rows_file(tmp_path, [{"extra_info": {"fault": "raise"}}])
     chosen = config(model, tmp_path / "run", data=data, rollout=SHORT)
     file = save_resolved(chosen, tmp_path / "own")
-    ended = CliRunner().invoke(app, ["train", str(file)])
-    assert ended.exit_code == 5, ended.output
-    assert "every verdict of step 0 failed" in " ".join(ended.output.split())
+    ended = cli.run("train", file)
+    assert ended.code == 5, ended.said
+    assert "every verdict of step 0 failed" in ended.said
     assert (tmp_path / "run" / "checkpoints" / "step_000001").is_dir()
 
 
@@ -169,10 +167,10 @@ def test_a_loss_that_is_no_number_skips_the_update(model: Path, tmp_path: Path) 
     before = weights_of(run)
     step(run)
     assert all(torch.equal(weight, before[name]) for name, weight in weights_of(run).items())
-    assert (run.skips, run.counts["skipped_updates"]) == (1, 1)
+    assert (run.ledger.skips, run.ledger.counts["skipped_updates"]) == (1, 1)
     step(run)
     close_run(run)
-    assert run.skips == 0
+    assert run.ledger.skips == 0
     assert any(not torch.equal(weight, before[name]) for name, weight in weights_of(run).items())
     found = metrics(tmp_path / "run")
     assert [line["actor/skipped"] for line in found] == [0, 1, 0]
@@ -194,14 +192,14 @@ def test_too_many_in_a_row_end_the_run_with_a_checkpoint(model: Path, tmp_path: 
         run={"steps": 4, "save_every": 50, "skips": 2},
     )
     file = save_resolved(chosen, tmp_path / "own")
-    ended = CliRunner().invoke(app, ["train", str(file)])
-    assert ended.exit_code == 4, ended.output
-    told = " ".join(ended.output.split())
+    ended = cli.run("train", file)
+    assert ended.code == 4, ended.said
+    told = ended.said
     assert "no finite loss and gradient at 2 steps in a row: lower optimiser.rate" in told
     assert "after 3 steps; the checkpoint is there" in told
-    again = CliRunner().invoke(app, ["train", str(file), "--optimiser.rate=1e-4"])
-    assert again.exit_code == 0, again.output
-    assert "with changes: optimiser.rate 0.001 -> 0.0001" in " ".join(again.output.split())
+    again = cli.run("train", file, "--optimiser.rate=1e-4")
+    assert again.code == 0, again.said
+    assert "with changes: optimiser.rate 0.001 -> 0.0001" in again.said
     assert [line["actor/lr"] for line in metrics(tmp_path / "run")] == [1e-3] * 3 + [1e-4]
 
 

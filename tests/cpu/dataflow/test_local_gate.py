@@ -9,14 +9,13 @@ import pytest
 
 pytest.importorskip("pydantic")
 
+from support import cli
 from support.training import SPARSE, config, lines, metrics, model_folder, noisy, trained
-from typer.testing import CliRunner
 
-from sparrow.cli import app
-from sparrow.config import save_resolved
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
 from sparrow.dataflow.local.run import GateStop
+from sparrow.schema.loading import save_resolved
 from sparrow.train.learner import Learner, Read
 
 ROLLOUT = {"attention": SPARSE, "max_tokens": 60, "samples": 3}
@@ -127,7 +126,7 @@ def test_a_dense_rollout_that_strays_stops_the_run_and_a_checkpoint_is_there(
     ):
         train(run)
     close_run(run)
-    assert run.checkpoints.steps() == [2]
+    assert run.ledger.checkpoints.steps() == [2]
     (action, *_) = lines(tmp_path / "run" / "actions.jsonl")
     assert (action["step"], action["kind"]) == (1, "stop")
     assert len(metrics(tmp_path / "run")) == 2
@@ -146,14 +145,14 @@ def test_the_command_ends_with_3_and_goes_on_when_the_gate_is_told_otherwise(
         run={"steps": 2},
     )
     file = save_resolved(chosen, tmp_path / "own")
-    ended = CliRunner().invoke(app, ["train", str(file)])
-    assert ended.exit_code == 3, ended.output
-    told = " ".join(ended.output.split())
+    ended = cli.run("train", file)
+    assert ended.code == 3, ended.said
+    told = ended.said
     assert "the gate stopped the run: p05 of acceptance at lengths" in told
     assert "after 1 steps; the checkpoint is there" in told
-    again = CliRunner().invoke(app, ["train", str(file), "--gate.mode=warn"])
-    assert again.exit_code == 0, again.output
-    told = " ".join(again.output.split())
+    again = cli.run("train", file, "--gate.mode=warn")
+    assert again.code == 0, again.said
+    told = again.said
     assert "goes on after 1 steps, with changes: gate.mode act -> warn" in told
     assert [line["step"] for line in metrics(tmp_path / "run")] == [0, 1]
     assert (tmp_path / "run" / "model" / "config.json").exists()

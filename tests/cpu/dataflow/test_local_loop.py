@@ -27,7 +27,6 @@ from support.training import (
 )
 
 from sparrow import load
-from sparrow.config import TrainConfig, read_resolved, save_resolved
 from sparrow.dataflow.episodes import Actor, single_turn
 from sparrow.dataflow.local.replaying import replay
 from sparrow.dataflow.runs.rollouts import read_rollouts, write_rollouts
@@ -35,8 +34,11 @@ from sparrow.dataflow.runs.states import read_state, write_state
 from sparrow.files import file_digest, read_document, write_document
 from sparrow.models import hf_views
 from sparrow.models.attention import Packed
-from sparrow.records import Completion, Trajectory
-from sparrow.tasks.example import Example
+from sparrow.schema.episode import Trajectory
+from sparrow.schema.loading import read_resolved, save_resolved
+from sparrow.schema.sampling import Completion
+from sparrow.schema.train import TrainConfig
+from sparrow.tasks.base import Example
 
 STILL = {"rate": 0.0}
 
@@ -92,7 +94,7 @@ def test_rate_0_keeps_the_mismatch_flat(model: Path, tmp_path: Path) -> None:
     before = hf_views(load(model, dtype="float32", device="cpu"))
     for name, weight in weights_of(run).items():
         assert torch.equal(weight, before[name]), name
-    for name, weight in hf_views(run.engine.model).items():
+    for name, weight in hf_views(run.rollout.engine.model).items():
         assert torch.equal(weight, before[name]), name
     found = metrics(tmp_path / "run")
     for name, near in (("mismatch/accept_estimate", 0.006), ("sparse/accept_p05", 0.02)):
@@ -158,7 +160,7 @@ def test_tokens_go_from_engine_to_trainer_as_they_are(
         assert one.text == ""
     assert {int(v) for one in kept[:8] for v in one.weight_version} == {-1, 0}
     assert {int(v) for one in kept[8:] for v in one.weight_version} == {-1, 1}
-    assert run.engine.version == 2
+    assert run.rollout.engine.version == 2
 
 
 def test_what_a_run_leaves_behind(done: Path) -> None:
@@ -326,7 +328,7 @@ def test_replay_names_trajectories_that_the_model_cannot_read(given: Path) -> No
     first = groups[0].trajectories[0]
     ids = np.array(first.ids)
     ids[0] = 10**6
-    changed = replace(groups[0], trajectories=(replace(first, ids=ids),))
+    changed = groups[0].replace(trajectories=(first.replace(ids=ids),))
     write_rollouts(given, 2, [changed])
     with pytest.raises(ValueError, match=r"step_000002\.jsonl"):
         replay(given, 2, "train")

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,20 @@ import pytest
 
 pytest.importorskip("pydantic")
 
+from support import cli
 from support.training import config, lines, metrics, model_folder, noisy, trained
-from typer.testing import CliRunner
 
-from sparrow.cli import app
-from sparrow.config import ConfigError, TrainConfig, load_config, save_resolved
 from sparrow.dataflow.episodes import Actor, single_turn
-from sparrow.dataflow.local import learning
 from sparrow.dataflow.local.loop import step, train
-from sparrow.dataflow.local.opening import Parts, close_run, open_run, take_up
-from sparrow.dataflow.local.playing import play
+from sparrow.dataflow.local.opening import Parts, close_run, open_run
 from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop
 from sparrow.dataflow.place import schedule_notes
-from sparrow.records import Trajectory
-from sparrow.sparse.schedule import Schedule
-from sparrow.tasks.base import RIGHT, Verdict
-from sparrow.tasks.example import Example
+from sparrow.schema.episode import Trajectory
+from sparrow.schema.errors import ConfigError
+from sparrow.schema.loading import load_config, save_resolved
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import TrainConfig
+from sparrow.tasks.base import RIGHT, Example, Verdict
 from sparrow.train.learner import Learner, Read
 
 WATCH = {"mode": "act", "sample": 8, "least": 10, "prompts": 2, "patience": 1}
@@ -69,7 +66,7 @@ def test_a_dense_pass_that_gives_no_numbers_is_skipped_counted_and_ends_the_run(
     with pytest.raises(Diverged, match="2 steps in a row"):
         train(run)
     close_run(run)
-    assert run.checkpoints.steps() == [3]
+    assert run.ledger.checkpoints.steps() == [3]
     found = metrics(tmp_path / "run")
     assert [line["actor/skipped"] for line in found] == [0, 1, 1]
     assert found[-1]["faults/skipped_updates"] == 2
@@ -95,11 +92,11 @@ def test_the_greedy_baseline_is_shaped_as_the_answers_are(model: Path, tmp_path:
     chosen = config(model, tmp_path / "run", algorithm=algorithm, rollout={"max_tokens": 8})
     run = open_run(chosen, parts=Parts(judge=right))
     try:
-        groups = play(run).groups
+        groups = run.rollout.play(run.request()).groups
     finally:
         close_run(run)
     assert {group.baseline for group in groups} <= {1 - tokens / 8 for tokens in range(1, 9)}
-    for group, sample in zip(groups, learning.credit(run, groups)[::4], strict=True):
+    for group, sample in zip(groups, run.learner.credit(groups)[::4], strict=True):
         tokens = int((group.trajectories[0].weight_version >= 0).sum())
         assert sample.advantage == pytest.approx(1 - tokens / 8 - group.baseline)
 
@@ -115,11 +112,11 @@ def test_the_gate_sees_groups_that_dynamic_sampling_leaves_out(model: Path, tmp_
 
 
 async def without_acc(actor: Actor, example: Example) -> list[Trajectory]:
-    return [replace(one, acc=None) for one in await single_turn(actor, example)]
+    return [one.replace(acc=None) for one in await single_turn(actor, example)]
 
 
 async def misnamed(actor: Actor, example: Example) -> list[Trajectory]:
-    return [replace(one, prompt_id="other") for one in await single_turn(actor, example)]
+    return [one.replace(prompt_id="other") for one in await single_turn(actor, example)]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +240,7 @@ def test_a_run_that_the_gate_stopped_goes_on_only_with_another_gate(
         open_run(chosen(), parts=Parts(judge=noisy))
     again = open_run(chosen(mode="warn"), parts=Parts(judge=noisy))
     assert again.step == run.step
-    assert not again.stopped
+    assert not again.ledger.stopped
     close_run(again)
 
 
@@ -296,7 +293,7 @@ def test_a_gap_in_the_metrics_is_told_and_the_run_goes_on(model: Path, tmp_path:
 
 
 def test_a_revision_is_no_part_of_a_models_name() -> None:
-    schedule = replace(Schedule.fixed(64), model="Qwen3-0.6B")
+    schedule = Schedule.fixed(64).replace(model="Qwen3-0.6B")
     assert not schedule_notes(schedule, "Qwen/Qwen3-0.6B@main", 1000)
     assert schedule_notes(schedule, "Qwen/Qwen3-1.7B@main", 1000)
 
@@ -313,13 +310,11 @@ def test_what_a_schedule_may_not_be_is_said() -> None:
 
 def test_words_of_the_command_that_cannot_be(model: Path, tmp_path: Path) -> None:
     file = save_resolved(config(model, tmp_path / "run"), tmp_path / "own")
-    asked = CliRunner().invoke(app, ["train", str(file), "--json"])
-    assert "--json goes with --dry-run" in str(asked.exception)
+    assert "--dry-run" in cli.refused("train", file, "--json")
     for word, told in (("--data.task=chess", "no task"), ("--rollout.episode=no:way", "imported")):
-        refused = CliRunner().invoke(app, ["train", str(file), "--dry-run", word])
-        assert told in str(refused.exception)
-    small = CliRunner().invoke(app, ["train", str(file), "--dry-run", "--rollout.kv_gib=1e-6"])
-    assert small.exit_code == 1, small.output
+        assert told in cli.refused("train", file, "--dry-run", word)
+    small = cli.run("train", file, "--dry-run", "--rollout.kv_gib=1e-6")
+    assert small.code == 1, small.said
 
 
 @pytest.mark.parametrize(
@@ -344,9 +339,9 @@ def test_a_state_of_strangers_is_refused(
     try:
         state = run.state() | {"step": 1}
         (state if section is None else state[section])[key] = value
-        run.checkpoints.save(1, state, run.identity)
+        run.ledger.checkpoints.save(1, state, run.ledger.identity)
         with pytest.raises(ValueError, match="is no state of this run"):
-            take_up(run, 1)
+            run.load_checkpoint(1)
     finally:
         close_run(run)
 
@@ -356,7 +351,7 @@ def test_a_run_that_was_stopped_before_its_first_step_goes_on(model: Path, tmp_p
     try:
         run.save()
         before = run.state()["gate"]
-        take_up(run, 0)
+        run.load_checkpoint(0)
         assert (run.step, run.state()["gate"]) == (0, before)
     finally:
         close_run(run)

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from sparrow import ops
 from sparrow.sparse.compile.launch import Compiled, Launch, cache_dir
 from sparrow.sparse.flows import D, Flow, FlowError, P, as_keys, int4, library, paged
-from sparrow.sparse.flows.tracing import trace
+from sparrow.sparse.flows.flow import trace
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = [1, 16, 100, 48]  # one token, one page, an odd one, what the budget holds exactly
@@ -106,7 +106,7 @@ def test_tokens_are_appended_and_pages_finished_in_one_go(flow) -> None:
 
 def test_many_blocks_and_chunks(monkeypatch) -> None:
     """Rows longer than a program's pages, and passes of several chunks."""
-    monkeypatch.setattr("sparrow.sparse.compile.choose.CHUNK", 16)
+    monkeypatch.setattr("sparrow.sparse.compile.kernels.CHUNK", 16)
     bed = bed_of(library.softmax_sum, [16 * 20 + 5, 16 * 17])
     kernels = Compiled(bed.program, bed.q_BHD.dtype, Launch(16, 2, 1, 2))
     filled(bed, kernels)

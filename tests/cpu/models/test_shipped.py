@@ -17,7 +17,7 @@ from sparrow import models
 from sparrow.engine import Engine
 from sparrow.models.attention import Packed
 from sparrow.models.sources import SHIPPED
-from sparrow.records import SamplingParams
+from sparrow.schema.sampling import SamplingParams
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.words import VOCABULARY, WORDS, decode, encode
 

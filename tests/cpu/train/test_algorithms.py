@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("pydantic")
 
-from sparrow.config import AlgorithmConfig, Choice
+from sparrow.schema.train import AlgorithmConfig, Choice
 from sparrow.train.objectives import (
     Algorithm,
     Rewards,

@@ -13,9 +13,9 @@ from torch import Tensor
 pytest.importorskip("pydantic")
 
 from sparrow import models, ops
-from sparrow.config import RateConfig
 from sparrow.models.attention import Packed
-from sparrow.records import TrainSample
+from sparrow.schema.episode import TrainSample
+from sparrow.schema.train import RateConfig
 from sparrow.train.learner import Learner, Objective
 from sparrow.train.objectives.surrogates import Surrogate, Terms, ppo, token_mean
 from sparrow.train.policy import Policy
@@ -36,7 +36,7 @@ def ready(own: Learner, samples: Sequence[TrainSample]) -> list[TrainSample]:
     for one, found in zip(samples, own.read(samples), strict=True):
         old = np.zeros(len(one), np.float32)
         old[one.loss_mask] = found.logprob
-        done.append(replace(one, old_logprob=old))
+        done.append(one.replace(old_logprob=old))
     return done
 
 

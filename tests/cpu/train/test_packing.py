@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparrow.records import Document
+from sparrow.schema.episode import Document
 from sparrow.train.packing import pack
 
 FIRST = Document(ids=[10, 11, 12, 13, 14], prompt=2)

@@ -14,9 +14,9 @@ from torch.nn import functional
 pytest.importorskip("pydantic")
 
 from sparrow import models
-from sparrow.config import OptimiserConfig
 from sparrow.models.attention import Packed
-from sparrow.records import Document
+from sparrow.schema.episode import Document
+from sparrow.schema.warmup import OptimiserConfig
 from sparrow.train.packing import pack
 from sparrow.train.supervised import Supervised
 

@@ -5,9 +5,10 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from sparrow.calibrate.gate import Gate, Look
-from sparrow.config.train import GateConfig
-from sparrow.sparse.schedule import DENSE, LayerBudgets, Schedule
+from sparrow.gate import Gate
+from sparrow.schema.gate import Look
+from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
+from sparrow.schema.train import GateConfig
 from tests.support.tails import Level, drawn, kinds, lived, reading
 
 CONFIG = GateConfig(target=0.86, window=4, least=100, prompts=4, patience=3, raises=3, factor=1.5)

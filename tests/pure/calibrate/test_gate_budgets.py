@@ -9,9 +9,9 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparrow.calibrate.gate import budgets
-from sparrow.calibrate.gate.budgets import Bins, make_bins
-from sparrow.sparse.schedule import DENSE, LayerBudgets, Note, Schedule
+from sparrow.gate import budgets
+from sparrow.gate.budgets import Bins, make_bins
+from sparrow.schema.schedule import DENSE, LayerBudgets, Note, Schedule
 
 LONGEST = st.integers(1, 3000)
 WIDTHS = st.none() | st.integers(60, 2000)

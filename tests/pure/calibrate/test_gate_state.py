@@ -7,10 +7,12 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from sparrow.calibrate.gate import Estimate, Gate, Look, metrics
-from sparrow.config.train import GateConfig
-from sparrow.records import from_dict, to_dict
-from sparrow.sparse.schedule import DENSE, Schedule
+from sparrow.gate import Gate
+from sparrow.schema.base import from_dict, to_dict
+from sparrow.schema.gate import Look, metrics
+from sparrow.schema.gate import RatioEstimate as Estimate
+from sparrow.schema.schedule import DENSE, Schedule
+from sparrow.schema.train import GateConfig
 from sparrow.stats import quantile_interval
 from tests.support.tails import drawn, lived, reading
 

@@ -1,6 +1,5 @@
 """The file of measurements: nothing lost, nothing mixed."""
 
-import dataclasses
 import os
 import random
 import signal
@@ -80,7 +79,7 @@ def test_other_measurements_are_refused(tmp_path: Path, about: dict, told: str) 
 
 def values_of(store: Trajectories) -> list[list[object]]:
     return [
-        [x.tobytes() if isinstance(x, np.ndarray) else x for x in dataclasses.astuple(one)]
+        [x.tobytes() if isinstance(x, np.ndarray) else x for _, x in one]
         for arm in ("dense", "sparse")
         for one in store.of(arm)
     ]

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparrow.calibrate.planning.context import workload
 from sparrow.calibrate.planning.cost import published_lengths
-from sparrow.calibrate.planning.workload import workload
 
 
 def test_published() -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from sparrow.records import from_dict, to_dict
-from sparrow.sparse import Schedule, preset, preset_names
+from sparrow.schema.base import from_dict, to_dict
+from sparrow.schema.schedule import Schedule
+from sparrow.sparse import preset, preset_names
 
 TARGETS = {
     "1.7b": ("0.75", "0.80", "0.83", "0.86", "0.88", "0.90", "0.92", "0.94"),
@@ -40,8 +41,9 @@ PUBLISHED = {
 }
 
 
-def test_all_twenty_are_there() -> None:
-    assert list(preset_names()) == NAMES
+def test_all_twenty_are_there_and_the_shipped_models() -> None:
+    assert list(preset_names()) == [*NAMES, "small-0.86", "tiny-0.86"]
+    assert preset("tiny-0.86").model == "tiny"
     assert len(NAMES) == 20
 
 

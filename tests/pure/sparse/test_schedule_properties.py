@@ -11,8 +11,8 @@ pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparrow.records import from_dict, to_dict
-from sparrow.sparse import LayerBudgets, Note, Schedule, kept_tokens
+from sparrow.schema.base import from_dict, to_dict
+from sparrow.schema.schedule import LayerBudgets, Note, Schedule, kept_tokens
 
 TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]))
 NAME = TEXT.filter(bool)

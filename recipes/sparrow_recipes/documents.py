@@ -1,0 +1,107 @@
+"""Puzzles as documents: what the warm-up learns at each of its steps.
+
+The documents of a step are a function of the configuration and the step alone: any process can
+make them, and a resumed run goes on with the ones it would have seen. Imports no torch, so that
+processes that only make documents start at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from sparrow.schema.base import to_dict
+from sparrow.schema.episode import Document
+from sparrow.schema.warmup import DataConfig, StageConfig, WarmupConfig
+from sparrow.tasks import PUZZLES, Assignments, GraphPath
+from sparrow.tasks.base import Puzzle, drawn
+from sparrow.tasks.words import EOS, encode
+
+EVALUATION = 1 << 20  # seeds below are for evaluation, seeds from here on for training
+SEEDS = 1 << 48
+TRIES = 1000  # documents in a row that may be too long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PuzzleDocuments:
+    """Documents of a step: families by their shares, lengths evenly on a log scale."""
+
+    data: DataConfig
+    stages: tuple[StageConfig, ...]
+    context: int
+
+    @classmethod
+    def of(cls, config: WarmupConfig) -> "PuzzleDocuments":
+        context = config.model.max_positions
+        return cls(data=config.data, stages=config.stages, context=context)
+
+    @property
+    def worker(self) -> tuple[str, dict[str, Any]]:
+        """Target and arguments of a worker process that makes the same documents."""
+        stages = [stage.model_dump() for stage in self.stages]
+        plain = {"data": self.data.model_dump(), "stages": stages, "context": self.context}
+        return f"{__name__}:make_documents", plain
+
+    def __call__(self, step: int) -> list[Document]:
+        stage = self._stage(step)
+        rng = drawn("documents", self.data.seed, step)
+        documents: list[Document] = []
+        tokens = 0
+        while True:
+            document = self._fitting(rng, stage)
+            tokens += len(document)
+            if tokens > stage.tokens:
+                return documents
+            documents.append(document)
+
+    def _stage(self, step: int) -> StageConfig:
+        left = step
+        for stage in self.stages:
+            if left < stage.steps:
+                return stage
+            left -= stage.steps
+        raise ValueError(f"step {step} lies behind the last stage")
+
+    def _fitting(self, rng: Random, stage: StageConfig) -> Document:
+        """The next document that fits into the context and the stage's tokens."""
+        room = min(self.context, stage.tokens)
+        for _ in range(TRIES):
+            document = self._draw(rng, stage)
+            if len(document) <= room:
+                return document
+        raise ValueError(
+            f"none of {TRIES} documents with chains of {stage.shortest} to {stage.longest} tokens "
+            f"fits into {room}; make the stage's chains shorter, or its tokens and the context more"
+        )
+
+    def _draw(self, rng: Random, stage: StageConfig) -> Document:
+        shares = [getattr(self.data, name) for name in PUZZLES]
+        name = rng.choices(list(PUZZLES), shares)[0]
+        ratio = stage.longest / stage.shortest
+        length = round(stage.shortest * ratio ** rng.random())
+        puzzle = PUZZLES[name]
+        if isinstance(puzzle, Assignments | GraphPath):
+            puzzle = replace(puzzle, revisit=self.data.revisit)
+        return document(puzzle, rng.randrange(EVALUATION, SEEDS), length)
+
+
+def make_documents(
+    data: dict[str, Any], stages: list[dict[str, Any]], context: int
+) -> Callable[[int], list[dict[str, Any]]]:
+    """What a worker process does with a step: its documents as JSON."""
+    maker = PuzzleDocuments(
+        data=DataConfig(**data),
+        stages=tuple(StageConfig(**stage) for stage in stages),
+        context=context,
+    )
+    return lambda step: [to_dict(document) for document in maker(step)]
+
+
+def document(puzzle: Puzzle, seed: int, length: int) -> Document:
+    """A row of a puzzle with one of its gold chains."""
+    row = puzzle.row(seed, length)
+    prompt = encode(row.prompt)
+    chain = encode(f"{puzzle.chain(row, seed)} {EOS}")
+    return Document(ids=np.array(prompt + chain, dtype=np.int32), prompt=len(prompt))

@@ -1,0 +1,310 @@
+"""What verbs print: each calls its function of the API and shows the result.
+
+The first parameter is the configuration; further ones are options of the command line alone.
+"""
+
+import json as jsons
+import sys
+import webbrowser
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from sparrow import api
+from sparrow.cli.output import (
+    AsJson,
+    alert,
+    console,
+    counting,
+    going_on,
+    measuring,
+    notes,
+    plain,
+    write,
+    write_json,
+)
+from sparrow.cli.output import report as note
+from sparrow.schema.base import Record, to_dict
+from sparrow.schema.bench import (
+    BenchAttentionConfig,
+    BenchDecodeConfig,
+    BenchRolloutConfig,
+    BenchTraceConfig,
+    BenchTrainConfig,
+)
+from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
+from sparrow.schema.common import GenerateConfig
+from sparrow.schema.evaluation import Estimate, EvalConfig, Evaluation
+from sparrow.schema.flow import FlowBenchConfig, FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
+from sparrow.schema.verbs import FetchConfig, PresetsConfig, ReportConfig
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sparrow.schema.surface import Surface
+
+Plots = Annotated[bool, "Also draw what is printed."]
+WIDE = 75  # columns of a table of accuracies in which reasons have room
+FEW = 5  # skipped rows that are named
+KEPT_AT = (2048, 8192, 16384, 32768)  # lengths in the table of presets
+
+
+def fetch(config: FetchConfig) -> None:
+    with notes.status(plain(f"fetching {config.name}")):
+        folder = api.fetch(config, report=note)
+    write(str(folder))
+
+
+def presets(config: PresetsConfig) -> None:
+    from rich.table import Table
+
+    schedules = api.presets(config)
+    if config.name is not None:
+        write_json(schedules[0])
+        return
+    table = Table("name", "made for", "family", "keeps at 2K", "8K", "16K", "32K")
+    for schedule in schedules:
+        kept = [str(schedule.budget(length)) for length in KEPT_AT]
+        table.add_row(schedule.name, str(schedule.model), str(schedule.family), *kept)
+    console.print(table)
+
+
+def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = False) -> None:
+    from sparrow.dataflow.calibrate import CHECK, SURFACE
+
+    check = config.schedule is not None
+    with going_on(config.folder), counting(f"loading {config.model}") as progress:
+        surface = api.calibrate(config, progress=progress, report=note)
+    files = [config.folder / (CHECK if check else SURFACE)]
+    if plots:
+        from sparrow.report.figures import surface_figures
+        from sparrow.report.render import write_figures
+
+        place = config.folder / ("check-plots" if check else "plots")
+        files += write_figures(surface_figures(surface), place)
+    if json:
+        write_json(surface)
+        return
+    for table in _surface_tables(surface, check):
+        console.print(table)
+    doubts = surface.undecided
+    told = f"the plan still depends on {len(doubts)} cells: {'; '.join(doubts[:3])}"
+    for text in (*surface.warnings, *([told] if doubts else [])):
+        alert("warning:", text, "yellow")
+    note(f"written: {', '.join(map(str, files))}")
+    if not check:
+        note(f"next: sparrow plan {files[0]}")
+
+
+def _surface_tables(surface: "Surface", check: bool) -> "list[Table]":
+    from sparrow.calibrate import tables as of_surface
+
+    if check:
+        return [of_surface.check_table(surface, surface.targets[0])]
+    tables = [of_surface.tails_table(surface, variant.name) for variant in surface.variants]
+    tables.append(of_surface.details_table(surface, surface.variants[0].name))
+    if surface.layers:
+        shares = next((variant.shares for variant in surface.variants if variant.shares), ())
+        tables.append(of_surface.layers_table(surface.layers, shares))
+    return tables
+
+
+def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> int | None:
+    from sparrow.calibrate.planning.plan import PLAN, SCHEDULE, Unreachable
+    from sparrow.calibrate.tables import plan_tables
+
+    try:
+        planned = api.plan(config)
+    except Unreachable as error:
+        alert("not reached:", str(error))
+        return 1
+    folder = config.out or config.surface.parent
+    files = [folder / SCHEDULE, folder / PLAN]
+    if plots:
+        from sparrow.report.figures import plan_figures
+        from sparrow.report.render import write_figures
+
+        files += write_figures(plan_figures(planned), folder / "plots")
+    if json:
+        write_json(planned)
+        return None
+    for table in plan_tables(planned):
+        console.print(table)
+    for text in planned.notes:
+        alert("note:", text, "yellow")
+    note(f"written: {', '.join(map(str, files))}")
+    note(
+        f"check it on new prompts: the options of the calibration, with --schedule {files[0]} and "
+        "--skip as many rows as it used"
+    )
+    return None
+
+
+def evaluate(config: EvalConfig, *, json: AsJson = False) -> None:
+    with counting(f"loading {config.model}") as progress:
+        evaluation = api.evaluate(config, progress=progress, report=note)
+    too_long = [told for cell in evaluation.cells for told in cell.skipped]
+    for what, told in (("cannot be used", evaluation.left_out), ("are too long", too_long)):
+        if told:
+            named = "; ".join(told[:FEW]) + ("; ..." if told[FEW:] else "")
+            note(f"{len(told)} rows {what} and are left out: {named}")
+    if json:
+        write_json(evaluation)
+        return
+    rows = sorted({cell.rows for cell in evaluation.cells})
+    counted = f"{rows[0]}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]}"
+    console.print(
+        f"{evaluation.model} | attention: {evaluation.attention} | "
+        f"temperature {evaluation.temperature:g} | {counted} rows of each, answers to a row: "
+        f"{evaluation.samples} | [95 % intervals over rows]",
+        highlight=False,
+    )
+    console.print(_accuracies(evaluation))
+    if rows[0] == 1:
+        note("one row says nothing about others: no interval")
+
+
+def _accuracies(evaluation: Evaluation) -> "Table":
+    from rich.table import Table
+
+    passes = [f"pass@{pass_at.k}" for pass_at in evaluation.cells[0].passes if pass_at.k > 1]
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("task", no_wrap=True)
+    for name in (f"mean@{evaluation.samples}", *passes, "tokens", "entropy", "cut off"):
+        table.add_column(name, justify="right", no_wrap=True)
+    room = console.width >= WIDE + 7 * len(passes)
+    if room:
+        table.add_column("most frequent")
+    for cell in evaluation.cells:
+        table.add_row(
+            cell.source if cell.length is None else f"{cell.source} {cell.length}",
+            _interval(cell.mean),
+            *(f"{pass_at.estimate.value:.2f}" for pass_at in cell.passes if pass_at.k > 1),
+            f"{cell.tokens:.0f}",
+            "" if cell.entropy is None else f"{cell.entropy:.3f}",
+            f"{cell.cut_off:.0%}",
+            *([cell.reasons[0].text] if room else []),
+        )
+    return table
+
+
+def _interval(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.2f}"
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def report(
+    config: ReportConfig, *, open: Annotated[bool, "Open the page in a browser."] = False
+) -> None:
+    # A comparison does not take the place of a run's own page.
+    page = config.runs[0] / ("report.html" if len(config.runs) == 1 else "comparison.html")
+    place = config.out or (Path("-") if config.format == "md" else page)
+    terminal = str(place) == "-"
+    if terminal and open:
+        raise ValueError("--open needs a file: give --out")
+    text = api.report(config.replace(out=place))
+    if terminal:
+        write(text)
+        return
+    note(f"{len(text) / 1024:.0f} KiB")
+    write(str(place))
+    if open:
+        webbrowser.open(place.resolve().as_uri())
+
+
+def generate(config: GenerateConfig, *, json: AsJson = False) -> None:
+    if not config.prompts and not sys.stdin.isatty():
+        text = sys.stdin.read().strip()
+        config = config.replace(prompts=(text,) if text else ())
+    stream = len(config.prompts) * config.sampling.n == 1 and not json
+    with notes.status(plain(f"loading {config.model.name}")) as status:
+
+        def told(text: str) -> None:
+            note(text)
+            if stream:  # the answer itself shows that it goes on
+                status.stop()
+            status.update("generating")
+
+        completions = api.generate(config, on_text=_write_piece if stream else None, report=told)
+    for number, completion in enumerate(completions):
+        if json:
+            print(jsons.dumps(to_dict(completion)))
+        elif stream:
+            print()
+        else:
+            console.rule(
+                f"{number}: {len(completion.token_ids)} tokens, {completion.finish_reason}"
+            )
+            write(completion.text or "")
+    failed = [completion.error for completion in completions if completion.error is not None]
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(completions)} completions failed: {failed[0]}")
+
+
+def _write_piece(_: int, piece: str) -> None:
+    write(piece, end="")
+
+
+def flow_check(config: FlowCheckConfig, *, json: AsJson = False) -> int:
+    from sparrow.calibrate.tables import flow_check_tables
+
+    with measuring("comparing"):
+        result = api.flow_check(config)
+    _show_result(result, flow_check_tables(result), json)
+    return int(not result.passed)
+
+
+def flow_score(config: FlowScoreConfig, *, json: AsJson = False) -> None:
+    from sparrow.calibrate.tables import flow_score_table
+
+    with counting(f"loading {config.model}") as progress:
+        result = api.flow_score(config, progress=progress, report=note)
+    _show_result(result, [flow_score_table(result)], json)
+
+
+def flow_bench(config: FlowBenchConfig, *, json: AsJson = False) -> None:
+    _bench(api.flow_bench, "layer_attention", config, json)
+
+
+def flow_texts(config: FlowTextsConfig) -> None:
+    write(str(api.flow_texts(config, report=note)))
+
+
+def bench_attention(config: BenchAttentionConfig, *, json: AsJson = False) -> None:
+    from sparrow.models.checkpoint import pick_device
+
+    gpu = pick_device(config.device).type == "cuda"
+    _bench(api.bench_attention, "layer_attention" if gpu else "decode_attention", config, json)
+
+
+def bench_decode(config: BenchDecodeConfig, *, json: AsJson = False) -> None:
+    _bench(api.bench_decode, "decode", config, json)
+
+
+def bench_rollout(config: BenchRolloutConfig, *, json: AsJson = False) -> None:
+    _bench(api.bench_rollout, "rollout", config, json)
+
+
+def bench_train(config: BenchTrainConfig, *, json: AsJson = False) -> None:
+    _bench(api.bench_train, "training", config, json)
+
+
+def bench_trace(config: BenchTraceConfig, *, json: AsJson = False) -> None:
+    _bench(api.bench_trace, "trace", config, json)
+
+
+def _bench(measure: Callable[..., Any], module: str, config: Record, json: bool) -> None:
+    """Measure, and show the result by the table of the module that measured."""
+    with measuring() as say:
+        result = measure(config, report=say)
+    _show_result(result, [import_module(f"sparrow.bench.{module}").table(result)], json)
+
+
+def _show_result(result: Any, tables: Sequence[Any], json: bool) -> None:
+    if json:
+        write_json(result)
+    else:
+        for table in tables:
+            console.print(table)

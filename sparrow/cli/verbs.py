@@ -1,0 +1,99 @@
+"""The verbs by name, in the order in which people need them, and how their words are read."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
+
+from sparrow import api
+from sparrow.cli import show
+from sparrow.cli.demo import demo
+from sparrow.cli.doctor import doctor
+from sparrow.cli.puzzles import puzzle, warmup
+from sparrow.cli.study import study
+from sparrow.cli.train import replay, train
+from sparrow.schema.base import Record
+from sparrow.schema.loading import load_config
+from sparrow.schema.options import OPTIONS, Option, options_of, parse
+
+ABOUT = (
+    "Train thinking models by RL with sparse rollouts, and measure what sparsity changes. "
+    "`sparrow VERB --help` explains each verb and its options."
+)
+GROUPS = {
+    "flow": "Check, score and time flows: formulas that choose which tokens attention keeps.\n\n"
+    "docs/flows.md shows how to write one in a few lines of Python.",
+    "bench": "Measure the speed of this machine.\n\nFigures of two machines, or of two runs on a "
+    "busy one, are best compared by their ratios.",
+}
+PANELS = {
+    "Start here": ("demo", "doctor"),
+    "From a model to a trained model": ("fetch", "calibrate", "plan", "train", "eval", "report"),
+    "Look closer": ("generate", "puzzle", "presets", "replay", "flow", "study", "bench"),
+    "Make the shipped models": ("warmup",),
+}
+Show = Callable[..., int | None]  # (configuration, extras) -> exit code
+
+
+class Verb(NamedTuple):
+    """A verb of the command line: its configuration, what shows its result, its help."""
+
+    name: str
+    config: type[Record]
+    show: Show
+    doc: str
+    extras: tuple[Option, ...]
+
+    @classmethod
+    def of(cls, name: str, show: Show) -> "Verb":
+        """By the signature: a configuration, then options of the command line alone."""
+        signature = inspect.signature(show)
+        config, *extras = signature.parameters.values()
+        doc = show.__doc__ or getattr(api, show.__name__).__doc__
+        panels: Mapping[str, Sequence[str]] = getattr(config.annotation, "panels", {})
+        panel_of = {name: panel for panel, names in panels.items() for name in names}
+        options = [_extra(extra, panel_of.get(extra.name, OPTIONS)) for extra in extras]
+        return cls(name, config.annotation, show, doc, tuple(options))
+
+    @property
+    def options(self) -> list[Option]:
+        return [*options_of(self.config), *self.extras]
+
+    def run(self, words: Sequence[str]) -> int | None:
+        parsed = parse(self.config, words, self.extras)
+        config = load_config(self.config, parsed.files, parsed.overrides)
+        return self.show(config, **parsed.extras)
+
+
+def _extra(parameter: inspect.Parameter, panel: str) -> Option:
+    assert get_origin(parameter.annotation) is Annotated
+    kind, help = get_args(parameter.annotation)[:2]
+    metavar: Any = "" if kind is bool else "ARM-SEED"
+    return Option(parameter.name, (), kind, help, metavar, default=parameter.default, panel=panel)
+
+
+_SHOWN: dict[str, Show] = {
+    "demo": demo,
+    "doctor": doctor,
+    "fetch": show.fetch,
+    "calibrate": show.calibrate,
+    "plan": show.plan,
+    "train": train,
+    "eval": show.evaluate,
+    "report": show.report,
+    "generate": show.generate,
+    "puzzle": puzzle,
+    "presets": show.presets,
+    "replay": replay,
+    "flow check": show.flow_check,
+    "flow score": show.flow_score,
+    "flow bench": show.flow_bench,
+    "flow texts": show.flow_texts,
+    "study": study,
+    "bench attention": show.bench_attention,
+    "bench decode": show.bench_decode,
+    "bench rollout": show.bench_rollout,
+    "bench train": show.bench_train,
+    "bench trace": show.bench_trace,
+    "warmup": warmup,
+}
+VERBS = {name: Verb.of(name, function) for name, function in _SHOWN.items()}

@@ -1,0 +1,312 @@
+"""The tail gate. Its policy, for every bin of lengths, after every step:
+
+Judge. A bin is judged by the exact acceptances of its last `window` steps, once these are at least
+`least` tokens of at least `prompts` prompts, and only at looks that bring new tokens for it. It is
+*below* if p05 < target, *surely below* if the upper end of p05's interval is; it has *slack* if the
+lower end is above target + slack.
+
+Act, bins in order of length, when a bin is surely below, or below at `patience` looks in a row:
+1. Raise its budget by `factor`, in whole pages, at most `raises` times.
+2. Then run the bin dense: a budget that no length of it exceeds. A raise that gets there is that.
+3. A bin that is dense already and still surely below stops the run: budgets cannot help. With a
+   dense rollout that is the first answer. Below without being surely so is a warning there.
+Budgets may not fall with the length, so later bins are lifted to at least the same.
+
+Lower (with `lower`): a bin that has slack at `patience` looks in a row goes down by `factor`, never
+below the pages that are always kept, never below the bin before it. A bin that was ever raised is
+never lowered: it was found to need what it has, and would only go back and forth.
+
+After a change the windows of all bins with another budget start anew, as their acceptances belong
+to budgets that are gone. So do those of later dense bins: their tokens read keys and values that
+the changed bin wrote, and a stop must not rest on what has just been changed.
+
+In mode `warn` nothing changes and there is one warning per window and bin; in mode `off` nothing is
+concluded. Everything follows from what was observed, in its order: bootstrap seeds come from step
+and bin, and `state` holds the rest.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparrow.gate import budgets
+from sparrow.gate.watch import Sample, Sum, Watch, figures
+from sparrow.schema.base import from_dict, to_dict
+from sparrow.schema.gate import Action, BinLook, Kind, Look, RatioEstimate, Reading, State
+from sparrow.schema.schedule import DENSE, Schedule
+from sparrow.schema.train import GateConfig
+
+Places = npt.NDArray[np.int64]
+
+SEEDS = 2 * budgets.MOST_BINS  # bootstrap seeds of a step: all bins together, then each
+
+
+class Gate:
+    """Watches acceptance by length and holds the schedule of the next step. See the module."""
+
+    def __init__(
+        self,
+        config: GateConfig,
+        schedule: Schedule | None,
+        *,
+        longest: int,
+        mass: bool = False,
+    ) -> None:
+        """schedule: None is a dense rollout. longest: tokens of the longest possible sequence.
+
+        mass: whether the rollout's flow keeps pages by mass, where only DENSE is dense.
+        """
+        self.config = config
+        self._schedule, self._bins = budgets.make_bins(
+            schedule, width=config.bin, longest=longest, mass=mass
+        )
+        self._watches = [Watch() for _ in self._bins.starts]
+        self._step = -1
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule of the next step; None: dense. Its bins are the gate's."""
+        return self._schedule
+
+    def observe(
+        self, step: int, readings: Sequence[Reading], estimates: Sequence[RatioEstimate] = ()
+    ) -> Look:
+        """What the trajectories of a step, drawn under `schedule`, show; and what is done."""
+        if step <= self._step:
+            raise ValueError(f"Gate.observe: got step {step}, allowed: above {self._step}")
+        read = [self._bins.places(each.lengths) for each in readings]
+        estimated = [self._bins.places(each.lengths) for each in estimates]
+        self._step = step
+        self._move(readings, read)
+        self._average(estimates, estimated)
+        bins = tuple(self._look(place) for place in range(len(self._watches)))
+        overall = figures(self._watches, step * SEEDS)
+        budget = self._mean_budget(estimates or readings)
+        return Look(
+            step=step,
+            target=self.config.target,
+            bins=bins,
+            overall=overall,
+            budget=budget,
+            actions=tuple(self._answers(bins)),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """All that later looks depend on, as plain data for JSON."""
+        return {
+            "step": self._step,
+            "longest": self._bins.longest,
+            "mass": self._bins.mass,
+            "starts": list(self._bins.starts),
+            "schedule": None if self._schedule is None else to_dict(self._schedule),
+            "watches": [watch.state() for watch in self._watches],
+        }
+
+    @classmethod
+    def restore(cls, config: GateConfig, state: Mapping[str, Any]) -> "Gate":
+        """The gate that `state` was taken of; `config` may differ in anything but bins."""
+        keys = ("step", "longest", "mass", "starts", "schedule", "watches")
+        if sorted(state) != sorted(keys):
+            raise ValueError(f"Gate.restore: got a state with {sorted(state)}, allowed: {keys}")
+        schedule = None if state["schedule"] is None else from_dict(Schedule, state["schedule"])
+        gate = cls(config, schedule, longest=state["longest"], mass=state["mass"])
+        if list(gate._bins.starts) != state["starts"]:
+            raise ValueError(
+                f"Gate.restore: got a state with bins that start at {state['starts']}, "
+                f"allowed: {list(gate._bins.starts)}, as gate.bin = {config.bin} has them"
+            )
+        gate._watches = [Watch.restore(each) for each in state["watches"]]
+        gate._step = state["step"]
+        return gate
+
+    # What is seen.
+
+    def _move(self, readings: Sequence[Reading], placed: Sequence[Places]) -> None:
+        """Every window to this step. placed: the bin of each token."""
+        for place, watch in enumerate(self._watches):
+            watch.forget(self._step - self.config.window)
+            for reading, places in zip(readings, placed, strict=True):
+                if (inside := places == place).any():
+                    watch.samples.append(Sample(self._step, reading.prompt, reading.alpha[inside]))
+                    watch.seen = True
+
+    def _average(self, estimates: Sequence[RatioEstimate], placed: Sequence[Places]) -> None:
+        """Sums of this step's estimates to the windows of their bins."""
+        totals = np.zeros(len(self._watches))
+        counts = np.zeros(len(self._watches), np.int64)
+        for estimate, places in zip(estimates, placed, strict=True):
+            totals += np.bincount(places, estimate.ratio, len(totals))
+            counts += np.bincount(places, minlength=len(counts))
+        for watch, total, count in zip(self._watches, totals, counts, strict=True):
+            if count:
+                watch.sums.append(Sum(self._step, float(total), int(count)))
+                watch.seen = True
+
+    def _fresh(self, watch: Watch) -> bool:
+        """Whether this step brought exact tokens."""
+        return bool(watch.samples) and watch.samples[-1].step == self._step
+
+    def _look(self, place: int) -> BinLook:
+        found = figures([self._watches[place]], self._step * SEEDS + 1 + place)
+        enough = found.tokens >= self.config.least and found.prompts >= self.config.prompts
+        now: State = "dense" if self._dense(place) else "sparse"
+        return BinLook(
+            **to_dict(found),
+            start=self._bins.starts[place],
+            stop=self._bins.stops[place],
+            budget=self._budget(place),
+            state=now if enough else "unjudged",
+        )
+
+    def _dense(self, place: int) -> bool:
+        return self._schedule is None or budgets.is_dense(self._schedule, place, self._bins)
+
+    def _budget(self, place: int) -> int | None:
+        return None if self._schedule is None else int(self._schedule.budgets[place])
+
+    def _mean_budget(self, tokens: Sequence[Reading | RatioEstimate]) -> float | None:
+        """Over tokens, of what the common budget lets them read: never more than their length."""
+        lengths = np.concatenate([np.zeros(0, np.int32), *(each.lengths for each in tokens)])
+        if not len(lengths):
+            return None
+        if self._schedule is None:
+            return float(lengths.mean())
+        budget = self._schedule.budgets[self._bins.places(lengths)]
+        return float(np.minimum(budget, lengths).mean())
+
+    # What is done.
+
+    def _answers(self, bins: Sequence[BinLook]) -> list[Action]:
+        """Actions by the policy, in order of length; each may change what later bins have."""
+        actions: list[Action] = []
+        for place, (bin, watch) in enumerate(zip(bins, self._watches, strict=True)):
+            if self.config.mode == "off" or not bin.judged or not self._fresh(watch):
+                continue  # a bin whose window an earlier action has cleared is not fresh either
+            action = self._answer(place, bin, watch)
+            actions += [action] if action else []
+        return actions
+
+    def _answer(self, place: int, bin: BinLook, watch: Watch) -> Action | None:
+        """Count this look, and act if it is time."""
+        config = self.config
+        p05, low, high = bin.tail
+        watch.below = watch.below + 1 if p05 < config.target else 0
+        watch.slack = watch.slack + 1 if low > config.target + config.slack else 0
+        if high < config.target or watch.below >= config.patience:
+            if config.mode == "warn":
+                return self._warn(place, bin, "nothing was changed, as the gate only warns")
+            return self._guard(place, bin, sure=high < config.target)
+        may_lower = config.lower and config.mode == "act" and watch.ups == 0
+        if may_lower and watch.slack >= config.patience and self._schedule is not None:
+            return self._lower(place, bin, self._schedule)
+        return None
+
+    def _warn(self, place: int, bin: BinLook, why: str) -> Action | None:
+        """At most once in a window."""
+        watch = self._watches[place]
+        if watch.warned is not None and self._step - watch.warned < self.config.window:
+            return None
+        watch.warned = self._step
+        return self._action("warn", place, bin, why)
+
+    def _guard(self, place: int, bin: BinLook, *, sure: bool) -> Action | None:
+        """Raise, then dense, then stop."""
+        if self._schedule is not None and not self._dense(place):
+            return self._up(place, bin, self._schedule)
+        why = "the bin is dense already, so no budget of it can help"
+        if self._schedule is None:
+            why = "the rollout is dense, so the engine and the trainer differ"
+        if not sure:
+            return self._warn(place, bin, f"{why}; it stops once it is surely below")
+        return self._action("stop", place, bin, f"{why}: training stops")
+
+    def _up(self, place: int, bin: BinLook, before: Schedule) -> Action:
+        """More budget for a bin that is not dense: a raise while there are any left."""
+        watch, most = self._watches[place], self.config.raises
+        watch.ups += 1
+        if watch.ups <= most:
+            after = budgets.raised(before, place, self.config.factor, self._bins)
+            why = f"raise {watch.ups} of {most}"
+        else:
+            after = budgets.made_dense(before, place, self._bins)
+            why = f"dense after {most} raises"
+        kind: Kind = "dense" if budgets.is_dense(after, place, self._bins) else "raise"
+        if kind == "dense" and watch.ups <= most:
+            why += ", which makes the bin dense"
+        if any(other > place for other in budgets.changed(before, after)):
+            why += "; later bins are lifted to at least that, as budgets may not fall"
+        return self._change(kind, place, bin, before, after, why)
+
+    def _lower(self, place: int, bin: BinLook, before: Schedule) -> Action | None:
+        """Less budget for a bin with slack; None where nothing holds less."""
+        seen = [watch.seen for watch in self._watches]
+        after = budgets.lowered(before, place, self.config.factor, self._bins, seen)
+        different = budgets.changed(before, after)
+        if place not in different:
+            return None
+        why = f"slack at {self._watches[place].slack} looks in a row"
+        if different[0] < place:
+            why += "; bins before it, in which no token was ever drawn, go down with it"
+        return self._change("lower", place, bin, before, after, why)
+
+    def _change(
+        self, kind: Kind, place: int, bin: BinLook, before: Schedule, after: Schedule, why: str
+    ) -> Action:
+        """Take other budgets into use; windows that belong to the old ones start anew."""
+        old, new = int(before.budgets[place]), int(after.budgets[place])
+        moved = f"{budget_words(old)} -> {budget_words(new)} tokens"
+        action = self._action(kind, place, bin, f"budget {moved} ({why})", after=new)
+        where = bin_words(bin.start, bin.stop)
+        self._schedule = budgets.renamed(after, f"step {self._step}: {kind} at {where}, {moved}")
+        different = budgets.changed(before, after)
+        for other, watch in enumerate(self._watches):
+            if other in different or (other > place and self._dense(other)):
+                watch.clear()
+        return action
+
+    def _action(
+        self, kind: Kind, place: int, bin: BinLook, done: str, after: int | None = None
+    ) -> Action:
+        before = self._budget(place)
+        return Action(
+            step=self._step,
+            kind=kind,
+            start=bin.start,
+            stop=bin.stop,
+            before=before,
+            after=before if after is None else after,
+            **dict(zip(("p05", "low", "high"), bin.tail, strict=True)),
+            target=self.config.target,
+            reason=f"{tail_words(bin, self._watches[place], self.config)}: {done}",
+        )
+
+
+# What it says to people.
+
+
+def bin_words(start: int, stop: int | None) -> str:
+    """Lengths of a bin."""
+    return f"lengths {start} on" if stop is None else f"lengths {start} to {stop - 1}"
+
+
+def budget_words(budget: int) -> str:
+    return "all" if budget == DENSE else str(budget)
+
+
+def tail_words(bin: BinLook, watch: Watch, config: GateConfig) -> str:
+    """Where p05 of a judged bin is, from what, and how that lies to the target."""
+    p05, low, high = bin.tail
+    if high < config.target:
+        verdict = f"surely below the target {config.target:g}"
+    elif p05 < config.target:
+        looks = f"{watch.below} look{'s' if watch.below > 1 else ''} in a row"
+        verdict = f"below the target {config.target:g} at {looks}"
+    else:
+        verdict = f"more than {config.slack:g} above the target {config.target:g}"
+    return (
+        f"p05 of acceptance at {bin_words(bin.start, bin.stop)} is {p05:.4f} "
+        f"({low:.4f} to {high:.4f}; {bin.tokens} tokens of {bin.prompts} prompts), "
+        f"{verdict}"
+    )

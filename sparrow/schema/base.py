@@ -1,0 +1,231 @@
+"""Base of every configuration and result: strict pydantic, numpy arrays included, JSON and back.
+
+Values per token are numpy arrays: a trajectory of 32K tokens takes about 15 bytes a token, where
+tuples of Python numbers would take about 100. A record copies the arrays it is given and makes
+its copies read-only.
+"""
+
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import core_schema
+
+from sparrow.files import read_document, write_document
+
+
+class _Array(NamedTuple):
+    """Pydantic's schema of a read-only array; in JSON it is a list."""
+
+    dtype: str
+    dimensions: int = 1
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            partial(frozen_array, np.dtype(self.dtype), dimensions=self.dimensions),
+            serialization=core_schema.plain_serializer_function_ser_schema(np.ndarray.tolist),
+        )
+
+
+BoolArray = Annotated[npt.NDArray[np.bool_], _Array("bool")]
+Int16Array = Annotated[npt.NDArray[np.int16], _Array("int16")]
+Int32Array = Annotated[npt.NDArray[np.int32], _Array("int32")]
+Float32Array = Annotated[npt.NDArray[np.float32], _Array("float32")]
+Int32Matrix = Annotated[npt.NDArray[np.int32], _Array("int32", 2)]
+Float32Matrix = Annotated[npt.NDArray[np.float32], _Array("float32", 2)]
+
+
+class FieldError(ValueError):
+    """Values that do not fit together.
+
+    `problems` maps a field to (what was given, what is allowed), so that a caller who knows where
+    each value came from, such as the configuration, can say so.
+    """
+
+    def __init__(self, record: str, problems: Mapping[str, tuple[object, str]]) -> None:
+        super().__init__(record, problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{self.args[0]}.{field}: got {given!r}, allowed: {allowed}"
+            for field, (given, allowed) in self.problems.items()
+        )
+
+
+class Record(BaseModel):
+    """Frozen fields of their declared types and no others, `==` by content, arrays included.
+
+    A subclass states its own rules in `_check`. Records with arrays are not hashable.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_values(cls, values: Any) -> Any:
+        """Python's own numbers for numpy's, tuples for lists."""
+        if not isinstance(values, dict):
+            return values
+        arrays = cls._array_fields()
+        return {key: value if key in arrays else _plain(value) for key, value in values.items()}
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        self._check()
+        return self
+
+    def _check(self) -> None:
+        """Raise ValueError if the fields, each of the right type, do not fit together."""
+
+    @classmethod
+    @cache
+    def _array_fields(cls) -> frozenset[str]:
+        return frozenset(
+            name for name, field in cls.model_fields.items() if "NDArray" in str(field.annotation)
+        )
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other values, which are checked."""
+        return type(self)(**(dict(self) | changes))
+
+    def _refuse(self, name: str, bad: npt.NDArray[np.bool_], allowed: str) -> None:
+        """Raise if any token is marked in `bad`."""
+        if bad.any():
+            given = f"{getattr(self, name)[bad][0]} at token {bad.argmax()}"
+            raise ValueError(f"{type(self).__name__}.{name}: got {given}, allowed: {allowed}")
+
+    def _require_aligned(self, *names: str) -> None:
+        arrays = {name: getattr(self, name) for name in names}
+        lengths = {name: len(array) for name, array in arrays.items() if array is not None}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{type(self).__name__}: got lengths {lengths}, allowed: equal ones")
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        assert isinstance(other, Record)
+        return all(_same(mine, theirs) for (_, mine), (_, theirs) in zip(self, other, strict=True))
+
+    def __hash__(self) -> int:
+        return hash((type(self), *dict(self).values()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies are built anew: numpy does not pickle that an array is read-only.
+        return partial(type(self), **dict(self)), ()
+
+
+R = TypeVar("R", bound=Record)
+
+
+class File(Record):
+    """A record that is a file of its own: JSON with a digest, and the version of its format."""
+
+    what: ClassVar[str] = "file"
+    version: ClassVar[int | None] = None  # None: the file has no key "format"
+    made_by: ClassVar[str] = ""  # the command that writes such a file
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON with a digest, one record a line in lists; a file is replaced whole."""
+        write_document(path, to_dict(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote; ValueError names the file and what is wrong.
+
+        The digest must be right where there is one; a file without, by hand, is taken as it is.
+        """
+        data = cls.upgrade(read_document(path, cls.what))
+        if cls.version is not None and data.get("format") != cls.version:
+            by = f": {cls.made_by} makes one" if cls.made_by else ""
+            raise ValueError(f"{path} is no {cls.what} of format {cls.version}{by}")
+        try:
+            return from_dict(cls, data)
+        except ValueError as error:
+            raise ValueError(f"{cls.what} {path}: {error}") from error
+
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Fields that older files of the same format do not have get their values here."""
+        return data
+
+
+def to_dict(record: Record) -> dict[str, Any]:
+    """The record as JSON-safe data: dicts, lists, strings, numbers, None. Loses nothing."""
+    return record.model_dump(mode="json")
+
+
+def from_dict(cls: type[R], data: object) -> R:
+    """Inverse of `to_dict`. Exactly the record's keys must be there, defaults included."""
+    if isinstance(data, Mapping):
+        missing = [key for key in cls.model_fields if key not in data]
+        if missing:
+            raise ValueError(f"{cls.__name__}: missing key {missing[0]!r}")
+    try:
+        return cls.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(f"{cls.__name__}: {problems(error)}") from None
+
+
+def problems(error: ValidationError) -> str:
+    """What pydantic found wrong, in one line: each field, what was given and what is allowed."""
+    return "; ".join(map(_problem, error.errors()))
+
+
+def _problem(detail: Any) -> str:
+    cause = detail.get("ctx", {}).get("error")
+    place = ".".join(map(str, detail["loc"]))
+    if cause is not None:
+        return f"{place}: {cause}" if place else str(cause)
+    return f"{place}: {detail['msg']}, got {str(detail['input'])[:80]!r}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
+def frozen_array(dtype: np.dtype[Any], value: Any, *, dimensions: int = 1) -> npt.NDArray[Any]:
+    """A read-only copy. Integers stay equal; floats stay finite and may round to float32."""
+    given = _as_array(dtype, value, dimensions)
+    with np.errstate(over="ignore"):
+        array = given.astype(dtype)
+    lost = ~np.isfinite(array) if dtype.kind == "f" else array != given
+    if lost.any():
+        got = f"{given[lost][0]} at token {lost.argmax() // max(1, lost[0].size)}"
+        raise ValueError(f"got {got}, allowed: finite {dtype}")
+    array.setflags(write=False)
+    return array
+
+
+def _as_array(dtype: np.dtype[Any], value: Any, dimensions: int) -> npt.NDArray[Any]:
+    """`value` as an array of a kind that may become `dtype`: no floats or bools as integers."""
+    allowed = f"allowed: {dimensions}-D {dtype}"
+    try:
+        given = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"got no array ({error}), {allowed}") from error
+    if given.size == 0 and given.ndim == 1 < dimensions:
+        given = given.reshape(0, *[0] * (dimensions - 1))
+    kinds = {"b": "b", "i": "iu", "f": "iuf"}[dtype.kind]
+    if given.ndim != dimensions or (given.size > 0 and given.dtype.kind not in kinds):
+        raise ValueError(f"got {given.dtype} of shape {given.shape}, {allowed}")
+    if dtype.kind != "b" and isinstance(value, list | tuple) and bool in map(type, value):
+        raise ValueError(f"got a bool among numbers, {allowed}")
+    return given
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.array_equal(a, b)
+    return bool(a == b)

@@ -1,0 +1,205 @@
+"""Episodes: trajectories of one or many turns, and groups of them that are judged together."""
+
+import math
+import statistics
+from typing import Literal
+
+import numpy as np
+
+from sparrow.schema.base import (
+    BoolArray,
+    Float32Array,
+    Float32Matrix,
+    Int16Array,
+    Int32Array,
+    Record,
+)
+from sparrow.schema.sampling import LOGPROB_NOISE
+
+Role = Literal["system", "user", "assistant", "tool"]
+NOT_SAMPLED = -1  # weight version and policy id of a token that no policy sampled
+
+
+class Turn(Record):
+    """The tokens [start, stop) of a trajectory, and who said them."""
+
+    start: int
+    stop: int
+    role: Role
+
+    def _check(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ValueError(f"Turn: got [{self.start}, {self.stop}), allowed: 0 <= start < stop")
+
+
+class GroupStats(Record):
+    """Rewards of the whole group that a trajectory was sampled in, however it is split later."""
+
+    mean: float
+    std: float  # unbiased; exactly 0 if all rewards are equal or there is only one
+    count: int
+
+    def _check(self) -> None:
+        if self.std < 0 or self.count < 1:
+            raise ValueError(f"GroupStats: got {self}, allowed: std >= 0 and count >= 1")
+
+    @classmethod
+    def of(cls, rewards: list[float]) -> "GroupStats":
+        """Exact sums, and a spread of rounding errors is none: no advantage is made of noise."""
+        constant = math.isclose(min(rewards), max(rewards))
+        std = 0.0 if constant else statistics.stdev(rewards)
+        return cls(mean=statistics.mean(rewards), std=std, count=len(rewards))
+
+
+class Trajectory(Record):
+    """One episode as token-aligned arrays: prompt and answers, over one turn or many.
+
+    A token was sampled if its weight version is >= 0; it then has the policy that sampled it and
+    its log-prob under that policy. Every other token has NOT_SAMPLED as version and policy, and
+    log-prob 0. Only sampled tokens of assistant turns may enter the loss.
+    """
+
+    prompt_id: str
+    ids: Int32Array
+    loss_mask: BoolArray
+    rollout_logprob: Float32Array
+    weight_version: Int32Array
+    policy_id: Int16Array
+    turns: tuple[Turn, ...]  # side by side, covering every token
+    reward: float | None = None
+    group: GroupStats | None = None  # stamped once, when the rewards of the group are complete
+    acc: float | None = None  # how right it is, apart from a reward that may be shaped
+    note: str | None = None  # why it was judged so
+    text: str | None = None  # what was sampled, for readers; training takes the ids
+    truncated: bool = False  # whether an answer ran into its limit
+    kept: Float32Array | None = None  # share of keys and values that each token's step read
+    attention: str | None = None  # what ran
+    hidden: Float32Matrix | None = None  # the sampled tokens' final states in the actor, in order
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def stamp(self, stats: GroupStats) -> "Trajectory":
+        """The same trajectory with its group's statistics, which can be given only once."""
+        if self.group is not None:
+            raise ValueError(f"Trajectory.group: already stamped for prompt {self.prompt_id!r}")
+        return self.replace(group=stats)
+
+    def _check(self) -> None:
+        self._require_aligned(
+            "ids", "loss_mask", "rollout_logprob", "weight_version", "policy_id", "kept"
+        )
+        self._check_turns()
+        self._check_tokens()
+        if self.group is not None and self.reward is None:
+            raise ValueError("Trajectory.group: got statistics of rewards, but reward is None")
+
+    def _check_turns(self) -> None:
+        bounds = [0, *(turn.stop for turn in self.turns)]
+        if [turn.start for turn in self.turns] != bounds[:-1] or bounds[-1] != len(self):
+            spans = [(turn.start, turn.stop) for turn in self.turns]
+            allowed = f"spans side by side that cover [0, {len(self)})"
+            raise ValueError(f"Trajectory.turns: got {spans}, allowed: {allowed}")
+
+    def _check_tokens(self) -> None:
+        sampled = self.weight_version >= 0
+        assistant = np.zeros(len(self), dtype=bool)
+        for turn in self.turns:
+            assistant[turn.start : turn.stop] = turn.role == "assistant"
+        self._refuse("ids", self.ids < 0, "token ids >= 0")
+        self._refuse("weight_version", self.weight_version < NOT_SAMPLED, "-1 or a version >= 0")
+        self._refuse("loss_mask", self.loss_mask & ~assistant, "True in assistant turns only")
+        self._refuse("loss_mask", self.loss_mask & ~sampled, "True for sampled tokens only")
+        self._refuse("rollout_logprob", self.rollout_logprob > LOGPROB_NOISE, "log-probs <= 0")
+        unsampled_logprob = ~sampled & (self.rollout_logprob != 0)
+        self._refuse("rollout_logprob", unsampled_logprob, "0 for a token that was not sampled")
+        policy_fits = np.where(sampled, self.policy_id >= 0, self.policy_id == NOT_SAMPLED)
+        self._refuse("policy_id", ~policy_fits, ">= 0 if the token was sampled, otherwise -1")
+        if self.hidden is not None and len(self.hidden) != sampled.sum():
+            given = f"{len(self.hidden)} states for {sampled.sum()} sampled tokens"
+            raise ValueError(f"Trajectory.hidden: got {given}, allowed: one for each")
+
+
+class Group(Record):
+    """Trajectories of one prompt that are judged against each other, or a part of such a group."""
+
+    prompt_id: str
+    trajectories: tuple[Trajectory, ...]
+    baseline: float | None = None  # reward of the greedy answer, where an algorithm wants it
+
+    def stamp(self) -> "Group":
+        """The group with its reward statistics on every trajectory, so that it may be split."""
+        rewards = [t.reward for t in self.trajectories if t.reward is not None]
+        missing = len(self.trajectories) - len(rewards)
+        if missing:
+            raise ValueError(f"Group.stamp: {missing} without reward, prompt {self.prompt_id!r}")
+        stats = GroupStats.of(rewards)
+        return self.replace(trajectories=tuple(t.stamp(stats) for t in self.trajectories))
+
+    def _check(self) -> None:
+        prompts = {trajectory.prompt_id for trajectory in self.trajectories}
+        if prompts != {self.prompt_id}:
+            raise ValueError(
+                f"Group.trajectories: got those of prompts {sorted(prompts)}, "
+                f"allowed: one or more, all of {self.prompt_id!r}"
+            )
+        if len({trajectory.group for trajectory in self.trajectories}) > 1:
+            raise ValueError(
+                "Group.trajectories: got several reward statistics, "
+                "allowed: the same on all, or none on any"
+            )
+
+
+class TrainSample(Record):
+    """What the trainer sees of a trajectory: its tokens, who sampled them, and how good it was.
+
+    The advantage is that of every token in the loss. `old_logprob` is what the dense policy gave
+    the tokens at the rollout's weights; None until it has read them.
+    """
+
+    ids: Int32Array
+    loss_mask: BoolArray
+    rollout_logprob: Float32Array
+    advantage: float
+    old_logprob: Float32Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def learnt(self) -> int:
+        """Tokens in the loss."""
+        return int(self.loss_mask.sum())
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, advantage: float) -> "TrainSample":
+        return cls(
+            ids=trajectory.ids,
+            loss_mask=trajectory.loss_mask,
+            rollout_logprob=trajectory.rollout_logprob,
+            advantage=advantage,
+        )
+
+    def _check(self) -> None:
+        self._require_aligned("ids", "loss_mask", "rollout_logprob", "old_logprob")
+        first = np.arange(len(self)) == 0
+        self._refuse("loss_mask", self.loss_mask & first, "False at the first token")
+        if not math.isfinite(self.advantage):
+            raise ValueError(f"TrainSample.advantage: got {self.advantage}, allowed: a number")
+
+
+class Document(Record):
+    """The first `prompt` tokens are given, the others are learnt."""
+
+    ids: Int32Array
+    prompt: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def _check(self) -> None:
+        if not 1 <= self.prompt < len(self.ids):
+            raise ValueError(
+                f"Document.prompt: got {self.prompt} of {len(self.ids)} tokens, "
+                "allowed: at least 1, and fewer than all"
+            )

@@ -1,0 +1,173 @@
+"""The configuration of `sparrow eval`, and its result: accuracy by source and length."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from sparrow.schema.base import FieldError, Record
+from sparrow.schema.common import Device, Dtype
+from sparrow.schema.options import argument, option
+from sparrow.schema.types import (
+    Budget,
+    Count,
+    FilePath,
+    Name,
+    RowNumber,
+    Seed,
+    Several,
+    Temperature,
+    Tokens,
+    refuse_many,
+)
+
+ROWS = 32  # of each task and length, where no number is given
+FILE_TOKENS = 4096  # of an answer to a row of a file
+Window = Annotated[Tokens, Field(multiple_of=16)]
+
+
+class EvalConfig(Record):
+    """`sparrow eval`: which model on which rows, and how it answers."""
+
+    model: Name = argument(
+        ...,
+        "tiny, small, smollm2-135m, a folder, owner/name, or the run directory of a `sparrow "
+        "train` or `warmup` that has ended.",
+        "MODEL",
+    )
+    task: Several[Name] = option(
+        (),
+        "assignments, countdown, graph or gym/NAME; can be given several times. Default: the first "
+        "three.",
+        letter="t",
+    )
+    rows: Name | None = option(
+        None,
+        "Rows of a file instead: .parquet or .jsonl in verl's schema, or a dataset of the hub "
+        "(owner/name).",
+        "FILE",
+        alias="file",
+    )
+    reward: Name | None = option(None, "Who judges a file: math, or module:function.")
+    length: Several[Tokens] = option(
+        (),
+        "About how long a puzzle's answer is (default: 200, 500 and 1000), or the most for gym "
+        "(default: 512); can be given several times.",
+        "TOKENS",
+        "l",
+    )
+    prompts: Count | None = option(
+        None,
+        f"Rows of each task and length (default: {ROWS}), or of a file (default: all).",
+        letter="n",
+    )
+    skip: RowNumber = option(0, "Rows to leave out at the start.")
+    samples: Count = option(1, "Answers to every row: the k.", letter="k")
+    temperature: Temperature = option(1.0, "1 is the model's own, 0 is greedy.", "T")
+    max_tokens: Tokens | None = option(
+        None,
+        f"Longest answer. Default: 2.5 x a puzzle's length, {FILE_TOKENS} for rows of a file.",
+    )
+    seed: Seed = option(0, "Of the random draws.")
+    device: Device = option("auto", "auto (a GPU where there is one), cpu, cuda.")
+    dtype: Dtype = option("auto", "auto, float32 or bfloat16.")
+    schedule: Name | None = option(
+        None, "Budgets by length: a file, or a name of `sparrow presets`."
+    )
+    budget: Budget | None = option(
+        None, "Tokens kept at every length, 48 at least, in all layers.", "TOKENS"
+    )
+    window: Window | None = option(
+        None, "For comparison: only the last tokens are seen; a multiple of 16.", "TOKENS"
+    )
+    flow: Name | None = option(
+        None, "What chooses the tokens to keep: a built-in name or FILE[:name].", "FLOW"
+    )
+    force: bool = option(False, "Use a schedule that was made for another model.")
+    out: FilePath | None = option(None, "Also write every answer, a JSON line each.", "FILE", "o")
+
+    panels: ClassVar = {
+        "What is asked": ("task", "rows", "reward", "length", "prompts", "skip"),
+        "How it is answered": (
+            *("samples", "temperature", "max_tokens", "seed", "device", "dtype"),
+        ),
+        "Sparse attention (without these it is dense)": (
+            *("schedule", "budget", "window", "flow", "force"),
+        ),
+        "Output": ("out", "json"),
+    }
+
+    def _check(self) -> None:
+        refuse_many("EvalConfig", {"prompts": self.prompts or ROWS, "samples": self.samples})
+        out = self.out
+        wrong = {
+            "task": (self.rows is not None and self.task, "one of task and rows"),
+            "length": (self.rows is not None and self.length, "without rows of a file"),
+            "reward": (self.rows is None and self.reward, "for rows; tasks judge their own"),
+            "samples": (
+                self.samples > 1 and self.temperature == 0,
+                "1 at temperature 0, where all answers are the same",
+            ),
+            "out": (
+                out is not None and (out.exists() or not out.absolute().parent.is_dir()),
+                "a new file in a folder that exists",
+            ),
+        }
+        problems = {
+            name: (getattr(self, name), allowed) for name, (bad, allowed) in wrong.items() if bad
+        }
+        if problems:
+            raise FieldError("EvalConfig", problems)
+
+
+class Estimate(Record):
+    """A figure and its 95 % interval over rows; None: one row says nothing about others."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class PassAt(Record):
+    """The chance that one of k answers to a row is right."""
+
+    k: int
+    estimate: Estimate
+
+
+class Reason(Record):
+    """What the verdicts said, and how often."""
+
+    text: str
+    count: int
+
+
+class EvaluationCell(Record):
+    """What the answers to rows of one source, and of one length where it has a dial, come to.
+
+    mean: mean@k of all samples. passes: answers count as right where they are so entirely.
+    """
+
+    source: str
+    length: int | None
+    rows: int
+    samples: int  # answers to a row
+    mean: Estimate
+    passes: tuple[PassAt, ...]
+    tokens: float  # mean length of an answer
+    median: float  # of the lengths
+    entropy: float | None  # nats per sampled token; None: nothing was sampled
+    cut_off: float  # share that ran into the limit
+    reasons: tuple[Reason, ...]  # most frequent first
+    skipped: tuple[str, ...]  # rows whose prompts do not fit, and why
+
+
+class Evaluation(Record):
+    """Accuracy of a model by source, and what it was measured with."""
+
+    model: str
+    attention: str
+    temperature: float
+    samples: int
+    seed: int | None
+    left_out: tuple[str, ...]  # rows of a file that cannot be used, and why
+    cells: tuple[EvaluationCell, ...]

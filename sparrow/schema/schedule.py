@@ -1,0 +1,280 @@
+"""Budget schedules: how many tokens decoding keeps at each length, as data with provenance.
+
+A schedule counts in tokens, all kept ones included (reserved pages and the unfinished page too),
+and says which selection rule and model family it was measured with. It may be forced elsewhere, and
+then says that too. No torch: plans and reports read them as well.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sparrow.files import CONTROL
+from sparrow.schema.base import File, Int32Array, Record
+
+DENSE = 2**31 - 1
+"""The budget of a layer or request that keeps everything: the largest int32."""
+
+PLACE = ("family", "flow", "flow_digest", "page", "first", "last", "dense_layers")
+"""The fields that say where a schedule's budgets hold."""
+
+
+class Note(Record):
+    """One statement on where a schedule comes from."""
+
+    key: str
+    text: str
+
+
+class LayerBudgets(Record):
+    """Budgets that one layer has instead of the schedule's common ones, over the same bins.
+
+    With a head, they are those of one KV head of the layer alone.
+    """
+
+    layer: int
+    budgets: Int32Array
+    head: int | None = None
+
+
+class Schedule(File):
+    """Kept tokens by total length, and the selection rule that they hold for.
+
+    Bin i starts at lengths[i] tokens (the current one included) and keeps budgets[i]; the last bin
+    is open. The rule is the flow's name, its page size, the pages it always keeps and the layers
+    that stay dense: another rule keeps other tokens, so budgets do not carry over to it; nor do
+    they to another family of models.
+    """
+
+    what: ClassVar[str] = "schedule"
+
+    name: str
+    lengths: Int32Array
+    budgets: Int32Array
+    layers: tuple[LayerBudgets, ...] = ()
+    flow: str = "block-mean"
+    flow_digest: str | None = None  # of the flow's formula; None: made by hand, checked by name
+    page: int = 16
+    first: int = 1
+    last: int = 2
+    dense_layers: tuple[int, ...] = (0, 1)
+    model: str | None = None  # the model it was measured on
+    family: str | None = None  # that model's, as "qwen3"; None: made by hand, for any
+    provenance: tuple[Note, ...] = ()
+    forced: tuple[Note, ...] = ()  # by field: what it was made for, where that is not what it says
+
+    @classmethod
+    def fixed(cls, budget: int, **settings: Any) -> "Schedule":
+        """One budget at every length; `settings` are any other fields."""
+        settings = {"name": f"fixed-{budget}"} | settings
+        return cls(lengths=np.zeros(1, np.int32), budgets=np.array([budget]), **settings)
+
+    def budget(self, length: int, layer: int | None = None, head: int | None = None) -> int:
+        """Tokens to keep at a total length: of a layer (DENSE if it stays dense), or in common."""
+        if length < 0:
+            raise ValueError(f"Schedule.budget: got a length of {length} tokens, allowed: >= 0")
+        return int(self.budgets_of(layer, head)[bisect_right(self.lengths, length) - 1])
+
+    def budgets_of(self, layer: int | None = None, head: int | None = None) -> Int32Array:
+        """The budgets of every bin: of a layer (DENSE if it stays dense), or in common.
+
+        Of a KV head of the layer those it has of its own, else the layer's.
+        """
+        if layer in self.dense_layers:
+            return np.full_like(self.budgets, DENSE)
+        own = {item.head: item.budgets for item in self.layers if item.layer == layer}
+        return own.get(head, own.get(None, self.budgets))
+
+    def kept(
+        self, lengths: npt.NDArray[np.int64], layer: int, head: int | None = None
+    ) -> npt.NDArray[np.int64]:
+        """`kept_tokens` of a layer at each of these total lengths, which are at least 1."""
+        budget = self.budgets_of(layer, head).astype(np.int64)
+        budget = budget[np.searchsorted(self.lengths, lengths, side="right") - 1]
+        return _kept(lengths, budget, self.page, self.first, self.last)
+
+    def kept_of_heads(
+        self, lengths: npt.NDArray[np.int64], layer: int, kv_heads: int
+    ) -> npt.NDArray[np.float64]:
+        """`kept`, averaged over the KV heads of the layer."""
+        if not any(item.layer == layer and item.head is not None for item in self.layers):
+            return self.kept(lengths, layer).astype(np.float64)
+        return np.mean([self.kept(lengths, layer, head) for head in range(kv_heads)], axis=0)
+
+    def misfits(self, place: Mapping[str, Any]) -> dict[str, Any]:
+        """Those fields of a place (see PLACE) that are not what the schedule was made for.
+
+        A schedule without a family or flow digest is for any, and so is a place.
+        """
+        return {
+            field: value
+            for field, value in place.items()
+            if getattr(self, field) != value
+            and not (field in ("family", "flow_digest") and None in (value, getattr(self, field)))
+        }
+
+    def forced_onto(self, **place: Any) -> "Schedule":
+        """The same budgets at a place they were not made for; `describe` says so from then on.
+
+        place: any fields of PLACE. How far decoding strays there is unmeasured. Layers that are
+        dense there lose the budgets of their own.
+        """
+        unknown = sorted(place.keys() - set(PLACE))
+        _require(not unknown, "forced_onto", unknown, ", ".join(PLACE))
+        if "dense_layers" in place:
+            place["dense_layers"] = tuple(sorted(place["dense_layers"]))
+        changes = self.misfits(place)
+        made_for = {field: _said(getattr(self, field)) for field in changes}
+        made_for |= {note.key: note.text for note in self.forced}
+        now = {field: _said(changes.get(field, getattr(self, field))) for field in PLACE}
+        dense = changes.get("dense_layers", self.dense_layers)
+        return self.replace(
+            **changes,
+            layers=tuple(item for item in self.layers if item.layer not in dense),
+            forced=tuple(
+                Note(key=field, text=made_for[field])
+                for field in PLACE
+                if made_for.get(field, now[field]) != now[field]
+            ),
+        )
+
+    def describe(self) -> str:
+        """What runs, in one line for headers and completions. A constant budget needs no name."""
+        least, most = self._range()
+        if least == DENSE:
+            return "dense"
+        name = f"{self.name}: " if least < most else ""
+        made_for = ", ".join(f"{n.key.replace('_', ' ')} {n.text}" for n in self.forced)
+        return (
+            f"{name}{self.flow}, page {self.page}, {self._describe_budgets(least, most)}, "
+            f"first {self.first} and last {self.last} pages kept, "
+            f"dense layers: {_said(self.dense_layers)}"
+            + (f"; FORCED, made for {made_for}" if made_for else "")
+        )
+
+    def _range(self) -> tuple[int, int]:
+        rows = [self.budgets, *(item.budgets for item in self.layers)]
+        return min(int(row.min()) for row in rows), max(int(row.max()) for row in rows)
+
+    def _describe_budgets(self, least: int, most: int) -> str:
+        if least == most:
+            return f"budget {least} tokens"
+        by = [f"length ({len(self.lengths)} bins)"] if len(self.lengths) > 1 else []
+        own = {item.layer for item in self.layers}
+        by += [f"layer ({len(own)} with budgets of their own)"] if own else []
+        heads = sum(item.head is not None for item in self.layers)
+        by += [f"KV head ({heads} with budgets of their own)"] if heads else []
+        upto = "all" if most == DENSE else most
+        return f"budgets {least} to {upto} tokens by {' and '.join(by)}"
+
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return {"flow_digest": None} | data
+
+    def _check(self) -> None:
+        self._check_rule()
+        self._check_lengths()
+        self._check_budgets("budgets", self.budgets)
+        places = [(item.layer, -1 if item.head is None else item.head) for item in self.layers]
+        given = [layer if head < 0 else (layer, head) for layer, head in places]
+        allowed = "layers in order, each one's own budgets before those of its heads in order"
+        _require(places == sorted(set(places)), "layers", given, allowed)
+        for index, item in enumerate(self.layers):
+            _require(item.layer >= 0, f"layers[{index}].layer", item.layer, "a layer number")
+            holds = item.head is None or item.head >= 0
+            _require(holds, f"layers[{index}].head", item.head, "the number of a KV head")
+            _require(
+                item.layer not in self.dense_layers,
+                f"layers[{index}].layer",
+                item.layer,
+                f"a layer that is not dense (dense: {list(self.dense_layers)})",
+            )
+            self._check_budgets(f"layers[{index}].budgets", item.budgets)
+        keys = [note.key for note in self.provenance]
+        _require(len(set(keys)) == len(keys), "provenance", keys, "keys that differ")
+        fields = [note.key for note in self.forced]
+        known = [field for field in PLACE if field in fields]
+        _require(fields == known, "forced", fields, f"fields of {PLACE}, in order")
+
+    def _check_rule(self) -> None:
+        for field in ("name", "flow", "family"):
+            _require(getattr(self, field) != "", field, "an empty text", "a name")
+        texts = [(field, getattr(self, field)) for field in ("name", "flow", "model", "family")]
+        texts += [("provenance", f"{note.key} {note.text}") for note in self.provenance]
+        for field, text in texts:
+            holds = text is None or not CONTROL.search(text)
+            _require(holds, field, repr(text), "a text without control characters")
+        _require(self.page >= 1, "page", self.page, "an integer >= 1")
+        _require(self.first >= 0, "first", self.first, "an integer >= 0")
+        allowed = "an integer >= 1 (an unfinished page has no landmark and is always kept)"
+        _require(self.last >= 1, "last", self.last, allowed)
+        _ascending("dense_layers", self.dense_layers, "layer numbers")
+
+    def _check_lengths(self) -> None:
+        starts = self.lengths.tolist()
+        _require(starts[:1] == [0], "lengths", starts, "bins of which the first starts at 0")
+        _ascending("lengths", starts, "lengths")
+
+    def _check_budgets(self, field: str, budgets: Int32Array) -> None:
+        values, least = budgets.tolist(), (self.first + self.last) * self.page
+        allowed = f"one for each of {len(self.lengths)} bins"
+        _require(len(values) == len(self.lengths), field, f"{len(values)} budgets", allowed)
+        _require(
+            values[0] >= least,
+            field,
+            f"{values[0]} tokens in bin 0",
+            f">= {least}, the first {self.first} and last {self.last} pages of {self.page} tokens, "
+            "which are always kept",
+        )
+        for index, (before, after) in enumerate(pairwise(values)):
+            given = f"{after} tokens in bin {index + 1} after {before}"
+            _require(after >= before, field, given, "budgets that do not fall with the length")
+
+
+def kept_tokens(length: int, budget: int, page: int = 16, first: int = 1, last: int = 2) -> int:
+    """How many tokens a sequence keeps under a budget, exactly as `ops.select_pages` keeps them.
+
+    As many whole pages as the budget pays beside the last one, which may be unfinished; never fewer
+    than the reserved pages, never more than there are.
+    """
+    if length < 0 or page < 1 or first < 0 or last < 1:
+        given = f"length {length}, page {page}, first {first}, last {last}"
+        raise ValueError(
+            f"kept_tokens: got {given}, allowed: length >= 0, page >= 1, first >= 0, last >= 1"
+        )
+    if length == 0:
+        return 0
+    return int(_kept(np.array(length), np.array(budget), page, first, last))
+
+
+def _kept(
+    lengths: npt.NDArray[np.int64],
+    budgets: npt.NDArray[np.int64],
+    page: int,
+    first: int,
+    last: int,
+) -> npt.NDArray[np.int64]:
+    pages = -(-lengths // page)
+    tail = lengths - (pages - 1) * page
+    affordable = np.maximum((budgets - tail) // page + 1, first + last)
+    return (np.minimum(affordable, pages) - 1) * page + tail
+
+
+def _require(holds: bool, field: str, given: object, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"Schedule.{field}: got {given}, allowed: {allowed}")
+
+
+def _said(value: object) -> str:
+    """A field of a place, for people."""
+    return (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
+
+
+def _ascending(field: str, values: Sequence[int], what: str) -> None:
+    """Distinct and in order, so that equal schedules are written alike."""
+    holds = all(a < b for a, b in pairwise([-1, *values]))
+    _require(holds, field, list(values), f"{what} >= 0, each above the one before")

@@ -1,0 +1,200 @@
+"""The surface: what was measured of a model, by flow, budget and length, as one documented file.
+
+docs/calibrate.md describes every field. numpy and no torch: plans and plots read surfaces too.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparrow.schema.base import File, Int32Array, Record
+from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
+
+FORMAT = 1
+LONGEST = 2**31  # tokens
+LEAST_PROMPTS = 48
+"""Below so many prompts an interval over prompts is narrower than it says."""
+
+
+class Variant(Record):
+    """What chooses pages, apart from how many: a flow, its configuration, budgets by layer.
+
+    shares: by layer, the multiple of the budget that the layer gets; none: every layer gets it.
+    """
+
+    name: str  # in the surface
+    flow: str  # the name that schedules give
+    source: str  # how the user named the flow: a built-in name, file.py:name, module:name
+    digest: str  # of its program for this model
+    field_bytes: int  # that it stores with a page and KV head, of keys in 16 bits
+    page: int = 16
+    first: int = 1
+    last: int = 2
+    dense_layers: tuple[int, ...] = ()
+    shares: tuple[float, ...] = ()
+    flow_digest: str | None = None  # of the flow's formula, which schedules hold
+
+    def schedule(self, lengths: Sequence[int], budgets: Sequence[int], **fields: Any) -> Schedule:
+        """The schedule of these bins; budgets of single layers follow from the shares."""
+        common = np.asarray(budgets, dtype=np.int32)
+        fields = {"name": f"{self.name}-{budgets[0]}"} | fields
+        return Schedule(
+            lengths=np.asarray(lengths),
+            budgets=common,
+            layers=tuple(
+                LayerBudgets(layer=layer, budgets=self._share_of(common, share))
+                for layer, share in enumerate(self.shares)
+                if layer not in self.dense_layers and share != 1
+            ),
+            flow=self.flow,
+            flow_digest=self.flow_digest,
+            page=self.page,
+            first=self.first,
+            last=self.last,
+            dense_layers=self.dense_layers,
+            **fields,
+        )
+
+    def _share_of(self, budgets: Int32Array, share: float) -> Int32Array:
+        """A multiple of budgets in whole pages, never less than the pages always kept."""
+        least = (self.first + self.last) * self.page
+        pages = np.rint(budgets.astype(np.float64) * share / self.page).astype(np.int64) * self.page
+        return np.where(budgets == DENSE, DENSE, np.clip(pages, least, DENSE)).astype(np.int32)
+
+
+class Estimators(Record):
+    """Cheap estimates of acceptance beside the exact one, over the tokens of a cell.
+
+    The sampled ratio min(1, p(x)/q(x)) is unbiased for the mean; its quantiles are not those of
+    acceptance, and are shown to say so. None where tokens were given, not sampled.
+    """
+
+    top_k: int
+    lower_p05: float  # p05 of the top-K lower bound
+    upper_p05: float
+    lower_mean: float
+    upper_mean: float
+    widest: float  # the largest gap between the two bounds
+    ratio_mean: float | None
+    ratio_error: float | None  # standard error of its difference to the exact mean, over prompts
+    ratio_p05: float | None
+
+
+class Cell(Record):
+    """Acceptance of the tokens of one variant and budget that were drawn in one bin of lengths.
+
+    start <= total length < stop; the interval of p05 is over prompts. budget None is dense.
+    """
+
+    variant: str
+    budget: int | None
+    start: int
+    stop: int
+    tokens: int
+    sequences: int
+    prompts: int
+    mean: float
+    p01: float
+    p05: float
+    low: float
+    high: float
+    p50: float
+    above: float  # share of tokens with acceptance over 0.999
+    beta: tuple[float, ...]  # a, b and KS distance of the rest, scaled to [0, 0.999]; () if few
+    uncertain_p05: float | None  # p05 of tokens with dense entropy over 0.1 nats
+    uncertain: int  # how many those are
+    estimators: Estimators | None = None
+
+
+class LayerLoss(Record):
+    """p05 where only these layers were sparse, of tokens at lengths over the budget."""
+
+    variant: str
+    budget: int
+    layers: tuple[int, ...]
+    p05: float
+    low: float
+    high: float
+    mean: float
+    tokens: int
+    prompts: int
+
+
+class Surface(File):
+    """Everything that a calibration found out, and how."""
+
+    what: ClassVar[str] = "surface"
+    version: ClassVar[int] = FORMAT
+    made_by: ClassVar[str] = "sparrow calibrate"
+
+    format: int = FORMAT
+    model: str
+    family: str
+    fingerprint: str  # of the weights, dtype included
+    shape: str  # the model's config.json, for the cost of plans
+    dtype: str
+    device: str
+    mode: str  # "generated" or "forced"
+    prompts: str  # where they came from
+    prompts_digest: str
+    seed: int
+    temperature: float
+    max_tokens: int
+    targets: tuple[float, ...]
+    bins: tuple[int, ...]  # edges of total length
+    variants: tuple[Variant, ...]
+    budgets: tuple[int, ...]
+    cells: tuple[Cell, ...]  # by total length, which schedules look up
+    floor: tuple[Cell, ...]  # dense against dense in the working dtype, by total length
+    positions: tuple[Cell, ...]  # the same tokens as `cells`, by position in the response
+    layers: tuple[LayerLoss, ...]
+    lengths: tuple[int, ...]  # final lengths of the sequences that the dense policy wrote
+    prompt_tokens: int  # of a prompt, the median; 0: not known
+    undecided: tuple[str, ...]  # what the plan still depends on
+    warnings: tuple[str, ...]
+    versions: tuple[str, ...]
+    command: str
+    created: str
+
+    def _check(self) -> None:
+        if list(self.bins) != sorted(set(self.bins)) or len(self.bins) < 2:
+            raise ValueError(f"Surface.bins: got {list(self.bins)}, allowed: edges that rise")
+        if not self.variants:
+            raise ValueError("Surface.variants: got none, allowed: one at least")
+        for cell in (*self.cells, *self.floor):
+            fits = cell.start in self.bins and cell.start <= cell.stop <= LONGEST
+            if not 0 <= cell.low <= cell.p05 <= cell.high <= 1 or not fits:
+                place = f"{cell.variant}, {cell.budget}, from {cell.start}"
+                raise ValueError(
+                    f"Surface.cells: got {cell.low}, {cell.p05}, {cell.high} for {place}, allowed: "
+                    "0 <= low <= p05 <= high <= 1 in one of the bins"
+                )
+
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return {"prompt_tokens": 0} | data
+
+    def variant(self, name: str) -> Variant:
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        known = ", ".join(variant.name for variant in self.variants)
+        raise ValueError(f"the surface has no variant {name!r}; it has {known}")
+
+    def kept(self, variant: str) -> list[int]:
+        """The budgets of a variant that were measured, rising."""
+        return sorted({c.budget for c in self.cells if c.variant == variant and c.budget})
+
+    def of(self, variant: str, budget: int) -> list[Cell]:
+        """The cells of one variant and budget, in the order of lengths."""
+        return [cell for cell in self.cells if (cell.variant, cell.budget) == (variant, budget)]
+
+
+def reach(cells: Sequence[Cell]) -> dict[int, float]:
+    """By the start of a bin, the share of an arm's prompts that have a token in it or later."""
+    most = max((cell.prompts for cell in cells), default=0)
+    return {
+        cell.start: max(later.prompts for later in cells if later.start >= cell.start) / most
+        for cell in cells
+    }

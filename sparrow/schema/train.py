@@ -1,0 +1,243 @@
+"""The configuration of `sparrow train`: sparse rollout, dense policy, a guarded tail."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from sparrow.schema.base import FieldError, Record
+from sparrow.schema.common import AttentionConfig, Device
+from sparrow.schema.options import Shortcut
+from sparrow.schema.types import (
+    BatchTokens,
+    Count,
+    Directory,
+    FolderName,
+    Fraction,
+    Gib,
+    Name,
+    RateOrZero,
+    RowNumber,
+    Seconds,
+    Seed,
+    Share,
+    Steps,
+    StepsOrZero,
+    Tokens,
+    TokensOrZero,
+    Weight,
+    Workers,
+    refuse_many,
+)
+from sparrow.schema.warmup import OptimiserConfig
+
+Setting = bool | int | float | str
+
+
+class TrainModelConfig(Record):
+    """The policy. Weights are float32; `dtype` is that of the products and of the engine."""
+
+    name: Name
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU
+    device: Device = "auto"
+
+
+class RowsConfig(Record):
+    """Where rows come from, and who judges them. One of task and file."""
+
+    # A puzzle family (assignments, countdown, graph), or gym/NAME of reasoning-gym.
+    task: Name | None = None
+    length: Tokens = 500  # of a task: the dial, about how many tokens a chain has
+    # Of a task: the seed of the first row. Lower ones are for evaluation.
+    first: RowNumber = 100_000
+    rows: Annotated[int, Field(ge=1, lt=2**63)] | None = (
+        None  # of a task: so many different rows, then again; None: no end
+    )
+    # Rows in verl's schema: .parquet, .jsonl, or a dataset of the hub (owner/name[:split]).
+    file: Name | None = None
+    # Who judges rows of a file: math, or module:function with verl's signature compute_score(
+    # data_source, solution_str, ground_truth, extra_info). None: by data_source.
+    reward: Name | None = None
+    deadline: Seconds = 10.0  # seconds a verdict may take before the verifier is killed
+    workers: Workers = 2  # processes that judge
+    memory_gib: Gib | None = None  # that each of them and what it starts may take
+    shuffle: bool = True  # rows of a file: another order in every epoch
+
+    @model_validator(mode="after")
+    def _refuse_both(self) -> Self:
+        if (self.task is None) == (self.file is None):
+            allowed = "one of task and file"
+            raise FieldError("RowsConfig", {"task": (self.task, allowed)})
+        return self
+
+
+class RolloutConfig(Record):
+    """How answers are sampled. Training wants the model's own distribution: temperature 1."""
+
+    prompts: Count = 16  # a step
+    samples: Count = 8  # a prompt
+    max_tokens: Tokens = 1024  # of an answer
+    max_prompt: Tokens | None = None  # longer prompts are left out, counted; None: what fits
+    temperature: Annotated[float, Field(ge=1.0, le=1.0)] = 1.0
+    attention: AttentionConfig = AttentionConfig()
+    episode: Name | None = None  # module:function, async (actor, example) -> trajectories
+    max_running: Count | None = None  # samples that decode together
+    kv_gib: Gib | None = None  # memory for keys and values; None: what there is
+    sleep: bool = True  # whether the engine gives its memory back while the trainer works
+
+    @model_validator(mode="after")
+    def _refuse_many(self) -> Self:
+        refuse_many("RolloutConfig", {"prompts": self.prompts, "samples": self.samples})
+        return self
+
+
+class Choice(Record):
+    """A function by its name here, or module:function, and what it is called with."""
+
+    use: Name
+    settings: dict[str, Setting] = Field(default_factory=dict)
+
+
+class AlgorithmConfig(Record):
+    """The objective. The algorithm decides what is None."""
+
+    name: Literal["grpo", "dr-grpo", "dapo", "rloo", "remax", "reinforce++"] = "grpo"
+    advantage: Name | None = None  # by name, or module:function
+    surrogate: Choice | None = None
+    aggregate: Name | None = None  # token-mean, seq-mean-token-mean, seq-mean-token-sum-norm
+    corrections: tuple[Choice, ...] = (Choice(use="token-tis", settings={"cap": 2.0}),)
+    dynamic: bool | None = None  # leave out groups that are all right or all wrong, and refill
+    refills: Annotated[int, Field(ge=1, le=100)] = 4  # rounds of prompts that a step may take
+    # Overlong shaping: from max_tokens - overlong on the reward falls along a line to -1. 0: none.
+    overlong: TokensOrZero | None = None
+    entropy: Weight = 0.0  # bonus for it
+
+
+class BatchConfig(Record):
+    """How a step's samples become updates."""
+
+    updates: Count = 1  # optimiser steps, each on a share of the prompts
+    tokens: BatchTokens = 16384  # of a micro-batch; a longer sequence is alone
+    recompute: bool = True  # activations of a layer are computed again on the way back
+    compile: bool | None = None  # torch.compile joins small kernels of a layer; None: on a GPU
+
+
+class GateConfig(Record):
+    """The tail gate: the 5th percentile of acceptance by length, and what is done about it."""
+
+    mode: Literal["off", "warn", "act"] = "act"
+    target: Fraction = 0.86
+    sample: Count = 8  # trajectories a step whose acceptance is measured exactly
+    window: Count = 8  # steps that are looked at together
+    bin: Tokens | None = (
+        None  # width in tokens; None: the schedule's bins, or an eighth of the room
+    )
+    least: Annotated[int, Field(ge=1, le=10**9)] = 400  # tokens in a bin before it is judged
+    prompts: Annotated[int, Field(ge=2, le=2**16)] = 8  # and prompts
+    patience: Count = 3  # looks with p05 below target before action, unless surely below
+    raises: Annotated[int, Field(ge=0, le=1000)] = (
+        3  # times a bin's budget is raised before it runs dense
+    )
+    factor: Annotated[float, Field(gt=1, le=8)] = 1.5  # by which a budget is raised
+    lower: bool = False  # whether budgets may fall where the tail has slack
+    slack: Fraction = 0.04  # lower end this far above target is slack
+
+
+class ValidationConfig(Record):
+    """Rows that are answered every so many steps, to see whether it helps."""
+
+    every: StepsOrZero = 0  # steps; 0: never. Also before the first step and after the last
+    rows: Count = 32
+    samples: Count = 1
+    first: RowNumber = 0  # seed of the first row of a task, or number of the first row of a file
+    file: Name | None = None  # None: the training's task
+    sparse: bool = False  # by the training's schedule; otherwise dense
+
+    @model_validator(mode="after")
+    def _refuse_many(self) -> Self:
+        refuse_many("ValidationConfig", {"rows": self.rows, "samples": self.samples})
+        return self
+
+
+class TrainRunConfig(Record):
+    """How long it runs and what it leaves behind."""
+
+    dir: Directory | None = None  # None: runs/train/NAME of the configuration
+    name: FolderName = "train"
+    steps: Steps = 100
+    seed: Seed = 0
+    save_every: Steps = 10  # between checkpoints
+    keep: Count = 2  # checkpoints that stay
+    rollouts: StepsOrZero = 1  # every so many steps the trajectories are kept, with text; 0: never
+    tensorboard: bool = True
+    skips: Steps = 5  # steps in a row without a finite loss and gradient before it stops
+
+
+class RateConfig(OptimiserConfig):
+    """AdamW at a constant rate, the defaults of RL."""
+
+    rate: RateOrZero = 1e-6
+    warm_up: StepsOrZero = 0
+    decay: StepsOrZero = 0
+    final: Share = 1.0
+    beta2: Fraction = 0.999
+    weight_decay: Weight = 0.0
+
+
+class TrainConfig(Record):
+    """`sparrow train`."""
+
+    model: TrainModelConfig
+    data: RowsConfig
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    batch: BatchConfig = BatchConfig()
+    optimiser: RateConfig = RateConfig()
+    gate: GateConfig = GateConfig()
+    validation: ValidationConfig = ValidationConfig()
+    run: TrainRunConfig = TrainRunConfig()
+
+    shortcuts: ClassVar = {
+        "model": Shortcut("model.name", "A name, a folder, or owner/name.", "m", "MODEL"),
+        "task": Shortcut("data.task", "assignments, countdown, graph or gym/NAME."),
+        "rows": Shortcut("data.file", "Rows of a file or of the hub instead.", "", "FILE"),
+        "budget": Shortcut("rollout.attention.budget", "Tokens kept.", "b", "TOKENS"),
+        "schedule": Shortcut("rollout.attention.schedule", "Budgets by length: preset or file."),
+        "dense": Shortcut(
+            "rollout.attention.dense", "Dense rollouts, whatever the files say: to compare with."
+        ),
+        "target": Shortcut("gate.target", "The p05 of acceptance to keep.", "t", "P05"),
+        "steps": Shortcut("run.steps", "How long it trains."),
+        "seed": Shortcut("run.seed", "Of the random draws."),
+        "device": Shortcut("model.device", "auto (a GPU where there is one), cpu, cuda."),
+        "out": Shortcut("run.dir", "Run directory. Default: runs/train/NAME.", "o", "FOLDER"),
+    }
+
+    @model_validator(mode="after")
+    def _refuse_lone_samples(self) -> Self:
+        if self.rollout.samples < 2 and self.algorithm.name not in ("remax", "reinforce++"):
+            allowed = f"2 at least: {self.algorithm.name} compares the answers to a prompt"
+            raise FieldError("TrainConfig", {"rollout.samples": (self.rollout.samples, allowed)})
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_seen(self) -> Self:
+        """Rows of validation must not be rows of training."""
+        held, data = self.validation, self.data
+        if not held.every or held.file is not None:
+            return self
+        if data.file is not None:
+            allowed = "a file of its own where data.file is: rows that are trained on tell nothing"
+            raise FieldError("TrainConfig", {"validation.file": (None, allowed)})
+        last = None if data.rows is None else data.first + data.rows
+        if held.first + held.rows > data.first and (last is None or held.first < last):
+            seeds = f"{data.first} to {'no end' if last is None else last - 1}"
+            allowed = f"rows apart from those of training, {seeds}"
+            raise FieldError("TrainConfig", {"validation.first": (held.first, allowed)})
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_uneven(self) -> Self:
+        if self.rollout.prompts % self.batch.updates:
+            allowed = f"a divisor of rollout.prompts, {self.rollout.prompts}"
+            raise FieldError("TrainConfig", {"batch.updates": (self.batch.updates, allowed)})
+        return self

@@ -1,0 +1,113 @@
+"""Numbers and names that settings take, with bounds that no serious run comes near.
+
+Beyond them arithmetic overflows, memory ends, or a preview takes hours.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+
+from sparrow.files import CONTROL
+from sparrow.schema.base import FieldError
+
+MOST_TOKENS = 2**20
+MOST_ANSWERS = 2**20  # prompts x samples that are asked for together
+LONGEST_NAME = 4096
+LONGEST_FOLDER_NAME = 200
+
+T = TypeVar("T")
+
+Count = Annotated[int, Field(ge=1, le=2**16)]  # of prompts, samples, rows
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+TokensOrZero = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+BatchTokens = Annotated[int, Field(ge=256, le=2**26)]
+Budget = Annotated[int, Field(ge=48, le=MOST_TOKENS)]  # the three pages of 16 always kept
+Steps = Annotated[int, Field(ge=1, le=10**9)]
+StepsOrZero = Annotated[int, Field(ge=0, le=10**9)]
+RowNumber = Annotated[int, Field(ge=0, lt=2**63)]
+Workers = Annotated[int, Field(ge=1, le=1024)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Rate = Annotated[float, Field(gt=0, lt=1)]
+RateOrZero = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+Gib = Annotated[float, Field(gt=0, le=2**20)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Temperature = Annotated[float, Field(ge=0, le=1e6)]  # 0 is greedy
+
+
+def refuse_control(text: str) -> str:
+    """Refuse a text that a terminal or a file system would not take as it stands."""
+    if CONTROL.search(text) or "\n" in text or "\t" in text:
+        raise ValueError("a text without control characters")
+    if len(text) > LONGEST_NAME:
+        raise ValueError(f"a text of at most {LONGEST_NAME} characters")
+    return text
+
+
+def folder_name(name: str) -> str:
+    """Refuse what cannot be the name of a folder beside others: it would lead out of its parent."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name.endswith(".json"):
+        raise ValueError("letters, digits, '.', '_' and '-', as it names a folder")
+    if len(name) > LONGEST_FOLDER_NAME:
+        raise ValueError(f"at most {LONGEST_FOLDER_NAME} characters, as it names a folder")
+    return name
+
+
+def _not_empty(text: object) -> object:
+    if text == "":
+        raise ValueError("a text that is not empty")
+    return text
+
+
+def _several(given: object) -> object:
+    """One value stands for a list of one."""
+    return given if isinstance(given, list | tuple) or given is None else (given,)
+
+
+def layer_numbers(given: object) -> object:
+    """Layers as people write them: 0,1 or none."""
+    if isinstance(given, int):
+        return (given,)
+    if not isinstance(given, str):
+        return given
+    try:
+        numbers = "" if given.strip() == "none" else given
+        return tuple(sorted({int(part) for part in numbers.split(",") if part.strip()}))
+    except ValueError:
+        raise ValueError("numbers as 0,1 or none") from None
+
+
+def _as_path(given: object, info: ValidationInfo) -> object:
+    """A path that Python gives as text, as JSON must. Before: Path("") is Path(".")."""
+    _not_empty(given)
+    return Path(given) if isinstance(given, str) and info.mode == "python" else given
+
+
+def _plain_path(path: Path) -> Path:
+    refuse_control(str(path))
+    return path
+
+
+Name = Annotated[str, BeforeValidator(_not_empty), AfterValidator(refuse_control)]
+FolderName = Annotated[str, AfterValidator(folder_name)]
+Directory = Annotated[Path, BeforeValidator(_as_path), AfterValidator(_plain_path)]
+FilePath = Directory
+Several = Annotated[tuple[T, ...], BeforeValidator(_several)]  # an option that may be repeated
+LayerNumbers = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=1023)], ...], BeforeValidator(layer_numbers)
+]
+
+
+def refuse_many(record: str, counts: Mapping[str, int]) -> None:
+    """Refuse numbers whose product is more answers than can be asked for together."""
+    product = 1
+    for field, count in counts.items():
+        product *= count
+        if product > MOST_ANSWERS:
+            allowed = f"{' x '.join(counts)} <= {MOST_ANSWERS} answers in all"
+            raise FieldError(record, {field: (count, allowed)})

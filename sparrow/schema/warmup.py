@@ -1,0 +1,124 @@
+"""The configuration of `sparrow warmup`: a small thinking model from nothing, on puzzles."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from sparrow.schema.base import FieldError, Record
+from sparrow.schema.common import Device
+from sparrow.schema.options import Shortcut
+from sparrow.schema.types import (
+    Directory,
+    FolderName,
+    Name,
+    Rate,
+    Seed,
+    Share,
+    Steps,
+    StepsOrZero,
+    Tokens,
+    Weight,
+)
+
+MOST_STAGES = 64
+Width = Annotated[int, Field(ge=1, le=2**16)]
+
+
+class ShapeConfig(Record):
+    """The model: a Qwen3 decoder with tied embeddings. The vocabulary is that of the puzzles."""
+
+    name: FolderName
+    layers: Annotated[int, Field(ge=1, le=1024)]
+    hidden: Width
+    intermediate: Width
+    heads: Annotated[int, Field(ge=1, le=1024)]
+    kv_heads: Annotated[int, Field(ge=1, le=1024)]
+    head_size: Annotated[int, Field(ge=2, le=1024, multiple_of=2)] = 64
+    max_positions: Tokens
+    rope_theta: Annotated[float, Field(gt=1, le=1e12)] = 1e6
+    seed: Seed = 0
+    # Weights to begin with, a folder; None: drawn from the seed. Where that model's MLPs are wider,
+    # the channels that weigh most are kept.
+    start: Name | None = None
+
+
+class StageConfig(Record):
+    """A stretch of training: how many steps of how many tokens, on chains of which lengths."""
+
+    steps: Steps
+    tokens: Annotated[int, Field(ge=1024, le=2**20)]
+    shortest: Annotated[int, Field(ge=100, le=8000)] = 100
+    longest: Annotated[int, Field(ge=100, le=8000)]
+
+    @model_validator(mode="after")
+    def _refuse_empty(self) -> Self:
+        if self.shortest > self.longest:
+            allowed = f"at most longest, which is {self.longest}"
+            raise FieldError("StageConfig", {"shortest": (self.shortest, allowed)})
+        return self
+
+
+class DataConfig(Record):
+    """Which puzzles, in which shares of the documents; every family is named, 0 leaves it out."""
+
+    seed: Seed = 0
+    assignments: Share = 1.0
+    countdown: Share = 1.0
+    graph: Share = 1.0
+    revisit: bool = True  # whether chains may repeat what they have done before
+
+    @model_validator(mode="after")
+    def _refuse_none(self) -> Self:
+        if not self.assignments + self.countdown + self.graph:
+            raise FieldError("DataConfig", {"assignments": (0, "one share above 0 at least")})
+        return self
+
+
+class OptimiserConfig(Record):
+    """AdamW. The rate goes up along a line, stays, and at the end goes down along a line."""
+
+    rate: Rate = 2e-3
+    warm_up: StepsOrZero = 200
+    decay: StepsOrZero = 1000
+    final: Share = 0.02  # of the rate, at the last step
+    beta1: Rate = 0.9
+    beta2: Rate = 0.95
+    weight_decay: Weight = 0.1
+    clip: Annotated[float, Field(gt=0, le=1e12)] = 1.0
+
+
+class WarmupRunConfig(Record):
+    """Where it runs and what it leaves behind."""
+
+    dir: Directory | None = None  # None: runs/warmup/NAME
+    device: Device = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the products; weights are float32
+    workers: Annotated[int, Field(ge=0, le=256)] = 0  # processes that make puzzles ahead
+    save_every: Steps = 500  # between checkpoints
+
+
+class WarmupConfig(Record):
+    """`sparrow warmup`."""
+
+    model: ShapeConfig
+    data: DataConfig = DataConfig()
+    stages: tuple[StageConfig, ...]
+    optimiser: OptimiserConfig = OptimiserConfig()
+    run: WarmupRunConfig = WarmupRunConfig()
+
+    shortcuts: ClassVar = {
+        "device": Shortcut("run.device", "auto (a GPU where there is one), cpu, cuda."),
+        "out": Shortcut("run.dir", "Run directory. Default: runs/warmup/NAME.", "o", "FOLDER"),
+    }
+
+    @model_validator(mode="after")
+    def _refuse_count(self) -> Self:
+        # Not by min_length: that would also count a stage that was refused.
+        if not 1 <= len(self.stages) <= MOST_STAGES:
+            allowed = f"one stage at least, {MOST_STAGES} at most"
+            raise FieldError("WarmupConfig", {"stages": (len(self.stages), allowed)})
+        return self
+
+    @property
+    def steps(self) -> int:
+        return sum(stage.steps for stage in self.stages)
