@@ -14,7 +14,6 @@ help of the command line. Nothing heavy is imported before a verb is called.
 """
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import wraps
@@ -77,7 +76,6 @@ Json = dict[str, Any]
 Report = Callable[[str], None]
 Progress = Callable[[int, int, str], None]  # done, total, what
 
-TARGET = 0.86
 LENGTHS = (200, 500, 1000)  # of puzzles in an evaluation, where none is given
 GYM_TOKENS = 512  # of an answer to reasoning-gym
 MODEL = "model"  # what a run leaves in its directory
@@ -178,9 +176,6 @@ def calibrate(
 
     Exit codes: 0 measured, 2 a mistake in the options, 130 stopped by Ctrl-C.
     """
-    from sparrow.calibrate.calibration import Settings
-    from sparrow.calibrate.collecting import Sampling
-    from sparrow.dataflow.calibrate import Request, budgets_for, edges_for, longest_of
     from sparrow.dataflow.calibrate import calibrate as measure
     from sparrow.models import load
 
@@ -190,33 +185,11 @@ def calibrate(
         place = f"{config.dtype} on {config.device}"
         raise FieldError("CalibrateConfig", {"device": (place, "auto where a model is given")})
     source = _prompts(config, loaded, report)
-    longest = longest_of(source, loaded, config.answer_tokens)
     schedule = _schedule_to_check(config, loaded, report)
-    request = Request(
-        flows=config.flow,
-        dense_layers=config.dense_layers or ((),),
-        schedule=schedule,
-        flow=_own_flow(config),
-    )
-    settings = Settings(
-        budgets=tuple(sorted(set(config.budget or budgets_for(longest)))),
-        edges=edges_for(longest, config.bin),
-        targets=config.target or (_promised(schedule),),
-        first_round=config.first_round,
-        more=config.first_round,
-        layer_groups=min(config.layer_groups, loaded.spec.layers),
-        by_layer=config.by_layer,
-    )
-    sampling = Sampling(
-        samples=config.samples,
-        max_tokens=config.answer_tokens,
-        temperature=config.temperature,
-        seed=config.seed,
-    )
     if report is not None and len(source.prompts) < FEW_PROMPTS:
         report(f"{len(source.prompts)} prompts: sparrow plan wants {FEW_PROMPTS} in a bin at least")
     callbacks: Json = {"progress": progress, "report": report}
-    return measure(loaded, source, request, settings, sampling, config.folder, **callbacks)
+    return measure(loaded, source, config, schedule=schedule, **callbacks)
 
 
 def _prompts(config: CalibrateConfig, model: "Decoder", report: Report | None) -> "Source":
@@ -248,7 +221,7 @@ def _schedule_to_check(
     if config.schedule is None:
         return None
     schedule, family = named_schedule(config.schedule), model.spec.family
-    flow = resolve_flow(schedule, _own_flow(config), force=config.force)
+    flow = resolve_flow(schedule, config.own_flow, force=config.force)
     if config.force:
         schedule = schedule.forced_onto(family=family, flow=flow.name, flow_digest=flow.digest)
     Rule.like(schedule, flow).check(schedule, page=schedule.page, family=family)
@@ -257,18 +230,6 @@ def _schedule_to_check(
         if not config.skip:
             report("on the first prompts, which may be those that chose it: --skip takes others")
     return schedule
-
-
-def _own_flow(config: CalibrateConfig) -> str | None:
-    """The flow that was asked for; a schedule has its own."""
-    return config.flow[0] if "flow" in config.model_fields_set else None
-
-
-def _promised(schedule: Schedule | None) -> float:
-    """The target that a schedule was planned for, where its provenance says."""
-    notes = {} if schedule is None else {note.key: note.text for note in schedule.provenance}
-    said = re.search(r"acceptance at (0\.\d+)", notes.get("target", ""))
-    return float(said[1]) if said else TARGET
 
 
 @configured(PlanConfig, loaded="surface")

@@ -9,54 +9,20 @@ so on a CPU, where draws do not depend on batches, it comes to the same surface.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated
-
-from pydantic import Field
 
 from sparrow.calibrate import deciding
 from sparrow.calibrate.arms import DENSE, Arm, arm, layers_alone, variant_of
 from sparrow.calibrate.cells import By, cells, tail_of
 from sparrow.calibrate.collecting import Collector
 from sparrow.calibrate.replay import TOP_K, Prompt
-from sparrow.schema.base import Record
-from sparrow.schema.schedule import DENSE as EVERYTHING
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, LayerLoss, Variant
-from sparrow.schema.types import Fraction
 from sparrow.sparse.flows.flow import Flow
 
 BY_LAYER = "by layer"
+LAYER_PROMPTS = 16  # sequences on which groups of layers are measured alone
 VERY_FEW = 4  # prompts that reach a bin below which no decision waits for it
 Report = Callable[[str], None]
-Count = Annotated[int, Field(ge=1)]
-
-
-class Settings(Record):
-    """What is measured, and how far.
-
-    edges          of the bins of total length
-    first_round    prompts of every arm before anything is decided
-    more           prompts that a further round adds to arms which still matter
-    layer_groups   groups of layers that are made sparse alone; 0: none
-    layer_prompts  sequences that they are measured on
-    by_layer       also measure what the groups suggest: budgets shared out by what they lose, and
-                   the one that loses most left dense
-    """
-
-    budgets: tuple[Annotated[int, Field(le=EVERYTHING)], ...]
-    edges: tuple[int, ...]
-    targets: tuple[Fraction, ...] = (0.86,)
-    first_round: Count = 16
-    more: Count = 16
-    layer_groups: Annotated[int, Field(ge=0)] = 0
-    layer_prompts: Count = 16
-    by_layer: bool = False
-
-    def _check(self) -> None:
-        if list(self.edges) != sorted(set(self.edges)) or len(self.edges) < 2:
-            raise ValueError(
-                f"Settings.edges: got {list(self.edges)}, allowed: two or more, rising"
-            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,27 +41,37 @@ class Found:
 
 
 class Calibration:
-    """Decides what a collector measures, and adds it up."""
+    """Decides what a collector measures, and adds it up.
+
+    edges: of the bins of total length. The rest is in the collector's configuration.
+    """
 
     def __init__(
-        self, collector: Collector, settings: Settings, report: Report | None = None
+        self,
+        collector: Collector,
+        *,
+        budgets: Sequence[int],
+        edges: Sequence[int],
+        targets: Sequence[float],
+        report: Report | None = None,
     ) -> None:
-        self.collector, self.settings = collector, settings
+        self.collector, self.config = collector, collector.config
+        self.budgets, self.edges, self.targets = budgets, edges, targets
         self.spec = collector.model.spec
         self.found = Found()
         self._report = report or (lambda text: None)
 
     def run(self, flows: Sequence[tuple[Flow, Variant]]) -> Found:
         """Every flow under every budget, as far as the plan depends on it; the floor; layers."""
-        if not flows or not self.settings.budgets:
+        if not flows or not self.budgets:
             raise ValueError("no flow or no budget to calibrate")
         for number, (flow, variant) in enumerate(flows):
             self._variant(flow, variant, beside={} if number else {DENSE: self._enough})
         self._floor()
         flow, variant = flows[0]
-        if self.settings.layer_groups:
+        if self.config.layer_groups:
             self._layers(flow, variant)
-        if self.settings.by_layer and self.found.layers:
+        if self.config.by_layer and self.found.layers:
             for suggested in self._suggested(variant):
                 self._variant(flow, suggested)
         return self.found
@@ -131,17 +107,17 @@ class Calibration:
         self, flow: Flow, variant: Variant, beside: Mapping[Arm, int] | None = None
     ) -> None:
         """Rounds until the plan for this variant stands; `beside` runs along in the first."""
-        arms = {budget: arm(variant, flow, budget) for budget in self.settings.budgets}
+        arms = {budget: arm(variant, flow, budget) for budget in self.budgets}
         most = len(self.collector.prompts)
-        wanted = {one: min(self.settings.first_round, most) for one in arms.values()}
+        wanted = {one: min(self.config.first_round, most) for one in arms.values()}
         while True:
             self.collector.collect({**wanted, **(beside or {})})
             rows = {budget: self._row(one, wanted[one]) for budget, one in arms.items()}
-            questions = deciding.open_questions(rows, self.settings.targets)
+            questions = deciding.open_questions(rows, self.targets)
             more = {arms[each.budget] for each in questions if wanted[arms[each.budget]] < most}
             if not more:
                 break
-            wanted |= {one: min(wanted[one] + self.settings.more, most) for one in more}
+            wanted |= {one: min(wanted[one] + self.config.first_round, most) for one in more}
             self._report(
                 f"{variant.name}: the plan depends on {len(more)} of {len(arms)} budgets still "
                 f"({', '.join(str(one.budget) for one in arms.values() if one in more)} tokens)"
@@ -155,7 +131,7 @@ class Calibration:
         """What is known by bin; of very few prompts nothing is."""
         tokens = self.collector.tokens(one, self.collector.prompts[:count])
         row: list[deciding.Seen | None] = []
-        for start, stop in pairwise(self.settings.edges):
+        for start, stop in pairwise(self.edges):
             own = tokens.within(start, stop)
             prompts = len(own.by_prompt())
             if prompts < min(VERY_FEW, count):
@@ -166,7 +142,7 @@ class Calibration:
         return row
 
     def _told(self, variant: Variant, each: deciding.Open) -> str:
-        start, stop = self.settings.edges[each.bin : each.bin + 2]
+        start, stop = self.edges[each.bin : each.bin + 2]
         return (
             f"{variant.name}, {each.budget} tokens, lengths {start} to {stop}: "
             f"{each.why} at target {each.target}"
@@ -192,7 +168,7 @@ class Calibration:
                 "apart; give smaller budgets or longer sequences"
             )
             return
-        groups = deciding.groups_of(layers, self.settings.layer_groups, variant.dense_layers)
+        groups = deciding.groups_of(layers, self.config.layer_groups, variant.dense_layers)
         arms = {group: layers_alone(variant, flow, budget, group, layers) for group in groups}
         self.collector.force(list(arms.values()), sequences)
         self.found.layers += [
@@ -202,19 +178,19 @@ class Calibration:
 
     def _biting(self, variant: Variant) -> int:
         """The largest budget whose tail still misses the first target somewhere, or the least."""
-        target = self.settings.targets[0]
+        target = self.targets[0]
         misses = [
             cell.budget
             for cell in self.found.cells
             if cell.variant == variant.name and cell.budget is not None and cell.p05 < target
         ]
         long = [budget for budget in misses if self._longer(budget)]
-        return max(long, default=min(self.settings.budgets))
+        return max(long, default=min(self.budgets))
 
     def _longer(self, budget: int) -> list[Prompt]:
         """The first sequences in which a budget bites."""
         longer = [one for one in self.collector.sequences() if len(one.ids) > budget + 2]
-        return longer[: self.settings.layer_prompts]
+        return longer[:LAYER_PROMPTS]
 
     def _suggested(self, variant: Variant) -> list[Variant]:
         """Budgets shared out by what groups lose; and the group that loses most left dense."""
@@ -239,7 +215,7 @@ class Calibration:
     def _cells(self, one: Arm, count: int, by: By = "length") -> list[Cell]:
         return cells(
             self.collector.tokens(one, self.collector.prompts[:count]),
-            self.settings.edges,
+            self.edges,
             variant=one.variant,
             budget=one.budget,
             top_k=min(TOP_K, self.spec.vocabulary),

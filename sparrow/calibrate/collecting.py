@@ -4,16 +4,14 @@ What the store has is not made again, so whoever asks twice pays once, also afte
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from sparrow.calibrate.arms import DENSE, Arm
 from sparrow.calibrate.cells import Tokens
 from sparrow.calibrate.replay import MOST_ARMS, Job, Prompt, engine_for, force, roll_out
 from sparrow.calibrate.trajectories import Measured, Trajectories
 from sparrow.models import Decoder
-from sparrow.schema.base import Record
+from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.sampling import SamplingParams
 from sparrow.sparse.rule import Rule
 
@@ -22,51 +20,28 @@ Progress = Callable[[int, int, str], None]
 SPREAD = 1_000_003  # between the seeds of neighbouring calibrations: prompts are far fewer
 
 
-class Sampling(Record):
-    """How answers are drawn: the same draws for every arm, which differ in what they see.
-
-    A greedy policy has no tail of acceptance; an answer's first token is dense.
-    """
-
-    samples: Annotated[int, Field(ge=1)] = 1
-    max_tokens: Annotated[int, Field(ge=2)] = 1024
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    seed: int = 0
-
-    def params(self, prompt: Prompt, context: int) -> SamplingParams:
-        left = context - len(prompt.ids)
-        if left < 2:
-            raise ValueError(
-                f"prompt {prompt.name} has {len(prompt.ids)} tokens, the model's context "
-                f"{context}: nothing can follow it"
-            )
-        return SamplingParams(
-            n=self.samples,
-            temperature=self.temperature,
-            max_tokens=min(self.max_tokens, left),
-            seed=self.seed * SPREAD + prompt.number,
-        )
-
-
 class Collector:
-    """Measures arms of one model on numbered prompts, into a store."""
+    """Measures arms of one model on numbered prompts, into a store.
+
+    Draws are the same for every arm, which differ in what they see.
+    """
 
     def __init__(
         self,
         model: Decoder,
         prompts: Sequence[Prompt],
         mode: Mode,
-        sampling: Sampling,
+        config: CalibrateConfig,
         store: Trajectories,
         progress: Progress | None = None,
     ) -> None:
         if not prompts:
             raise ValueError("no prompt to calibrate on")
         self.model, self.prompts, self.mode = model, prompts, mode
-        self.sampling, self.store = sampling, store
+        self.config, self.store = config, store
         if mode == "generated":
             for prompt in prompts:  # whatever does not fit is said before anything is measured
-                sampling.params(prompt, model.spec.max_positions)
+                self._params(prompt)
         self._progress = progress or (lambda done, total, what: None)
         self._tokens: dict[tuple[str, tuple[int, ...]], tuple[int, Tokens]] = {}
 
@@ -86,8 +61,8 @@ class Collector:
         arms = {job.arm for job in jobs}
         one = next((each for each in arms if each.schedule is not None), DENSE)
         rule = None if one.schedule is None else Rule.of(one.schedule, one.flow)
-        engine = engine_for(self.model, rule, self.prompts, self.sampling.max_tokens)
-        total = len(jobs) * self.sampling.samples
+        engine = engine_for(self.model, rule, self.prompts, self.config.answer_tokens)
+        total = len(jobs) * self.config.samples
         what = f"{one.variant}: {len(arms)} arms"
         self._progress(0, total, what)
         for done, (job, measured) in enumerate(roll_out(engine, jobs), 1):
@@ -97,14 +72,28 @@ class Collector:
     def _jobs(self, wanted: Mapping[Arm, int]) -> list[Job]:
         """Prompt by prompt, so that arms advance together."""
         done = {one: self.store.done(one.key) for one in wanted}
-        every = range(self.sampling.samples)
-        context = self.model.spec.max_positions
+        every = range(self.config.samples)
         return [
-            Job(arm=one, prompt=prompt, params=self.sampling.params(prompt, context))
+            Job(arm=one, prompt=prompt, params=self._params(prompt))
             for number, prompt in enumerate(self.prompts)
             for one, count in wanted.items()
             if number < count and any((prompt.number, each) not in done[one] for each in every)
         ]
+
+    def _params(self, prompt: Prompt) -> SamplingParams:
+        context = self.model.spec.max_positions
+        left = context - len(prompt.ids)
+        if left < 2:
+            raise ValueError(
+                f"prompt {prompt.name} has {len(prompt.ids)} tokens, the model's context "
+                f"{context}: nothing can follow it"
+            )
+        return SamplingParams(
+            n=self.config.samples,
+            temperature=self.config.temperature,
+            max_tokens=min(self.config.answer_tokens, left),
+            seed=self.config.seed * SPREAD + prompt.number,
+        )
 
     def _force_first(self, wanted: Mapping[Arm, int]) -> None:
         places = {
@@ -128,7 +117,7 @@ class Collector:
             if not arms:
                 continue
             self._progress(count, total, f"reading: {prompt.name}, dense")
-            for one, measured in force(self.model, prompt, arms, self.sampling.temperature):
+            for one, measured in force(self.model, prompt, arms, self.config.temperature):
                 count += 1
                 self.store.put(one.key, measured)
                 self._progress(count, total, f"reading: {prompt.name}, {one.name}")

@@ -2,26 +2,26 @@
 
 import json
 import platform
+import re
 import shlex
 import sys
 from contextlib import closing
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparrow.calibrate.arms import variant_of
-from sparrow.calibrate.calibration import Calibration, Found, Report, Settings
-from sparrow.calibrate.collecting import Collector, Progress, Sampling
+from sparrow.calibrate.calibration import Calibration, Found, Report
+from sparrow.calibrate.collecting import Collector, Progress
 from sparrow.calibrate.trajectories import Trajectories
 from sparrow.dataflow.prompts import Source
 from sparrow.files import FolderLock, remove_unfinished
 from sparrow.models import Decoder, fingerprint, tokenizer_digest
 from sparrow.models.sources import model_name
 from sparrow.models.spec import spec_to_hf
-from sparrow.schema.base import Record
+from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface, Variant, reach
 from sparrow.sparse.flows.flow import Flow
@@ -31,30 +31,17 @@ SURFACE, CHECK = "surface.json", "check.json"
 PARTS = (16, 12, 8, 6, 4, 3, 2)  # default budgets: these parts of the longest length
 BINS = 8
 PAGE = 16
+TARGET = 0.86
 FOUND = ("variants", "cells", "floor", "positions", "layers", "lengths", "undecided")
 FEWER = 0.75  # of the share of dense answers that reach a bin: then it is said
-
-
-class Request(Record):
-    """What to calibrate: flows by how they are named, or one schedule to check."""
-
-    flows: tuple[str, ...] = ("block_mean",)
-    dense_layers: tuple[tuple[int, ...], ...] = ((),)  # sets of layers that stay dense
-    schedule: Schedule | None = None
-    flow: str | None = None  # of the schedule; None: the one that it names itself
-    page: int = 16
-    first: int = 1
-    last: int = 2
 
 
 def calibrate(
     model: Decoder,
     source: Source,
-    request: Request,
-    settings: Settings,
-    sampling: Sampling,
-    folder: str | Path,
+    config: CalibrateConfig,
     *,
+    schedule: Schedule | None = None,
     progress: Progress | None = None,
     report: Report | None = None,
 ) -> Surface:
@@ -62,25 +49,36 @@ def calibrate(
 
     One process at a time may have the folder.
     """
-    place = Path(folder)
+    place = config.folder
     place.mkdir(parents=True, exist_ok=True)
+    longest = longest_of(source, model, config.answer_tokens)
+    chosen = sorted(set(config.budget or budgets_for(longest)))
+    settings: dict[str, Any] = {
+        "budgets": () if schedule is not None else tuple(chosen),
+        "edges": edges_for(longest, config.bin),
+        "targets": config.target or (promised(schedule),),
+    }
     with closing(FolderLock(place, setting="--out")):
         remove_unfinished(place)
         weights = fingerprint(model)
-        with closing(Trajectories(place, _about(model, weights, source, sampling))) as store:
-            collector = Collector(model, source.prompts, source.mode, sampling, store, progress)
-            found = _found(model, request, Calibration(collector, settings, report))
-        checked = request.schedule is not None
-        settings = settings.replace(budgets=()) if checked else settings
-        made = _surface(model, weights, source, settings, sampling, found)
-        made.save(place / (CHECK if checked else SURFACE))
+        with closing(Trajectories(place, _about(model, weights, source, config))) as store:
+            collector = Collector(model, source.prompts, source.mode, config, store, progress)
+            calibration = Calibration(collector, **settings, report=report)
+            if schedule is None:
+                calibration.run(_flows(model, config))
+            else:
+                flow = resolve_flow(schedule, config.own_flow)
+                calibration.check(flow, schedule)
+        made = _surface(model, weights, source, config, calibration)
+        made.save(place / (SURFACE if schedule is None else CHECK))
     return made
 
 
-def _found(model: Decoder, request: Request, calibration: Calibration) -> Found:
-    if request.schedule is None:
-        return calibration.run(_flows(model, request))
-    return calibration.check(resolve_flow(request.schedule, request.flow), request.schedule)
+def promised(schedule: Schedule | None) -> float:
+    """The target that a schedule was planned for, where its provenance says."""
+    notes = {} if schedule is None else {note.key: note.text for note in schedule.provenance}
+    said = re.search(r"acceptance at (0\.\d+)", notes.get("target", ""))
+    return float(said[1]) if said else TARGET
 
 
 def longest_of(source: Source, model: Decoder, most: int) -> int:
@@ -100,20 +98,19 @@ def edges_for(longest: int, width: int | None = None) -> tuple[int, ...]:
     return tuple(range(0, longest + wide, wide))
 
 
-def _flows(model: Decoder, request: Request) -> list[tuple[Flow, Variant]]:
-    places: dict[str, Any] = {key: getattr(request, key) for key in ("page", "first", "last")}
+def _flows(model: Decoder, config: CalibrateConfig) -> list[tuple[Flow, Variant]]:
     found = []
-    for text in request.flows:
+    for text in config.flow:
         flow = load_flow(text)
         if flow.score is None:
             raise ValueError(f"the flow {text!r} is dense: the floor measures that already")
-        for dense in request.dense_layers:
+        for dense in config.dense_layers or ((),):
             beyond = [layer for layer in dense if layer >= model.spec.layers]
             if beyond:
                 most = model.spec.layers - 1
                 raise ValueError(f"dense layers {beyond}: the model has layers 0 to {most}")
             name = flow.name + (f", dense {','.join(map(str, dense))}" if dense else "")
-            made = variant_of(flow, text, model.spec, name=name, dense_layers=dense, **places)
+            made = variant_of(flow, text, model.spec, name=name, dense_layers=dense)
             found.append((flow, made))
     names = [made.name for _, made in found]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -122,31 +119,28 @@ def _flows(model: Decoder, request: Request) -> list[tuple[Flow, Variant]]:
     return found
 
 
-def _about(model: Decoder, weights: str, source: Source, sampling: Sampling) -> dict[str, object]:
+def _about(
+    model: Decoder, weights: str, source: Source, config: CalibrateConfig
+) -> dict[str, object]:
     """What all measurements of a folder share."""
     about: dict[str, object] = {
         "model": weights,
         "device": model.device.type,
         "prompts": source.digest,
         "mode": source.mode,
-        "temperature": sampling.temperature,
+        "temperature": config.temperature,
     }
     if model.source is not None:
         about["tokenizer"] = tokenizer_digest(model.source)
     if source.mode == "generated":
-        drawn = {"samples": sampling.samples, "tokens": sampling.max_tokens, "seed": sampling.seed}
-        about |= drawn
+        about |= {"samples": config.samples, "tokens": config.answer_tokens, "seed": config.seed}
     return about
 
 
 def _surface(
-    model: Decoder,
-    weights: str,
-    source: Source,
-    settings: Settings,
-    sampling: Sampling,
-    found: Found,
+    model: Decoder, weights: str, source: Source, config: CalibrateConfig, calibration: Calibration
 ) -> Surface:
+    found = calibration.found
     measured: dict[str, Any] = {name: tuple(getattr(found, name)) for name in FOUND}
     dtype = str(model.dtype).removeprefix("torch.")
     return Surface(
@@ -159,12 +153,12 @@ def _surface(
         mode=source.mode,
         prompts=source.name,
         prompts_digest=source.digest,
-        seed=sampling.seed,
-        temperature=sampling.temperature,
-        max_tokens=sampling.max_tokens,
-        targets=settings.targets,
-        bins=settings.edges,
-        budgets=settings.budgets,
+        seed=config.seed,
+        temperature=config.temperature,
+        max_tokens=config.answer_tokens,
+        targets=tuple(calibration.targets),
+        bins=tuple(calibration.edges),
+        budgets=tuple(calibration.budgets),
         **measured,
         prompt_tokens=int(np.median(found.prompt_tokens)) if found.prompt_tokens else 0,
         warnings=tuple(warnings(found)),

@@ -83,6 +83,11 @@ class CalibrateConfig(Record):
                 raise FieldError("CalibrateConfig", {name: (getattr(self, name), allowed)})
 
     @property
+    def own_flow(self) -> str | None:
+        """The flow that was asked for; None: a schedule has its own."""
+        return self.flow[0] if "flow" in self.model_fields_set else None
+
+    @property
     def answer_tokens(self) -> int:
         return self.max_tokens or (round(ROOM * self.length) if self.task else ROW_TOKENS)
 

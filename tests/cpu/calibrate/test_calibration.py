@@ -15,22 +15,30 @@ from support.replays import replay
 from sparrow import load, ops
 from sparrow.calibrate import collecting
 from sparrow.calibrate.arms import DENSE, arm, variant_of
-from sparrow.calibrate.calibration import Settings
-from sparrow.calibrate.collecting import Collector, Sampling
+from sparrow.calibrate.collecting import Collector
 from sparrow.calibrate.replay import Prompt, force, read, through_cache
 from sparrow.calibrate.trajectories import Trajectories
 from sparrow.dataflow import prompts
-from sparrow.dataflow.calibrate import Request, calibrate
+from sparrow.dataflow.calibrate import calibrate
 from sparrow.files import FolderLock
 from sparrow.models import Decoder
+from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.schedule import LayerBudgets, Schedule
 from sparrow.schema.surface import Surface
 from sparrow.sparse.flows.library import block_mean
 
-SAMPLING = Sampling(samples=2, max_tokens=100, seed=3)
-EDGES = (0, 64, 128, 192)
-LITTLE = Settings(budgets=(48, 80), edges=EDGES, first_round=2, more=2)
-MUCH = LITTLE.replace(layer_groups=2, by_layer=True)
+SHORT = {"samples": 1, "max_tokens": 60, "seed": 0, "first_round": 2}
+
+
+def config(folder: Path | None = None, **changes: Any) -> CalibrateConfig:
+    given: dict[str, Any] = {"model": "tiny", "task": "assignments", "budget": (48, 80), "bin": 64}
+    given |= {"first_round": 2, "layer_groups": 0, "by_layer": False, "out": folder}
+    given |= {"samples": 2, "max_tokens": 100, "seed": 3}
+    return CalibrateConfig(**given | changes)
+
+
+def much(folder: Path) -> CalibrateConfig:
+    return config(folder, layer_groups=2, by_layer=True)
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +54,11 @@ def source(model: Decoder) -> prompts.Source:
 @pytest.fixture(scope="module")
 def whole(model: Decoder, source: prompts.Source, tmp_path_factory: Any) -> tuple[Surface, Path]:
     place = tmp_path_factory.mktemp("whole")
-    return calibrate(model, source, Request(), MUCH, SAMPLING, place), place
+    return calibrate(model, source, much(place)), place
 
 
 def collector(model: Decoder, source: prompts.Source, place: Path) -> Collector:
-    return Collector(model, source.prompts, source.mode, SAMPLING, Trajectories(place, {}))
+    return Collector(model, source.prompts, source.mode, config(), Trajectories(place, {}))
 
 
 def test_generated_acceptance_is_that_of_a_replay(
@@ -81,7 +89,7 @@ def test_generated_acceptance_is_that_of_a_replay(
 def test_an_answer_of_one_token_shows_nothing_and_is_kept(
     model: Decoder, source: prompts.Source, tmp_path: Path
 ) -> None:
-    few = Sampling(max_tokens=2)
+    few = config(samples=1, max_tokens=2)
     made = Collector(model, source.prompts[:1], "generated", few, Trajectories(tmp_path, {}))
     eos = replace(model.spec, eos_ids=tuple(range(model.spec.vocabulary)))
     spec, model.spec = model.spec, eos  # whatever is drawn first ends the answer
@@ -159,7 +167,7 @@ def test_started_again_it_measures_nothing_and_says_the_same(
 
     monkeypatch.setattr(collecting, "roll_out", refuse)
     monkeypatch.setattr(collecting, "force", refuse)
-    again = calibrate(model, source, Request(), MUCH, SAMPLING, place)
+    again = calibrate(model, source, much(place))
     same = ("cells", "layers", "floor")
     assert all(getattr(again, name) == getattr(surface, name) for name in same)
 
@@ -175,8 +183,8 @@ def test_interrupted_and_resumed_it_comes_to_the_same(
             raise Stop
 
     with pytest.raises(Stop):
-        calibrate(model, source, Request(), LITTLE, SAMPLING, tmp_path, progress=stop)
-    again = calibrate(model, source, Request(), LITTLE, SAMPLING, tmp_path)
+        calibrate(model, source, config(tmp_path), progress=stop)
+    again = calibrate(model, source, config(tmp_path))
     assert again.cells == tuple(c for c in whole[0].cells if c.variant == "block-mean")
 
 
@@ -193,17 +201,16 @@ def test_a_round_that_was_cut_short_decides_nothing(
 
 
 def test_other_prompts_in_the_same_folder_are_kept_apart(model: Decoder, tmp_path: Path) -> None:
-    settings = Settings(budgets=(64,), edges=EDGES, first_round=2)
     for skip in (0, 100):
         few = prompts.of_task(model, "assignments", length=200, count=2, skip=skip)
-        found = calibrate(model, few, Request(), settings, Sampling(max_tokens=60), tmp_path)
+        found = calibrate(model, few, config(tmp_path, **SHORT | {"budget": (64,)}))
         assert max(cell.prompts for cell in (*found.cells, *found.floor)) == 2
 
 
 def test_sequences_without_a_bite_leave_layers_alone(model: Decoder, tmp_path: Path) -> None:
-    settings = Settings(budgets=(512,), edges=EDGES, first_round=1, layer_groups=2, by_layer=True)
     few = prompts.of_task(model, "assignments", length=200, count=1)
-    found = calibrate(model, few, Request(), settings, Sampling(max_tokens=30), tmp_path)
+    changes = {"budget": (512,), "max_tokens": 30, "layer_groups": 2, "by_layer": True}
+    found = calibrate(model, few, config(tmp_path, **SHORT | changes))
     assert found.layers == ()
     assert any("layers were not told apart" in text for text in found.warnings)
 
@@ -211,9 +218,8 @@ def test_sequences_without_a_bite_leave_layers_alone(model: Decoder, tmp_path: P
 def test_other_settings_in_the_same_folder_are_refused(
     whole: tuple[Surface, Path], model: Decoder, source: prompts.Source
 ) -> None:
-    other = Sampling(samples=2, max_tokens=100, seed=4)
-    with pytest.raises(ValueError, match="seed is 3 there and 4 now"):
-        calibrate(model, source, Request(), LITTLE, other, whole[1])
+    with pytest.raises(ValueError, match="seed"):
+        calibrate(model, source, config(whole[1], seed=4))
 
 
 def test_another_tokenizer_in_the_same_folder_is_refused(
@@ -224,8 +230,8 @@ def test_another_tokenizer_in_the_same_folder_is_refused(
     (copy / "SHA256SUMS").unlink()
     (copy / "chat_template.jinja").write_text("{{ messages }}")
     other = load(copy, dtype="float32", device="cpu")
-    with pytest.raises(ValueError, match=r"other measurements \(tokenizer "):
-        calibrate(other, source, Request(), LITTLE, SAMPLING, whole[1])
+    with pytest.raises(ValueError, match="tokenizer"):
+        calibrate(other, source, config(whole[1]))
 
 
 def test_a_schedule_is_checked(model: Decoder, source: prompts.Source, tmp_path: Path) -> None:
@@ -236,7 +242,7 @@ def test_a_schedule_is_checked(model: Decoder, source: prompts.Source, tmp_path:
         layers=(LayerBudgets(layer=0, budgets=[64, 64]),),
         dense_layers=(),
     )
-    found = calibrate(model, source, Request(schedule=schedule), LITTLE, SAMPLING, tmp_path)
+    found = calibrate(model, source, config(tmp_path, budget=()), schedule=schedule)
     assert {cell.variant for cell in found.cells} == {"mine"}
     assert all(cell.budget is None for cell in found.cells)
     assert max(cell.prompts for cell in found.cells) == 4
@@ -265,37 +271,22 @@ def test_two_in_one_folder_are_refused(
     """Before anything is read or written there; leftovers of a killed one go."""
     lock = FolderLock(tmp_path)
     with pytest.raises(ValueError, match=rf"{tmp_path} is in use .*--out"):
-        calibrate(model, source, Request(), LITTLE, SAMPLING, tmp_path)
+        calibrate(model, source, config(tmp_path))
     assert [file.name for file in tmp_path.iterdir()] == [".lock"]
     lock.close()
     left = tmp_path / ".surface.json.4194305.unfinished"  # of no process that can run
     left.touch()
     few = prompts.Source(name="few", digest="x", mode="generated", prompts=source.prompts[:1])
-    settings = Settings(budgets=(48,), edges=EDGES, first_round=1)
-    calibrate(model, few, Request(), settings, Sampling(max_tokens=60), tmp_path)
+    calibrate(model, few, config(tmp_path, **SHORT | {"budget": (48,)}))
     assert not left.exists()
 
 
 def test_several_dense_layers_are_variants(
     model: Decoder, source: prompts.Source, tmp_path: Path
 ) -> None:
-    request = Request(dense_layers=((), (0, 1)))
-    settings = Settings(budgets=(48,), edges=EDGES, first_round=1)
+    changes = SHORT | {"budget": (48,), "dense_layers": ((), (0, 1))}
     few = prompts.Source(name="few", digest="x", mode="generated", prompts=source.prompts[:1])
-    found = calibrate(model, few, request, settings, Sampling(max_tokens=60), tmp_path)
+    found = calibrate(model, few, config(tmp_path, **changes))
     assert [one.name for one in found.variants] == ["block-mean", "block-mean, dense 0,1"]
-    with pytest.raises(ValueError, match="layers 0 to 3"):
-        calibrate(model, few, Request(dense_layers=((9,),)), settings, SAMPLING, tmp_path / "b")
-
-
-def test_settings_are_checked() -> None:
-    plain: dict[str, Any] = {"budgets": (48,), "edges": EDGES}
-    wrong: dict[str, list[Any]] = {"targets": [(1.0,)], "edges": [(0,), (0, 5, 5)]}
-    wrong |= {"first_round": [0], "budgets": [(99_999_999_999,)]}
-    for field, values in wrong.items():
-        for value in values:
-            with pytest.raises(ValueError, match=field):
-                Settings(**plain | {field: value})
-    for field, value in {"temperature": 0.0, "samples": 0, "max_tokens": 1}.items():
-        with pytest.raises(ValueError, match=field):
-            Sampling(**{field: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="layers"):
+        calibrate(model, few, config(tmp_path / "b", dense_layers=((9,),)))

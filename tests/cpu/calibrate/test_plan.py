@@ -278,7 +278,7 @@ def test_a_plan_is_a_file_with_everything_beside_it(tmp_path: Any) -> None:
     assert planned.speed_up == pytest.approx(planned.dense_seconds / planned.seconds)
     assert min(planned.limit, planned.eflops) > 1
     assert all(0 < one.kept_share < 1 for one in planned.bins)
-    assert len(plan_tables(planned)) == 3
+    assert len(plan_tables(planned)) == 4
     with pytest.raises(ValueError, match="check"):
         plan(context(), 0.86, check=surface())
 
@@ -295,7 +295,7 @@ def test_a_neighbouring_target_out_of_reach_is_named() -> None:
     low, high = planned.sensitivity
     assert (low.reached, high.reached) == (True, False)
     assert high.nearest == pytest.approx(0.96)
-    assert len(plan_tables(planned)) == 2
+    assert len(plan_tables(planned)) == 3
 
 
 def test_another_schedule_of_the_same_rule_is_looked_up() -> None:
