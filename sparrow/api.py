@@ -188,10 +188,10 @@ def calibrate(
     longest = longest_of(source, loaded, config.answer_tokens)
     schedule = _schedule_to_check(config, loaded, report)
     request = Request(
-        flows=config.flow,
+        flows=config.flow or ("block_mean",),
         dense_layers=config.dense_layers or ((),),
         schedule=schedule,
-        flow=_own_flow(config),
+        flow=config.flow[0] if config.flow else None,
     )
     settings = Settings(
         budgets=tuple(sorted(set(config.budget or budgets_for(longest)))),
@@ -243,7 +243,7 @@ def _schedule_to_check(
     if config.schedule is None:
         return None
     schedule, family = named_schedule(config.schedule), model.spec.family
-    flow = resolve_flow(schedule, _own_flow(config), force=config.force)
+    flow = resolve_flow(schedule, config.flow[0] if config.flow else None, force=config.force)
     if config.force:
         schedule = schedule.forced_onto(family=family, flow=flow.name, flow_digest=flow.digest)
     Rule.like(schedule, flow).check(schedule, page=schedule.page, family=family)
@@ -251,11 +251,6 @@ def _schedule_to_check(
     if not config.skip:
         report("on the first prompts, which may be those that chose it: --skip takes others")
     return schedule
-
-
-def _own_flow(config: CalibrateConfig) -> str | None:
-    """The flow that was asked for; a schedule has its own."""
-    return config.flow[0] if "flow" in config.model_fields_set else None
 
 
 def _promised(schedule: Schedule | None) -> float:
