@@ -28,12 +28,12 @@ from sparrow.schema.base import FieldError, Record, problems
 from sparrow.schema.bench import (
     BenchAttentionConfig,
     BenchDecodeConfig,
+    Benchmark,
     BenchRolloutConfig,
     BenchTraceConfig,
     BenchTrainConfig,
     case_words,
 )
-from sparrow.schema.benchmark import Benchmark
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.evaluation import FILE_TOKENS, ROWS, EvalConfig, Evaluation
@@ -193,10 +193,10 @@ def calibrate(
     longest = longest_of(source, loaded, config.answer_tokens)
     schedule = _schedule_to_check(config, loaded, report)
     request = Request(
-        flows=config.flow or ("block_mean",),
+        flows=config.flow,
         dense_layers=config.dense_layers or ((),),
         schedule=schedule,
-        flow=config.flow[0] if config.flow else None,
+        flow=_own_flow(config),
     )
     settings = Settings(
         budgets=tuple(sorted(set(config.budget or budgets_for(longest)))),
@@ -248,7 +248,7 @@ def _schedule_to_check(
     if config.schedule is None:
         return None
     schedule, family = named_schedule(config.schedule), model.spec.family
-    flow = resolve_flow(schedule, config.flow[0] if config.flow else None, force=config.force)
+    flow = resolve_flow(schedule, _own_flow(config), force=config.force)
     if config.force:
         schedule = schedule.forced_onto(family=family, flow=flow.name, flow_digest=flow.digest)
     Rule.like(schedule, flow).check(schedule, page=schedule.page, family=family)
@@ -257,6 +257,11 @@ def _schedule_to_check(
         if not config.skip:
             report("on the first prompts, which may be those that chose it: --skip takes others")
     return schedule
+
+
+def _own_flow(config: CalibrateConfig) -> str | None:
+    """The flow that was asked for; a schedule has its own."""
+    return config.flow[0] if "flow" in config.model_fields_set else None
 
 
 def _promised(schedule: Schedule | None) -> float:
@@ -671,7 +676,7 @@ def flow_score(
     if board is not None and board.is_dir():
         raise FieldError("FlowScoreConfig", {"leaderboard": (str(board), "a file, no folder")})
     flows, against = map(load_flow, config.flow), map(load_flow, config.against)
-    names = ("page", "first", "last", "dense_layers")
+    names = Configuration.model_fields
     configuration = Configuration(**{name: getattr(config, name) for name in names})
     known = texts.standard(report) if config.texts is None else texts.from_folder(config.texts)
     given = samples(load_tokenizer(config.model), known, config.tokens)

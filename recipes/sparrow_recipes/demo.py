@@ -26,7 +26,7 @@ from sparrow.files import (
     write_document,
 )
 from sparrow.models import load
-from sparrow.schema.benchmark import Speed
+from sparrow.schema.bench import Speed
 from sparrow.schema.common import AttentionConfig, GenerateConfig, GenerateSampling, ModelConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface

@@ -26,7 +26,7 @@ from rich.table import Table
 from sparrow import models, ops
 from sparrow.bench import timing
 from sparrow.calibrate.planning.cost import ByteModel, Traffic
-from sparrow.calibrate.tables import Show, figures
+from sparrow.calibrate.tables import figures
 from sparrow.engine.engine import Engine
 from sparrow.engine.memory import device_memory
 from sparrow.engine.pool import PAGE
@@ -34,7 +34,7 @@ from sparrow.engine.requests import Context, Sample, pages_for
 from sparrow.engine.runner import PAGES
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
@@ -105,29 +105,15 @@ def run(
 
 
 def table(result: Benchmark) -> Table:
-    """The result for a terminal."""
-    columns: dict[str, Show] = {
-        "batch": ("batch", ""),
-        "context": ("context", ""),
-        "attention": lambda row: row["schedule"] or "dense",
-        "ms/step": ("ms_step", ".3f"),
-        "ms device": ("ms_device", ".3f"),
-        "idle": ("idle", ".1%"),
-        "GB": lambda row: f"{row['bytes'] / 1e9:.2f}",
-        "TB/s": ("tb_per_s", ".3f"),
-        "of peak": ("of_peak", ".1%"),
-        "x weights": ("of_weights", ".2f"),
-        "speed-up": ("speed_up", ".2f"),
-        "split of the device's time": lambda row: _shares(row["split"]),
-    }
-    title = f"Decode, {result['model']}, {result.machine.describe()}"
-    return figures(title, columns, result["rows"], left=3)
-
-
-def _shares(split: dict[str, float] | None) -> str:
-    whole = sum((split or {}).values()) or 1.0
-    parts = sorted((split or {}).items(), key=lambda item: -item[1])
-    return ", ".join(f"{part} {took / whole:.0%}" for part, took in parts if took > 0.005 * whole)
+    """The result for a terminal; of the split of the device's time, shares."""
+    return figures(
+        f"Decode, {result['model']}, {result.machine.describe()}",
+        result["rows"],
+        "batch context schedule ms_step ms_device idle bytes tb_per_s of_peak of_weights speed_up "
+        "split",
+        schedule=lambda row: row["schedule"] or "dense",
+        split=lambda row: timing.shares(row["split"] or {}),
+    )
 
 
 # Engines and rows.

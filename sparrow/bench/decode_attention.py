@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sparrow.bench import timing
-from sparrow.calibrate.tables import Show, figures
+from sparrow.calibrate.tables import figures
 from sparrow.models.shapes import shape
 from sparrow.models.spec import ModelSpec
 from sparrow.ops.cpu import attention as cpu
 from sparrow.ops.cpu.threads import share
 from sparrow.ops.reference import attention as reference
 from sparrow.ops.types import PageLists
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 
 PAGE = 16
 CONTEXT = 4096
@@ -92,19 +92,11 @@ def run(
 
 
 def table(result: Benchmark) -> Table:
-    """The result for a terminal."""
+    """The result for a terminal; ratios are to the best plain read."""
     machine = result.machine
-    columns: dict[str, Show] = {
-        **{name: (name, "") for name in ("model", "dtype", "case")},
-        "MB": lambda row: f"{row['bytes'] / 1e6:.1f}",
-        "ms": lambda row: f"{row['seconds'] * 1e3:.1f}",
-        "GB/s": ("gb_per_s", ".1f"),
-        "of plain read": ("ratio", ".2f"),
-    }
     title = f"Decode attention, {machine.threads} threads, {machine.describe()}"
-    return figures(
-        title, columns, result["rows"], left=3, group=lambda row: (row["model"], row["dtype"])
-    )
+    fields = "model dtype case bytes seconds gb_per_s ratio"
+    return figures(title, result["rows"], fields, group="dtype")
 
 
 def _measure(cases: list[Case], rounds: int) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from statistics import median
 from sparrow.bench import decode, timing
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
-from sparrow.schema.benchmark import Speed, SpeedCase
+from sparrow.schema.bench import Speed, SpeedCase
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule

@@ -31,10 +31,10 @@ from torch import Tensor
 from sparrow import ops
 from sparrow.bench import timing
 from sparrow.bench.timing import Case
-from sparrow.calibrate.tables import Show, figures
+from sparrow.calibrate.tables import figures
 from sparrow.engine.memory import device_memory
 from sparrow.models.checkpoint import pick_device, pick_dtype
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
 
@@ -155,26 +155,13 @@ def run(
 def table(result: Benchmark) -> Table:
     """The result for a terminal; selection by length, over tables of one width, comes last."""
     notes = [f"{flow['flow']} stores {flow['of_kv']:.2%} of K and V" for flow in result["flows"]]
-    columns: dict[str, Show] = {
-        "flow": lambda row: row["flow"] or "-",
-        "part": ("part", ""),
-        "us": ("us", ".1f"),
-        "least": ("us_min", ".1f"),
-        "most": ("us_max", ".1f"),
-        "TB/s": ("tb_per_s", ".2f"),
-        **{name: (name, "") for name in ("batch", "context", "kept")},
-    }
-    out = figures(
+    return figures(
         f"Attention of one layer, {result['dtype']}, {result.machine.describe()}",
-        columns,
         [*result["rows"], *result["selection"]],
-        left=2,
+        "flow part us us_min us_max tb_per_s batch context kept",
+        group="table_pages",
         caption="; ".join([*notes, *map(_verdict, result["bars"])]),
-        group=lambda row: (row["batch"], row["table_pages"], row["kept"]),
     )
-    for column in out.columns[:3]:
-        column.no_wrap, column.min_width = True, 6
-    return out
 
 
 def _verdict(bar: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from sparrow import models
 from sparrow.bench import timing
-from sparrow.calibrate.tables import Show, figures
+from sparrow.calibrate.tables import figures
 from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
@@ -28,7 +28,7 @@ from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.fetch import fetched, known
 from sparrow.models.rope import Rope
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.sparse.rule import Rule
 
@@ -135,20 +135,12 @@ def table(result: Benchmark) -> Table:
     """The result for a terminal; ratios are to transformers' generate on as many new tokens."""
     work, size = result["workload"], f"{result['parameters'] / 1e6:.1f} M, {result['dtype']}"
     title = f"Rollout, {work['model']} ({size}), {work['rollouts']} rollouts"
-    columns: dict[str, Show] = {
-        "who": ("who", ""),
-        "new tokens": ("new_tokens", ""),
-        "seconds": ("seconds", ".2f"),
-        "tokens/s": ("tokens_per_s", ".1f"),
-        "x transformers": ("ratio", ".2f"),
-        "where the time goes": lambda row: row["failed"] or _shares(row),
-    }
-    return figures(f"{title}, {result.machine.describe()}", columns, result["rows"], left=2)
-
-
-def _shares(row: dict[str, Any]) -> str:
-    parts = sorted((row["split"] or {}).items(), key=lambda item: -item[1])
-    return ", ".join(f"{part} {took / row['seconds']:.0%}" for part, took in parts if took)
+    return figures(
+        f"{title}, {result.machine.describe()}",
+        result["rows"],
+        "who new_tokens seconds tokens_per_s ratio split",
+        split=lambda row: row["failed"] or timing.shares(row["split"] or {}),
+    )
 
 
 def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from torch.autograd import DeviceType
 from sparrow import ops
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, ModelSpec
-from sparrow.schema.benchmark import Machine
+from sparrow.schema.bench import Machine
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
@@ -236,6 +236,13 @@ def _speed(size: int, us: list[float], peak: float | None) -> dict[str, Any]:
         "tb_per_s": per_s / 1e12,
         "of_peak": per_s / peak if peak else None,
     }
+
+
+def shares(split: Split) -> str:
+    """The parts of a step, the longest first, in percent."""
+    whole = sum(split.values()) or 1.0
+    parts = sorted(split.items(), key=lambda item: -item[1])
+    return ", ".join(f"{part} {took / whole:.0%}" for part, took in parts if took > 0.005 * whole)
 
 
 def split_of(work: Callable[[], object], device: torch.device) -> Split:

@@ -35,14 +35,14 @@ from sparrow.bench.trace_steps import (
 )
 from sparrow.calibrate.planning import cost
 from sparrow.calibrate.planning.cost import ByteModel, IntArray, Trace
-from sparrow.calibrate.tables import Show, figures
+from sparrow.calibrate.tables import figures
 from sparrow.engine.engine import Engine
 from sparrow.engine.memory import host_memory
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 
@@ -126,24 +126,19 @@ def _sums(
 
 
 def table(result: Benchmark) -> Table:
-    """The result for a terminal."""
+    """The result for a terminal; beside it the complete run, and that over the sum for it."""
     short, bar = result["confirmation"], result["bar"]
     checks = {check["who"]: check for check in short["rows"]}
-    columns: dict[str, Show] = {
-        "attention": ("who", ""),
-        "seconds": ("seconds", ".2f"),
-        "tokens/s": ("tokens_per_s", ".1f"),
-        "of its bytes": ("of_limit", ".1%"),
-        f"run to {short['cutoff']}": lambda row: f"{checks[row['who']]['seconds']:.2f}",
-        "by sum": lambda row: f"{checks[row['who']]['ratio']:.3f}",
-    }
-    title = f"Trace, {result['model']}, {len(result['lengths'])} requests"
-    caption = (
-        f"{result['speed_up']:.3f}x of {result['limit']['speed_up']:.3f}x that bytes allow: "
-        f"{result['share']:.1%}" + (f", the bar is {bar:.0%}" if bar else "")
+    return figures(
+        f"Trace, {result['model']}, {len(result['lengths'])} requests, {result.machine.describe()}",
+        result["rows"],
+        "who seconds tokens_per_s of_limit complete ratio",
+        complete=lambda row: checks[row["who"]]["seconds"],
+        ratio=lambda row: checks[row["who"]]["ratio"],
+        caption=f"{result['speed_up']:.3f}x of {result['limit']['speed_up']:.3f}x that bytes "
+        f"allow: {result['share']:.1%}{f', the bar is {bar:.0%}' if bar else ''}; complete: run "
+        f"to {short['cutoff']} tokens",
     )
-    title = f"{title}, {result.machine.describe()}"
-    return figures(title, columns, result["rows"], caption=caption)
 
 
 def _row(who: str, tokens: int, seconds: float, ideal: float | None) -> dict[str, Any]:

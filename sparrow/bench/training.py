@@ -17,9 +17,9 @@ from rich.table import Table
 
 from sparrow import models
 from sparrow.bench.timing import device_name, free_memory, machine
-from sparrow.calibrate.tables import Show, figures
+from sparrow.calibrate.tables import figures
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.benchmark import Benchmark
+from sparrow.schema.bench import Benchmark
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
 from sparrow.train.costs import trainer_memory, training_flops
@@ -158,19 +158,10 @@ def table(result: Benchmark) -> Table:
     """The model, in what it differs from the one of that name, and every case."""
     cut = ", ".join(f"{name} {value}" for name, value in result["changes"].items())
     shape = f"{result['model']}{f' cut to {cut}' if cut else ''}"
-    fields = Case.__dataclass_fields__
-
-    def memory(row: dict[str, Any]) -> str:
-        used = "-" if row["memory_gib"] is None else f"{row['memory_gib']:.1f}"
-        return f"{used} ({row['predicted_gib']:.1f}) GiB"
-
-    columns: dict[str, Show] = {
-        "sequences x tokens": lambda row: Case(**{name: row[name] for name in fields}).name,
-        "seconds": lambda row: f"{median(row['seconds']):.3f}",
-        "tokens/s": ("tokens_per_second", ".0f"),
-        "TFLOP/s": ("teraflops", ".1f"),
-        "utilisation": ("utilisation", ".1%"),
-        "memory (predicted)": memory,
-    }
-    title = f"{shape}, one optimiser step | {result.machine.describe()}"
-    return figures(title, columns, result["cases"], left=len(columns))
+    return figures(
+        f"{shape}, one optimiser step | {result.machine.describe()}",
+        result["cases"],
+        "sequences length recompute compiled seconds tokens_per_second teraflops utilisation "
+        "memory_gib predicted_gib",
+        seconds=lambda row: median(row["seconds"]),
+    )

@@ -1,6 +1,5 @@
-"""Sequences seen by two policies, dense and sparse, token by token; three ways to have them.
+"""Sequences seen by two policies, dense and sparse, token by token; two ways to have them.
 
-    replay    an answer that a sparse actor wrote, seen again under its schedule
     force     a given sequence, seen as sparse decoding would have seen it (nothing is sampled)
     roll_out  the engine writes under an arm's budgets, the dense policy reads what it wrote
 
@@ -25,7 +24,6 @@ from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE
 from sparrow.models import Attention, Decoder
 from sparrow.models.attention import Packed, PackedSparse, PagedPrefill
-from sparrow.schema.base import Float32Array
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
@@ -102,53 +100,6 @@ def _budgets(model: Decoder, schedule: Schedule, tokens: int) -> Tensor:
     slot = table.add(schedule)
     lengths_T = torch.arange(1, tokens + 1, device=model.device)
     return table.lookup(torch.full_like(lengths_T, slot), lengths_T)
-
-
-# An answer seen again.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Replay:
-    """Per sampled token of one sequence."""
-
-    prompt: int  # tokens before the first of them
-    alpha: Float32Array  # exact acceptance, sum_v min(p(v), q(v))
-    entropy: Float32Array  # of the dense policy
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The total length at which each token was drawn: what a schedule looks up."""
-        return self.prompt + np.arange(len(self.alpha))
-
-
-@torch.no_grad()
-def replay(
-    model: Decoder,
-    prompt: Sequence[int],
-    answer: Sequence[int],
-    schedule: Schedule,
-    flow: Flow = block_mean,
-    *,
-    dense: Dense | None = None,
-) -> Replay:
-    """Acceptance of every answer token under a schedule; pages are chosen again by its flow.
-
-    The whole sequence runs twice in the model's own dtype: with float32 weights, what is seen is
-    the difference that sparsity makes, and not that of rounding. `dense` is what `read` gave for
-    it, where several schedules or flows are compared.
-    """
-    if not prompt or not answer:
-        raise ValueError(
-            f"replay: got {len(prompt)} and {len(answer)} tokens, allowed: some of each"
-        )
-    dense = dense or read(model, [*prompt, *answer])
-    if dense.ids_T.tolist() != [*prompt, *answer]:
-        raise ValueError("replay: `dense` was read from another sequence")
-    alpha_T = acceptances(model, dense, len(prompt), schedule, flow)
-    sources = slice(len(prompt) - 1, -1)
-    stats = ops.token_stats(dense.hidden_TC[sources], model.head, dense.ids_T[len(prompt) :])
-    entropy = stats.entropy.cpu().numpy()
-    return Replay(prompt=len(prompt), alpha=alpha_T.cpu().numpy(), entropy=entropy)
 
 
 # Prompts of a calibration, and what is kept of them.

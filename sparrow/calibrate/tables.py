@@ -1,65 +1,68 @@
-"""Surfaces, plans and flows for a terminal."""
+"""Results for a terminal: a row of figures for each record, columns by the names of the JSON."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from sparrow.schema.flow import FlowCheck, FlowScore, FlowScores, FlowTest
-from sparrow.schema.plan import ComparedBin, PlanBin, PlanFile
+from sparrow.schema.flow import FlowCheck, FlowScores
+from sparrow.schema.plan import PlanFile
 from sparrow.schema.surface import Cell, LayerLoss, Surface, reach
 
 GOOD, DOUBTFUL, BAD = "green", "yellow", "red"
 
-Show = Callable[[Any], str | Text] | tuple[str, str]
-"""What a column shows of a row: a function of it, or a field and its format."""
-
 
 def figures(
     title: str | Text,
-    columns: Mapping[str, Show],
     rows: Iterable[Any],
+    fields: str,
     *,
-    left: int = 1,
+    group: str | None = None,
     caption: str | None = None,
-    group: Callable[[Any], object] | None = None,
+    **shown: Callable[[Any], object],
 ) -> Table:
-    """A row of figures for each of `rows`; the first `left` columns are texts.
+    """Fields, by their names with spaces between, of records or mappings.
 
-    group: rows for which it differs are set apart.
+    shown: how some of them are made from a row. group: the field that sets rows apart.
     """
+    names, rows = fields.split(), list(rows)
+    values = [[shown[n](row) if n in shown else _field(row, n) for n in names] for row in rows]
     made = Table(title=title, caption=caption)
-    for rank, heading in enumerate(columns):
-        made.add_column(heading, justify="left" if rank < left else "right")
-    before: object = None
-    for row in rows:
-        now = group(row) if group else None
-        if before not in (None, now):
+    for place, name in enumerate(names):
+        texts = all(isinstance(own[place], str) for own in values)
+        made.add_column(name, justify="left" if texts else "right")
+    for number, own in enumerate(values):
+        if group and number and _field(rows[number - 1], group) != _field(rows[number], group):
             made.add_section()
-        before = now
-        made.add_row(*(_shown(row, show) for show in columns.values()))
+        made.add_row(*map(_text, own))
     return made
 
 
-def _shown(row: Any, show: Show) -> str | Text:
-    if not isinstance(show, tuple):
-        return show(row)
-    value = row[show[0]] if isinstance(row, Mapping) else getattr(row, show[0])
-    return "-" if value is None else format(value, show[1])
+def summary(title: str, values: Mapping[str, object]) -> Table:
+    """Single figures, one below the other."""
+    rows = [{"name": name, "value": value} for name, value in values.items()]
+    return figures(title, rows, "name value")
 
 
-def _lengths(row: Cell | PlanBin) -> str:
-    return f"{row.start} to {row.stop}"
+def _field(row: Any, name: str) -> Any:
+    return row[name] if isinstance(row, Mapping) else getattr(row, name)
 
 
-def _interval(row: Any) -> str:
-    return "-" if row.low is None else f"{row.low:.3f} {row.high:.3f}"
+def _text(value: object) -> str | Text:
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(part)}" for key, part in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, map(_text, value)))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return value if isinstance(value, Text) else str(value)
 
 
-def _kept(budget: int | None) -> str:
-    return "all" if budget is None else str(budget)
+def _kept(row: Any) -> str:
+    return "all" if row.budget is None else str(row.budget)
 
 
 # Surfaces.
@@ -69,61 +72,27 @@ def tails_table(surface: Surface, variant: str) -> Table:
     """p05 and its interval by budget and length; green: surely at the target, red: surely not."""
     target = surface.targets[0]
     stops = {cell.start: cell.stop for cell in surface.cells if cell.variant == variant}
-    rows: list[tuple[str, Sequence[Cell], float | None]] = [
-        (str(budget), surface.of(variant, budget), target) for budget in surface.kept(variant)
-    ]
-    rows.append(("dense (floor)", surface.floor, None))
-    columns: dict[str, Show] = {"tokens kept": lambda row: row[0]}
+    made = Table("budget", title=f"{variant}: p05 of acceptance by total length")
     for start in sorted(stops):
-        columns[f"{start} to {stops[start]}"] = partial(_tail, start)
-    return figures(
-        f"{variant}: p05 of acceptance by total length",
-        columns,
-        rows,
-        caption=f"{surface.model}, {surface.dtype} on {surface.device}; {surface.prompts}; 95 % "
-        f"intervals over prompts; target {target}",
+        made.add_column(f"{start} to {stops[start]}", justify="right")
+    for budget in surface.kept(variant):
+        cells = {cell.start: cell for cell in surface.of(variant, budget)}
+        made.add_row(str(budget), *(_tail(cells.get(start), target) for start in sorted(stops)))
+    floor = {cell.start: cell for cell in surface.floor}
+    dense = (_tail(floor.get(start), None) for start in sorted(stops))
+    made.add_row("dense (floor)", *dense, style="dim")
+    made.caption = (
+        f"{surface.model}, {surface.dtype} on {surface.device}; {surface.prompts}; 95 % intervals "
+        f"over prompts; target {target}"
     )
+    return made
 
 
-def _tail(start: int, row: tuple[str, Sequence[Cell], float | None]) -> Text:
-    _, cells, target = row
-    cell = next((cell for cell in cells if cell.start == start), None)
+def _tail(cell: Cell | None, target: float | None) -> Text:
     if cell is None:
         return Text("-")
-    text = Text(f"{cell.p05:.3f}\n", style="dim" if target is None else verdict(cell, target)[1])
-    return text.append(_interval(cell), style="dim")
-
-
-def details_table(surface: Surface, variant: str) -> Table:
-    """Of every budget, what the cheap estimators would have said, at the longest lengths known."""
-    known = [[c for c in surface.of(variant, b) if c.prompts > 1] for b in surface.kept(variant)]
-    columns: dict[str, Show] = {
-        "tokens kept": ("budget", ""),
-        "lengths": _lengths,
-        "mean": ("mean", ".4f"),
-        "p05": ("p05", ".3f"),
-        "top-K says": lambda c: f"{c.estimators.lower_p05:.3f} {c.estimators.upper_p05:.3f}",
-        "sampled: mean": _sampled,
-        "its p05": lambda c: _shown(c.estimators, ("ratio_p05", ".3f")),
-        "over 0.999": ("above", ".1%"),
-        "Beta: KS": lambda c: f"{c.beta[2]:.3f}" if c.beta else "-",
-        "p05, uncertain tokens": ("uncertain_p05", ".3f"),
-    }
-    return figures(
-        f"{variant}: exact and cheap, at the longest lengths",
-        columns,
-        [cells[-1] for cells in known if cells],
-        caption="top-K: bounds of p05 from the most likely tokens of both sides; sampled: min(1, "
-        "p/q) of the token drawn, whose mean is that of acceptance and whose p05 is not; "
-        "uncertain: dense entropy over 0.1 nats",
-    )
-
-
-def _sampled(cell: Cell) -> str:
-    cheap = cell.estimators
-    assert cheap is not None
-    error = "" if cheap.ratio_error is None else f" ± {cheap.ratio_error:.4f}"
-    return "-" if cheap.ratio_mean is None else f"{cheap.ratio_mean:.4f}{error}"
+    text = Text(f"{cell.p05:.3f}\n", style="" if target is None else verdict(cell, target)[1])
+    return text.append(f"{cell.low:.3f} {cell.high:.3f}", style="dim")
 
 
 def verdict(cell: Cell, target: float) -> tuple[str, str]:
@@ -135,205 +104,119 @@ def verdict(cell: Cell, target: float) -> tuple[str, str]:
     return "below", BAD
 
 
+def details_table(surface: Surface, variant: str) -> Table:
+    """Of every budget, what the cheap estimators would have said, at the longest lengths known."""
+    known = [[c for c in surface.of(variant, b) if c.prompts > 1] for b in surface.kept(variant)]
+    cells = [dict(own[-1]) | dict(own[-1].estimators or {}) for own in known if own]
+    return figures(
+        f"{variant}: exact and cheap, at the longest lengths",
+        cells,
+        "budget start stop mean p05 lower_p05 upper_p05 ratio_mean ratio_error ratio_p05 above "
+        "beta uncertain_p05",
+        caption="lower, upper: bounds of p05 from the most likely tokens of both sides; ratio: "
+        "min(1, p/q) of the token drawn, whose mean is that of acceptance and whose p05 is not; "
+        "above: over 0.999; beta: a, b and KS distance; uncertain: dense entropy over 0.1 nats",
+    )
+
+
 def layers_table(losses: Sequence[LayerLoss], shares: Sequence[float] = ()) -> Table:
-    """What each group of layers loses where it alone is sparse."""
-
-    def name(loss: LayerLoss) -> str:
-        first, last = loss.layers[0], loss.layers[-1]
-        return f"layer {first}" if len(loss.layers) == 1 else f"layers {first} to {last}"
-
-    columns: dict[str, Show] = {
-        "sparse alone": name,
-        "p05": ("p05", ".3f"),
-        "95 % interval": _interval,
-        "mean": ("mean", ".4f"),
-        "share of the budget": lambda loss: f"{shares[loss.layers[0]]:.2f}" if shares else "-",
-    }
-    return figures(f"layers, {losses[0].budget} tokens kept", columns, losses)
+    """What each group of layers loses where it alone is sparse, and its share of the budget."""
+    return figures(
+        f"layers sparse alone, {losses[0].budget} tokens kept",
+        losses,
+        "layers p05 low high mean share",
+        share=lambda loss: shares[loss.layers[0]] if shares else None,
+    )
 
 
 def check_table(surface: Surface, target: float) -> Table:
-    """A check run: what a schedule reaches, bin by bin."""
-    floor = {cell.start: f"{cell.p05:.3f}" for cell in surface.floor}
+    """A check run: what a schedule reaches, bin by bin, and the share of prompts that get there."""
+    floor = {cell.start: cell.p05 for cell in surface.floor}
     own, dense = reach(surface.cells), reach(surface.floor)
-    columns: dict[str, Show] = {
-        "total length": _lengths,
-        "p05": ("p05", ".3f"),
-        "95 % interval": _interval,
-        "mean": ("mean", ".4f"),
-        "prompts": ("prompts", ""),
-        "reach it": lambda cell: f"{own[cell.start]:.0%}",
-        "dense": lambda cell: f"{dense[cell.start]:.0%}" if cell.start in dense else "-",
-        "floor": lambda cell: floor.get(cell.start, "-"),
-        "verdict": lambda cell: Text(*verdict(cell, target)),
-    }
-    title = f"{surface.variants[0].name}: check at target {target}"
-    return figures(title, columns, surface.cells)
+    return figures(
+        f"{surface.variants[0].name}: check at target {target}",
+        surface.cells,
+        "start stop p05 low high mean prompts reach dense_reach floor verdict",
+        reach=lambda cell: own[cell.start],
+        dense_reach=lambda cell: dense.get(cell.start),
+        floor=lambda cell: floor.get(cell.start),
+        verdict=lambda cell: Text(*verdict(cell, target)),
+    )
 
 
 # Plans.
 
 
 def plan_tables(plan: PlanFile) -> list[Table]:
-    beside = [] if plan.compare is None else [_compare_table(plan)]
-    return [_bins_table(plan), _summary(plan), *beside]
-
-
-def _bins_table(plan: PlanFile) -> Table:
-    columns: dict[str, Show] = {
-        "total length": _lengths,
-        "tokens kept": lambda one: _kept(one.budget),
-        "p05": ("p05", ".3f"),
-        "95 % interval": _interval,
-        "KV read": ("kept_share", ".0%"),
-        "seconds": ("seconds", ".2f"),
-        "dense": ("dense_seconds", ".2f"),
-    }
-    if plan.check:
-        checked = {one.start: f"{one.p05:.3f}" for one in plan.check}
-        columns["check: p05"] = lambda one: checked.get(one.start, "-")
-    return figures(f"{plan.schedule.name}: {plan.variant}", columns, plan.bins)
-
-
-def _summary(plan: PlanFile) -> Table:
-    """What the plan promises, and how firmly."""
-    rows = {
-        "predicted speed-up": f"{plan.speed_up:.2f}x",
-        "that bytes alone would allow": f"{plan.limit:.2f}x",
-        "in eFLOPs (ours, as printed)": f"{plan.eflops:.2f}x, {plan.eflops_printed:.2f}x",
-        "a step": f"{plan.ms_step:.2f} ms, dense {plan.dense_ms_step:.2f} ms",
-        "the rollout": f"{plan.seconds:.1f} s, dense {plan.dense_seconds:.1f} s",
-    }
-    for aside in plan.sensitivity:
-        kept = f"{aside.speed_up:.2f}x, keeps {', '.join(map(_kept, aside.budgets))}"
-        missed = "not reached" + ("" if aside.nearest is None else f", nearest {aside.nearest:.3f}")
-        rows[f"at target {aside.target:g}"] = kept if aside.reached else missed
-    for other in plan.variants[1:]:
-        rows[f"instead: {other.name}"] = f"{other.speed_up:.2f}x"
-    columns: dict[str, Show] = {"": lambda row: row[0], "rollout": lambda row: row[1]}
-    return figures(f"{plan.workload}, {plan.hardware}", columns, rows.items(), left=2)
-
-
-def _compare_table(plan: PlanFile) -> Table:
-    """The plan beside another schedule."""
-    other = plan.compare
-    assert other is not None
-    own = {one.start: one.budget for one in plan.bins}
-    differs = f"; made for {', '.join(other.differs)}" if other.differs else ""
-
-    def measured(one: ComparedBin) -> str:
-        return "-" if one.measured is None else str(one.measured)
-
-    columns: dict[str, Show] = {
-        "from length": ("start", ""),
-        "plan keeps": lambda one: _kept(own[one.start]),
-        f"{other.name} keeps": lambda one: _kept(one.budget),
-        "p05 there, at least": ("p05", ".3f"),
-        "measured with": measured,
-    }
-    speeds = f"speed-up {plan.speed_up:.2f}x and {other.speed_up:.2f}x"
-    title = f"the plan beside {other.name}"
-    return figures(title, columns, other.bins, caption=speeds + differs)
+    """The bins, what the plan promises, other targets, other variants, another schedule."""
+    checked = {one.start: one.p05 for one in plan.check or ()}
+    bins = "start stop budget p05 low high kept_share seconds dense_seconds"
+    bins += " check_p05" if checked else ""
+    promised = "speed_up limit eflops eflops_printed ms_step dense_ms_step seconds dense_seconds"
+    tables = [
+        figures(
+            f"{plan.schedule.name}: {plan.variant}",
+            plan.bins,
+            bins,
+            budget=_kept,
+            check_p05=lambda one: checked.get(one.start),
+        ),
+        summary(
+            f"{plan.workload}, {plan.hardware}: predicted speed-up {plan.speed_up:.2f}x",
+            {name: getattr(plan, name) for name in promised.split()},
+        ),
+        figures("at other targets", plan.sensitivity, "target variant speed_up budgets nearest"),
+    ]
+    if len(plan.variants) > 1:
+        tables.append(figures("variants", plan.variants, "name speed_up limit"))
+    if plan.compare is not None:
+        other, own = plan.compare, {one.start: one for one in plan.bins}
+        differs = f"; made for {', '.join(other.differs)}" if other.differs else ""
+        made = figures(
+            f"the plan beside {other.name}",
+            other.bins,
+            "start plan budget p05 measured",
+            plan=lambda one: _kept(own[one.start]),
+            budget=_kept,
+            caption=f"speed-up {plan.speed_up:.2f}x and {other.speed_up:.2f}x{differs}",
+        )
+        tables.append(made)
+    return tables
 
 
 # Flows.
 
 
-def flow_check_tables(check: FlowCheck) -> list[Table | str]:
-    """A program, and how its test went."""
-    return [_fields(check), _lines(check), *([_tests(check)] if check.tests else [])]
-
-
-def _fields(check: FlowCheck) -> Table:
+def flow_check_tables(check: FlowCheck) -> list[Table]:
+    """A program, what it stores, and how its test went."""
     sizes = f"page {check.page}, head size {check.head_size}, group {check.group}"
-    whole = max(1, check.bytes)
-    columns: dict[str, Show] = {
-        "field": lambda row: row[0],
-        "kept as": lambda row: row[1],
-        "shape": lambda row: row[2],
-        "bytes a page": lambda row: str(row[3]),
-        "of one 16-bit mean": lambda row: f"{row[3] * check.of_mean / whole:.2f}x",
-        "of K and V": lambda row: f"{row[3] * check.of_kv / whole:.2%}",
-    }
-    rows = [
-        (each.name, each.kind, " x ".join(map(str, each.shape)) or "one number", each.bytes)
-        for each in check.fields
-    ]
-    rows.append(("all", "", "", check.bytes))
-    title = f"{check.flow} ({check.digest}): {sizes}"
-    return figures(title, columns, rows, left=3, group=lambda row: row[1] == "")
-
-
-def _lines(check: FlowCheck) -> str:
-    state = ", ".join(f"{name} (starts at {at:g})" for name, at in check.state.items())
-    over = ", ".join(f"{op} x {count}" for op, count in check.over_pages.items())
-    compiled = "; ".join(f"{key}: {value}" for key, value in check.kernels.items())
-    lines = [
-        f"state of a request: {state or 'none'}",
-        f"operations of the score: {check.operations}, over pages: {over or 'none'}",
-    ]
-    if check.mass is not None:
-        lines.append(f"keeps the best pages up to a mass of {check.mass:g}")
-    lines.append(f"kernels generated for a GPU (compiled when they run) - {compiled}")
-    if not check.tests:
-        lines.append("it has no score and keeps every page: nothing to compare")
-    if check.unordered:
-        lines.append(f"{check.unordered} scores on random pages are no numbers: kept last")
-    return "\n".join(lines)
-
-
-def _tests(check: FlowCheck) -> Table:
-    """A row for each sequence, a column for each comparison, the first difference below."""
+    name = f"{check.flow} ({check.digest}): {sizes}"
+    about: dict[str, object] = {"bytes": f"{check.of_mean:.2f}x of one 16-bit mean"}
+    about |= {"of_kv": f"{check.of_kv:.2%} of K and V"}
+    for field in ("state", "operations", "over_pages", "mass", "kernels", "unordered"):
+        about[field] = getattr(check, field)
     said = ("same pages", "") if check.passed else ("other pages", "bold red")
-    kinds = list(dict.fromkeys(test.compared for test in check.tests))
-    rows = [
-        [test for test in check.tests if test.sequence == name]
-        for name in dict.fromkeys(test.sequence for test in check.tests)
-    ]
-    columns: dict[str, Show] = {
-        "sequence": lambda tests: tests[0].sequence,
-        "choices": lambda tests: str(tests[0].choices),
-    }
-    for place, kind in enumerate(kinds):
-        columns[kind] = partial(_test_verdict, place)
-    wrong = next((test for test in check.tests if test.first), None)
-    caption = None if wrong is None else f"{wrong.sequence}, {wrong.first}"
     title = Text.assemble(f"On random pages ({check.device}): ", said)
-    return figures(title, columns, rows, caption=caption)
-
-
-def _test_verdict(place: int, tests: Sequence[FlowTest]) -> str:
-    test = tests[place]
-    parts = [f"{test.different} differ"] if test.different else []
-    parts += [f"{test.near_ties} near ties"] if test.near_ties else []
-    return ", ".join(parts) or "same"
+    tests = figures(
+        title, check.tests, "sequence compared choices different near_ties first", group="compared"
+    )
+    return [figures(name, check.fields, "name kind shape bytes"), summary(name, about), tests]
 
 
 def flow_score_table(scores: FlowScores) -> Table:
-    """The result for a terminal, by budget; the best flow first."""
+    """The result for a terminal, by budget; the best flow first, the submitted ones bold."""
     own = scores.configuration
     where = f"{scores.model} ({scores.dtype}), {len(scores.texts)} texts of {scores.tokens} tokens"
     shown = [row for row in scores.rows if all(getattr(row, key) == value for key, value in own)]
     dense = ", ".join(map(str, own.dense_layers)) or "none"
-
-    def gain(row: FlowScore) -> str:
-        ends = "" if row.gain_low is None else f" [{row.gain_low:+.4f}, {row.gain_high:+.4f}]"
-        return f"{row.gain:+.4f}{ends}"
-
-    columns: dict[str, Show] = {
-        "flow": lambda row: Text(row.flow, style="bold" if row.submitted else ""),
-        "page": ("page", ""),
-        "bytes": lambda row: f"{row.of_mean:.2f}x",
-        "budget": ("budget", ""),
-        "p05": ("p05", ".4f"),
-        "above block-mean": gain,
-        **{name: (name, ".3f") for name in ("recall", "mass", "error")},
-    }
     return figures(
         f"Flows on {where}",
-        columns,
         sorted(shown, key=lambda row: (row.budget, -row.p05)),
-        group=lambda row: row.budget,
-        caption=f"first {own.first} and last {own.last} pages kept, dense layers: {dense}; bytes "
-        "of landmarks against one 16-bit mean; recall, mass, error on the dense stream",
+        "flow page of_mean budget p05 gain gain_low gain_high recall mass error",
+        flow=lambda row: Text(row.flow, style="bold" if row.submitted else ""),
+        of_mean=lambda row: f"{row.of_mean:.2f}x",
+        group="budget",
+        caption=f"first {own.first} and last {own.last} pages kept, dense layers: {dense}; gain: "
+        "above the block mean; of_mean: bytes of landmarks against one 16-bit mean; recall, mass, "
+        "error on the dense stream",
     )

@@ -163,7 +163,7 @@ def _time(place: "Place") -> None:
 
 def _finish(place: "Place", seconds: float) -> None:
     from sparrow.report.run_page import numbers
-    from sparrow.report.runs import read_run
+    from sparrow.schema.run_folder import read_run
 
     _stage(STAGES, "report", "Everything on one page, which opens without a network:")
     console.print(f"  {place.page}\n", style="bold green", highlight=False, soft_wrap=True)

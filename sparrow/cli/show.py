@@ -98,15 +98,15 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
 
 
 def _surface_tables(surface: "Surface", check: bool) -> "list[Table]":
-    from sparrow.calibrate import tables as of_surface
+    from sparrow.calibrate.tables import check_table, details_table, layers_table, tails_table
 
     if check:
-        return [of_surface.check_table(surface, surface.targets[0])]
-    tables = [of_surface.tails_table(surface, variant.name) for variant in surface.variants]
-    tables.append(of_surface.details_table(surface, surface.variants[0].name))
+        return [check_table(surface, surface.targets[0])]
+    tables = [tails_table(surface, variant.name) for variant in surface.variants]
+    tables.append(details_table(surface, surface.variants[0].name))
     if surface.layers:
         shares = next((variant.shares for variant in surface.variants if variant.shares), ())
-        tables.append(of_surface.layers_table(surface.layers, shares))
+        tables.append(layers_table(surface.layers, shares))
     return tables
 
 

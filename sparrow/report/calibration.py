@@ -15,8 +15,8 @@ from sparrow.report.page import (
     named_levels,
     ramp,
 )
-from sparrow.report.runs import Run
 from sparrow.schema.plan import PlanFile
+from sparrow.schema.run_folder import RunFolder
 from sparrow.schema.schedule import DENSE, Schedule
 from sparrow.schema.surface import Cell, Surface
 
@@ -24,7 +24,12 @@ LENGTH = Axis(name="total length, tokens", low=0, form=".0f")
 ACCEPTANCE = Axis(name="p05 of acceptance", high=1, form=".2f")
 
 
-def surface_section(runs: Sequence[Run]) -> Section | None:
+def role_of(run: RunFolder) -> str:
+    """The colour that a run has in all charts of a page."""
+    return f"run-{run.number}"
+
+
+def surface_section(runs: Sequence[RunFolder]) -> Section | None:
     """p05 by length, a line a budget; a chart for every run that was calibrated."""
     several = len(runs) > 1
     charts = [_surface(run, run.surface, several) for run in runs if run.surface]
@@ -37,7 +42,7 @@ def surface_section(runs: Sequence[Run]) -> Section | None:
     return Section(key="surface", title=title, say=say, items=charts) if charts else None
 
 
-def _surface(run: Run, surface: Surface, several: bool) -> Chart:
+def _surface(run: RunFolder, surface: Surface, several: bool) -> Chart:
     """Of the variant that was planned with, else of the first."""
     names = [variant.name for variant in surface.variants]
     variant = run.plan.variant if run.plan and run.plan.variant in names else names[0]
@@ -90,7 +95,7 @@ def cells_line(cells: Sequence[Cell], field: str, name: str, role: str) -> Line:
     )
 
 
-def schedule_section(runs: Sequence[Run]) -> Section | None:
+def schedule_section(runs: Sequence[RunFolder]) -> Section | None:
     """Tokens kept by length, of every run with a schedule; and how it was planned."""
     scheduled = [(run, run.schedule) for run in runs if run.schedule is not None]
     if not scheduled:
@@ -118,12 +123,12 @@ def schedule_section(runs: Sequence[Run]) -> Section | None:
     return Section(key="schedule", title="The schedule", say=say, items=items)
 
 
-def _kept_chart(scheduled: Sequence[tuple[Run, Schedule]]) -> Chart:
+def _kept_chart(scheduled: Sequence[tuple[RunFolder, Schedule]]) -> Chart:
     lines, words, longest = [], [], 0
     for run, schedule in scheduled:
         end = _reach(run, schedule)
         points = kept_points(schedule.lengths.tolist(), schedule.budgets.tolist(), end)
-        lines.append(Line(name=run.name, points=points, role=run.role))
+        lines.append(Line(name=run.name, points=points, role=role_of(run)))
         words.append(f"{run.name}: " * (len(scheduled) > 1) + _dense_words(schedule))
         longest = max(longest, end)
     return Chart(
@@ -141,7 +146,7 @@ def everything(end: float, name: str) -> Line:
     return Line(name=name, points=[(0, 0), (end, end)], role="quiet")
 
 
-def _reach(run: Run, schedule: Schedule) -> int:
+def _reach(run: RunFolder, schedule: Schedule) -> int:
     """Where lengths end: of the plan, of the training, else a little after the last bin begins."""
     last = int(max(schedule.lengths))
     ends = [bin.stop for bin in run.plan.bins if bin.stop] if run.plan else []

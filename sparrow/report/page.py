@@ -31,13 +31,13 @@ Role = Annotated[str, Field(pattern=r"^(run-[0-5]|ramp-[0-7]|dense|sparse|target
 short to long), dense, sparse, target, quiet."""
 
 
-class Part(BaseModel):
+class PagePart(BaseModel):
     """Base of everything on a page: fields of their declared types, which do not change."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Axis(Part):
+class Axis(PagePart):
     """One side of a chart. Limits that are None follow the data; `form` writes a value."""
 
     name: str
@@ -53,7 +53,7 @@ class Axis(Part):
         return self
 
 
-class Line(Part):
+class Line(PagePart):
     """A curve with its name at its end or in the legend; x does not fall.
 
     shape   "line" joins points, "steps" holds a value until the next x, "dots" joins and marks
@@ -75,7 +75,7 @@ class Line(Part):
         return self
 
 
-class Level(Part):
+class Level(PagePart):
     """A horizontal line across a chart, such as a target."""
 
     y: float
@@ -83,7 +83,7 @@ class Level(Part):
     role: Role = "target"
 
 
-class Chart(Part):
+class Chart(PagePart):
     """Lines over one axis. `say` is what a reader should see in it."""
 
     key: Key
@@ -95,7 +95,7 @@ class Chart(Part):
     say: str = ""
 
 
-class Bar(Part):
+class Bar(PagePart):
     """A value with its interval, where it has one."""
 
     name: str
@@ -104,7 +104,7 @@ class Bar(Part):
     interval: tuple[float, float] | None = None
 
 
-class BarGroup(Part):
+class BarGroup(PagePart):
     """Bars that are compared with one another, from zero, on a scale of their own."""
 
     name: str
@@ -112,7 +112,7 @@ class BarGroup(Part):
     say: str = ""  # such as "1.9x faster"
 
 
-class Bars(Part):
+class Bars(PagePart):
     """Horizontal bars in groups. `unit` stands behind every value, written by `form`."""
 
     key: Key
@@ -123,7 +123,7 @@ class Bars(Part):
     say: str = ""
 
 
-class Table(Part):
+class Table(PagePart):
     """Rows of text under headings. The first column names, the others are figures."""
 
     key: Key
@@ -141,7 +141,7 @@ class Table(Part):
         return self
 
 
-class Remarks(Part):
+class Remarks(PagePart):
     """Sentences in a list (what the gate did, what to mind), or lines of code as they are."""
 
     key: Key
@@ -155,7 +155,7 @@ Figure = Chart | Bars
 Item = Chart | Bars | Table | Remarks
 
 
-class Section(Part):
+class Section(PagePart):
     """A part of a page, or a file of figures: a heading, a sentence, and what shows it."""
 
     key: Key
@@ -168,7 +168,7 @@ class Section(Part):
         return [item for item in self.items if isinstance(item, Chart | Bars)]
 
 
-class Number(Part):
+class Number(PagePart):
     """One of the few figures at the top."""
 
     value: str
@@ -176,7 +176,7 @@ class Number(Part):
     say: str = ""
 
 
-class Page(Part):
+class Page(PagePart):
     """The whole page. `foot` says how it was made."""
 
     title: str

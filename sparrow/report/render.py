@@ -20,20 +20,8 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from sparrow.files import write_whole
-from sparrow.report.layout import (
-    BOTTOM,
-    DOT,
-    SIZE,
-    THICK,
-    TOP,
-    WIDTH,
-    BarFrame,
-    Frame,
-    framed,
-    pixels,
-    placed_bars,
-    valued,
-)
+from sparrow.report import layout
+from sparrow.report.layout import BOTTOM, TOP, WIDTH, BarFrame, Frame, framed
 from sparrow.report.markdown import NOTHING, as_table
 from sparrow.report.page import Chart, Figure, Item, Line, Page, Remarks, Section, Table
 from sparrow.report.scale import between, written
@@ -41,6 +29,7 @@ from sparrow.report.text import shortened, wrapped
 
 EMPTY_HEIGHT = 120.0
 GAP, EDGE, LEADING = 56.0, 24.0, 1.45  # between panels, around them, of lines of text
+Texts = list[tuple[str, float, float, str]]  # kind, x, y, a line
 SIZES = {"title": 18.0, "panel": 15.0, "note": 12.0}
 PAIR = re.compile(r"(--[a-z0-9-]+): light-dark\((#[0-9a-f]+), (#[0-9a-f]+)\);")
 ROLE = re.compile(r"^\.(?:dense|sparse|target|quiet|run-\d|ramp-\d) \{.*\}$", re.MULTILINE)
@@ -61,19 +50,14 @@ def svg(figure: Figure, at: tuple[float, float] | None = None) -> str:
     frame = _frame(figure)
     rows = () if frame is None else as_table(figure).rows
     said = [f"{name}: {', '.join(filter(None, values[:2]))}." for name, *values in rows]
-    context: dict[str, Any] = {"figure": figure, "frame": frame, "at": at}
-    context |= {
-        "height": _height(frame),
-        "description": " ".join(said) or NOTHING,
-        "nothing": NOTHING,
-    }
-    return _environment().get_template("figure.svg").render(context)
+    about = {"description": " ".join(said) or NOTHING, "height": _height(frame), "at": at}
+    return _environment().get_template("figure.svg").render(about, figure=figure, frame=frame)
 
 
 def _frame(figure: Figure) -> Frame | BarFrame | None:
     if isinstance(figure, Chart):
         return framed(figure) if any(line.points for line in figure.lines) else None
-    return placed_bars(figure) if any(group.bars for group in figure.groups) else None
+    return layout.placed_bars(figure) if any(group.bars for group in figure.groups) else None
 
 
 def _height(frame: Frame | BarFrame | None) -> float:
@@ -85,7 +69,7 @@ def svg_file(section: Section, columns: int = 2) -> str:
     figures = section.figures
     columns = min(columns, len(figures))
     room = columns * WIDTH + (columns - 1) * GAP
-    texts: list[tuple[str, float, float, str]] = []
+    texts: Texts = []
     panels: list[Markup] = []
     y = _put(texts, "title", section.title, EDGE, EDGE, room)
     for start in range(0, len(figures), columns):
@@ -110,14 +94,7 @@ def write_figures(sections: Iterable[Section], folder: str | Path) -> list[Path]
     return paths
 
 
-def _put(
-    texts: list[tuple[str, float, float, str]],
-    kind: str,
-    text: str,
-    x: float,
-    y: float,
-    room: float,
-) -> float:
+def _put(texts: Texts, kind: str, text: str, x: float, y: float, room: float) -> float:
     """Add lines of text from y downwards; where they end."""
     for line in wrapped(text, SIZES[kind], room, bold=kind != "note"):
         y += SIZES[kind] * LEADING
@@ -193,18 +170,18 @@ def _tips_of(frame: Frame, line: Line) -> dict[str, Any]:
 @cache
 def _environment() -> Environment:
     environment = Environment(loader=PackageLoader("sparrow.report"), autoescape=True)
-    environment.globals |= {"width": WIDTH, "top": TOP, "bottom": BOTTOM, "size": SIZE}
-    environment.globals |= {"thick": THICK, "dot": DOT}
+    environment.globals |= {"width": WIDTH, "top": TOP, "bottom": BOTTOM, "nothing": NOTHING}
+    environment.globals |= {"size": layout.SIZE, "thick": layout.THICK, "dot": layout.DOT}
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     environment.filters |= {
         "drawing": lambda figure: Markup(svg(figure)),
-        "pixels": pixels,
+        "pixels": layout.pixels,
         "placed": placed,
         "prose": _prose,
         "sha256": _sha256,
         "shortened": shortened,
         "tips": tips,
-        "valued": lambda bar, bars: valued(bars, bar),
+        "valued": lambda bar, bars: layout.valued(bars, bar),
     }
     return environment
 

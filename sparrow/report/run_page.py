@@ -9,7 +9,6 @@ from typing import Any
 
 from sparrow.report.calibration import schedule_section, surface_section, tail_text
 from sparrow.report.page import NOT_MEASURED, Number, Page, Section, Table
-from sparrow.report.runs import HeldOut, Run, read_runs
 from sparrow.report.training import (
     CUT_OFF,
     DENSITY,
@@ -24,6 +23,7 @@ from sparrow.report.training import (
     times,
     worst_bins,
 )
+from sparrow.schema.run_folder import HeldOut, RunFolder, read_runs
 
 FEW = 3  # names that a title has room for
 MOST_RUNS = 6  # colours that are told apart
@@ -72,13 +72,13 @@ def page_of(folders: Sequence[str | Path], *, title: str | None = None) -> Page:
     )
 
 
-def numbers(run: Run) -> list[Number]:
+def numbers(run: RunFolder) -> list[Number]:
     """The few figures that a run comes down to; what was not measured is not there."""
     found = (_accuracy_number(run), _tail_number(run), _speed_number(run), _kept_number(run))
     return [number for number in found if number is not None]
 
 
-def _accuracy_number(run: Run) -> Number | None:
+def _accuracy_number(run: RunFolder) -> Number | None:
     known = run.held_out()
     if len(known) < 2 or known[0].step != 0:
         return None
@@ -91,7 +91,7 @@ def _accuracy_number(run: Run) -> Number | None:
     )
 
 
-def _tail_number(run: Run) -> Number | None:
+def _tail_number(run: RunFolder) -> Number | None:
     seen = worst_bins(run)
     if not seen:
         return None
@@ -106,14 +106,14 @@ def _tail_number(run: Run) -> Number | None:
     )
 
 
-def _kept_number(run: Run) -> Number | None:
+def _kept_number(run: RunFolder) -> Number | None:
     share = _kept(run)
     if not run.values(DENSITY):
         return None
     return Number(value=share, name="of keys and values read", say="mean over all sampled tokens")
 
 
-def _speed_number(run: Run) -> Number | None:
+def _speed_number(run: RunFolder) -> Number | None:
     """The longest context that was timed, and the others beside it."""
     if run.speed is None:
         return None
@@ -126,7 +126,7 @@ def _speed_number(run: Run) -> Number | None:
     )
 
 
-def provenance(runs: Sequence[Run]) -> list[str]:
+def provenance(runs: Sequence[RunFolder]) -> list[str]:
     """How the page was made, from what the files say."""
     lines = [f"Made by `sparrow report` from the files of {', '.join(run.name for run in runs)}."]
     for run in runs:
@@ -141,11 +141,11 @@ def provenance(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def final_section(runs: Sequence[Run]) -> Section | None:
+def final_section(runs: Sequence[RunFolder]) -> Section | None:
     """A figure a row, a run a column; and the settings in which runs differ."""
     if not runs:
         return None
-    figures: list[tuple[str, Callable[[Run], str]]] = [
+    figures: list[tuple[str, Callable[[RunFolder], str]]] = [
         ("steps", lambda run: str(len(run.steps))),
         ("reward, first and last steps", _rewards),
         ("accuracy on held-out rows, before", lambda run: _accuracies(run)[0]),
@@ -173,7 +173,7 @@ def final_section(runs: Sequence[Run]) -> Section | None:
     return Section(key="final", title="In numbers", say=say, items=items)
 
 
-def _rewards(run: Run) -> str:
+def _rewards(run: RunFolder) -> str:
     values = [value for _, value in run.values(REWARD)]
     if not values:
         return NOT_MEASURED
@@ -181,14 +181,14 @@ def _rewards(run: Run) -> str:
     return f"{fmean(values[:count]):.2f} → {fmean(values[-count:]):.2f}"
 
 
-def _accuracies(run: Run) -> tuple[str, str]:
+def _accuracies(run: RunFolder) -> tuple[str, str]:
     known = run.held_out()
     before = [str(held) for held in known if held.step == 0]
     after = [str(held) for held in known if held.step > 0]
     return (before or [NOT_MEASURED])[0], (after or [NOT_MEASURED])[-1]
 
 
-def _against(run: Run, other: Run) -> str:
+def _against(run: RunFolder, other: RunFolder) -> str:
     """Accuracy less the other's, at the last step that both were evaluated after."""
     mine, theirs = ({p.step: p for p in one.held_out() if p.step > 0} for one in (run, other))
     common = sorted(mine.keys() & theirs.keys())
@@ -200,7 +200,7 @@ def _against(run: Run, other: Run) -> str:
     return f"{value:+.2f} [{low:+.2f}, {high:+.2f}] at {common[-1]}"
 
 
-def _measured_by(run: Run) -> dict[str, Any]:
+def _measured_by(run: RunFolder) -> dict[str, Any]:
     """The settings that accuracy on held-out rows depends on, beside the weights."""
     given = run.settings.given
     names = [name for name in given if name.startswith("validation.")] + list(HELD_OUT)
@@ -215,7 +215,7 @@ def difference(a: HeldOut, b: HeldOut) -> tuple[float, float, float]:
     return low, value, high
 
 
-def _tails(run: Run) -> tuple[str, str]:
+def _tails(run: RunFolder) -> tuple[str, str]:
     seen = worst_bins(run)
     if not seen:
         return NOT_MEASURED, NOT_MEASURED
@@ -224,24 +224,24 @@ def _tails(run: Run) -> tuple[str, str]:
     return lowest, last
 
 
-def _kept(run: Run) -> str:
+def _kept(run: RunFolder) -> str:
     values = [value for _, value in run.values(DENSITY)]
     if values:
         return f"{min(1.0, fmean(values)):.0%}"
     return "100%" if run.dense and run.steps else NOT_MEASURED
 
 
-def _ends(run: Run, metric: str, form: str) -> str:
+def _ends(run: RunFolder, metric: str, form: str) -> str:
     values = [value for _, value in run.values(metric)]
     return f"{values[0]:{form}} → {values[-1]:{form}}" if values else NOT_MEASURED
 
 
-def _seconds(run: Run) -> str:
+def _seconds(run: RunFolder) -> str:
     values = [value for _, value in run.values(STEP_SECONDS)]
     return f"{median(values):.1f}" if values else NOT_MEASURED
 
 
-def _gate(run: Run) -> str:
+def _gate(run: RunFolder) -> str:
     if not run.settings.given:
         return NOT_MEASURED
     if run.settings.gate.mode == "off":
@@ -252,7 +252,7 @@ def _gate(run: Run) -> str:
     return "silent" if not count else f"{count} action{'s' if count > 1 else ''}"
 
 
-def _differences(runs: Sequence[Run]) -> Table:
+def _differences(runs: Sequence[RunFolder]) -> Table:
     """Settings in which the runs differ, one a row."""
     given = [run.settings.given for run in runs]
     names = sorted(set(chain.from_iterable(given)) - set(PLACES))

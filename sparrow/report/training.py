@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from sparrow.report.calibration import ACCEPTANCE
+from sparrow.report.calibration import ACCEPTANCE, role_of
 from sparrow.report.page import (
     Axis,
     Bar,
@@ -21,8 +21,8 @@ from sparrow.report.page import (
     ramp,
     thinned,
 )
-from sparrow.report.runs import Run
-from sparrow.schema.benchmark import Speed, SpeedCase
+from sparrow.schema.bench import Speed, SpeedCase
+from sparrow.schema.run_folder import RunFolder
 
 REWARD, LENGTH = "critic/score/mean", "response_length/mean"
 DENSITY, CUT_OFF, STEP_SECONDS = "sparse/density", "response_length/clip_ratio", "timing_s/step"
@@ -41,7 +41,7 @@ STEP = Axis(name="steps of training", form=".0f", low=0)
 MINUTES = Axis(name="minutes of training", form=".1f", low=0)
 
 
-def learning_section(runs: Sequence[Run]) -> Section | None:
+def learning_section(runs: Sequence[RunFolder]) -> Section | None:
     """Reward and accuracy on held-out rows, by step and by time."""
     if not runs:
         return None
@@ -66,10 +66,10 @@ def learning_section(runs: Sequence[Run]) -> Section | None:
 
 
 def _curves(
-    runs: Sequence[Run],
+    runs: Sequence[RunFolder],
     by: str,
     name: str,
-    draw: Callable[[Run, dict[int, float]], list[Line]],
+    draw: Callable[[RunFolder, dict[int, float]], list[Line]],
     say: str,
 ) -> Chart:
     """A line or two a run, over steps or over the minutes behind them."""
@@ -85,23 +85,23 @@ def _curves(
     return thinned(Chart(key=f"{what}-by-{by}", title=title, x=x, y=y, lines=lines, say=say))
 
 
-def _reward_lines(run: Run, places: dict[int, float]) -> list[Line]:
+def _reward_lines(run: RunFolder, places: dict[int, float]) -> list[Line]:
     """As it is, or for many steps also the mean of the last few at every one."""
     points = [(places[step + 1], value) for step, value in run.values(REWARD)]
     if len(points) < SMOOTHED_FROM:
-        return [Line(name=run.name, points=points, role=run.role, shape="dots")]
+        return [Line(name=run.name, points=points, role=role_of(run), shape="dots")]
     window, values = max(2, len(points) // WINDOW), [y for _, y in points]
     ends = range(1, len(points) + 1)
     smooth = [(points[i - 1][0], fmean(values[max(0, i - window) : i])) for i in ends]
-    raw = Line(name=run.name, points=points, role=run.role, faint=True)
-    return [raw, Line(name=run.name, points=smooth, role=run.role)]
+    raw = Line(name=run.name, points=points, role=role_of(run), faint=True)
+    return [raw, Line(name=run.name, points=smooth, role=role_of(run))]
 
 
-def _accuracy_line(run: Run, places: dict[int, float]) -> list[Line]:
+def _accuracy_line(run: RunFolder, places: dict[int, float]) -> list[Line]:
     known = [(places[held.step], held) for held in run.held_out() if held.step in places]
     points = [(x, held.value) for x, held in known]
     spans = [(x, held.low, held.high) for x, held in known]
-    return [Line(name=run.name, points=points, spans=spans, role=run.role, shape="dots")]
+    return [Line(name=run.name, points=points, spans=spans, role=role_of(run), shape="dots")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class WorstBin:
     high: float | None
 
 
-def worst_bins(run: Run) -> list[WorstBin]:
+def worst_bins(run: RunFolder) -> list[WorstBin]:
     """What the gate saw at every step at which it judged a bin."""
     starts, found = bins_of(run), []
     for line in run.steps:
@@ -127,13 +127,13 @@ def worst_bins(run: Run) -> list[WorstBin]:
     return found
 
 
-def bins_of(run: Run) -> list[int]:
+def bins_of(run: RunFolder) -> list[int]:
     """Starts of the bins of length that were ever judged."""
     keys = {key for line in run.steps for key in line.values}
     return sorted(int(match[1]) for key in keys if (match := BIN.match(key)))
 
 
-def tail_section(runs: Sequence[Run]) -> Section | None:
+def tail_section(runs: Sequence[RunFolder]) -> Section | None:
     """p05 by bin against the target, step by step, and what the gate did."""
     watched = [run for run in runs if run.values(P05) or worst_bins(run)]
     if not watched:
@@ -159,7 +159,7 @@ def tail_section(runs: Sequence[Run]) -> Section | None:
     return Section(key="tail", title="Is the tail kept while training?", say=say, items=items)
 
 
-def _bins_chart(run: Run, several: bool) -> Chart:
+def _bins_chart(run: RunFolder, several: bool) -> Chart:
     starts = bins_of(run)
     shown = starts[:: -(-len(starts) // MOST_BINS)] if starts else []
     lines = [_bin_line(run, start, ramp(i, len(shown))) for i, start in enumerate(shown)]
@@ -167,7 +167,7 @@ def _bins_chart(run: Run, several: bool) -> Chart:
     over = f"over the last {window} steps" if window else "over a window of steps"
     say = f"A line for each bin of lengths, {over} with 95 % intervals over prompts."
     if not shown:
-        lines = [Line(name="all lengths", points=_by_step(run, P05), role=run.role)]
+        lines = [Line(name="all lengths", points=_by_step(run, P05), role=role_of(run))]
         say = f"Over all lengths, {over}; no single length was judged yet."
     if len(shown) < len(starts):
         say += f" {len(starts) - len(shown)} bins between are not drawn."
@@ -176,19 +176,19 @@ def _bins_chart(run: Run, several: bool) -> Chart:
 
 
 def _tail_chart(
-    key: str, title: str, lines: Sequence[Line], runs: Sequence[Run], say: str
+    key: str, title: str, lines: Sequence[Line], runs: Sequence[RunFolder], say: str
 ) -> Chart:
     levels = named_levels([run.target for run in runs if run.target is not None])
     chart = Chart(key=key, title=title, x=STEP, y=ACCEPTANCE, lines=lines, levels=levels, say=say)
     return thinned(chart, lowest=True)
 
 
-def _by_step(run: Run, metric: str) -> list[Point]:
+def _by_step(run: RunFolder, metric: str) -> list[Point]:
     """A metric after so many steps."""
     return [(step + 1.0, value) for step, value in run.values(metric)]
 
 
-def _bin_line(run: Run, start: int, role: str) -> Line:
+def _bin_line(run: RunFolder, start: int, role: str) -> Line:
     """Named by where the bin ends: at the schedule's next edge, as the gate's bins do."""
     edges = [] if run.schedule is None else run.schedule.lengths.tolist()
     later = [edge for edge in sorted({*edges, *bins_of(run)}) if edge > start]
@@ -198,16 +198,16 @@ def _bin_line(run: Run, start: int, role: str) -> Line:
     return Line(name=name, points=_by_step(run, f"{P05}/bin_{start}"), role=role, spans=spans)
 
 
-def _worst_chart(runs: Sequence[Run]) -> Chart:
+def _worst_chart(runs: Sequence[RunFolder]) -> Chart:
     lines = []
     for run in runs:
         points = [(worst.step + 1.0, worst.p05) for worst in worst_bins(run)]
-        lines.append(Line(name=run.name, points=points, role=run.role))
+        lines.append(Line(name=run.name, points=points, role=role_of(run)))
     say = "The lowest of all bins of lengths that had enough tokens to be judged."
     return _tail_chart("tail-worst", "p05 of the worst length", lines, runs, say)
 
 
-def gate_actions(run: Run) -> list[str]:
+def gate_actions(run: RunFolder) -> list[str]:
     """What the gate did, in its own words; changed settings are not its doing."""
     return [
         f"Step {action.step}: {action.kind}: {action.reason}"
@@ -216,7 +216,7 @@ def gate_actions(run: Run) -> list[str]:
     ]
 
 
-def _silence(run: Run) -> str:
+def _silence(run: RunFolder) -> str:
     """Why a gate has done nothing."""
     gate, seen = run.settings.gate, worst_bins(run)
     if not run.settings.given:
@@ -238,7 +238,7 @@ def _silence(run: Run) -> str:
     )
 
 
-def kept_section(runs: Sequence[Run]) -> Section | None:
+def kept_section(runs: Sequence[RunFolder]) -> Section | None:
     """The share of keys and values that decoding read, step by step; and how long answers were."""
     if not any(run.values(DENSITY) for run in runs):
         return None
@@ -257,13 +257,15 @@ def kept_section(runs: Sequence[Run]) -> Section | None:
     return Section(key="kept", title="How much memory is read?", say=say, items=items)
 
 
-def _metric(runs: Sequence[Run], metric: str, key: str, title: str, y: Axis, say: str) -> Chart:
-    lines = [Line(name=run.name, points=_by_step(run, metric), role=run.role) for run in runs]
+def _metric(
+    runs: Sequence[RunFolder], metric: str, key: str, title: str, y: Axis, say: str
+) -> Chart:
+    lines = [Line(name=run.name, points=_by_step(run, metric), role=role_of(run)) for run in runs]
     lines = [line for line in lines if line.points]
     return thinned(Chart(key=key, title=title, x=STEP, y=y, lines=lines, say=say))
 
 
-def time_section(runs: Sequence[Run]) -> Section | None:
+def time_section(runs: Sequence[RunFolder]) -> Section | None:
     """Dense beside sparse where it was timed, and medians of the parts of a step."""
     items: list[Item] = [_timed(run.speed, run.number) for run in runs if run.speed is not None]
     trained = [run for run in runs if run.values(STEP_SECONDS)]
@@ -314,7 +316,7 @@ def verdict(ratio: float) -> str:
     return f"Sparse is {ratio:.2f}x faster" if ratio > 1 else f"Sparse is {1 / ratio:.2f}x slower"
 
 
-def _step_parts(runs: Sequence[Run]) -> Bars:
+def _step_parts(runs: Sequence[RunFolder]) -> Bars:
     groups = []
     for run in runs:
         known = {name: [y for _, y in run.values(metric)] for name, metric in PARTS.items()}

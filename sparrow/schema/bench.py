@@ -1,17 +1,17 @@
-"""The configurations of `sparrow bench`: attention, decode, rollout, train and trace."""
+"""`sparrow bench`: configurations and results; the demo's timing."""
 
 import re
-from typing import Annotated, NamedTuple
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
-from sparrow.schema.base import Record
+from sparrow.schema.base import File, Record
 from sparrow.schema.common import Device
 from sparrow.schema.options import argument, option
 from sparrow.schema.types import Count, Name, Several, Tokens
 
 MOST_IN_CASE = 2**28  # tokens
-DEVICE = "auto (a GPU where there is one), cuda or cpu."
 SHAPE = "Published shape with random weights, such as qwen3-1.7b. Default: by the machine."
 DTYPE = "bf16 or fp32. Default: bf16 on a GPU, fp32 on a CPU."
 
@@ -44,25 +44,25 @@ def _train_case(text: str) -> str:
     return text
 
 
+DecodeCase = Annotated[str, AfterValidator(_decode_case)]
+TrainCase = Annotated[str, AfterValidator(_train_case)]
+RequestTokens = Annotated[Tokens, Field(ge=17)]
+
+
 class BenchAttentionConfig(Record):
     """`sparrow bench attention`."""
 
-    device: Device = option("auto", DEVICE)
+    device: Device = "auto"
 
 
 class BenchDecodeConfig(Record):
     """`sparrow bench decode`."""
 
-    model: Name | None = option(None, SHAPE, "SHAPE", "m")
-    case: Several[Annotated[str, AfterValidator(_decode_case)]] = option(
-        (),
-        "batch,context or batch,context,schedule, where the schedule is a preset's name or fixed-N "
-        "(N tokens kept); can be given several times. Default: by the machine.",
-        "CASE",
+    model: Name | None = option(None, SHAPE, "SHAPE")
+    case: Several[DecodeCase] = option(
+        (), "batch,context[,SCHEDULE]: a preset or fixed-N (N tokens kept). Default: by machine."
     )
-    flow: Name = option(
-        "block_mean", "What chooses the tokens to keep: a built-in name or FILE[:name].", "FLOW"
-    )
+    flow: Name = "block_mean"
     dtype: Name | None = option(None, DTYPE)
     steps: Count = option(64, "Steps timed in a round.")
 
@@ -82,27 +82,86 @@ class BenchRolloutConfig(Record):
 class BenchTrainConfig(Record):
     """`sparrow bench train`."""
 
-    model: Name | None = option(None, SHAPE, "SHAPE", "m")
-    case: Several[Annotated[str, AfterValidator(_train_case)]] = option(
-        (),
-        "sequences,tokens and, if wanted, ,recompute and ,compiled after it; can be given several "
-        "times. Default: by the machine.",
-        "CASE",
+    model: Name | None = option(None, SHAPE, "SHAPE")
+    case: Several[TrainCase] = option(
+        (), "sequences,tokens[,recompute][,compiled]. Default: by the machine."
     )
     steps: Count = option(5, "Steps timed.")
-    device: Device = option("auto", DEVICE)
+    device: Device = "auto"
 
 
 class BenchTraceConfig(Record):
     """`sparrow bench trace`."""
 
-    model: Name = option(
-        "qwen3-1.7b", "Published shape with random weights, such as qwen3-8b.", "SHAPE", "m"
-    )
-    schedule: Name | None = option(
-        None, "A preset, or fixed-N (N tokens kept). Default: the shape's preset at 0.86."
-    )
+    model: Name = option("qwen3-1.7b", "Published shape with random weights.", "SHAPE")
+    schedule: Name | None = option(None, "A preset, or fixed-N. Default: the shape's at 0.86.")
     dtype: Name | None = option(None, "bf16 (the default) or fp32.")
     requests: Count = option(60, "Requests of the workload.")
-    longest: Annotated[Tokens, Field(ge=17)] = option(32_768, "Longest request, in tokens.")
-    cutoff: Annotated[Tokens, Field(ge=17)] = option(2048, "Longest request of the complete run.")
+    longest: RequestTokens = option(32_768, "Longest request, in tokens.")
+    cutoff: RequestTokens = option(2048, "Longest request of the complete run.")
+
+
+# Results.
+
+
+Rounds = Annotated[tuple[float, ...], Field(min_length=1)]
+
+
+class Machine(Record):
+    """Where figures were taken, and with which versions."""
+
+    device: str
+    cpus: int | None
+    threads: int | None = None
+    torch: str
+    triton: str | None = None
+    transformers: str | None = None
+    numba: str | None = None
+    command: str = ""
+
+    def describe(self) -> str:
+        """In a table's title."""
+        return f"{self.device}, {self.cpus} CPUs, torch {self.torch}"
+
+
+class Benchmark(Record):
+    """A machine, the settings of a benchmark, and its rows of figures, by the names of its JSON."""
+
+    model_config = ConfigDict(extra="allow")
+
+    machine: Machine
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, machine: Machine, **figures: Any) -> None: ...
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+class SpeedCase(Record):
+    """Milliseconds of decode steps, dense and sparse, that took turns."""
+
+    name: str
+    context: int
+    what: str
+    dense_ms: Rounds
+    sparse_ms: Rounds
+    why: str
+
+    @property
+    def speed_up(self) -> float:
+        return median(self.dense_ms) / median(self.sparse_ms)
+
+
+class Speed(File):
+    """speed.json of the demo: dense against sparse on one machine."""
+
+    what: ClassVar[str] = "timing"
+    version: ClassVar[int] = 1
+    made_by: ClassVar[str] = "sparrow demo"
+
+    format: int = 1
+    machine: Machine
+    note: str
+    cases: Annotated[tuple[SpeedCase, ...], Field(min_length=1)]

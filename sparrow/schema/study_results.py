@@ -6,13 +6,21 @@ from typing import ClassVar, Literal
 from sparrow.schema.base import File, Record
 from sparrow.schema.study_files import StudyDesign
 
+PUBLISHED = 0.86  # the realised p05 that is said to suffice
 Interval = tuple[float, float]  # at 95 %
 End = float | Literal["open below", "open above"]  # of an interval
 Drift = tuple[float | None, float | None]
 """A value at the start and at the end, over the seeds that have both."""
 
 
-class Sample(Record):
+def interval_text(low: End, high: End) -> str:
+    """Both ends; a round bracket is an open one."""
+    ends = [end if isinstance(end, str) else f"{end:.3f}" for end in (low, high)]
+    left, right = "[" if isinstance(low, float) else "(", "]" if isinstance(high, float) else ")"
+    return f"{left}{', '.join(ends)}{right}"
+
+
+class FinalAccuracies(Record):
     """Final accuracies of an arm by seed, and how many answers each is the mean of."""
 
     finals: Mapping[int, float]
@@ -107,16 +115,25 @@ class CellOutcome(Record):
         return self.final is not None or bool(self.collapse)
 
 
+class Spread(Record):
+    """A value over the cells of an arm."""
+
+    mean: float
+    low: float
+    high: float
+
+
 class ArmOutcome(Record):
     """One arm over its seeds. The gap is the baseline's final accuracy less the arm's."""
 
     name: str
     role: str
     target: float | None
-    finals: Sample | None
+    finals: FinalAccuracies | None
     gap: Difference | None
     lags: bool | None
-    p05: tuple[float, ...]  # realised in the worst bin, by cell
+    start: float | None  # mean accuracy before training
+    p05: Spread | None  # realised in the worst bin, over cells
     collapsed: tuple[int, ...]  # seeds
     without_result: tuple[str, ...]  # cells
     rollout: Mapping[str, float | None]  # measures of all its steps

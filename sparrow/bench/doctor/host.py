@@ -48,9 +48,8 @@ CORE = (
     Package("gguf", "0.17", "sparrow fetch"),
     Package("pydantic", "2.7", "configurations"),
     Package("tomli-w", "1.0", "configurations"),
-    Package("typer", "0.15", "the command line"),
     Package("rich", "13", "the command line"),
-    Package("matplotlib", "3.9", "plots"),
+    Package("jinja2", "3.1", "pages of sparrow report"),
     Package("tensorboard", "2.16", "curves of training"),
 )
 OPTIONAL = (

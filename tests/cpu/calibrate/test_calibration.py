@@ -10,13 +10,14 @@ import pytest
 
 pytest.importorskip("pydantic")
 import torch
+from support.replays import replay
 
 from sparrow import load, ops
 from sparrow.calibrate import collecting
 from sparrow.calibrate.arms import DENSE, arm, variant_of
 from sparrow.calibrate.calibration import Settings
 from sparrow.calibrate.collecting import Collector, Sampling
-from sparrow.calibrate.replay import Prompt, force, read, replay, through_cache
+from sparrow.calibrate.replay import Prompt, force, read, through_cache
 from sparrow.calibrate.trajectories import Trajectories
 from sparrow.dataflow import prompts
 from sparrow.dataflow.calibrate import Request, calibrate

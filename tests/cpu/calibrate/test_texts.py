@@ -42,19 +42,11 @@ def test_another_version_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     texts.standard(notes.append)
     assert notes == [other.read().note]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        SOURCES[0]._replace(package="no_such_package"),
-        SOURCES[0]._replace(path="nothing.py"),
-        SOURCES[1]._replace(package="no-such-distribution"),
-    ],
-)
-def test_a_text_that_is_not_there_is_an_error(source) -> None:
-    with pytest.raises(ValueError, match="give a folder of texts instead"):
-        source.read()
+    for gone in ({"package": "no_such_package"}, {"path": "nothing.py"}):
+        with pytest.raises(ValueError, match=other.name):
+            other._replace(**gone).read()
+    with pytest.raises(ValueError, match=SOURCES[1].name):
+        SOURCES[1]._replace(package="no-such-distribution").read()
 
 
 def test_a_written_folder_reads_as_the_same_texts(standard, tmp_path: Path) -> None:
@@ -74,13 +66,12 @@ def test_a_folder_has_texts_by_their_endings(tmp_path: Path) -> None:
 
 
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no folder"):
-        texts.from_folder(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="no text in it"):
-        texts.from_folder(tmp_path)
+    for folder in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(ValueError, match=folder.name):
+            texts.from_folder(folder)
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="is no text"):
+    with pytest.raises(ValueError, match=r"a\.txt"):
         texts.from_folder(tmp_path)
     (tmp_path / "a.md").write_text("x")
-    with pytest.raises(ValueError, match="two texts are called 'a'"):
+    with pytest.raises(ValueError, match="'a'"):
         texts.from_folder(tmp_path)

@@ -15,8 +15,9 @@ from support.study_folders import controlled, plan
 from sparrow.report.markdown import code_block, markdown, name, prose
 from sparrow.report.render import html
 from sparrow.report.run_page import page_of
-from sparrow.report.study_folder import read_study
 from sparrow.report.study_page import write_study
+from sparrow.schema.study_files import read_study
+from sparrow_recipes.study.outcome import conclude
 
 ESCAPES = "x\x1b]0;\x07\x1b[2J\r\x9b31m\ud800"
 MARKUP = (
@@ -145,7 +146,9 @@ def test_a_study_of_hostile_files(study: Path) -> None:
     (study / "cells" / "stray <img src=x> ![i](http:)").mkdir()
     change(study / "design.json", name=f"$\\frac{{ {MARKUP}", command=[MARKUP, "```"])
     change(study / "cells" / "dense-0" / "end.json", status="failed", message=MARKUP)
-    text = write_study(study).read_text(encoding="utf-8")
+    text = write_study(study, folder := read_study(study), conclude(folder)).read_text(
+        encoding="utf-8"
+    )
     refuse_control(text)
     assert {kind for kind in kinds(text) if kind.startswith(("html", "link"))} == set()
     assert text.partition("## Commands")[0].count("![") == 4  # its own figures

@@ -13,9 +13,9 @@ from sparrow.report.markdown import markdown
 from sparrow.report.page import Bars, Chart, Item, Page, Remarks, Table
 from sparrow.report.render import html
 from sparrow.report.run_page import difference, page_of
-from sparrow.report.runs import HeldOut, read_run, read_runs
 from sparrow.report.training import verdict
 from sparrow.schema.plan import PlanFile
+from sparrow.schema.run_folder import HeldOut, read_run, read_runs
 
 
 def items(page: Page) -> dict[str, Item]:

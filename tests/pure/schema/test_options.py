@@ -8,7 +8,7 @@ import pytest
 from sparrow.schema.base import Record
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.errors import ConfigError
-from sparrow.schema.options import Shortcut, argument, configure, option
+from sparrow.schema.options import argument, configure, option, options_of
 from sparrow.schema.types import Count, FilePath, Fraction, LayerNumbers, Name, Several
 
 
@@ -20,15 +20,16 @@ class Section(Record):
 class Words(Record):
     model: Name = argument(..., "A model.", "MODEL")
     runs: Several[FilePath] = argument((), "Runs.", "RUN")
-    rows: Name | None = option(None, "Rows.", alias="file")
-    budget: Several[Count] = option((), "Budgets.", "TOKENS", "b")
-    target: Fraction = option(0.86, "Target.", letter="t")
+    rows: Name | None = option(None, alias="file")
+    budget: Several[Count] = ()
+    task: Name | None = None
+    target: Fraction = 0.86
     dense_layers: Several[LayerNumbers] = option((), "Layers.")
     plots: bool = option(True, "Plots.")
     force: bool = option(False, "Force.")
     section: Section = Section()
 
-    shortcuts: ClassVar = {"depth": Shortcut("section.depth", "Depth.", "d")}
+    shortcuts: ClassVar = {"seed": "section.depth"}
 
 
 def words(text: str) -> Words:
@@ -47,8 +48,22 @@ def test_forms_of_an_option() -> None:
     assert not words("m --no-plots").plots
     assert words("m --force --plots=true").force
     assert not words("m --force=false").force
-    assert words("m --section.depth=3").section == words("m --depth 3").section == Section(depth=3)
-    assert words("m -d 3 --section.quick").section == Section(depth=3, quick=True)
+    assert words("m --section.depth=3").section == words("m --seed 3").section == Section(depth=3)
+    assert words("m -s 3 --section.quick").section == Section(depth=3, quick=True)
+
+
+def test_the_same_name_has_the_same_letter_and_help() -> None:
+    shown = {option.name: option for option in options_of(Words)}
+    assert {name: option.letter for name, option in shown.items() if option.letter} == {
+        "budget": "b",
+        "target": "t",
+        "seed": "s",
+    }
+    assert (shown["budget"].metavar, shown["runs"].metavar, shown["seed"].default) == (
+        *("TOKENS", "RUN", 1),
+    )
+    assert "presets" not in shown["budget"].help
+    assert shown["task"].help
 
 
 def test_words_without_a_dash() -> None:

@@ -21,38 +21,47 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.schema.study_results import Difference, End, GapPoint, Interval, Sample, Threshold
+from sparrow.schema.study_results import (
+    PUBLISHED,
+    Difference,
+    End,
+    FinalAccuracies,
+    GapPoint,
+    Interval,
+    Threshold,
+)
 from sparrow.stats import ONE_SIDE, student
 
 ENUMERATED = 5  # seeds up to which every draw is made
 DRAWS, SEED = 2000, 0
 LOW, HIGH = 0.025, 0.975
 BELOW, ABOVE = -math.inf, math.inf
-PUBLISHED = 0.86
 ROUNDING = 1e-12
 
 
-def sample(finals: Mapping[int, float], answers: int) -> Sample:
+def sample(finals: Mapping[int, float], answers: int) -> FinalAccuracies:
     """Final accuracies by seed, each the mean of so many answers."""
     values = list(finals.values())
     spread = float(np.var(values, ddof=1)) if len(values) > 1 else None
-    return Sample(finals=finals, answers=answers, mean=float(np.mean(values)), variance=spread)
+    return FinalAccuracies(
+        finals=finals, answers=answers, mean=float(np.mean(values)), variance=spread
+    )
 
 
-def pooled(samples: Sequence[Sample]) -> float | None:
+def pooled(samples: Sequence[FinalAccuracies]) -> float | None:
     """The common variance over seeds of arms with several; None where there is none."""
     freedom = sum(len(sample.finals) - 1 for sample in samples)
     squares = sum((len(sample.finals) - 1) * (sample.variance or 0.0) for sample in samples)
     return squares / freedom if freedom else None
 
 
-def variance_of_run(sample: Sample, common: float | None) -> float:
+def variance_of_run(sample: FinalAccuracies, common: float | None) -> float:
     """Of one run of an arm; `common` is what an arm with one seed borrows."""
     own = sample.variance if sample.variance is not None else common
     return max(own or 0.0, sample.mean * (1 - sample.mean) / sample.answers)
 
 
-def difference(first: Sample, second: Sample, common: float | None) -> Difference:
+def difference(first: FinalAccuracies, second: FinalAccuracies, common: float | None) -> Difference:
     """The first's mean less the second's."""
     value = first.mean - second.mean
     parts = [variance_of_run(one, common) / len(one.finals) for one in (first, second)]
@@ -80,7 +89,7 @@ def exceeds(value: float, error: float, errors: float) -> bool:
     return value > errors * error + ROUNDING
 
 
-def _welch(first: Sample, second: Sample) -> Interval | None:
+def _welch(first: FinalAccuracies, second: FinalAccuracies) -> Interval | None:
     """Student's interval for two means with variances of their own; needs two seeds each."""
     if first.variance is None or second.variance is None:
         return None

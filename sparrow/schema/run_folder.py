@@ -1,4 +1,4 @@
-"""Run directories as their files hold them: of a training, of a calibration, or of both.
+"""RunFolder directories as their files hold them: of a training, of a calibration, or of both.
 
     metrics.jsonl, validation.jsonl, actions.jsonl, config.resolved.toml   sparrow train
     schedule.json                                 sparrow train: what the rollout began with
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from sparrow.files import printable, verify
 from sparrow.schema.base import File
-from sparrow.schema.benchmark import Speed
+from sparrow.schema.bench import Speed
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_files import (
     ActionLine,
@@ -57,11 +57,11 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunFolder:
     """What is known of a run; what its folder does not have is empty."""
 
     name: str
-    number: int = 0  # of the runs of a page: which colour it has in all of its charts
+    number: int = 0  # among runs that are read together
     steps: Sequence[Metrics] = ()
     validation: Sequence[Metrics] = ()
     actions: Sequence[ActionLine] = ()
@@ -99,11 +99,6 @@ class Run:
         return found
 
     @property
-    def role(self) -> str:
-        """Its colour."""
-        return f"run-{self.number}"
-
-    @property
     def dense(self) -> bool:
         """Whether its settings say that the rollout was dense; without settings nobody knows."""
         chosen = self.settings.rollout.attention
@@ -130,7 +125,7 @@ class Run:
         return self.surface.targets[0] if self.surface and self.surface.targets else None
 
 
-def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+def read_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
     """Every folder as a run, with names that tell them apart."""
     if not folders:
         raise ValueError("report: got no run directory, allowed: one or more")
@@ -143,7 +138,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     return [read_run(place, name, number) for number, (place, name) in enumerate(named)]
 
 
-def read_run(folder: Path, name: str | None = None, number: int = 0) -> Run:
+def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolder:
     """A folder; one that is none, or that holds nothing of ours, is refused."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; give the run directory of a sparrow verb")
@@ -161,7 +156,7 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> Run:
     if schedule is None and isinstance(found["plan"], PlanFile):
         schedule = found["plan"].schedule
     settings = _first(places, SETTINGS)
-    return Run(
+    return RunFolder(
         name=printable(name or folder.resolve().name),
         number=number,
         steps=read_metrics(_first(places, METRICS)),

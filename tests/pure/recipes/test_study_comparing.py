@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from sparrow.report import study_stats
-from sparrow.report.study_stats import (
+from sparrow.schema.study_results import FinalAccuracies, GapPoint
+from sparrow_recipes.study import comparing
+from sparrow_recipes.study.comparing import (
     crossing,
     difference,
     draws,
@@ -17,11 +18,10 @@ from sparrow.report.study_stats import (
     quantile,
     variance_of_run,
 )
-from sparrow.schema.study_results import GapPoint, Sample
 
 
-def sample(*finals: float, answers: int = 768) -> Sample:
-    return study_stats.sample(dict(enumerate(finals)), answers)
+def sample(*finals: float, answers: int = 768) -> FinalAccuracies:
+    return comparing.sample(dict(enumerate(finals)), answers)
 
 
 def test_variance_of_seeds_has_a_binomial_floor() -> None:
@@ -55,7 +55,7 @@ def test_a_difference_by_hand() -> None:
 
 def test_pairs_are_of_seeds_that_both_have() -> None:
     """0.1, 0.3: mean 0.2, sd 0.1414, half 12.706 x 0.1."""
-    second = study_stats.sample({0: 0.6, 2: 0.6, 7: 0.1}, 768)
+    second = comparing.sample({0: 0.6, 2: 0.6, 7: 0.1}, 768)
     found = difference(sample(0.7, 0.8, 0.9), second, None)
     assert found.by_seed == pytest.approx({0: 0.1, 2: 0.3})
     assert found.paired == pytest.approx(0.2)

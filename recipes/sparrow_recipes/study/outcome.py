@@ -15,28 +15,36 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
-from sparrow.report.study_folder import DenseAnswers, StudyCell, StudyFolder
-from sparrow.report.study_stats import (
+from sparrow.schema.run_files import Metrics
+from sparrow.schema.study import LAST
+from sparrow.schema.study_files import (
+    CellTail,
+    DenseAnswers,
+    StudyArm,
+    StudyCell,
+    StudyDesign,
+    StudyFolder,
+)
+from sparrow.schema.study_results import (
+    ArmOutcome,
+    CellOutcome,
+    Control,
+    Drift,
+    FinalAccuracies,
+    FixedComparison,
+    GapPoint,
+    Spread,
+    StudyResults,
+    Worst,
+)
+from sparrow_recipes.study.comparing import (
     difference,
     exceeds,
     find_threshold,
     pooled,
     sample,
 )
-from sparrow.schema.run_files import Metrics
-from sparrow.schema.study import LAST
-from sparrow.schema.study_files import CellTail, StudyArm, StudyDesign
-from sparrow.schema.study_results import (
-    ArmOutcome,
-    CellOutcome,
-    Control,
-    Drift,
-    FixedComparison,
-    GapPoint,
-    Sample,
-    StudyResults,
-    Worst,
-)
+from sparrow_recipes.study.verdicts import inconclusive, verdicts
 
 OFTEN = 1 / 3  # a bin counts where so many of the steps have it
 MOVED = 2.0  # standard errors by which a control that must not move may do so
@@ -77,7 +85,7 @@ def conclude(study: StudyFolder) -> StudyResults:
     arms = {arm.name: _arm(study, arm, judged[arm.name], samples, common) for arm in design.arms}
     points, beside, left_out = _points(design, list(arms.values()))
     flat = [arm for arm in arms.values() if arm.role == "flat"]
-    return StudyResults(
+    found = StudyResults(
         design=design,
         arms=tuple(arms.values()),
         common_variance=common,
@@ -93,6 +101,7 @@ def conclude(study: StudyFolder) -> StudyResults:
         negative_control=_control(flat[0], design) if flat else None,
         folders_of_no_arm=tuple(study.strangers),
     )
+    return found.replace(verdicts=verdicts(found), inconclusive=inconclusive(found))
 
 
 def judge(cell: StudyCell, design: StudyDesign) -> CellOutcome:
@@ -178,7 +187,7 @@ def less(first: float | None, second: float | None) -> float | None:
     return None if first is None or second is None else first - second
 
 
-def _sample(cells: Sequence[CellOutcome], design: StudyDesign) -> Sample | None:
+def _sample(cells: Sequence[CellOutcome], design: StudyDesign) -> FinalAccuracies | None:
     finals = {cell.seed: cell.final for cell in cells if cell.final is not None}
     least = min((cell.evaluations for cell in cells if cell.final is not None), default=0)
     return sample(finals, design.problems * least) if finals else None
@@ -188,7 +197,7 @@ def _arm(
     study: StudyFolder,
     arm: StudyArm,
     judged: Sequence[CellOutcome],
-    samples: Mapping[str, Sample | None],
+    samples: Mapping[str, FinalAccuracies | None],
     common: float | None,
 ) -> ArmOutcome:
     own, base = samples[arm.name], samples[study.design.baseline.name]
@@ -204,7 +213,8 @@ def _arm(
         finals=own,
         gap=gap,
         lags=None if gap is None else exceeds(gap.value, gap.error, study.design.lag),
-        p05=tuple(cell.worst.p05 for cell in judged if cell.worst is not None),
+        start=mean(cell.start for cell in judged),
+        p05=_spread([cell.worst.p05 for cell in judged if cell.worst is not None]),
         collapsed=tuple(cell.seed for cell in judged if cell.collapse),
         without_result=tuple(cell.name for cell in judged if not cell.measured),
         rollout=measures([line for cell in cells for line in cell.steps]),
@@ -212,6 +222,10 @@ def _arm(
         same_bins=mean(_change(start, tail) for start, tail in pairs),
         cells=tuple(judged),
     )
+
+
+def _spread(tails: Sequence[float]) -> Spread | None:
+    return Spread(mean=fmean(tails), low=min(tails), high=max(tails)) if tails else None
 
 
 def _drifts(
@@ -302,10 +316,14 @@ def _fixed(
         better=None if gap is None else exceeds(gap.value, gap.error, design.lag),
         worse=None if gap is None else exceeds(-gap.value, gap.error, design.lag),
         less={
-            "p05": less(mean(planned.p05), mean(fixed.p05)),
+            "p05": less(_middle(planned), _middle(fixed)),
             **{name: less(planned.rollout[name], fixed.rollout[name]) for name in costs},
         },
     )
+
+
+def _middle(arm: ArmOutcome) -> float | None:
+    return None if arm.p05 is None else arm.p05.mean
 
 
 def _control(flat: ArmOutcome, design: StudyDesign) -> Control | None:
