@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sparrow import __version__, api
-from sparrow.bench import dense_sparse
+from sparrow_recipes import dense_sparse
 from sparrow.calibrate.collecting import Progress
 from sparrow.dataflow.prompts import of_task
 from sparrow.engine.answer import Session
