@@ -23,7 +23,8 @@ def main() -> None:
     dense = {
         c["seed"]: c["final"] for arm in arms if arm["role"] == "baseline" for c in arm["cells"]
     }
-    cells = [cell for arm in arms if arm["role"] == "arm" for cell in arm["cells"]]
+    found = [cell for arm in arms if arm["role"] == "arm" for cell in arm["cells"]]
+    cells = [cell | cell.get("measures", {}) for cell in found]  # format 1 has them in the cell
     gaps = [dense[cell["seed"]] - cell["final"] for cell in cells]
     print(f"{len(cells)} runs, gap of final accuracy to dense with the same seed")
     for name, of in MEASURES.items():

@@ -221,7 +221,7 @@ def _schedule_to_check(
     if config.schedule is None:
         return None
     schedule, family = named_schedule(config.schedule), model.spec.family
-    flow = resolve_flow(schedule, config.flow[0] if config.flow else None, force=config.force)
+    flow = resolve_flow(schedule, config.own_flow, force=config.force)
     if config.force:
         schedule = schedule.forced_onto(family=family, flow=flow.name, flow_digest=flow.digest)
     Rule.like(schedule, flow).check(schedule, page=schedule.page, family=family)
@@ -304,8 +304,8 @@ def train(
     The gate measures acceptance at every step; where its tail is surely below the target, or below
     it at several looks in a row, it raises budgets, then goes dense, then stops. tiny, small and
     qwen3-1.7b-math are shipped; docs/train.md says what can be chosen, sparrow/schema/train.py
-    lists every setting with its default. Stopped and started again, a run goes on from its last checkpoint. Prints the
-    folder of the trained model.
+    lists every setting with its default. Stopped and started again, a run goes on from its last
+    checkpoint. Prints the folder of the trained model.
 
     For example:
 
@@ -449,9 +449,9 @@ def report(config: ReportConfig) -> str:
       sparrow report runs/demo --open
       sparrow report runs/train/sparse runs/train/dense -o comparison.html
     """
-    from sparrow.report.page.html import html
-    from sparrow.report.page.markdown import markdown
-    from sparrow.report.page.story import page_of
+    from sparrow.report.markdown import markdown
+    from sparrow.report.render import html
+    from sparrow.report.run_page import page_of
 
     page = page_of(config.runs, title=config.title)
     text = markdown(page) if config.format == "md" else html(page)
@@ -478,8 +478,9 @@ def generate(
     """Generate text with a model, dense or with sparse attention.
 
     Every setting can be given as --section.key=value, or in TOML files by -c (demo,
-    sparse and training-grade are shipped); sparrow/schema/common.py lists them with their defaults. Sampling is close to greedy
-    unless told otherwise. A prompt that begins with a dash goes after -- or to standard input.
+    sparse and training-grade are shipped); sparrow/schema/common.py lists them with their defaults.
+    Sampling is close to greedy unless told otherwise. A prompt that begins with a dash goes after
+    -- or to standard input.
 
     For example:
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from sparrow import __version__, api
-from sparrow_recipes import dense_sparse
 from sparrow.calibrate.collecting import Progress
 from sparrow.dataflow.prompts import of_task
 from sparrow.engine.answer import Session
@@ -26,7 +25,7 @@ from sparrow.files import (
     write_document,
 )
 from sparrow.models import load
-from sparrow.schema.base import to_dict
+from sparrow.schema.bench import Speed
 from sparrow.schema.common import AttentionConfig, GenerateConfig, GenerateSampling, ModelConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
@@ -42,6 +41,7 @@ from sparrow.schema.train import (
     ValidationConfig,
 )
 from sparrow.tasks import PUZZLES
+from sparrow_recipes import dense_sparse
 
 MODEL, TASK = "tiny", "assignments"
 TARGET = 0.86
@@ -189,13 +189,13 @@ def gate_stopped(place: Place) -> bool:
     return any(line.get("kind") == "stop" for line in lines)
 
 
-def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
+def time(place: Place, progress: Progress | None = None) -> Speed:
     """Dense against sparse, at the demo's length and at a long one."""
     if place.speed.exists():
-        known = _read(place.speed)
-        if not known.get("cases"):
-            raise ValueError(f"{place.speed} is broken (no cases); --fresh begins anew")
-        return known
+        try:
+            return Speed.load(place.speed)
+        except ValueError as error:
+            raise ValueError(f"{error}; --fresh begins anew") from error
     model = load(MODEL, device="cpu")
     source = of_task(model, TASK, length=LENGTH, count=GROUPS)
     found = dense_sparse.run(
@@ -210,7 +210,7 @@ def time(place: Place, progress: Progress | None = None) -> dict[str, Any]:
         progress=progress,
     )
     found.save(place.speed)
-    return to_dict(found)
+    return found
 
 
 def page(place: Place) -> Path:

@@ -105,10 +105,9 @@ def _calibrate(place: "Place") -> None:
 
 
 def _plan(place: "Place") -> None:
-    from rich.table import Table
-
-    from sparrow.report.page.calibration import plan_table
-    from sparrow.report.page.runs import read_run
+    from sparrow.report.calibration import plan_table
+    from sparrow.report.terminal import rich_table
+    from sparrow.schema.plan import PlanFile
     from sparrow_recipes import demo as recipe
 
     _stage(
@@ -118,11 +117,7 @@ def _plan(place: "Place") -> None:
     )
     with _timed("planned"):
         recipe.plan(place)
-        found = plan_table(read_run(place.calibration))
-        table = Table(*found.columns)
-        for row in found.rows:
-            table.add_row(*row)
-        console.print(table)
+        console.print(rich_table(plan_table(PlanFile.load(place.plan))))
 
 
 def _train(place: "Place") -> None:
@@ -150,7 +145,7 @@ def _train(place: "Place") -> None:
 
 
 def _time(place: "Place") -> None:
-    from sparrow.report.page.speed import speed_up, told, verdict
+    from sparrow.report.training import told, verdict
     from sparrow_recipes import demo as recipe
 
     _stage(
@@ -161,14 +156,14 @@ def _time(place: "Place") -> None:
     )
     with _timed("timed"), counting("measuring") as progress:
         found = recipe.time(place, progress)
-    for case in found["cases"]:
-        text = f"  [bold]{verdict(speed_up(case))}[/]. {plain(told(case))}"
+    for case in found.cases:
+        text = f"  [bold]{verdict(case.speed_up)}[/]. {plain(told(case))}"
         console.print(text, highlight=False, markup=True)
 
 
 def _finish(place: "Place", seconds: float) -> None:
-    from sparrow.report.page.runs import read_run
-    from sparrow.report.page.story import numbers
+    from sparrow.report.run_page import numbers
+    from sparrow.schema.run_folder import read_run
 
     _stage(STAGES, "report", "Everything on one page, which opens without a network:")
     console.print(f"  {place.page}\n", style="bold green", highlight=False, soft_wrap=True)

@@ -1,6 +1,5 @@
 """Help in eighty columns, from the configuration classes and the docstrings of the verbs."""
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,15 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from sparrow.cli.verbs import ABOUT, GROUPS, PANELS, Verb
-from sparrow.schema.base import Record
 from sparrow.schema.errors import fields_of
-from sparrow.schema.options import OPTIONS, Option
+from sparrow.schema.options import PANELS as OPTION_PANELS
+from sparrow.schema.options import Option
 
 WIDEST = 100
 HELP = Option("help", (), bool, "Show this message and exit.", letter="h")
 VERSION = Option("version", (), bool, "Print the version.")
 CONFIG = Option(
-    "config", (), str, "TOML file of settings; of several, later ones win.", "FILE", "c"
+    "config", (), str, "TOML file of settings; later ones win.", metavar="FILE", letter="c"
 )
 FILES = "TOML files, of which later ones win, and settings such as --section.key=value."
 
@@ -42,19 +41,20 @@ def overview(verbs: Mapping[str, Verb], group: str = "") -> RenderableType:
 
 def verb_help(verb: Verb) -> RenderableType:
     """Usage, what the verb does with examples, and its options by panels."""
-    arguments = [option for option in verb.options if option.positional]
-    shown = [(option.metavar, _explained(option)) for option in arguments] or _file_row(verb)
-    panels: dict[str, list[Option]] = {}
-    for option in (*verb.options, CONFIG, HELP):
-        if not option.positional:
-            panels.setdefault(option.panel, []).append(option)
-    ordered = {title: panels[title] for title in sorted(panels, key=lambda title: title == OPTIONS)}
+    options = [*verb.options, CONFIG, HELP]
+    arguments = [option.metavar for option in options if option.positional]
+    sections = [*_section_rows(verb.config, "")]
+    files = [("CONFIG", FILES)] if sections and not arguments else []
+    names = arguments or [name for name, _ in files]
+    panels = {
+        title: [option for option in options if option.panel == title] for title in OPTION_PANELS
+    }
     return Group(
-        _usage(" ".join([verb.name, *(name for name, _ in shown), "[OPTIONS]"])),
+        _usage(" ".join([verb.name, *names, "[OPTIONS]"])),
         *_texts(verb.doc),
-        *([_panel("Arguments", shown)] if shown else []),
-        *(_options(options, title) for title, options in ordered.items()),
-        *_sections(verb.config),
+        *([_panel("Arguments", files)] if files else []),
+        *(_options(own, title) for title, own in panels.items() if own),
+        *([_panel("Settings: --section.key=value", sections)] if sections else []),
     )
 
 
@@ -91,33 +91,27 @@ def _panel(title: str, rows: Iterable[tuple[str, str]]) -> Panel:
     return Panel(table, title=title, title_align="left", border_style="dim")
 
 
-def _options(options: Iterable[Option], title: str = OPTIONS) -> Panel:
+def _options(options: Iterable[Option], title: str = "Options") -> Panel:
     return _panel(title, [(_written(option), _explained(option)) for option in options])
 
 
 def _written(option: Option) -> str:
+    if option.positional:
+        return option.metavar
     names = [option.long, *([f"-{option.letter}"] if option.letter else [])]
     if option.flag and option.default:
         names = [f"{option.long}/--no-{option.long[2:]}"]
-    return " ".join([*names, option.shown_metavar]).strip()
+    return " ".join([*names, option.metavar]).strip()
 
 
 def _explained(option: Option) -> str:
-    default = option.default
-    said = re.search(r"[Dd]efault", option.help)
-    if said or default is None or default == () or isinstance(default, bool):
-        return option.help
+    default, text = option.default, option.help
+    if option.several and not option.positional:
+        text += " Can be repeated."
+    if "efault" in text or default is None or default == () or isinstance(default, bool):
+        return text
     shown = ", ".join(map(str, default)) if isinstance(default, tuple) else default
-    return f"{option.help} Default: {shown}."
-
-
-def _file_row(verb: Verb) -> list[tuple[str, str]]:
-    return [("CONFIG", FILES)] if any(map(fields_of, _kinds(verb.config))) else []
-
-
-def _sections(cls: type[Record]) -> Iterable[RenderableType]:
-    rows = [*_section_rows(cls, "")]
-    return [_panel("Settings: --section.key=value", rows)] if rows else []
+    return f"{text} Default: {shown}."
 
 
 def _section_rows(kind: Any, above: str) -> Iterable[tuple[str, str]]:
@@ -127,7 +121,3 @@ def _section_rows(kind: Any, above: str) -> Iterable[tuple[str, str]]:
         yield above, ", ".join(leaves)
     for name, inner in sections.items():
         yield from _section_rows(inner, f"{above}.{name}" if above else name)
-
-
-def _kinds(cls: type[Record]) -> Iterable[Any]:
-    return fields_of(cls).values()

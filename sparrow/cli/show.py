@@ -78,9 +78,11 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
         surface = api.calibrate(config, progress=progress, report=note)
     files = [config.folder / (CHECK if check else SURFACE)]
     if plots:
-        from sparrow.report.surface_plots import write_surface
+        from sparrow.report.figures import surface_figures
+        from sparrow.report.render import write_figures
 
-        files += write_surface(files[0], config.folder / ("check-plots" if check else "plots"))
+        place = config.folder / ("check-plots" if check else "plots")
+        files += write_figures(surface_figures(surface), place)
     if json:
         write_json(surface)
         return
@@ -120,9 +122,10 @@ def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> in
     folder = config.out or config.surface.parent
     files = [folder / SCHEDULE, folder / PLAN]
     if plots:
-        from sparrow.report.plan_plots import write_plan
+        from sparrow.report.figures import plan_figures
+        from sparrow.report.render import write_figures
 
-        files += write_plan(folder / PLAN, folder / "plots")
+        files += write_figures(plan_figures(planned), folder / "plots")
     if json:
         write_json(planned)
         return None

@@ -169,14 +169,18 @@ def _conduct(config: StudyConfig) -> None:
     write(str(_write(config)))
 
 
-def _write(config: StudyConfig) -> Path:
-    from sparrow.report.study.write import write_study
+def _write(config: "StudyConfig") -> Path:
+    from sparrow.report.study_page import write_study
+    from sparrow.schema.study_files import read_study
     from sparrow_recipes.study.design import Study
+    from sparrow_recipes.study.outcome import conclude
     from sparrow_recipes.study.stages import refuse_other
 
-    found = Study(config=config)
-    refuse_other(found)
-    return write_study(found.folder)
+    refuse_other(found := Study(config=config))
+    folder = read_study(found.folder)
+    results = conclude(folder)
+    results.save(found.folder / "results.json")
+    return write_study(found.folder, folder, results)
 
 
 class _Status:

@@ -1,8 +1,8 @@
 """The verbs by name, in the order in which people need them, and how their words are read."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, get_args
 
 from sparrow import api
 from sparrow.cli import show
@@ -13,7 +13,7 @@ from sparrow.cli.study import study
 from sparrow.cli.train import replay, train
 from sparrow.schema.base import Record
 from sparrow.schema.loading import load_config
-from sparrow.schema.options import OPTIONS, Option, options_of, parse
+from sparrow.schema.options import Option, options_of, parse
 
 ABOUT = (
     "Train thinking models by RL with sparse rollouts, and measure what sparsity changes. "
@@ -49,10 +49,8 @@ class Verb(NamedTuple):
         signature = inspect.signature(show)
         config, *extras = signature.parameters.values()
         doc = show.__doc__ or getattr(api, show.__name__).__doc__
-        panels: Mapping[str, Sequence[str]] = getattr(config.annotation, "panels", {})
-        panel_of = {name: panel for panel, names in panels.items() for name in names}
-        options = [_extra(extra, panel_of.get(extra.name, OPTIONS)) for extra in extras]
-        return cls(name, config.annotation, show, doc, tuple(options))
+        options = tuple(map(_extra, extras))
+        return cls(name, config.annotation, show, doc, options)
 
     @property
     def options(self) -> list[Option]:
@@ -64,11 +62,10 @@ class Verb(NamedTuple):
         return self.show(config, **parsed.extras)
 
 
-def _extra(parameter: inspect.Parameter, panel: str) -> Option:
-    assert get_origin(parameter.annotation) is Annotated
+def _extra(parameter: inspect.Parameter) -> Option:
     kind, help = get_args(parameter.annotation)[:2]
-    metavar: Any = "" if kind is bool else "ARM-SEED"
-    return Option(parameter.name, (), kind, help, metavar, default=parameter.default, panel=panel)
+    metavar = "" if kind is bool else parameter.name.upper()
+    return Option(parameter.name, (), kind, help, parameter.default, metavar)
 
 
 _SHOWN: dict[str, Show] = {

@@ -67,7 +67,7 @@ def calibrate(
             if schedule is None:
                 calibration.run(_flows(model, config))
             else:
-                flow = resolve_flow(schedule, config.flow[0] if config.flow else None)
+                flow = resolve_flow(schedule, config.own_flow)
                 calibration.check(flow, schedule)
         made = _surface(model, weights, source, config, calibration)
         made.save(place / (SURFACE if schedule is None else CHECK))
@@ -100,7 +100,7 @@ def edges_for(longest: int, width: int | None = None) -> tuple[int, ...]:
 
 def _flows(model: Decoder, config: CalibrateConfig) -> list[tuple[Flow, Variant]]:
     found = []
-    for text in config.flow or ("block_mean",):
+    for text in config.flow:
         flow = load_flow(text)
         if flow.score is None:
             raise ValueError(f"the flow {text!r} is dense: the floor measures that already")

@@ -340,8 +340,10 @@ class Scheduler:
                 return
             if self.pool.available < cost + self._reserve():
                 return
-            pages = self._bequeath(request) if heir else self._fork(request, work)
+            pages = request.context.pages if heir else self._fork(request, work)
             sample.context = Context(pages=pages, computed=len(request.prompt))
+            if heir:
+                request.context = Context()
             sample.started = True
             self.cache.begin(self.rows.enter(sample))
             insort(self.running, sample, key=_age)
@@ -355,11 +357,6 @@ class Scheduler:
         own = self.pool.take(len(unfinished))
         work.copies += zip(unfinished, own, strict=True)
         return pages + own
-
-    def _bequeath(self, request: Request) -> list[int]:
-        pages = request.context.pages
-        request.context = Context()
-        return pages
 
     # The end.
 

@@ -190,11 +190,12 @@ def narrowed(model: Decoder, spec: ModelSpec) -> Decoder:
     Of every MLP the channels whose weights are largest stay, in their order.
     """
     like = replace(model.spec, intermediate=spec.intermediate, max_positions=spec.max_positions)
-    if like != spec or spec.intermediate > model.spec.intermediate:
-        raise ValueError(
-            f"a model of {model.spec} cannot become one of {spec}: only the context may differ, "
-            "and intermediate_size be smaller"
-        )
+    width = model.spec.intermediate
+    if spec.intermediate > width:
+        raise ValueError(f"MLPs of {width} channels cannot give {spec.intermediate}")
+    if like != spec:
+        allowed = "only the context and the width of the MLPs may differ"
+        raise ValueError(f"{model.spec} cannot become {spec}: {allowed}")
     small = random(spec, dtype=model.dtype, device=model.device)
     state = model.state_dict()
     for index, layer in enumerate(model.layers):

@@ -134,7 +134,7 @@ def check_tensors(
     """Names, shapes and dtypes of the files fit the model, or a ValueError says which does not."""
     missing = sorted(wanted.keys() - stored.keys())
     if missing:
-        raise ValueError(f"{folder}: the safetensors files lack {_some(missing)}")
+        raise ValueError(f"{folder}: {_some(missing)} missing in the safetensors files")
     for name, view in wanted.items():
         tensor = stored[name]
         if tensor.shape != tuple(view.shape):
@@ -147,7 +147,7 @@ def check_tensors(
     unused = sorted(name for name in stored.keys() - wanted.keys() if not _ignorable(name, tied))
     if unused:
         file = stored[unused[0]].file
-        raise ValueError(f"{file}: holds {_some(unused)} that the model of config.json has not")
+        raise ValueError(f"{file}: {_some(unused)} not known to the model; is config.json its own?")
 
 
 def copy_tensors(stored: Mapping[str, StoredTensor], into: Mapping[str, Tensor]) -> None:
@@ -201,7 +201,7 @@ def _ignorable(name: str, tied: bool) -> bool:
 
 
 def _some(names: list[str]) -> str:
-    return f"{len(names)} tensor(s), {', '.join(names[:3])}"
+    return f"{len(names)} tensors ({', '.join(names[:3])})"
 
 
 def initialise(model: Decoder, seed: int) -> None:

@@ -118,8 +118,8 @@ def _budgets(name: str, budgets: Tensor, sizes: Sizes) -> None:
     rows = sizes.get("T", sizes.get("B"))
     if tuple(budgets.shape) not in ((rows,), (rows, sizes["G"])):
         raise ValueError(
-            f"{name} must be [{rows}] or [{rows}, {sizes['G']}] (rows, KV heads), "
-            f"got {[*budgets.shape]}"
+            f"{name} {[*budgets.shape]} must be for {rows} rows, or for these and {sizes['G']} "
+            "KV heads"
         )
 
 

@@ -12,7 +12,6 @@ from sparrow.schema.options import argument, option
 from sparrow.schema.types import Count, Name, Several, Tokens
 
 MOST_IN_CASE = 2**28  # tokens
-DEVICE = "auto (a GPU where there is one), cuda or cpu."
 SHAPE = "Published shape with random weights, such as qwen3-1.7b. Default: by the machine."
 DTYPE = "bf16 or fp32. Default: bf16 on a GPU, fp32 on a CPU."
 
@@ -45,25 +44,25 @@ def _train_case(text: str) -> str:
     return text
 
 
+DecodeCase = Annotated[str, AfterValidator(_decode_case)]
+TrainCase = Annotated[str, AfterValidator(_train_case)]
+RequestTokens = Annotated[Tokens, Field(ge=17)]
+
+
 class BenchAttentionConfig(Record):
     """`sparrow bench attention`."""
 
-    device: Device = option("auto", DEVICE)
+    device: Device = "auto"
 
 
 class BenchDecodeConfig(Record):
     """`sparrow bench decode`."""
 
-    model: Name | None = option(None, SHAPE, "SHAPE", "m")
-    case: Several[Annotated[str, AfterValidator(_decode_case)]] = option(
-        (),
-        "batch,context or batch,context,schedule, where the schedule is a preset's name or fixed-N "
-        "(N tokens kept); can be given several times. Default: by the machine.",
-        "CASE",
+    model: Name | None = option(None, SHAPE, "SHAPE")
+    case: Several[DecodeCase] = option(
+        (), "batch,context[,SCHEDULE]: a preset or fixed-N (N tokens kept). Default: by machine."
     )
-    flow: Name = option(
-        "block_mean", "What chooses the tokens to keep: a built-in name or FILE[:name].", "FLOW"
-    )
+    flow: Name = "block_mean"
     dtype: Name | None = option(None, DTYPE)
     steps: Count = option(64, "Steps timed in a round.")
 
@@ -83,30 +82,23 @@ class BenchRolloutConfig(Record):
 class BenchTrainConfig(Record):
     """`sparrow bench train`."""
 
-    model: Name | None = option(None, SHAPE, "SHAPE", "m")
-    case: Several[Annotated[str, AfterValidator(_train_case)]] = option(
-        (),
-        "sequences,tokens and, if wanted, ,recompute and ,compiled after it; can be given several "
-        "times. Default: by the machine.",
-        "CASE",
+    model: Name | None = option(None, SHAPE, "SHAPE")
+    case: Several[TrainCase] = option(
+        (), "sequences,tokens[,recompute][,compiled]. Default: by the machine."
     )
     steps: Count = option(5, "Steps timed.")
-    device: Device = option("auto", DEVICE)
+    device: Device = "auto"
 
 
 class BenchTraceConfig(Record):
     """`sparrow bench trace`."""
 
-    model: Name = option(
-        "qwen3-1.7b", "Published shape with random weights, such as qwen3-8b.", "SHAPE", "m"
-    )
-    schedule: Name | None = option(
-        None, "A preset, or fixed-N (N tokens kept). Default: the shape's preset at 0.86."
-    )
+    model: Name = option("qwen3-1.7b", "Published shape with random weights.", "SHAPE")
+    schedule: Name | None = option(None, "A preset, or fixed-N. Default: the shape's at 0.86.")
     dtype: Name | None = option(None, "bf16 (the default) or fp32.")
     requests: Count = option(60, "Requests of the workload.")
-    longest: Annotated[Tokens, Field(ge=17)] = option(32_768, "Longest request, in tokens.")
-    cutoff: Annotated[Tokens, Field(ge=17)] = option(2048, "Longest request of the complete run.")
+    longest: RequestTokens = option(32_768, "Longest request, in tokens.")
+    cutoff: RequestTokens = option(2048, "Longest request of the complete run.")
 
 
 # Results.

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, model_validator
 
 from sparrow.schema.base import FieldError, Record
-from sparrow.schema.options import Shortcut, argument, option
+from sparrow.schema.options import argument, option
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.types import Budget, Directory, Name
 
@@ -90,21 +90,15 @@ class GenerateConfig(Record):
 
     any_text: ClassVar = True
     shortcuts: ClassVar = {
-        "model": Shortcut(
-            "model.name",
-            "tiny, small, smollm2-135m (the default), a folder, or a hub name (owner/name).",
-            *("m", "MODEL"),
-        ),
-        "samples": Shortcut("sampling.n", "Answers to each prompt.", "n"),
-        "temperature": Shortcut("sampling.temperature", "0 is greedy. Default: 0.2.", "", "T"),
-        "max_tokens": Shortcut("sampling.max_tokens", "Longest answer. Default: 512."),
-        "seed": Shortcut("sampling.seed", "Of the random draws. Default: another each time."),
-        "budget": Shortcut(
-            "attention.budget", "Tokens that sparse attention keeps.", "b", "TOKENS"
-        ),
-        "schedule": Shortcut("attention.schedule", "Budgets by length: a preset or a file."),
-        "device": Shortcut("model.device", "auto (a GPU where there is one), cpu, cuda."),
-        "out": Shortcut("run.dir", "New folder for settings and completions.", "o", "FOLDER"),
+        "model": "model.name",
+        "device": "model.device",
+        "samples": "sampling.n",
+        "temperature": "sampling.temperature",
+        "max_tokens": "sampling.max_tokens",
+        "seed": "sampling.seed",
+        "budget": "attention.budget",
+        "schedule": "attention.schedule",
+        "out": "run.dir",
     }
 
     @model_validator(mode="after")

@@ -1,12 +1,12 @@
 """The configuration of `sparrow eval`, and its result: accuracy by source and length."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
 from sparrow.schema.base import FieldError, Record
 from sparrow.schema.common import Device, Dtype
-from sparrow.schema.options import argument, option
+from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
     Budget,
     Count,
@@ -29,72 +29,34 @@ class EvalConfig(Record):
     """`sparrow eval`: which model on which rows, and how it answers."""
 
     model: Name = argument(
-        ...,
-        "tiny, small, smollm2-135m, a folder, owner/name, or the run directory of a `sparrow "
-        "train` or `warmup` that has ended.",
-        "MODEL",
+        ..., "A name, a folder, owner/name, or the run directory of a run that has ended."
     )
-    task: Several[Name] = option(
-        (),
-        "assignments, countdown, graph or gym/NAME; can be given several times. Default: the first "
-        "three.",
-        letter="t",
-    )
-    rows: Name | None = option(
-        None,
-        "Rows of a file instead: .parquet or .jsonl in verl's schema, or a dataset of the hub "
-        "(owner/name).",
-        "FILE",
-        alias="file",
-    )
+    task: Several[Name] = option((), "A puzzle or gym/NAME. Default: the three puzzles.")
+    rows: Name | None = option(None, f"Instead: {HELP['rows']}", "FILE", "file")
     reward: Name | None = option(None, "Who judges a file: math, or module:function.")
     length: Several[Tokens] = option(
         (),
         "About how long a puzzle's answer is (default: 200, 500 and 1000), or the most for gym "
-        "(default: 512); can be given several times.",
-        "TOKENS",
-        "l",
+        "(default: 512).",
     )
     prompts: Count | None = option(
-        None,
-        f"Rows of each task and length (default: {ROWS}), or of a file (default: all).",
-        letter="n",
+        None, f"Rows of each task and length (default: {ROWS}), or of a file (default: all)."
     )
-    skip: RowNumber = option(0, "Rows to leave out at the start.")
-    samples: Count = option(1, "Answers to every row: the k.", letter="k")
-    temperature: Temperature = option(1.0, "1 is the model's own, 0 is greedy.", "T")
+    skip: RowNumber = 0
+    samples: Count = option(1, "Answers to every row: the k.")
+    temperature: Temperature = 1.0
     max_tokens: Tokens | None = option(
-        None,
-        f"Longest answer. Default: 2.5 x a puzzle's length, {FILE_TOKENS} for rows of a file.",
+        None, f"Longest answer. Default: 2.5 x a puzzle's length, {FILE_TOKENS} for a file."
     )
-    seed: Seed = option(0, "Of the random draws.")
-    device: Device = option("auto", "auto (a GPU where there is one), cpu, cuda.")
-    dtype: Dtype = option("auto", "auto, float32 or bfloat16.")
-    schedule: Name | None = option(
-        None, "Budgets by length: a file, or a name of `sparrow presets`."
-    )
-    budget: Budget | None = option(
-        None, "Tokens kept at every length, 48 at least, in all layers.", "TOKENS"
-    )
-    window: Window | None = option(
-        None, "For comparison: only the last tokens are seen; a multiple of 16.", "TOKENS"
-    )
-    flow: Name | None = option(
-        None, "What chooses the tokens to keep: a built-in name or FILE[:name].", "FLOW"
-    )
-    force: bool = option(False, "Use a schedule that was made for another model.")
-    out: FilePath | None = option(None, "Also write every answer, a JSON line each.", "FILE", "o")
-
-    panels: ClassVar = {
-        "What is asked": ("task", "rows", "reward", "length", "prompts", "skip"),
-        "How it is answered": (
-            *("samples", "temperature", "max_tokens", "seed", "device", "dtype"),
-        ),
-        "Sparse attention (without these it is dense)": (
-            *("schedule", "budget", "window", "flow", "force"),
-        ),
-        "Output": ("out", "json"),
-    }
+    seed: Seed = 0
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    schedule: Name | None = None
+    budget: Budget | None = option(None, "Tokens kept at every length, in all layers.")
+    window: Window | None = option(None, "For comparison: only the last tokens are seen.", "TOKENS")
+    flow: Name | None = None
+    force: bool = False
+    out: FilePath | None = option(None, "Also write every answer, a JSON line each.", "FILE")
 
     def _check(self) -> None:
         refuse_many("EvalConfig", {"prompts": self.prompts or ROWS, "samples": self.samples})

@@ -8,8 +8,8 @@ be repeated. `-` and `_` are the same in keys. Words without a dash are the posi
 import difflib
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from types import EllipsisType
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import Field
@@ -23,8 +23,74 @@ from sparrow.schema.layers import Layer, checked, parse_value
 from sparrow.schema.loading import load_config
 
 Root = TypeVar("Root", bound=Record)
-OPTIONS = "Options"  # the panel of what no panel names
-METAVARS = {int: "N", float: "X"}
+
+# The same thing has the same name, letter, word for its value and help in every verb; a field says
+# more where its verb differs. Of two names with one letter in a verb, the first has it.
+LETTERS = {
+    "model": "m",
+    "budget": "b",
+    "length": "l",
+    "target": "t",
+    "task": "t",
+    "prompts": "n",
+    "samples": "k",
+    "seed": "s",
+    "format": "f",
+    "out": "o",
+}
+METAVARS = {
+    "model": "MODEL",
+    "budget": "TOKENS",
+    "length": "TOKENS",
+    "target": "P05",
+    "flow": "FLOW",
+    "rows": "FILE",
+    "out": "FOLDER",
+    "texts": "FOLDER",
+    "dense_layers": "LAYERS",
+    "case": "CASE",
+}
+KINDS = {int: "N", float: "X", Path: "FILE"}
+HELP = {
+    "model": "tiny, small, smollm2-135m, a folder, or owner/name of the hub.",
+    "task": "assignments, countdown, graph or gym/NAME.",
+    "rows": ".jsonl or .parquet in verl's schema, or a dataset of the hub (owner/name).",
+    "skip": "Rows to leave out at the start.",
+    "samples": "Answers to each prompt.",
+    "temperature": "Of sampling; 1 is the model's own, 0 is greedy.",
+    "seed": "Of the random draws.",
+    "flow": "What chooses the tokens to keep: a built-in name or FILE[:name].",
+    "budget": "Tokens kept at every length.",
+    "schedule": "Budgets by length: a file, or a name of `sparrow presets`.",
+    "target": "The p05 of acceptance to keep at every length, 0 to 1.",
+    "force": "Take a schedule that was made for another model.",
+    "dense": "Dense, whatever files say: to compare with.",
+    "page": "Tokens in a page.",
+    "device": "auto (a GPU where there is one), cpu or cuda.",
+    "dtype": "auto, float32 or bfloat16.",
+    "steps": "How many.",
+    "max_tokens": "Longest answer.",
+    "out": "Where to write.",
+}
+PANELS = {
+    "Arguments": (),
+    "What is asked, and how it is answered": (
+        *("task", "rows", "texts", "ids", "reward", "length", "prompts", "skip", "samples"),
+        *("tokens", "start", "max_tokens", "temperature", "seed", "first_round", "raw"),
+    ),
+    "Sparse attention": (
+        *("flow", "budget", "schedule", "window", "force", "dense", "target", "by", "variant"),
+        *("allow_dense", "bin", "dense_layers", "layer_groups", "by_layer", "page"),
+        *("first", "last"),
+    ),
+    "Machine and workload": (
+        *("device", "dtype", "hardware", "bandwidth", "memory", "flops", "lengths"),
+        *("prompt_tokens", "batch"),
+    ),
+    "Output": ("compare", "check", "out", "leaderboard", "plots", "open", "json"),
+    "Options": (),
+}
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
 class Option(NamedTuple):
@@ -34,12 +100,11 @@ class Option(NamedTuple):
     path: tuple[str, ...]
     kind: Any
     help: str = ""
+    default: Any = None
     metavar: str = ""
     letter: str = ""
     alias: str = ""
-    default: Any = None
     positional: bool = False
-    panel: str = OPTIONS
 
     @property
     def flag(self) -> bool:
@@ -59,48 +124,37 @@ class Option(NamedTuple):
         return f"--{self.name.replace('_', '-')}"
 
     @property
-    def shown_metavar(self) -> str:
-        if self.flag:
-            return ""
-        return self.metavar or METAVARS.get(bare(self.element), "NAME")
+    def panel(self) -> str:
+        return "Arguments" if self.positional else PANEL_OF.get(self.name, "Options")
 
 
-class Shortcut(NamedTuple):
-    """A short name for a setting in a section, for what people type every day."""
-
-    path: str
-    help: str
-    letter: str = ""
-    metavar: str = ""
+def option(default: Any, help: str = "", metavar: str = "", alias: str = "") -> Any:
+    """A field with more than its name says; `...` as default: it must be given."""
+    return Field(default, description=help, json_schema_extra={"metavar": metavar, "alias": alias})
 
 
-def option(default: Any, help: str, metavar: str = "", letter: str = "", *, alias: str = "") -> Any:
-    """A field with its help text; `...` as default: it must be given."""
-    return _field(default, help, metavar=metavar, letter=letter, alias=alias)
-
-
-def argument(default: Any, help: str, metavar: str) -> Any:
+def argument(default: Any, help: str, metavar: str = "") -> Any:
     """A field that is given without its name."""
-    return _field(default, help, metavar=metavar, positional=True)
-
-
-def _field(default: Any | EllipsisType, help: str, **extra: Any) -> Any:
+    extra: Any = {"metavar": metavar, "positional": True}
     return Field(default, description=help, json_schema_extra=extra)
 
 
 def options_of(cls: type[Record]) -> list[Option]:
-    """Every option of a configuration: its fields that are no tables, then its shortcuts."""
-    panels: Mapping[str, Sequence[str]] = getattr(cls, "panels", {})
-    panel_of = {name: panel for panel, names in panels.items() for name in names}
+    """Every option of a configuration: its fields that are no tables, then its short names.
+
+    `shortcuts` of a class are short names for settings in its sections.
+    """
+    shortcuts: Mapping[str, str] = getattr(cls, "shortcuts", {})
+    names = {*cls.model_fields, *shortcuts}
+    letters = {letter: name for name, letter in reversed(LETTERS.items()) if name in names}
+    own = {name: letter for letter, name in letters.items()}
     fields = [
-        _option_of(name, field, panel_of.get(name, OPTIONS))
+        _option_of(name, field, own.get(name, ""))
         for name, field in cls.model_fields.items()
         if not _is_table(field.annotation)
     ]
-    shortcuts: Mapping[str, Shortcut] = getattr(cls, "shortcuts", {})
     return fields + [
-        _shortcut_of(cls, name, shortcut, panel_of.get(name, OPTIONS))
-        for name, shortcut in shortcuts.items()
+        _shortcut_of(cls, name, path, own.get(name, "")) for name, path in shortcuts.items()
     ]
 
 
@@ -110,25 +164,28 @@ def _is_table(kind: Any) -> bool:
     return bool(fields_of(kind)) or any(map(fields_of, elements))
 
 
-def _option_of(name: str, field: FieldInfo, panel: str) -> Option:
-    extra: Any = field.json_schema_extra or {}
+def _option_of(name: str, field: FieldInfo, letter: str) -> Option:
+    given: Any = field.json_schema_extra or {}
+    extra = dict(given)
+    positional = extra.get("positional", False)
+    made = _known(name, (name,), field.annotation, "" if positional else letter)
     default = None if field.default is PydanticUndefined else field.default
-    return Option(
-        name,
-        (name,),
-        field.annotation,
-        field.description or "",
-        default=default,
-        panel=panel,
-        **extra,
-    )
+    help, metavar = field.description or made.help, extra.pop("metavar", "") or made.metavar
+    return made._replace(help=help, default=default, metavar=metavar, **extra)
 
 
-def _shortcut_of(cls: type[Record], name: str, shortcut: Shortcut, panel: str) -> Option:
-    path = tuple(shortcut.path.split("."))
-    kind = kind_at(cls, path)
-    metavar, letter = shortcut.metavar, shortcut.letter
-    return Option(name, path, kind, shortcut.help, metavar, letter, panel=panel)
+def _shortcut_of(cls: type[Record], name: str, path: str, letter: str) -> Option:
+    keys = path.split(".")
+    section: Any = bare(kind_at(cls, keys[:-1]))
+    made = _known(name, tuple(keys), kind_at(cls, keys), letter)
+    return made._replace(default=section.model_fields[keys[-1]].get_default())
+
+
+def _known(name: str, path: tuple[str, ...], kind: Any, letter: str) -> Option:
+    """An option as its name alone says."""
+    made = Option(name, path, kind, HELP.get(name, ""), letter=letter)
+    word = METAVARS.get(name) or KINDS.get(bare(made.element), "NAME")
+    return made._replace(metavar="" if made.flag else word)
 
 
 class Parsed(NamedTuple):
@@ -188,7 +245,8 @@ class _Reader:
     def __init__(self, cls: type[Record], extras: Sequence[Option]) -> None:
         options = [*options_of(cls), *extras]
         self.cls = cls
-        self.named = {name: option for option in options for name in _names(option)}
+        self.named = {option.alias: option for option in options if option.alias}
+        self.named |= {option.name: option for option in options}
         self.letters = {option.letter: option for option in options if option.letter}
         self.positionals = deque(option for option in options if option.positional)
         self.any_text = getattr(cls, "any_text", False)  # positional words are prompts
@@ -198,9 +256,7 @@ class _Reader:
         self.given: dict[str, _Given] = {}
 
     def take_positional(self, word: str) -> None:
-        _refuse_bytes(word)
-        if not self.any_text:
-            _refuse_control(word)
+        _refuse(word, any_text=self.any_text)
         if self.takes_files or (word.endswith(".toml") and not self.any_text):
             self.files.append(word)
         elif not self.positionals:
@@ -212,8 +268,7 @@ class _Reader:
                 self.positionals.popleft()
 
     def take_option(self, word: str, rest: deque[str]) -> None:
-        _refuse_bytes(word)
-        _refuse_control(word)
+        _refuse(word)
         name, equals, text = _split(word)
         if "." in name and equals:
             self.settings.append(f"--{name}={text}")
@@ -257,12 +312,6 @@ class _Reader:
         return Parsed(self.files, [*self.settings, *(given.layer for given in own)], extras)
 
 
-def _names(option: Option) -> Iterator[str]:
-    yield option.name
-    if option.alias:
-        yield option.alias
-
-
 def _split(word: str) -> tuple[str, str, str]:
     """The key with underscores, whether there is a value, and the value; `-n4` is `-n=4`."""
     if not word.startswith("--"):
@@ -275,10 +324,8 @@ def _split(word: str) -> tuple[str, str, str]:
 def _next(word: str, rest: deque[str]) -> str:
     if not rest:
         raise ConfigError(f"option {shortened(word)}: a value is missing")
-    text = rest.popleft()
-    _refuse_bytes(text)
-    _refuse_control(text)
-    return text
+    _refuse(rest[0])
+    return rest.popleft()
 
 
 def _value(kind: Any, text: str) -> Any:
@@ -294,12 +341,9 @@ def _value(kind: Any, text: str) -> Any:
     return value
 
 
-def _refuse_control(word: str) -> None:
-    """Refuse what an error message would hand on to the terminal."""
-    if CONTROL.search(word):
-        raise ConfigError(f"argument {word[:80]!r}: allowed: text without control characters")
-
-
-def _refuse_bytes(word: str) -> None:
+def _refuse(word: str, *, any_text: bool = False) -> None:
+    """Refuse what is no text, and what an error message would hand on to the terminal."""
     if any("\ud800" <= char <= "\udfff" for char in word):
         raise ConfigError(f"argument {word[:80]!r} is not valid UTF-8")
+    if CONTROL.search(word) and not any_text:
+        raise ConfigError(f"argument {word[:80]!r}: allowed: text without control characters")

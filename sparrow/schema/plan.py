@@ -1,9 +1,14 @@
 """A plan as it is written: budgets by length, what they keep and cost, and what stands beside."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from sparrow.schema.base import File, Record
 from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import LONGEST
+
+Length = Annotated[int, Field(ge=0, le=LONGEST)]
 
 By = Literal["low", "p05"]
 """What must reach the target: the lower end of p05's interval, or p05 itself."""
@@ -12,8 +17,8 @@ By = Literal["low", "p05"]
 class PlanBin(Record):
     """One bin of lengths. budget None keeps everything, p05 None was not measured."""
 
-    start: int
-    stop: int | None
+    start: Length
+    stop: Length | None
     budget: int | None
     p05: float | None
     low: float | None

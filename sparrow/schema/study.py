@@ -101,8 +101,8 @@ class StudyConfig(Record):
     """`sparrow study`. `train` is what every run has in common."""
 
     name: FolderName = option("study", "Of the study.")
-    dir: Directory | None = option(None, "Default: runs/study/NAME.", "FOLDER", "o", alias="out")
-    seeds: tuple[StudySeed, ...] = option((0, 1, 2), "Of the arms; can be given several times.")
+    dir: Directory | None = option(None, "Default: runs/study/NAME.", "FOLDER", "out")
+    seeds: tuple[StudySeed, ...] = option((0, 1, 2), "Of the arms.")
     rates: tuple[Rate, ...] = option((1e-4, 3e-5, 1e-5), "Tried in turn, the largest first.")
     parallel: Workers = option(1, "Runs at a time, on one device.")
     arms: tuple[ArmConfig, ...]

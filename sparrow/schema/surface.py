@@ -12,6 +12,7 @@ from sparrow.schema.base import File, Int32Array, Record
 from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
 
 FORMAT = 1
+LONGEST = 2**31  # tokens
 LEAST_PROMPTS = 48
 """Below so many prompts an interval over prompts is narrower than it says."""
 
@@ -162,7 +163,8 @@ class Surface(File):
         if not self.variants:
             raise ValueError("Surface.variants: got none, allowed: one at least")
         for cell in (*self.cells, *self.floor):
-            if not 0 <= cell.low <= cell.p05 <= cell.high <= 1 or cell.start not in self.bins:
+            fits = cell.start in self.bins and cell.start <= cell.stop <= LONGEST
+            if not 0 <= cell.low <= cell.p05 <= cell.high <= 1 or not fits:
                 place = f"{cell.variant}, {cell.budget}, from {cell.start}"
                 raise ValueError(
                     f"Surface.cells: got {cell.low}, {cell.p05}, {cell.high} for {place}, allowed: "

@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from sparrow.schema.base import FieldError, Record
 from sparrow.schema.common import AttentionConfig, Device
-from sparrow.schema.options import Shortcut
 from sparrow.schema.types import (
     BatchTokens,
     Count,
@@ -197,19 +196,17 @@ class TrainConfig(Record):
     run: TrainRunConfig = TrainRunConfig()
 
     shortcuts: ClassVar = {
-        "model": Shortcut("model.name", "A name, a folder, or owner/name.", "m", "MODEL"),
-        "task": Shortcut("data.task", "assignments, countdown, graph or gym/NAME."),
-        "rows": Shortcut("data.file", "Rows of a file or of the hub instead.", "", "FILE"),
-        "budget": Shortcut("rollout.attention.budget", "Tokens kept.", "b", "TOKENS"),
-        "schedule": Shortcut("rollout.attention.schedule", "Budgets by length: preset or file."),
-        "dense": Shortcut(
-            "rollout.attention.dense", "Dense rollouts, whatever the files say: to compare with."
-        ),
-        "target": Shortcut("gate.target", "The p05 of acceptance to keep.", "t", "P05"),
-        "steps": Shortcut("run.steps", "How long it trains."),
-        "seed": Shortcut("run.seed", "Of the random draws."),
-        "device": Shortcut("model.device", "auto (a GPU where there is one), cpu, cuda."),
-        "out": Shortcut("run.dir", "Run directory. Default: runs/train/NAME.", "o", "FOLDER"),
+        "model": "model.name",
+        "device": "model.device",
+        "task": "data.task",
+        "rows": "data.file",
+        "budget": "rollout.attention.budget",
+        "target": "gate.target",
+        "schedule": "rollout.attention.schedule",
+        "dense": "rollout.attention.dense",
+        "steps": "run.steps",
+        "seed": "run.seed",
+        "out": "run.dir",
     }
 
     @model_validator(mode="after")

@@ -71,13 +71,10 @@ def _several(given: object) -> object:
 
 def layer_numbers(given: object) -> object:
     """Layers as people write them: 0,1 or none."""
-    if isinstance(given, int):
-        return (given,)
-    if not isinstance(given, str):
-        return given
+    texts = given if isinstance(given, list | tuple) else (given,)
+    parts = ",".join(map(str, texts)).replace(" ", "").split(",")
     try:
-        numbers = "" if given.strip() == "none" else given
-        return tuple(sorted({int(part) for part in numbers.split(",") if part.strip()}))
+        return tuple(sorted({int(part) for part in parts if part not in ("", "none")}))
     except ValueError:
         raise ValueError("numbers as 0,1 or none") from None
 

@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from sparrow.schema.base import FieldError, Record
 from sparrow.schema.common import Device
-from sparrow.schema.options import Shortcut
 from sparrow.schema.types import (
     Directory,
     FolderName,
@@ -106,10 +105,7 @@ class WarmupConfig(Record):
     optimiser: OptimiserConfig = OptimiserConfig()
     run: WarmupRunConfig = WarmupRunConfig()
 
-    shortcuts: ClassVar = {
-        "device": Shortcut("run.device", "auto (a GPU where there is one), cpu, cuda."),
-        "out": Shortcut("run.dir", "Run directory. Default: runs/warmup/NAME.", "o", "FOLDER"),
-    }
+    shortcuts: ClassVar = {"device": "run.device", "out": "run.dir"}
 
     @model_validator(mode="after")
     def _refuse_count(self) -> Self:

@@ -28,34 +28,20 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 NO_TRUTH = 'no reward_model.ground_truth, and no "ground_truth" or "answer"'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Why a row cannot be used."""
-
-    row: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"row {self.row}: {self.reason}"
-
-
-def example_of(row: Any, number: int) -> Example | Problem:
-    """A row of a file as an example, or what is wrong with it. Rows are counted from 0."""
+def example_of(row: Any, number: int) -> Example:
+    """A row of a file as an example; ValueError where it is none. Rows are counted from 0."""
     if not isinstance(row, Mapping):
-        return Problem(row=number, reason=f"an object with named fields is wanted, got {row!r:.80}")
-    try:
-        example = Example(
-            id=f"row {number}",
-            source=_text(row, "data_source"),
-            prompt=prompt_of(row),
-            ground_truth=_truth(row),
-            extra=_object(row, "extra_info"),
-        )
-        _check_json(example.source, "data_source")
-        _check_json(example.ground_truth, "ground_truth")
-        _check_json(example.extra, "extra_info")
-    except ValueError as error:
-        return Problem(row=number, reason=str(error))
+        raise ValueError(f"an object with named fields is wanted, got {row!r:.80}")
+    example = Example(
+        id=f"row {number}",
+        source=_typed(row, "data_source", str) or "",
+        prompt=prompt_of(row),
+        ground_truth=_truth(row),
+        extra=_typed(row, "extra_info", Mapping) or {},
+    )
+    _check_json(example.source, "data_source")
+    _check_json(example.ground_truth, "ground_truth")
+    _check_json(example.extra, "extra_info")
     return example
 
 
@@ -101,25 +87,19 @@ def _is_message(message: Any) -> bool:
 
 
 def _truth(row: Mapping[str, Any]) -> Any:
-    places = (_object(row, "reward_model").get("ground_truth"), row.get("ground_truth"))
-    for truth in (*places, row.get("answer")):
+    model = _typed(row, "reward_model", Mapping) or {}
+    for truth in (model.get("ground_truth"), row.get("ground_truth"), row.get("answer")):
         if truth is not None and (truth or truth == 0):  # neither "" nor [] is one; 0 and False are
             return truth
     raise ValueError(NO_TRUTH)
 
 
-def _object(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _typed(row: Mapping[str, Any], key: str, kind: Any) -> Any:
     value = row.get(key)
-    if value is not None and not isinstance(value, Mapping):
-        raise ValueError(f"{key} must be an object, got {value!r:.80}")
-    return value or {}
-
-
-def _text(row: Mapping[str, Any], key: str) -> str:
-    value = row.get(key)
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{key} must be a text, got {value!r:.80}")
-    return value or ""
+    if value is not None and not isinstance(value, kind):
+        wanted = "a text" if kind is str else "an object"
+        raise ValueError(f"{key} must be {wanted}, got {value!r:.80}")
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +126,17 @@ class FileRows:
     def read(cls, place: str | Path, *, seed: int = 0, shuffle: bool = True) -> Self:
         """Rows of a .parquet or .jsonl file, or of a dataset of the hub."""
         files = files_of(place)
-        found = [example_of(row, number) for number, row in enumerate(rows_in(files))]
+        examples, problems = [], []
+        for number, row in enumerate(rows_in(files)):
+            try:
+                examples.append(example_of(row, number))
+            except ValueError as error:
+                problems.append(f"row {number}: {error}")
         return cls(
             name=str(place),
             content=digest_of(files),
-            examples=tuple(one for one in found if isinstance(one, Example)),
-            problems=tuple(str(one) for one in found if isinstance(one, Problem)),
+            examples=tuple(examples),
+            problems=tuple(problems),
             seed=seed,
             shuffle=shuffle,
         )
@@ -161,11 +146,6 @@ class FileRows:
         """Of the bytes, of the rows that are used, and of their order."""
         order = f"shuffled by {self.seed}" if self.shuffle else "as they stand"
         return _digest([self.content, order, *(example.id for example in self.examples)])
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Every data_source there is."""
-        return tuple(sorted({example.source for example in self.examples}))
 
     def __len__(self) -> int:
         return len(self.examples)

@@ -79,8 +79,9 @@ class Verifier:
         try:
             self._worker.wait()
         except WorkerFault as fault:
-            what = "cannot be loaded" if fault.kind == "raised" else "failed as it started"
-            raise ValueError(f"{self._score} {what}: {fault}") from fault
+            if fault.kind == "raised":
+                raise ValueError(f"{self._score} cannot be loaded: {fault}") from fault
+            raise ValueError(f"{self._score} failed as it started: {fault}") from fault
 
     def judge(self, question: Question) -> Outcome:
         """Ask it. Where it is late, gone or garbled it is killed; the next question starts one."""

@@ -1,58 +1,56 @@
-"""Sparrow from Python: what the functions do, and their defaults against those of the verbs."""
+"""Verbs as Python functions: from a configuration, from fields, from words."""
 
-import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pydantic")
-pytest.importorskip("typer")
-
-from sparrow.cli.flow import layers_of
 from support.training import config, model_folder
-from typer.main import get_command
 
 from sparrow import api, models
 from sparrow.calibrate.planning.plan import Unreachable
-from sparrow.cli import app
+from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 
-FEW = {"max_tokens": 96, "bin": 64, "prompts": 8, "first_round": 8, "layer_groups": 0}
+FEW: dict[str, Any] = {"max_tokens": 96, "bin": 64, "prompts": 8, "first_round": 8}
+FEW |= {"layer_groups": 0, "task": "assignments", "length": 100}
 
 
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Surface]:
     folder = tmp_path_factory.mktemp("api")
-    arguments: dict[str, Any] = {**FEW, "task": "assignments", "length": 100, "device": "cpu"}
-    return folder, api.calibrate("tiny", folder, budgets=[96, 64], **arguments)
+    return folder, api.calibrate("tiny", out=str(folder), budget=[96, 64], device="cpu", **FEW)
 
 
 def test_calibrate_measures_and_writes(calibrated: tuple[Path, Surface]) -> None:
     folder, surface = calibrated
-    assert surface.budgets == (64, 96)
-    assert surface.targets == (0.86,)
-    assert surface.model == "tiny"
+    assert (surface.budgets, surface.targets, surface.model) == ((64, 96), (0.86,), "tiny")
     assert surface.device.startswith("cpu")
     assert all(cell.prompts <= 8 for cell in surface.cells)
     assert Surface.load(folder / "surface.json") == surface
 
 
-def test_plan_writes_only_into_a_folder(calibrated: tuple[Path, Surface], tmp_path: Path) -> None:
+def test_a_made_configuration_and_a_loaded_model(calibrated: tuple[Path, Surface]) -> None:
     folder, surface = calibrated
-    planned = api.plan(surface, 0.5, allow_dense=True)
+    made = CalibrateConfig(model="tiny", out=folder, budget=(64, 96), **FEW)
+    assert api.calibrate(made, device="cpu").cells == surface.cells
+    loaded = models.load("tiny", device="cpu")
+    assert api.calibrate(loaded, out=folder, budget=(64, 96), **FEW).cells == surface.cells
+    with pytest.raises(ValueError, match="device"):
+        api.calibrate(loaded, out=folder, dtype="bfloat16", **FEW)
+
+
+def test_plan_writes_beside_a_file(calibrated: tuple[Path, Surface], tmp_path: Path) -> None:
+    folder, surface = calibrated
+    planned = api.plan(surface, target=0.5, allow_dense=True)
     assert not (folder / "schedule.json").exists()
-    again = api.plan(folder / "surface.json", 0.5, allow_dense=True, folder=tmp_path)
-    assert again == planned
+    surface.save(tmp_path / "surface.json")
+    made = PlanConfig(surface=tmp_path / "surface.json", target=0.5, allow_dense=True)
+    assert api.plan(made) == planned
     assert Schedule.load(tmp_path / "schedule.json") == planned.schedule
     assert (tmp_path / "plan.json").exists()
-
-
-def test_a_target_out_of_reach(calibrated: tuple[Path, Surface]) -> None:
-    with pytest.raises(Unreachable, match="no measured budget"):
-        api.plan(calibrated[1], 0.9999)
+    with pytest.raises(Unreachable):
+        api.plan(surface, target=0.9999)
 
 
 def test_train_and_report(tmp_path: Path) -> None:
@@ -62,75 +60,42 @@ def test_train_and_report(tmp_path: Path) -> None:
     trained = api.train(made, report=said.append)
     assert trained == run / "model"
     assert models.load(trained, device="cpu").spec.layers == 3
-    with pytest.raises(ValueError, match="this run has ended"):
+    with pytest.raises(ValueError, match="ended"):
         api.train(made)
     page = api.report(run, title="Mine")
     assert page.startswith("<!doctype html>")
     assert "<title>Mine" in page
+    assert not (run / "report.html").exists()
     assert api.report(str(run), format="md", title="Mine").startswith("# Mine")
+    assert api.report(runs=run, out=tmp_path / "a.html") == (tmp_path / "a.html").read_text()
 
 
-def test_train_takes_a_file_and_settings(tmp_path: Path) -> None:
+def test_generate_and_evaluate() -> None:
+    puzzle = api.puzzle("countdown", length=100)
+    model = {"name": "tiny", "device": "cpu"}
+    (completion,) = api.generate(puzzle.prompt, model=model, sampling={"max_tokens": 4})
+    assert len(completion.token_ids) == 4
+    few: dict[str, Any] = {"task": "graph", "length": 100, "prompts": 2, "max_tokens": 4}
+    counted: list[int] = []
+    evaluation = api.evaluate(
+        "tiny", device="cpu", **few, progress=lambda done, total, what: counted.append(done)
+    )
+    assert [cell.rows for cell in evaluation.cells] == [2]
+    assert counted == [1, 2]
+
+
+def test_what_cannot_be_is_a_value_error_that_names_the_field(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[model]\nname = "tiny"\n[data]\ntask = "assignments"\n', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"run\.stesp"):
-        api.train(file, "--run.stesp=1")
-
-
-def test_settings_do_not_go_with_a_made_configuration(tmp_path: Path) -> None:
-    made = config(tmp_path / "model", tmp_path / "run")
-    with pytest.raises(ValueError, match=r"got settings .*--run\.steps=3.* allowed: none"):
-        api.train(made, "--run.steps=3")
-
-
-@pytest.mark.parametrize("given", [{}, {"task": "assignments", "rows": "prompts.jsonl"}])
-def test_prompts_come_from_one_place(given: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="allowed: one of them"):
-        api.calibrate("tiny", tmp_path, **given)
-
-
-def test_device_and_dtype_of_a_loaded_model_stay(tmp_path: Path) -> None:
-    loaded = models.load("tiny", device="cpu")
-    with pytest.raises(ValueError, match="dtype 'bfloat16' for a loaded model"):
-        api.calibrate(loaded, tmp_path, task="assignments", dtype="bfloat16")
-
-
-def test_an_unknown_format(calibrated: tuple[Path, Surface]) -> None:
-    with pytest.raises(ValueError, match="got format 'pdf', allowed: html or md"):
-        api.report(calibrated[0], format="pdf")  # type: ignore[arg-type]
-
-
-# The functions promise the defaults of the verbs.
-
-GIVEN = {"model", "folder", "surface", "progress", "report"}  # not options of the verbs
-OTHER_NAMES = {"budgets": "budget", "flows": "flow", "bin": "bins"}
-NOT_SAID = {  # what a verb takes where an option is not given; it says so in its help
-    "flows": ("block_mean",),
-    "budgets": (),
-    "dense_layers": (layers_of("none"),),
-    "target": 0.86,
-}
-
-
-def defaults(function: Callable[..., object]) -> dict[str, object]:
-    parameters = inspect.signature(function).parameters.values()
-    return {each.name: each.default for each in parameters if each.name not in GIVEN}
-
-
-@pytest.mark.parametrize("verb", ["calibrate", "plan"])
-def test_defaults_are_those_of_the_verb(verb: str) -> None:
-    command: Any = get_command(app)
-    options = {each.name: each for each in command.commands[verb].params}
-    for name, default in defaults(getattr(api, verb)).items():
-        option = options[OTHER_NAMES.get(name, name)]
-        said = NOT_SAID.get(name) if option.default is None else option.default
-        assert default == said, name
-
-
-def test_what_a_verb_says_of_options_that_are_not_given() -> None:
-    command: Any = get_command(app)
-    texts = {each.name: each.help for each in command.commands["calibrate"].params}
-    assert "Default: block_mean." in texts["flow"]
-    assert "Default: 0.86." in texts["target"]
-    assert "none (the default)" in texts["dense_layers"]
-    assert f"Default: {api.ROOM} x length for a task, else 1024." in texts["max_tokens"]
+    for call, name in (
+        (lambda: api.calibrate("tiny"), "task"),
+        (lambda: api.calibrate("tiny", task="graph", rows="x.jsonl"), "rows"),
+        (lambda: api.calibrate("tiny", task="graph", length="long"), "length"),
+        (lambda: api.calibrate(task="graph"), "model"),
+        (lambda: api.report(tmp_path, format="pdf"), "format"),
+        (lambda: api.train(file, "--run.stesp=1"), "stesp"),
+        (lambda: api.train(config(tmp_path, tmp_path), "--run.steps=3"), "--run.steps=3"),
+        (lambda: api.puzzle("sudoku"), "task"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            call()

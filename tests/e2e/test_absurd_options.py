@@ -21,8 +21,9 @@ REQUIRED = {
 
 
 def numbers(verb: Verb) -> list[str]:
-    """Options that take a number."""
-    return [option.long for option in verb.options if bare(option.element) in (int, float)]
+    """Options that take a number; of layers, none is meant by an empty text."""
+    taken = [option for option in verb.options if bare(option.element) in (int, float)]
+    return [option.long for option in taken if option.name != "dense_layers"]
 
 
 def test_every_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

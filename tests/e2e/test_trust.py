@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pydantic")
-pytest.importorskip("matplotlib")
 
 from support import cli
 from support.surfaces import surface

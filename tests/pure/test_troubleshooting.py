@@ -89,7 +89,7 @@ def test_every_gate_action_has_an_entry() -> None:
 
 
 def test_every_fault_that_a_run_counts_has_an_entry() -> None:
-    faults = ast.literal_eval(assigned("sparrow/dataflow/local/run.py", "FAULTS"))
+    faults = ast.literal_eval(assigned("sparrow/dataflow/local/ledger.py", "FAULTS"))
     for fault in ("left_out_rows", *faults):
         assert f"`faults/{fault}`" in PAGE, fault
 

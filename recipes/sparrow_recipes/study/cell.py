@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from sparrow.dataflow.local.opening import close_run, open_run
 from sparrow.dataflow.local.run import MODEL, Diverged, Run
 from sparrow.dataflow.local.watching import Watcher
 from sparrow.dataflow.stopping import Stopping
-from sparrow.files import write_document
 from sparrow.schema.base import Float32Array
 from sparrow.schema.gate import Reading
 from sparrow.schema.study import ProbeConfig
+from sparrow.schema.study_files import CellEnd, CellTail, TailBin
 from sparrow.stats import TAIL as TAIL_SHARE
 from sparrow.stats import quantile_interval
 from sparrow_recipes.study.design import END, Cell, Study
@@ -48,9 +48,10 @@ def run_cell(
 
     def measure_tail(name: str) -> None:
         run.watch.phase(f"measuring the tail: {name}")
-        write_document(folder / name, probe(run, study.config.probe, study.config.surface.bin))
+        probe(run, study.config.probe, study.config.surface.bin).save(folder / name)
 
-    status, message = "done", ""
+    status: Literal["done", "diverged"] = "done"
+    message = ""
     try:
         if run.step == 0 and not (folder / START).exists():
             measure_tail(START)
@@ -62,17 +63,16 @@ def run_cell(
             measure_tail(TAIL)
     finally:
         close_run(run)
-    end = {
-        "status": status,
-        "message": message,
-        "steps": run.step,
-        "seconds": round(time.monotonic() - begun, 1),  # of the session that ended it
-        "rate": run.config.optimiser.rate,
-    }
-    write_document(folder / END, end)
+    CellEnd(
+        status=status,
+        message=message,
+        steps=run.step,
+        seconds=round(time.monotonic() - begun, 1),  # of the session that ended it
+        rate=run.config.optimiser.rate,
+    ).save(folder / END)
 
 
-def probe(run: Run, wanted: ProbeConfig, width: int) -> dict[str, Any]:
+def probe(run: Run, wanted: ProbeConfig, width: int) -> CellTail:
     """p05 by bin of `width` tokens with the weights and the schedule of now; nothing is learnt."""
     request = run.request().replace(
         position=PLACE,
@@ -82,13 +82,13 @@ def probe(run: Run, wanted: ProbeConfig, width: int) -> dict[str, Any]:
     )
     batch = run.learner.read(run.rollout.play(request))
     schedule = run.gate.schedule
-    return {
-        "step": run.step,
-        "schedule": "dense" if schedule is None else schedule.name,
-        "entropy": float(np.concatenate([one.entropy for one in batch.reads]).mean()),
-        "length": float(np.mean([len(one.lengths) for one in batch.readings])),
-        "bins": bins_of(batch.readings, width),
-    }
+    return CellTail(
+        step=run.step,
+        schedule="dense" if schedule is None else schedule.name,
+        entropy=float(np.concatenate([one.entropy for one in batch.reads]).mean()),
+        length=float(np.mean([len(one.lengths) for one in batch.readings])),
+        bins=tuple(TailBin(**each) for each in bins_of(batch.readings, width)),
+    )
 
 
 def bins_of(readings: Sequence[Reading], width: int) -> list[dict[str, Any]]:

@@ -11,10 +11,10 @@ and where everything is kept.
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparrow.files import write_document
 from sparrow.schema.layers import Layer, merge
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.study import ArmConfig, StudyConfig
+from sparrow.schema.study_files import ArmKind, Collapse, StudyArm, StudyDesign
 from sparrow.schema.train import Choice, TrainConfig
 
 APART = 1_000_000  # rows between those of one seed and the next: prompts differ by seed
@@ -86,44 +86,48 @@ class Study:
     def write_design(self, rate: float, command: str) -> None:
         """What the study is, for its report; budgets as the plans have them."""
         config, train, outcome = self.config, self.config.train, self.config.outcome
-        plain = {
-            "name": config.name,
-            "model": train.model.name,
-            "data": train.data.model_dump(mode="json", exclude_none=True),
-            "rollout": train.rollout.model_dump(include={"prompts", "samples", "max_tokens"}),
-            "steps": train.run.steps,
-            "every": train.validation.every,
-            "problems": train.validation.rows * train.validation.samples,
-            "rate": rate,
-            "rates": list(config.rates),
-            "tolerance": outcome.tolerance,
-            "collapse": {"drop": outcome.drop, "length": outcome.length},
-            "lag": outcome.lag,
-            "gain": outcome.gain,
-            "bin": config.surface.bin,
-            "command": command,
-            "arms": [self._arm(arm, rate) for arm in config.arms],
-        }
+        design = StudyDesign(
+            name=config.name,
+            model=train.model.name,
+            data=train.data.model_dump(mode="json", exclude_none=True),
+            rollout=train.rollout.model_dump(include={"prompts", "samples", "max_tokens"}),
+            steps=train.run.steps,
+            every=train.validation.every,
+            problems=train.validation.rows * train.validation.samples,
+            rate=rate,
+            rates=config.rates,
+            tolerance=outcome.tolerance,
+            collapse=Collapse(drop=outcome.drop, length=outcome.length),
+            lag=outcome.lag,
+            gain=outcome.gain,
+            bin=config.surface.bin,
+            command=command,
+            arms=tuple(self._arm(arm, rate) for arm in config.arms),
+        )
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_document(self.design, plain)
+        design.save(self.design)
 
-    def _arm(self, arm: ArmConfig, rate: float) -> dict[str, Any]:
-        kinds = {"target": arm.target, "budget": arm.budget, "fixed": arm.like}
+    def _arm(self, arm: ArmConfig, rate: float) -> StudyArm:
+        kinds: tuple[tuple[ArmKind, object], ...] = (
+            ("target", arm.target),
+            ("budget", arm.budget),
+            ("fixed", arm.like),
+        )
         budget, plan = arm.budget, self.plan_of(arm)
         if arm.like is not None and plan.exists():
             budget = int(Schedule.load(plan).budgets[0])
         corrections = self.config.train.algorithm.corrections
-        return {
-            "name": arm.name,
-            "kind": next((kind for kind, given in kinds.items() if given is not None), "dense"),
-            "target": arm.target,
-            "budget": budget,
-            "like": arm.like,
-            "role": arm.role,
-            "seeds": list(arm.seeds or self.config.seeds),
-            "rate": rate if arm.rate is None else arm.rate,
-            "correction": _told(corrections if arm.corrections is None else arm.corrections),
-        }
+        return StudyArm(
+            name=arm.name,
+            kind=next((kind for kind, given in kinds if given is not None), "dense"),
+            target=arm.target,
+            budget=budget,
+            like=arm.like,
+            role=arm.role,
+            seeds=arm.seeds or self.config.seeds,
+            rate=rate if arm.rate is None else arm.rate,
+            correction=_told(corrections if arm.corrections is None else arm.corrections),
+        )
 
 
 def _told(corrections: tuple[Choice, ...]) -> str:

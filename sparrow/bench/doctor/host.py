@@ -49,7 +49,7 @@ CORE = (
     Package("pydantic", "2.7", "configurations"),
     Package("tomli-w", "1.0", "configurations"),
     Package("rich", "13", "the command line"),
-    Package("matplotlib", "3.9", "plots"),
+    Package("jinja2", "3.1", "pages of sparrow report"),
     Package("tensorboard", "2.16", "curves of training"),
 )
 OPTIONAL = (

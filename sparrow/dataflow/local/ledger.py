@@ -20,7 +20,13 @@ from sparrow.train.learner import UpdateStats
 
 NAMED = 5  # rows that are named one by one
 VERDICTS = ("timeouts", "crashes", "errors")  # that failed
-FAULTS = ("overlong_prompts", "skipped_updates", *(f"verifier_{name}" for name in VERDICTS))
+FAULTS = (
+    "overlong_prompts",
+    "skipped_updates",
+    "verifier_timeouts",
+    "verifier_crashes",
+    "verifier_errors",
+)
 Number = Annotated[int, Field(ge=0, lt=2**53)]
 
 
@@ -94,15 +100,17 @@ class Ledger:
         self.unjudged = fault if total and total == new["judged"] else None
         if total:
             kinds = ", ".join(f"{count} {name}" for name, count in failed.items())
-            verdicts = f"{total} of {new['judged']} verdicts failed and gave 0"
-            self._say(number, f"{verdicts} ({kinds}): {fault}", "red")
+            judged = new["judged"]
+            self._say(
+                number, f"{total} of {judged} verdicts failed and gave 0 ({kinds}): {fault}", "red"
+            )
 
     def _count_overlong(self, number: int, overlong: Sequence[str]) -> None:
         self.counts["overlong_prompts"] += len(overlong)
         if overlong:
             named = ", ".join(overlong[:NAMED]) + (" ..." if len(overlong) > NAMED else "")
-            over = f"{len(overlong)} prompts over {self.max_prompt} tokens were left out"
-            self._say(number, f"{over}: {named}")
+            count, most = len(overlong), self.max_prompt
+            self._say(number, f"{count} prompts over {most} tokens were left out: {named}")
 
     def _count_skips(self, number: int, updates: Sequence[UpdateStats]) -> None:
         skipped = [one for one in updates if one.skipped]

@@ -13,9 +13,8 @@ from sparrow.dataflow.episodes import Episode, episode_of
 from sparrow.dataflow.language import Language, language_of
 from sparrow.dataflow.local.learner import LearnerSide
 from sparrow.dataflow.local.ledger import Ledger
-from sparrow.dataflow.local.rollout import Rollout
+from sparrow.dataflow.local.rollout import Rollout, validation_of
 from sparrow.dataflow.local.run import MODEL, Run
-from sparrow.dataflow.local.validating import validation_of
 from sparrow.dataflow.local.watching import Watcher
 from sparrow.dataflow.place import dtype_of, prompt_room, schedule_notes
 from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged

@@ -13,24 +13,58 @@ from typing import NamedTuple
 import torch
 
 from sparrow.dataflow.episodes import Actor, Episode, shaped_reward
+from sparrow.dataflow.evaluation import Part, evaluate
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.local.messages import EpisodeFailed, RolloutBatch, RolloutRequest
-from sparrow.dataflow.local.validating import Validation
 from sparrow.dataflow.local.watching import Nobody, Watcher
 from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.engine.engine import Engine
+from sparrow.schema.base import from_dict
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
 from sparrow.tasks.base import Example, Examples, Judge
+from sparrow.tasks.choosing import judge_of, rows_of
+from sparrow.tasks.judging import InProcess, Judges
+from sparrow.tasks.rows import FileRows
 from sparrow.train.objectives.advantages import informative
 from sparrow.train.objectives.algorithms import Algorithm
 from sparrow.train.world import World, dealt
 
+VALIDATION_SEED = 2**40  # where the seeds of validation begin: rows of a run never use them
 MOST_OVERLONG = 1000  # prompts in a row that are too long before it is an error
+
+
+class Validation(NamedTuple):
+    """Rows with their judge, and how they are answered: always alike, so that points compare."""
+
+    parts: list[Part]
+    judge: Judges | InProcess
+    params: SamplingParams
+
+
+def validation_of(config: TrainConfig) -> Validation | None:
+    """None where none is asked for."""
+    wanted = config.validation
+    if not wanted.every:
+        return None
+    changes: dict[str, object] = {"first": wanted.first, "rows": None}
+    if wanted.file is not None:  # in its order; else the training's rows from another place on
+        changes = {"file": wanted.file, "task": None}
+    chosen = config.data.model_copy(update={"shuffle": False, **changes})
+    rows = rows_of(chosen, seed=config.run.seed)
+    first, count = 0, wanted.rows
+    if isinstance(rows, FileRows):
+        first, count = wanted.first, min(wanted.rows, len(rows) - wanted.first)
+        if count < 1:
+            raise ValueError(f"validation.first {first}: {rows.name} has {len(rows)} rows")
+    judge = judge_of(chosen, rows)
+    most = config.rollout.max_tokens
+    params = SamplingParams(n=wanted.samples, max_tokens=most, seed=VALIDATION_SEED)
+    return Validation(Part.of(rows, judge, count=count, first=first), judge, params)
 
 
 class Seat(NamedTuple):
@@ -79,18 +113,23 @@ class Rollout:
         self.engine.update(weights, version=version)
 
     def validate(self, schedule: Schedule | None) -> Evaluation:
-        """Accuracy on held-out rows, measured by the first rank."""
-        validation = self.validation
-        assert validation is not None, "asked for"
+        """Accuracy on held-out rows, by the first rank; dense unless it is to be as training is."""
+        assert self.validation is not None, "asked for"
         self.watch.phase("validation")
+        parts, _, params = self.validation
+        model, chosen = self.config.model.name, schedule if self.config.validation.sparse else None
         return self.world.only_first(
-            lambda: validation.measure(self.engine, self.language, schedule)
+            lambda: (
+                evaluate(
+                    self.engine, parts, self.language, params, schedule=chosen, model=model
+                ).evaluation
+            )
         )
 
     def close(self) -> None:
         """Let go of verifiers."""
-        for part in (self.judge, self.validation):
-            if (close := getattr(part, "close", None)) is not None:
+        for judge in (self.judge, self.validation and self.validation.judge):
+            if (close := getattr(judge, "close", None)) is not None:
                 close()
 
     # A step.
@@ -222,7 +261,8 @@ class Rollout:
             baseline = None
             if self.algorithm.greedy:
                 baseline = shaped_reward(found[1][0], self.algorithm, rollout.max_tokens)
-            return Group(prompt_id=example.id, trajectories=tuple(found[0]), baseline=baseline)
+            group = {"trajectories": tuple(found[0]), "baseline": baseline}
+            return from_dict(Group, {"prompt_id": example.id, **group})
         except EpisodeFailed as error:
             raise EpisodeFailed(f"{where}: {error}") from error.__cause__
         except ValueError as error:

@@ -13,6 +13,7 @@ from rich.console import Console
 from sparrow.calibrate.planning.hardware import Hardware
 from sparrow.cli.preview import lines, show
 from sparrow.dataflow import place
+from sparrow.dataflow import preview as module
 from sparrow.dataflow.preview import UTILISATION, Preview, gate_words, preview
 from sparrow.models.shapes import shape
 from sparrow.schema.base import from_dict, to_dict
@@ -108,8 +109,11 @@ def test_batch_by_hand() -> None:
     assert alone.micro_batches == 4
 
 
-def test_a_step_of_a_million_answers_is_planned_from_a_sample() -> None:
-    few = preview(config(rollout={"prompts": 512, "samples": 4}))
+def test_a_step_of_a_million_answers_is_planned_from_a_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_SAMPLE", 512)
+    few = preview(config(rollout={"prompts": 128, "samples": 4}))
     many = preview(config(rollout={"prompts": 1024, "samples": 1024}))
     assert many.batch.sequences == 2**20
     assert many.batch.tokens == 2**20 * (192 + 8000)
@@ -117,13 +121,15 @@ def test_a_step_of_a_million_answers_is_planned_from_a_sample() -> None:
     assert any("1048576 answers" in note for note in many.notes)
     assert not any("answers, scaled" in note for note in few.notes)
     for one, other in zip(few.times, many.times, strict=True):
-        assert other.step == pytest.approx(512 * one.step, rel=0.05)
+        assert other.step == pytest.approx(2**20 / 512 * one.step, rel=0.05)
 
 
-def test_one_sequence_at_a_time_is_planned_within_seconds() -> None:
+def test_long_answers_one_at_a_time_are_planned_from_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SAMPLE_TOKENS", 2**21)
     rollout = {"prompts": 64, "samples": 1024, "max_tokens": 30_000, "max_running": 1}
     found = preview(config(rollout=rollout))
     assert found.batch.tokens == 2**16 * (192 + 30_000)
+    assert any(f"{2**21 // 30_000} of the" in note for note in found.notes)
     assert found.times[0].step > found.times[1].step > 0
 
 

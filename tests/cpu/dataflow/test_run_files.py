@@ -21,9 +21,9 @@ from sparrow.dataflow.runs import rollouts
 from sparrow.dataflow.runs.files import RunFiles
 from sparrow.dataflow.runs.rollouts import read_rollouts, rollout_steps
 from sparrow.files import parse_line, read_lines
-from sparrow.report.page.runs import read_run
 from sparrow.schema.episode import NOT_SAMPLED, Group, Trajectory, Turn
 from sparrow.schema.loading import load_config
+from sparrow.schema.run_folder import read_run
 from sparrow.schema.train import TrainConfig
 
 CONFIG = TrainConfig.model_validate({"model": {"name": "tiny"}, "data": {"task": "countdown"}})

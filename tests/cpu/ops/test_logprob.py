@@ -23,16 +23,15 @@ def full_log_softmax(
     return (hidden.double() @ head.double().T / temperature).log_softmax(1)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 36, 37, 38, None])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprob_and_entropy(inputs, chunk, temperature) -> None:
+def test_logprob_and_entropy(inputs, temperature) -> None:
     hidden, head, ids = inputs
-    stats = ops.token_stats(hidden, head, ids, temperature=temperature, chunk=chunk)
     logp = full_log_softmax(hidden, head, temperature)
-    expected = logp[torch.arange(TOKENS), ids]
-    torch.testing.assert_close(stats.logprob.double(), expected, atol=1e-5, rtol=1e-5)
-    entropy = -(logp.exp() * logp).sum(1)
-    torch.testing.assert_close(stats.entropy.double(), entropy, atol=1e-5, rtol=1e-5)
+    expected, entropy = logp[torch.arange(TOKENS), ids], -(logp.exp() * logp).sum(1)
+    for chunk in (1, 7, 36, 37, 38, None):
+        stats = ops.token_stats(hidden, head, ids, temperature=temperature, chunk=chunk)
+        torch.testing.assert_close(stats.logprob.double(), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(stats.entropy.double(), entropy, atol=1e-5, rtol=1e-5)
 
 
 def test_a_temperature_per_token(inputs) -> None:
@@ -113,11 +112,11 @@ def test_log_probs_over_a_large_vocabulary() -> None:
     """150 thousand terms in fp32: the sum must not lose those that come late."""
     generator = torch.Generator().manual_seed(5)
     hidden, head = (
-        torch.randn(8, 8, generator=generator),
+        torch.randn(4, 8, generator=generator),
         torch.randn(151_936, 8, generator=generator),
     )
-    stats = ops.token_stats(2 * hidden, head, torch.arange(8))
-    expected = full_log_softmax(2 * hidden, head)[torch.arange(8), torch.arange(8)]
+    stats = ops.token_stats(2 * hidden, head, torch.arange(4))
+    expected = full_log_softmax(2 * hidden, head)[torch.arange(4), torch.arange(4)]
     torch.testing.assert_close(stats.logprob.double(), expected, atol=5e-6, rtol=0)
 
 
