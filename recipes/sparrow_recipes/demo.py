@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from sparrow import __version__, api
-from sparrow.bench import dense_sparse
 from sparrow.calibrate.collecting import Progress
 from sparrow.dataflow.prompts import of_task
 from sparrow.engine.answer import Session
@@ -42,6 +41,7 @@ from sparrow.schema.train import (
     ValidationConfig,
 )
 from sparrow.tasks import PUZZLES
+from sparrow_recipes import dense_sparse
 
 MODEL, TASK = "tiny", "assignments"
 TARGET = 0.86

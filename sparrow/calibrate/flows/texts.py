@@ -80,77 +80,43 @@ class Source(NamedTuple):
 
 
 METADATA = "METADATA"
-SOURCES = (
-    Source(
-        "python-topics",
-        "prose: language documentation",
-        "pydoc_data",
-        "topics.py",
-        "abaa56a64551d8eead1b19cbae3c6db443f99f0cab81df07bed3cb75c0db9346",
-    ),
-    Source(
-        "regex-manual",
-        "prose: manual",
-        "regex",
-        METADATA,
-        "9d4652369c84b7ccd4071445ccf421f2e1e31c4470d6736e6d5c9c49cba6d954",
-    ),
-    Source(
-        "pydantic-changes",
-        "prose: changelog",
-        "pydantic",
-        METADATA,
-        "c3eb8984172bedc8e056655e1419351f4497374a91b7b709dbc4a1340f50e1e9",
-    ),
-    Source(
-        "torch-reference",
-        "prose and formulas: reference documentation",
-        "torch",
-        "_torch_docs.py",
-        "38bd167709f8998348da6aaa926b3af3cf2d6e8eb525ac3026d58a256ade1b90",
-    ),
-    Source(
-        "transformers-generation",
-        "Python: library code with long docstrings",
-        "transformers",
-        "generation/utils.py",
-        "966f70ba83d94c9ce07b21150be49ff84b24eadbf9c47de052a1fb0f8ba38679",
-    ),
-    Source(
-        "rich-console",
-        "Python: typed application code",
-        "rich",
-        "console.py",
-        "4533fc66963623a2a21447b501d6f51f8cfee7e14775178093a5e6eb61dc135a",
-    ),
-    Source(
-        "python-decimal",
-        "Python: algorithms with doctests",
-        "_pydecimal",
-        "",
-        "14cf1bf7ead78a0beb578f19ebc4ec82f542e0879f5b77d327f01abf74591586",
-    ),
-    Source(
-        "torch-tensor-impl",
-        "C++: header",
-        "torch",
-        "include/c10/core/TensorImpl.h",
-        "44551659c6cada800f4b3789b6d3b99de9d2864669505b2e667750e244d6753b",
-    ),
-    Source(
-        "numpy-array-types",
-        "C: header",
-        "numpy",
-        "_core/include/numpy/ndarraytypes.h",
-        "f166bb8ae8128bc0130957befdd62dfd415275465de82ff87d8efd31a4731d9b",
-    ),
-    Source(
-        "gguf-constants",
-        "data: tables of names",
-        "gguf",
-        "constants.py",
-        "19e98ab20fb4d197efb4e23e5fc8de21a8c0d528af1dffc14695af84a0015f24",
-    ),
+MEASURED = """
+python-topics abaa56a64551d8eead1b19cbae3c6db443f99f0cab81df07bed3cb75c0db9346
+regex-manual 9d4652369c84b7ccd4071445ccf421f2e1e31c4470d6736e6d5c9c49cba6d954
+pydantic-changes c3eb8984172bedc8e056655e1419351f4497374a91b7b709dbc4a1340f50e1e9
+torch-reference 38bd167709f8998348da6aaa926b3af3cf2d6e8eb525ac3026d58a256ade1b90
+transformers-generation 966f70ba83d94c9ce07b21150be49ff84b24eadbf9c47de052a1fb0f8ba38679
+rich-console 4533fc66963623a2a21447b501d6f51f8cfee7e14775178093a5e6eb61dc135a
+python-decimal 14cf1bf7ead78a0beb578f19ebc4ec82f542e0879f5b77d327f01abf74591586
+torch-tensor-impl 44551659c6cada800f4b3789b6d3b99de9d2864669505b2e667750e244d6753b
+numpy-array-types f166bb8ae8128bc0130957befdd62dfd415275465de82ff87d8efd31a4731d9b
+gguf-constants 19e98ab20fb4d197efb4e23e5fc8de21a8c0d528af1dffc14695af84a0015f24
+"""
+_DIGESTS = dict(line.split() for line in MEASURED.strip().splitlines())
+SOURCES = tuple(
+    Source(name, kind, package, path, _DIGESTS[name])
+    for name, kind, package, path in (
+        ("python-topics", "prose: language documentation", "pydoc_data", "topics.py"),
+        ("regex-manual", "prose: manual", "regex", METADATA),
+        ("pydantic-changes", "prose: changelog", "pydantic", METADATA),
+        (
+            "torch-reference",
+            "prose and formulas: reference documentation",
+            "torch",
+            "_torch_docs.py",
+        ),
+        (
+            "transformers-generation",
+            "Python: library code with long docstrings",
+            "transformers",
+            "generation/utils.py",
+        ),
+        ("rich-console", "Python: typed application code", "rich", "console.py"),
+        ("python-decimal", "Python: algorithms with doctests", "_pydecimal", ""),
+        ("torch-tensor-impl", "C++: header", "torch", "include/c10/core/TensorImpl.h"),
+        ("numpy-array-types", "C: header", "numpy", "_core/include/numpy/ndarraytypes.h"),
+        ("gguf-constants", "data: tables of names", "gguf", "constants.py"),
+    )
 )
 
 

@@ -308,12 +308,6 @@ def rollout_seconds(over: Trace, step_seconds: StepSeconds) -> float:
     return float(sum(step_seconds(lengths).sum() for lengths in over.chunks()))
 
 
-def by_bandwidth(model: ByteModel, bytes_per_s: float, longest: int) -> StepSeconds:
-    """Steps that take as long as their bytes; for total lengths up to `longest`."""
-    total = model.steps(longest)
-    return lambda lengths: total(lengths) / bytes_per_s
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """What bytes alone allow of one trace, dense and under a schedule."""

@@ -93,7 +93,7 @@ def test_an_unmeasured_machine_takes_its_bytes() -> None:
     reads, plain = ByteModel(spec=SPEC, schedule=FIXED), machine(None)
     assert "not measured" in plain.note
     lengths = np.array([[100, 30], [200, 7]])
-    expected = cost.by_bandwidth(reads, 1e9, 200)(lengths)
+    expected = reads.steps(200)(lengths) / 1e9
     assert StepModel(plain, reads)(lengths) == pytest.approx(expected)
 
 
