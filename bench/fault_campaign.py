@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests"), str(ROOT)]
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path[:0] = [str(ROOT / name) for name in ("bench", "tests", "", "recipes")]
+os.environ["OMP_NUM_THREADS"], os.environ["PYTHONPATH"] = "1", f"{ROOT}:{ROOT / 'recipes'}"
 
 from faults.outcomes import Try, failures, table  # noqa: E402
 

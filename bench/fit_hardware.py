@@ -6,6 +6,13 @@
 
 Prints how far predicted steps are from measured ones: of the shapes that were fitted, of each shape
 predicted from the others alone, of steps that were not fitted (`bench decode`), and of rollouts.
+
+The fit: least squares of the relative error, with constants that cannot be negative. One that comes
+out as zero costs nothing that these steps show. Constants are kept to four digits: more would say
+nothing, and differ between linear algebra libraries.
+
+A result names what it measured by rows, mean length and bytes. The trace is a function of what the
+result also holds, so the lengths of every row follow, and the bytes prove them (`points`).
 """
 
 import argparse
@@ -13,19 +20,32 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
+from scipy.optimize import nnls
 
 from sparrow.bench import timing
-from sparrow.bench.trace_points import points, reads_of, traces
+from sparrow.bench.trace import PROMPT
+from sparrow.bench.trace_steps import BACK, MIDDLE, begin, find_states
 from sparrow.calibrate.planning import cost
-from sparrow.calibrate.planning.cost import ByteModel
-from sparrow.calibrate.planning.hardware import EngineTimes, Hardware, StepModel
-from sparrow.calibrate.planning.hardware_fit import Point, errors, fit
+from sparrow.calibrate.planning.cost import ByteModel, FloatArray, IntArray, Trace
+from sparrow.calibrate.planning.hardware import (
+    NARROW_PAGES,
+    PRODUCT_ROWS,
+    EngineTimes,
+    Hardware,
+    StepModel,
+    as_read,
+    fixed_work,
+)
+from sparrow.engine.pool import PAGE
+from sparrow.engine.requests import pages_for
 from sparrow.models.shapes import shape
 
 HERE = Path(__file__).parent
@@ -38,6 +58,7 @@ NOTE = (
 )
 ALONE = "; of one shape, so time of layers and of weights is not told apart: only for that shape"
 TOLERANCE = 0.10
+DIGITS = 4  # of fitted constants
 UNSTEADY = 1.03  # rounds of a point that differ by more are shown
 
 
@@ -94,6 +115,134 @@ def _label(path: Path) -> str:
     root = HERE.parent.resolve()
     inside = path.resolve().is_relative_to(root)
     return path.resolve().relative_to(root).as_posix() if inside else str(path)
+
+
+# The fit.
+
+
+CONSTANTS = (
+    "layer_us",
+    "weight_bytes_per_s",
+    "product_flops_per_s",
+    "score_us",
+    "choice_us",
+    "dense_bytes_per_s",
+    "kept_bytes_per_s",
+    "landmark_bytes_per_s",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Point:
+    """A measured step: what it read, the total lengths of its rows, and its time."""
+
+    reads: ByteModel
+    lengths: IntArray
+    seconds: float
+
+
+def fit(points: Sequence[Point]) -> EngineTimes:
+    """The constants that come closest to these steps, and how close."""
+    if len(points) < len(CONSTANTS):
+        raise ValueError(f"fit: got {len(points)} points, allowed: {len(CONSTANTS)} and more")
+    work = np.stack([_work(point, PRODUCT_ROWS, NARROW_PAGES) for point in points])
+    share = work / np.array([[point.seconds] for point in points])
+    costs = non_negative(share, np.ones(len(points)))
+    measured = dict(zip(CONSTANTS, costs.tolist(), strict=True))
+    found: dict[str, Any] = {name: _constant(name, cost) for name, cost in measured.items()}
+    sizes = [point.reads.spec.parameters() for point in points]
+    times = EngineTimes(
+        **found,
+        most_rows=max(len(point.lengths) for point in points),
+        least_parameters=min(sizes),
+        most_parameters=max(sizes),
+        points=len(points),
+        median_error=0,
+        worst_error=0,
+    )
+    error = np.abs(errors(times, points))
+    return times.replace(
+        median_error=_short(float(np.median(error))), worst_error=_short(float(error.max()))
+    )
+
+
+def errors(times: EngineTimes, points: Sequence[Point]) -> FloatArray:
+    """Predicted over measured time, less one, of every point."""
+    costs = np.concatenate([times.fixed_costs(), times.row_costs()])
+    sizes = times.product_rows, times.narrow_pages
+    predicted = np.array([_work(point, *sizes) @ costs for point in points])
+    return predicted / np.array([point.seconds for point in points]) - 1
+
+
+def non_negative(matrix: FloatArray, target: FloatArray) -> FloatArray:
+    """The x >= 0 of least |matrix @ x - target|; columns may differ by many orders of magnitude."""
+    scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0] = 1
+    return nnls(matrix / scale, target)[0] / scale
+
+
+def _work(point: Point, product_rows: int, narrow_pages: int) -> FloatArray:
+    """What a step does, in the order of CONSTANTS."""
+    reads = as_read(point.reads)
+    rows, longest = len(point.lengths), int(point.lengths.max())
+    fixed = fixed_work(reads, rows, longest, product_rows, narrow_pages)
+    return np.concatenate([fixed, [part.sum() for part in reads.rows(point.lengths)]])
+
+
+def _constant(name: str, cost: float) -> float | None:
+    """Seconds of a unit as a constant: microseconds, or units a second."""
+    if name.endswith("_us"):
+        return _short(cost * 1e6)
+    return _short(1 / cost) if cost > 0 else None
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+# From a result back to its steps.
+
+
+def points(result: dict[str, Any]) -> list[Point]:
+    """Every measured step of a result, dense ones first, as the result lists them.
+
+    Its time is that of the faster round: the first may still hold work of starting up.
+    """
+    both, states = traces(result), []
+    for reads in reads_of(result):
+        context = min(reads.spec.max_positions, int(both[0].lengths.max()) + BACK + PAGE)
+        found = find_states(both, pages_for(context, PAGE), reads.steps(context))
+        states += [(reads, begin(kind, lengths) + MIDDLE) for kind, lengths in found]
+    return [_point(given, *state) for given, state in zip(result["points"], states, strict=True)]
+
+
+def reads_of(result: dict[str, Any]) -> tuple[ByteModel, ByteModel]:
+    """How the bytes of its steps were counted, dense and sparse."""
+    schedule, spec = timing.schedule_named(result["schedule"]), shape(result["model"])
+    itemsize = getattr(torch, result["dtype"]).itemsize
+    settings: dict[str, Any] = {"itemsize": itemsize, "page": PAGE, "idle_landmarks": True}
+    return ByteModel(spec=spec, **settings), ByteModel(spec=spec, schedule=schedule, **settings)
+
+
+def traces(result: dict[str, Any]) -> tuple[Trace, Trace]:
+    """Who ran when: all of the workload, and the part of it that was run for real."""
+    final, capacity = np.asarray(result["lengths"]), result["limit"]["capacity"]
+    cut = np.minimum(final, result["confirmation"]["cutoff"])
+    whole, short = (
+        cost.trace(ends, prompt=PROMPT, capacity=capacity, page=PAGE) for ends in (final, cut)
+    )
+    return whole, short
+
+
+def _point(given: dict[str, Any], reads: ByteModel, lengths: IntArray) -> Point:
+    found = len(lengths), int(lengths.max()), reads.step(lengths).total
+    told = given["rows"], given["longest"], given["bytes"]
+    if found != told:
+        raise ValueError(
+            f"a point of {told[0]} rows, the longest of {told[1]} tokens, reads {told[2]} bytes, "
+            f"but the trace has {found}: the result was not made by this version of the benchmark"
+        )
+    return Point(reads=reads, lengths=lengths, seconds=min(given["ms_step_rounds"]) / 1e3)
 
 
 # Tables: one function for each, a row of figures for each file or case.

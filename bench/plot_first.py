@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sparrow.report.page.parts import Axis, Bar, BarGroup, Bars, Chart, Level, Line
-from sparrow.report.page.sheet import sheet
+from sparrow.report.calibration import cells_line
+from sparrow.report.page import Axis, Bar, BarGroup, Bars, Chart, Section, named_levels
+from sparrow.report.render import svg_file
+from sparrow.schema.surface import Surface
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "docs/results/first.svg"
@@ -43,33 +45,22 @@ def steps() -> Bars:
 
 def tail() -> Chart:
     """One budget at all lengths (calibration), and the plan's schedule on new prompts (check)."""
-    surface, check = read("calibrate-small-h200"), read("check-small-h200")
-    fixed = [c for c in surface["cells"] if (c["variant"], c["budget"]) == ("block-mean", BUDGET)]
+    names = ("calibrate-small-h200", "check-small-h200")
+    surface, check = (Surface.load(HERE / f"2026-11-15-{name}.json") for name in names)
     return Chart(
         key="tail",
         title="p05 of acceptance by length, the shipped small",
         x=Axis(name="total length, tokens", low=0, form=".0f"),
         y=Axis(name="p05 of acceptance", low=0.6, high=1, form=".2f"),
         lines=(
-            line("planned", check["cells"], "run-0"),
-            line(f"{BUDGET} tokens", fixed, "sparse"),
+            cells_line(check.cells, "p05", "planned", "run-0"),
+            cells_line(surface.of("block-mean", BUDGET), "p05", f"{BUDGET} tokens", "sparse"),
         ),
-        levels=(Level(y=TARGET, name=f"target {TARGET}"),),
-    )
-
-
-def line(name: str, cells: list[dict[str, Any]], role: str) -> Line:
-    ordered = sorted(cells, key=lambda cell: cell["start"])
-    middle = [(cell["start"] + cell["stop"]) / 2 for cell in ordered]
-    return Line(
-        name=name,
-        points=tuple((x, cell["p05"]) for x, cell in zip(middle, ordered, strict=True)),
-        spans=tuple((x, c["low"], c["high"]) for x, c in zip(middle, ordered, strict=True)),
-        role=role,
-        shape="dots",
+        levels=named_levels([TARGET]),
     )
 
 
 if __name__ == "__main__":
-    OUT.write_text(sheet([steps(), tail()]), encoding="utf-8")
+    figure = Section(key="first", title="", say="", items=(steps(), tail()))
+    OUT.write_text(svg_file(figure), encoding="utf-8")
     print(OUT)

@@ -6,9 +6,8 @@ python bench/study_measures.py docs/results/control-study/results.json
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from scipy.stats import spearmanr
 
 MEASURES = {
     "p05, worst bin": lambda cell: cell["worst"]["p05"],
@@ -19,20 +18,17 @@ MEASURES = {
 }
 
 
-def ranks(values: list[float]) -> np.ndarray[Any, Any]:
-    return np.argsort(np.argsort(values))
-
-
 def main() -> None:
     arms = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["arms"]
     dense = {
         c["seed"]: c["final"] for arm in arms if arm["role"] == "baseline" for c in arm["cells"]
     }
-    cells = [cell for arm in arms if arm["role"] == "arm" for cell in arm["cells"]]
+    found = [cell for arm in arms if arm["role"] == "arm" for cell in arm["cells"]]
+    cells = [cell | cell.get("measures", {}) for cell in found]  # format 1 has them in the cell
     gaps = [dense[cell["seed"]] - cell["final"] for cell in cells]
     print(f"{len(cells)} runs, gap of final accuracy to dense with the same seed")
     for name, of in MEASURES.items():
-        found = np.corrcoef(ranks([of(cell) for cell in cells]), ranks(gaps))[0, 1]
+        found = spearmanr([of(cell) for cell in cells], gaps).statistic
         print(f"{name:28} {found:+.2f}")
 
 

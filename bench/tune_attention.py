@@ -6,10 +6,10 @@ leave the cache cold. The last columns are what counts: TB/s of the K and V that
 TFLOP/s of the visible half of a prompt. The plan that the package would take is marked with *.
 """
 
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from sparrow.bench import timing
 from sparrow.ops import PageLists
 from sparrow.ops.kernels import attend_decode as decode
 from sparrow.ops.kernels import attend_prefill as prefill
-from sparrow.ops.reference.attention import attend_decode as definition
+from sparrow.ops.reference.attention import attend_decode
 
 HEADS, KV_HEADS, SIZE, PAGE = 16, 8, 128, 16
 SCALE = SIZE**-0.5
@@ -43,7 +44,7 @@ TURNS = 8  # lists that take turns, so that the cache does not hold what they na
 COLD = 512 << 20  # bytes that a graph reads before it comes back to a pool
 PROMPTS = (4096, 16384)
 BLOCKS = ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (128, 128, 8, 2))
-REPLAYS = 15
+ROUNDS = 15
 
 
 class Case(NamedTuple):
@@ -65,7 +66,7 @@ class Case(NamedTuple):
 
     def exact(self) -> Tensor:
         k_NGPD, v_NGPD = self.pools[0]
-        return definition(
+        return attend_decode.definition(
             self.q_BHD, k_NGPD, v_NGPD, self.table_BM, self.lengths_B, self.lists[0], scale=SCALE
         )
 
@@ -182,20 +183,8 @@ def check(cut: NamedTuple, found: Tensor, expected: Tensor) -> None:
 
 def cold_time(call: Callable[[int], Tensor], pools: int) -> float:
     """Median seconds of a call, each on the next pool."""
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for pool in range(pools):
-            call(pool)
-    times = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / pools)
-    return statistics.median(times)
+    case = timing.Case(names={}, bytes=1, calls=[partial(call, pool) for pool in range(pools)])
+    return timing.measure([case], torch.device("cuda"), replays=1, rounds=ROUNDS)[0]["us"] / 1e6
 
 
 def report(

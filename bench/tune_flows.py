@@ -18,9 +18,9 @@ from sparrow import ops
 from sparrow.bench import timing
 from sparrow.sparse.compile.launch import Compiled, Launch, launch_for
 from sparrow.sparse.flows import paged
+from sparrow.sparse.flows.flow import Program, trace
 from sparrow.sparse.flows.interpret import Scene
 from sparrow.sparse.flows.loading import load_flow
-from sparrow.sparse.flows.tracing import Program, trace
 from sparrow.sparse.rule import Rule
 
 BATCH, PAGES, KV_HEADS, GROUP, SIZE, PAGE, KEPT = 32, 2048, 8, 2, 128, 16, 256

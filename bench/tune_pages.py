@@ -7,7 +7,6 @@ launches counts and Python does not. Starred lines are what the package uses. Th
 are tuned by bench/tune_flows.py.
 """
 
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,32 +19,19 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from sparrow import ops
+from sparrow.bench import timing
 from sparrow.ops.kernels import sample, select
 
 ROWS, KV_HEADS, PAGE = 32, 8, 16
 BUDGET = 4096
 VOCABULARY = 151_936
-CALLS, REPLAYS = 20, 15
+CALLS, ROUNDS = 20, 15
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """Time of one call among CALLS in a graph, the median of REPLAYS replays."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
-    graph.replay()
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000 / CALLS)
-    return statistics.median(times)
+    """Time of one call among CALLS in a graph, the median of ROUNDS replays."""
+    case = timing.Case(names={}, bytes=1, calls=[call] * CALLS)
+    return timing.measure([case], torch.device("cuda"), replays=1, rounds=ROUNDS)[0]["us"]
 
 
 @contextmanager

@@ -4,7 +4,7 @@
 
     surface = api.calibrate("tiny", task="assignments", length=150, out="runs/mine")
     planned = api.plan("runs/mine/surface.json", target=0.86)
-    trained = api.train("configs/train/tiny.toml", "--run.steps=12")
+    trained = api.train("tiny", "--run.steps=12")
     page = api.report("runs/mine", trained.parent)
 
 A verb takes its configuration (sparrow.schema), or the configuration's fields by name, with the
@@ -28,6 +28,7 @@ from sparrow.schema.base import FieldError, Record, problems
 from sparrow.schema.bench import (
     BenchAttentionConfig,
     BenchDecodeConfig,
+    Benchmark,
     BenchRolloutConfig,
     BenchTraceConfig,
     BenchTrainConfig,
@@ -36,8 +37,17 @@ from sparrow.schema.bench import (
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.evaluation import FILE_TOKENS, ROWS, EvalConfig, Evaluation
-from sparrow.schema.flow import FlowBenchConfig, FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
+from sparrow.schema.flow import (
+    Configuration,
+    FlowBenchConfig,
+    FlowCheck,
+    FlowCheckConfig,
+    FlowScoreConfig,
+    FlowScores,
+    FlowTextsConfig,
+)
 from sparrow.schema.options import configure, options_of
+from sparrow.schema.plan import PlanFile
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
@@ -52,7 +62,6 @@ from sparrow.schema.verbs import (
 )
 
 if TYPE_CHECKING:
-    from sparrow.calibrate.planning.files import Planned
     from sparrow.calibrate.planning.hardware import Hardware
     from sparrow.dataflow.evaluation import Answered, Part
     from sparrow.dataflow.local.watching import Watcher
@@ -261,7 +270,7 @@ def _promised(schedule: Schedule | None) -> float:
 
 
 @configured(PlanConfig, loaded="surface")
-def plan(config: PlanConfig, *, loaded: Surface | None = None) -> "Planned":
+def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
     """Find the cheapest budgets that keep acceptance at a target, and what they promise.
 
     From the surface of `sparrow calibrate` it takes, at every length, budgets whose p05 reaches the
@@ -277,11 +286,11 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> "Planned":
     Exit codes: 0 planned, 1 the target cannot be kept (the nearest one that can is said), 2 a
     mistake in the options.
     """
-    from sparrow.calibrate.planning import files
-    from sparrow.calibrate.planning.ground import ground_of
+    from sparrow.calibrate.planning import plan as planning
+    from sparrow.calibrate.planning.context import PlanningContext
     from sparrow.sparse import named_schedule
 
-    ground = ground_of(
+    context = PlanningContext.of(
         loaded or Surface.load(config.surface),
         _hardware(config),
         lengths=config.lengths,
@@ -290,8 +299,8 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> "Planned":
         batch=config.batch,
         prompt_tokens=config.prompt_tokens,
     )
-    planned = files.make(
-        ground,
+    planned = planning.plan(
+        context,
         config.target,
         by=config.by,
         allow_dense=config.allow_dense,
@@ -301,7 +310,7 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> "Planned":
     )
     folder = config.out or (None if loaded else config.surface.parent)
     if folder is not None:
-        files.write(planned, folder)
+        planning.write(planned, folder)
     return planned
 
 
@@ -330,15 +339,15 @@ def train(
     """Train a model by RL with sparse rollouts, under a gate that watches how far they stray.
 
     The gate measures acceptance at every step; where its tail is surely below the target, or below
-    it at several looks in a row, it raises budgets, then goes dense, then stops. configs/train/ has
-    recipes, docs/train.md says what can be chosen, sparrow/schema/train.py lists every setting with
-    its default. Stopped and started again, a run goes on from its last checkpoint. Prints the
-    folder of the trained model.
+    it at several looks in a row, it raises budgets, then goes dense, then stops. tiny, small and
+    qwen3-1.7b-math are shipped; docs/train.md says what can be chosen, sparrow/schema/train.py
+    lists every setting with its default. Stopped and started again, a run goes on from its last
+    checkpoint. Prints the folder of the trained model.
 
     For example:
 
-      sparrow train configs/train/tiny.toml --dry-run
-      sparrow train configs/train/tiny.toml --run.steps=50
+      sparrow train tiny --dry-run
+      sparrow train tiny --run.steps=50
       sparrow report runs/train/tiny
 
     Exit codes: 0 the run has ended, 1 it would not fit (--dry-run), 2 a mistake in the settings,
@@ -378,7 +387,7 @@ def evaluate(
       sparrow eval tiny -t assignments -l 500 -k 4 --budget 256
       sparrow eval runs/train/tiny -t assignments -l 200 --samples 4
     """
-    from sparrow.dataflow.evaluate import attending
+    from sparrow.dataflow.evaluation import attending
     from sparrow.dataflow.evaluation import evaluate as measure
     from sparrow.dataflow.language import language_of, speaks_puzzles
 
@@ -414,7 +423,7 @@ def evaluate(
 
 def _parts(config: EvalConfig, judges: ExitStack) -> "tuple[list[Part], tuple[str, ...]]":
     """What is evaluated, and which rows of a file cannot be used."""
-    from sparrow.dataflow.evaluate import file_parts, task_parts
+    from sparrow.dataflow.evaluation import file_parts, task_parts
     from sparrow.tasks import PUZZLES
 
     common: Json = {"first": config.skip, "open_judges": judges}
@@ -475,9 +484,9 @@ def report(config: ReportConfig) -> str:
       sparrow report runs/demo --open
       sparrow report runs/train/sparse runs/train/dense -o comparison.html
     """
-    from sparrow.report.page.html import html
-    from sparrow.report.page.markdown import markdown
-    from sparrow.report.page.story import page_of
+    from sparrow.report.markdown import markdown
+    from sparrow.report.render import html
+    from sparrow.report.run_page import page_of
 
     page = page_of(config.runs, title=config.title)
     text = markdown(page) if config.format == "md" else html(page)
@@ -503,9 +512,10 @@ def generate(
 ) -> list[Completion]:
     """Generate text with a model, dense or with sparse attention.
 
-    Every setting can be given as --section.key=value, or in TOML files by -c (configs/generate/ has
-    some); sparrow/schema/common.py lists them with their defaults. Sampling is close to greedy
-    unless told otherwise. A prompt that begins with a dash goes after -- or to standard input.
+    Every setting can be given as --section.key=value, or in TOML files by -c (demo,
+    sparse and training-grade are shipped); sparrow/schema/common.py lists them with their defaults.
+    Sampling is close to greedy unless told otherwise. A prompt that begins with a dash goes after
+    -- or to standard input.
 
     For example:
 
@@ -616,7 +626,7 @@ def doctor(config: DoctorConfig) -> Json:
 
 
 @configured(FlowCheckConfig)
-def flow_check(config: FlowCheckConfig) -> Json:
+def flow_check(config: FlowCheckConfig) -> FlowCheck:
     """Say whether a flow is sound, and show the program that is made of it.
 
     On random pages, decoding token by token is compared with one pass over all of them. Takes
@@ -640,7 +650,7 @@ def flow_check(config: FlowCheckConfig) -> Json:
 @configured(FlowScoreConfig)
 def flow_score(
     config: FlowScoreConfig, *, progress: Progress | None = None, report: Report = silent
-) -> Json:
+) -> FlowScores:
     """Measure how good flows are: p05 of acceptance on long texts, beside built-in flows.
 
     For every budget also how many of the truly best pages were found, how much attention they
@@ -653,8 +663,7 @@ def flow_score(
       sparrow flow score quest --tokens 1024 -b 256 -m smollm2-135m
     """
     from sparrow.calibrate.flows import texts
-    from sparrow.calibrate.flows.score import Configuration, samples, score
-    from sparrow.calibrate.flows.store import Store, append_leaderboard
+    from sparrow.calibrate.flows.score import Store, append_leaderboard, samples, score
     from sparrow.models import load, load_tokenizer
     from sparrow.sparse.flows.loading import load_flow
 
@@ -662,7 +671,7 @@ def flow_score(
     if board is not None and board.is_dir():
         raise FieldError("FlowScoreConfig", {"leaderboard": (str(board), "a file, no folder")})
     flows, against = map(load_flow, config.flow), map(load_flow, config.against)
-    names = ("page", "first", "last", "dense_layers")
+    names = Configuration.model_fields
     configuration = Configuration(**{name: getattr(config, name) for name in names})
     known = texts.standard(report) if config.texts is None else texts.from_folder(config.texts)
     given = samples(load_tokenizer(config.model), known, config.tokens)
@@ -685,7 +694,7 @@ def flow_score(
 
 
 @configured(FlowBenchConfig)
-def flow_bench(config: FlowBenchConfig, *, report: Report = silent) -> Json:
+def flow_bench(config: FlowBenchConfig, *, report: Report = silent) -> Benchmark:
     """Time flows on a GPU: one layer's decoding, beside dense attention and the block mean.
 
     All keep the same number of pages. On a CPU it has to be asked for (--device cpu), since times
@@ -737,7 +746,7 @@ def flow_texts(config: FlowTextsConfig, *, report: Report = silent) -> Path:
 
 
 @configured(BenchAttentionConfig)
-def bench_attention(config: BenchAttentionConfig, *, report: Report = silent) -> Json:
+def bench_attention(config: BenchAttentionConfig, *, report: Report = silent) -> Benchmark:
     """Time decode attention, dense beside sparse, against how fast memory can be read.
 
     On a GPU it is one layer's work: score and select pages, attend, append. On a CPU the times are
@@ -759,7 +768,7 @@ def bench_attention(config: BenchAttentionConfig, *, report: Report = silent) ->
 
 
 @configured(BenchDecodeConfig)
-def bench_decode(config: BenchDecodeConfig, *, report: Report = silent) -> Json:
+def bench_decode(config: BenchDecodeConfig, *, report: Report = silent) -> Benchmark:
     """Time whole decode steps of the engine, dense beside sparse, and say where the time goes.
 
     Also given: the bytes that a step reads, and on a GPU that we know their share of its peak.
@@ -784,7 +793,7 @@ def bench_decode(config: BenchDecodeConfig, *, report: Report = silent) -> Json:
 
 
 @configured(BenchRolloutConfig)
-def bench_rollout(config: BenchRolloutConfig, *, report: Report = silent) -> Json:
+def bench_rollout(config: BenchRolloutConfig, *, report: Report = silent) -> Benchmark:
     """Time whole rollouts, in tokens per second, beside transformers on the same weights.
 
     Both sides have the same prompts, dtype and device, in the same run.
@@ -805,7 +814,7 @@ def bench_rollout(config: BenchRolloutConfig, *, report: Report = silent) -> Jso
 
 
 @configured(BenchTrainConfig)
-def bench_train(config: BenchTrainConfig, *, report: Report = silent) -> Json:
+def bench_train(config: BenchTrainConfig, *, report: Report = silent) -> Benchmark:
     """Time optimiser steps: seconds, share of the tensor cores' peak, memory and its prediction.
 
     On a CPU the shape is cut to two layers.
@@ -831,7 +840,7 @@ def bench_train(config: BenchTrainConfig, *, report: Report = silent) -> Json:
 
 
 @configured(BenchTraceConfig)
-def bench_trace(config: BenchTraceConfig, *, report: Report = silent) -> Json:
+def bench_trace(config: BenchTraceConfig, *, report: Report = silent) -> Benchmark:
     """Predict a rollout of the published workload on this GPU from steps measured one by one.
 
     Steps are timed at many lengths and batches, dense and sparse, and added up over the workload,

@@ -69,6 +69,8 @@ Array = npt.NDArray[np.float64]
 Values = npt.NDArray[np.floating]
 Rejects = Callable[[Array, bool], npt.NDArray[np.bool_]]
 
+TAIL = 0.05
+"""The quantile of acceptance that targets are about: p05."""
 DRAWS = 999
 STEPS = 32  # thresholds that are tried at once
 NOTHING = 1e-9  # a standard error of less than this share of the largest d is rounding

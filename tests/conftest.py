@@ -24,6 +24,11 @@ for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+PROJECT = Path(__file__).parents[1]  # processes that tests start find what pytest's settings find
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(PROJECT), str(PROJECT / "recipes"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
 TIERS = ("pure", "cpu", "gpu", "e2e", "browser")
 ROOT = Path(__file__).parent
 

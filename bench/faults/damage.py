@@ -28,11 +28,11 @@ from sparrow.dataflow.runs.checkpoints import Checkpoints
 from sparrow.dataflow.runs.rollouts import read_rollouts
 from sparrow.models import fingerprint, load, load_tokenizer, save
 from sparrow.models.lora import Adapter
-from sparrow.report.page.runs import read_run
-from sparrow.report.study.reading import read_study
 from sparrow.schema.base import to_dict
 from sparrow.schema.loading import load_config, read_resolved
+from sparrow.schema.run_folder import read_run
 from sparrow.schema.schedule import Schedule
+from sparrow.schema.study_files import read_study
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import TrainConfig
 from sparrow.tasks.rows import FileRows
@@ -184,7 +184,7 @@ def _of_run(folder: Path) -> list[Specimen]:
         step = checkpoints.latest()
         if said or step is None:
             raise ValueError(said[0] if said else "no checkpoint")
-        return step, _plain(checkpoints.load(step, run.identity))
+        return step, _plain(checkpoints.load(step, run.ledger.identity))
 
     last = sorted((folder / "checkpoints").glob("step_*"))[-1]
     return [

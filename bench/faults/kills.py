@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from faults.outcomes import Progress, Try
 from support.leftovers import gone, marking
 
-ROOT = Path(__file__).parents[2]
 ROUND = 4  # kills before a run is let to its end
 Kill = tuple[str, bool]  # when, and whether a process is left
 SHARES = {"train": 0.4, "calibrate": 0.3, "study": 0.2, "demo": 0.1}
@@ -159,7 +158,7 @@ def _started(verb: Verb, folder: Path) -> "subprocess.Popen[str]":
         text=True,
         errors="replace",
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb"},
+        env={**os.environ, "TERM": "dumb"},
     )
 
 

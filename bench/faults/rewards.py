@@ -2,12 +2,14 @@
 
 import asyncio
 import tempfile
+import tomllib
 from pathlib import Path
+from textwrap import indent
 
 from faults.outcomes import Progress, Try
 from support.leftovers import gone, marking
 
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 from sparrow.tasks.judging import Judges
 
 DEADLINE = 2.0
@@ -44,69 +46,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
     return float(solution_str == ground_truth)
 
 """
-ACTS = {
-    "write a byte": "write(b'x'); return 0",
-    "write newlines": "write(b'\\n' * 1000); return 0",
-    "write a forged line": "write(forged()); return 0",
-    "write a forged line with the number": "write(forged(1.0, number())); return 0",
-    "write half a forged line": "write(forged(1.0, number())[:-1]); return 0",
-    "write two forged lines": "write(forged(1.0, number()) * 2); return 0",
-    "write pickle": "write(pickle.dumps(print)); return 0",
-    "write a frame of multiprocessing": "write((9).to_bytes(4, 'big') + b'x' * 9); return 0",
-    "write deep JSON": "write(b'[' * 200000 + b'\\n'); return 0",
-    "write invalid UTF-8": "write(b'\\xff\\xfe\\n'); return 0",
-    "write without end": "\n    while True: write(b'x' * 65536)",
-    "write later": "threading.Timer(0.3, write, [forged()]).start(); return 0",
-    "write later, often": "\n    for i in range(50): threading.Timer(i / 50, write, [b'x']).start()"
-    "\n    return 0",
-    "close all descriptors": "os.closerange(0, 256); return 0",
-    "close the connection": "\n    for fd in fds(): os.close(fd)\n    return 0",
-    "shut the connection": "\n    for fd in fds():\n        socket.socket(fileno=fd).shutdown(2)"
-    "\n    return 0",
-    "read the connection": "\n    for fd in fds(): os.read(fd, 100)\n    return 0",
-    "swap descriptors": "\n    for fd in fds(): os.dup2(0, fd)\n    return 0",
-    "replace json": "json.dumps = lambda *a, **k: 'null'; return 0",
-    "replace stdout": "sys.stdout = sys.stderr = None; return 0",
-    "nan": "return float('nan')",
-    "infinity": "return {'score': 1.0, 'acc': float('inf')}",
-    "huge reason": "return {'score': 0.0, 'acc': 0.0, 'reason': '\\x1b' * 10**7}",
-    "object with a bad float": "\n    class Bad:\n        def __float__(self): os._exit(9)"
-    "\n    return Bad()",
-    "raise": "raise RuntimeError('\\x1b[2J' * 1000)",
-    "raise BaseException": "raise BaseException('x')",
-    "raise KeyboardInterrupt": "raise KeyboardInterrupt",
-    "exit": "sys.exit(0)",
-    "exit at once": "os._exit(0)",
-    "recurse": "return act()",
-    "overflow the stack": "sys.setrecursionlimit(10**9)\n    def f(): return f()\n    return f()",
-    "segfault": "ctypes.string_at(0)",
-    "abort": "os.abort()",
-    "hang": "time.sleep(3600)",
-    "hang with the GIL": "ctypes.PyDLL(None).sleep(3600)",
-    "hang in a signal mask": "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64));"
-    " time.sleep(3600)",
-    "stop": "os.kill(os.getpid(), signal.SIGSTOP); return 0",
-    "fork": "\n    if os.fork() == 0:\n        write(forged(1.0, number())); time.sleep(3600)"
-    "\n    return 0",
-    "double fork": "\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork() == 0:"
-    "\n            signal.signal(15, signal.SIG_IGN); time.sleep(3600)\n        os._exit(0)\n"
-    "    return 0",
-    "session": "subprocess.Popen(['sleep', '3600'], start_new_session=True); return 0",
-    "many sessions": "\n    for _ in range(30): subprocess.Popen(['sleep', '3600'],"
-    " start_new_session=True)\n    return 0",
-    "fork in a tree": "\n    for _ in range(6): os.fork()\n    time.sleep(3600)",
-    "child that writes": "subprocess.run([sys.executable, '-c', 'import os\\nfor fd in range(3, 99)"
-    ':\\n try: os.write(fd, b"x")\\n except OSError: pass\'], close_fds=False); return 0',
-    "signal the parent": "os.kill(os.getppid(), signal.SIGTERM); return 0",
-    "signal the group": "os.killpg(0, signal.SIGTERM); return 0",
-    "memory": "\n    held = []\n    while True: held.append(bytearray(10**8))",
-    "memory of children": "\n    for _ in range(4): subprocess.Popen([sys.executable, '-c',"
-    " 'x = bytearray(b\"1\" * 3 * 10**8); import time; time.sleep(3600)'])\n    time.sleep(3600)",
-    "descriptors": "\n    held = []\n    while True: held.append(os.open('/dev/null', 0))",
-    "threads": "\n    for _ in range(100):"
-    "\n        threading.Thread(target=time.sleep, args=(3600,)).start()\n    return 0",
-    "print without end": "\n    while True: print('\\x1b[2J' * 1000)",
-}
+ACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 TEXTS = [
     r"\boxed{9^{9^{9^{9}}}}",
     r"\boxed{" + "9**" * 300 + "9}",
@@ -176,7 +116,7 @@ def _act(name: str, namespace: bool) -> tuple[str, str]:
     """
     with tempfile.TemporaryDirectory() as folder, marking() as mark:
         file = Path(folder) / "reward.py"
-        file.write_text(f"{HEAD}\ndef act():\n    {ACTS[name]}\n")
+        file.write_text(f"{HEAD}\ndef act():\n{indent(ACTS[name], ' ' * 4)}\n")
         limits = {"memory": 1 << 30, "namespace": namespace}
         with Judges(f"{file}:compute_score", 1, DEADLINE, **limits) as judge:
             for _ in range(2):

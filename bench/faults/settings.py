@@ -5,7 +5,6 @@ import io
 import random
 import re
 import tempfile
-from pathlib import Path
 from typing import Any
 
 from faults.outcomes import Progress, Try, attempt
@@ -20,7 +19,6 @@ from sparrow.schema.train import TrainConfig
 from sparrow.schema.warmup import WarmupConfig
 from sparrow.tasks import PUZZLES
 
-ROOT = Path(__file__).parents[2]
 PROMPT = PUZZLES["assignments"].row(0, 100).prompt
 SECONDS = 20.0
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")  # not colours
@@ -72,7 +70,6 @@ def keys_of(section: Any, above: str = "") -> list[str]:
 def run(count: int, seed: int) -> list[Try]:
     """So many, in a folder of their own, in which some write."""
     with tempfile.TemporaryDirectory(prefix="settings-") as place, contextlib.chdir(place):
-        Path("configs").symlink_to(ROOT / "configs")  # their paths begin at the project's root
         return _run(count, seed)
 
 
@@ -81,9 +78,9 @@ def _run(count: int, seed: int) -> list[Try]:
     rng, progress = random.Random(seed), Progress("settings", count)
     options = [(form, value) for form, values in OPTIONS for value in values]
     roots: list[tuple[list[str], type[Record]]] = [
-        (["train", str(ROOT / "configs/train/tiny.toml"), "--dry-run"], TrainConfig),
-        (["train", str(ROOT / "configs/train/tiny.toml"), "--dry-run"], TrainConfig),
-        (["study", str(ROOT / "configs/study/tiny.toml"), "--dry-run"], StudyConfig),
+        (["train", "tiny", "--dry-run"], TrainConfig),
+        (["train", "tiny", "--dry-run"], TrainConfig),
+        (["study", "tiny", "--dry-run"], StudyConfig),
         (["generate", "--model.name=tiny", "--sampling.max_tokens=4", PROMPT], GenerateConfig),
         (["warmup"], WarmupConfig),
     ]
@@ -102,8 +99,7 @@ def _run(count: int, seed: int) -> list[Try]:
 
 def _loaded(setting: str) -> tuple[str, str]:
     """The warm-up has no dry run: its configuration is loaded alone."""
-    file = ROOT / "configs/warmup/tiny.toml"
-    kind, result = attempt(lambda: load_config(WarmupConfig, [file], [setting]), SECONDS)
+    kind, result = attempt(lambda: load_config(WarmupConfig, ["tiny"], [setting]), SECONDS)
     return ("ran", "") if kind == "value" else (kind, f"{setting[:100]}: {result}")
 
 

@@ -26,13 +26,15 @@ from rich.table import Table
 from sparrow import models, ops
 from sparrow.bench import timing
 from sparrow.calibrate.planning.cost import ByteModel, Traffic
+from sparrow.calibrate.tables import figures
 from sparrow.engine.engine import Engine
-from sparrow.engine.graphs import PAGES
 from sparrow.engine.memory import device_memory
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Context, Sample, pages_for
+from sparrow.engine.runner import PAGES
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
+from sparrow.schema.bench import Benchmark
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
@@ -75,8 +77,8 @@ def run(
     rounds: int = 3,
     split: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """Measure every case. The result is ready for JSON.
+) -> Benchmark:
+    """Measure every case.
 
     flow     what chooses pages
     model    a published shape (default: qwen3-1.7b on a GPU, smollm2-135m on a CPU)
@@ -98,49 +100,20 @@ def run(
         rule = Rule(flow=flow, dense_layers=dense_layers)
         rows += _measure(decoder, rule, batch, context, names, steps, rounds, split)
         timing.free_memory(target)
-    return {
-        "machine": timing.machine(target),
-        "model": name if isinstance(name, str) else name.family,
-        "parameters": decoder.spec.parameters(),
-        "dtype": str(decoder.dtype).removeprefix("torch."),
-        "flow": flow.name,
-        "peak_bytes_per_s": timing.peak_of(target),
-        "rounds": rounds,
-        "rows": rows,
-    }
+    settings = {"flow": flow.name, "peak_bytes_per_s": timing.peak_of(target), "rounds": rounds}
+    return Benchmark(**timing.of_model(decoder, name, **settings, rows=rows))
 
 
-def table(result: dict[str, Any]) -> Table:
-    """The result for a terminal."""
-    place = timing.describe(result["machine"])
-    out = Table("batch", "context", "attention", title=f"Decode, {result['model']}, {place}")
-    headings = ("ms/step", "ms device", "idle", "GB", "TB/s", "of peak", "x weights", "speed-up")
-    for heading in (*headings, "split of the device's time"):
-        out.add_column(heading, justify="right")
-    for row in result["rows"]:
-        figures = (
-            f"{row['ms_step']:.3f}",
-            f"{row['ms_device']:.3f}",
-            f"{row['idle']:.1%}",
-            f"{row['bytes'] / 1e9:.2f}",
-            f"{row['tb_per_s']:.3f}",
-            _or_dash(row["of_peak"], "{:.1%}"),
-            _or_dash(row["of_weights"], "{:.2f}"),
-            _or_dash(row["speed_up"], "{:.2f}"),
-        )
-        name = row["schedule"] or "dense"
-        out.add_row(str(row["batch"]), str(row["context"]), name, *figures, _shares(row["split"]))
-    return out
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
-
-
-def _shares(split: dict[str, float] | None) -> str:
-    whole = sum((split or {}).values()) or 1.0
-    parts = sorted((split or {}).items(), key=lambda item: -item[1])
-    return ", ".join(f"{part} {took / whole:.0%}" for part, took in parts if took > 0.005 * whole)
+def table(result: Benchmark) -> Table:
+    """The result for a terminal; of the split of the device's time, shares."""
+    return figures(
+        f"Decode, {result['model']}, {result.machine.describe()}",
+        result["rows"],
+        "batch context schedule ms_step ms_device idle bytes tb_per_s of_peak of_weights speed_up "
+        "split",
+        schedule=lambda row: row["schedule"] or "dense",
+        split=lambda row: timing.shares(row["split"] or {}),
+    )
 
 
 # Engines and rows.
@@ -174,10 +147,7 @@ def _dense_layers(name: str | None) -> frozenset[int] | None:
 
 def _build(model: Decoder, rule: Rule, batch: int, context: int) -> Engine:
     """An engine with room for these rows, or for as many as fit, and random contents."""
-    spec = model.spec
-    fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
-    fields += rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype)
-    page_bytes = ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
+    spec, page_bytes = model.spec, timing.pages_bytes(model, rule)
     row_bytes = pages_for(context, PAGE) * page_bytes
     spare = SPARE_BYTES if model.device.type == "cuda" else 0
     batch = max(1, min(batch, (device_memory(model.device) - spare) // row_bytes))
@@ -210,16 +180,9 @@ def fill(engine: Engine) -> None:
 
 
 def place(
-    engine: Engine, batch: int, context: int, schedule: Schedule | None, *, room: int
-) -> list[Sample]:
-    """Samples that run as if prompts of `context` tokens had been computed and one token drawn."""
-    return place_rows(engine, [context] * batch, schedule, room=room)
-
-
-def place_rows(
     engine: Engine, contexts: Sequence[int], schedule: Schedule | None, *, room: int
 ) -> list[Sample]:
-    """The same for rows with contexts of their own."""
+    """Samples that run as if prompts of these tokens had been computed and one token drawn."""
     vocabulary = engine.model.spec.vocabulary
     draw = np.random.default_rng(0)
     for seed, context in enumerate(contexts):
@@ -284,7 +247,7 @@ def _round(engine: Engine, context: int, schedule: Schedule | None, steps: int) 
     """One turn of a case: steps of the engine, then the same steps by the runner alone."""
     device, rows = engine.model.device, engine.runner.rows
     start = context - WARM - steps
-    samples = place(engine, engine.max_running, start, schedule, room=context - start + 2)
+    samples = place(engine, [start] * engine.max_running, schedule, room=context - start + 2)
     _repeat(engine.step, WARM)
     timing.synchronize(device)
     length_R = rows.length_R.clone()
@@ -303,7 +266,7 @@ def _repeat(work: Callable[[], object], times: int) -> None:
 def _split(engine: Engine, context: int, schedule: Schedule | None) -> dict[str, float]:
     """Milliseconds of a step by part."""
     start = context - WARM - SPLIT_STEPS
-    samples = place(engine, engine.max_running, start, schedule, room=context - start + 2)
+    samples = place(engine, [start] * engine.max_running, schedule, room=context - start + 2)
     _repeat(engine.step, WARM)
     taken = timing.split_of(partial(_repeat, engine.step, SPLIT_STEPS), engine.model.device)
     remove(engine, samples)

@@ -7,8 +7,6 @@ are shuffled as in an engine that has run for long. The cases "pages" read what 
 read, in its order, and do nothing with it: what they lose is the price of scattered pages.
 """
 
-import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,12 +21,15 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from sparrow.bench import timing
+from sparrow.calibrate.tables import figures
 from sparrow.models.shapes import shape
 from sparrow.models.spec import ModelSpec
 from sparrow.ops.cpu import attention as cpu
 from sparrow.ops.cpu.threads import share
 from sparrow.ops.reference import attention as reference
 from sparrow.ops.types import PageLists
+from sparrow.schema.bench import Benchmark
 
 PAGE = 16
 CONTEXT = 4096
@@ -76,8 +77,8 @@ def run(
     rounds: int = 5,
     pool_bytes: int = POOL_BYTES,
     progress: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """Measure every model shape in every dtype. The result is ready for JSON."""
+) -> Benchmark:
+    """Measure every model shape in every dtype."""
     rows = []
     for model in models:
         for dtype in dtypes:
@@ -86,25 +87,16 @@ def run(
             call = _call(shape(model), DTYPES[dtype], pool_bytes)
             measured = _measure([*_reads(call), *_attention(call)], rounds)
             rows += [{"model": model, "dtype": dtype, **row} for row in measured]
-    return {"machine": _machine(), "page": PAGE, "context": CONTEXT, "rounds": rounds, "rows": rows}
+    about = {"page": PAGE, "context": CONTEXT, "rounds": rounds}
+    return Benchmark(machine=timing.machine(torch.device("cpu")), **about, rows=rows)
 
 
-def table(result: dict[str, Any]) -> Table:
-    """The result for a terminal."""
-    machine = result["machine"]
-    title = f"Decode attention, {machine['threads']} threads, {machine['cpu']}"
-    out = Table("model", "dtype", "case", title=title)
-    for heading in ("MB", "ms", "GB/s", "of plain read"):
-        out.add_column(heading, justify="right")
-    group = None
-    for row in result["rows"]:
-        if group not in (None, (row["model"], row["dtype"])):
-            out.add_section()
-        group = (row["model"], row["dtype"])
-        numbers = row["bytes"] / 1e6, row["seconds"] * 1e3, row["gb_per_s"]
-        cells = (*(f"{number:.1f}" for number in numbers), f"{row['ratio']:.2f}")
-        out.add_row(*group, row["case"], *cells)
-    return out
+def table(result: Benchmark) -> Table:
+    """The result for a terminal; ratios are to the best plain read."""
+    machine = result.machine
+    title = f"Decode attention, {machine.threads} threads, {machine.describe()}"
+    fields = "model dtype case bytes seconds gb_per_s ratio"
+    return figures(title, result["rows"], fields, group="dtype")
 
 
 def _measure(cases: list[Case], rounds: int) -> list[dict[str, Any]]:
@@ -209,7 +201,7 @@ def _attention(call: Decode) -> list[Case]:
         Case(
             "reference",
             call.bytes(),
-            lambda: reference.attend_decode(*call.arguments(), scale=scale),
+            lambda: reference.attend_decode.definition(*call.arguments(), scale=scale),
         ),
     ]
 
@@ -248,12 +240,3 @@ def _sum_pages(pool_NGE: Array, pages_GK: Array) -> np.float32:
             for e in range(pool_NGE.shape[2]):
                 total += pool_NGE[pages_GK[g, slot], g, e]
     return total
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "cpu": f"{os.cpu_count()} cores {platform.machine()}",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "numba": numba.__version__,
-    }

@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 from sparrow.bench import decode, timing
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
+from sparrow.schema.bench import Speed, SpeedCase
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
 
-FORMAT = 1
 STEPS = 12  # decode steps of a round at a long context
 LITTLE = "there is little to skip at this length, and choosing pages is extra work at every step"
 EVEN = "what reading less saves and what choosing pages costs about even out at this length"
@@ -40,8 +39,8 @@ def run(
     batch: int,
     rounds: int = 3,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Both cases, ready for JSON.
+) -> Speed:
+    """Both cases.
 
     prompts, samples, tokens   the rollout: so many answers of so many tokens to each prompt
     context, budget, batch     the decode steps: past tokens, tokens kept, rows
@@ -52,13 +51,9 @@ def run(
     tell(2 * rounds, 2 * rounds + 2, f"decoding at {context} tokens")
     long = _decode(model, schedule, context, budget, batch, rounds)
     tell(2 * rounds + 2, 2 * rounds + 2, "timed")
-    return {
-        "format": FORMAT,
-        "machine": timing.machine(model.device),
-        "note": f"{model.spec.parameters() / 1e6:.1f} M weights in "
-        f"{str(model.dtype).removeprefix('torch.')}.",
-        "cases": [short, long],
-    }
+    dtype = str(model.dtype).removeprefix("torch.")
+    note = f"{model.spec.parameters() / 1e6:.1f} M weights in {dtype}."
+    return Speed(machine=timing.machine(model.device), note=note, cases=(short, long))
 
 
 def _rollout(
@@ -69,7 +64,7 @@ def _rollout(
     tokens: int,
     rounds: int,
     tell: Progress,
-) -> dict[str, Any]:
+) -> SpeedCase:
     longest = max(map(len, prompts)) + tokens
     rows = len(prompts) * samples
     engine = Engine(model, max_running=rows, max_context=longest, rule=Rule.like(schedule))
@@ -101,7 +96,7 @@ def _order(ways: dict[str, Schedule | None], turn: int) -> list[tuple[str, Sched
 
 def _decode(
     model: Decoder, schedule: Schedule, context: int, budget: int, batch: int, rounds: int
-) -> dict[str, Any]:
+) -> SpeedCase:
     # Rows end at the context, and an engine needs a little room beyond.
     shape = replace(model.spec, max_positions=max(model.spec.max_positions, context + 64))
     layers = ",".join(map(str, schedule.dense_layers))
@@ -129,15 +124,15 @@ def _decode(
 
 def _case(
     *, name: str, context: int, what: str, dense: list[float], sparse: list[float], but: str = ""
-) -> dict[str, Any]:
+) -> SpeedCase:
     """What was timed, what came out, and why: by which side was faster."""
     ratio = median(dense) / median(sparse)
     why = EVEN if abs(ratio - 1) < EQUAL else MUCH if ratio > 1 else LITTLE
-    return {
-        "name": name,
-        "context": context,
-        "what": what,
-        "dense_ms": dense,
-        "sparse_ms": sparse,
-        "why": why + but,
-    }
+    return SpeedCase(
+        name=name,
+        context=context,
+        what=what,
+        dense_ms=tuple(dense),
+        sparse_ms=tuple(sparse),
+        why=why + but,
+    )

@@ -31,8 +31,10 @@ from torch import Tensor
 from sparrow import ops
 from sparrow.bench import timing
 from sparrow.bench.timing import Case
+from sparrow.calibrate.tables import figures
 from sparrow.engine.memory import device_memory
 from sparrow.models.checkpoint import pick_device, pick_dtype
+from sparrow.schema.bench import Benchmark
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
 
@@ -106,8 +108,8 @@ def run(
     replays: int = 20,
     rounds: int = 7,
     progress: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """Measure dense attention and every flow. The result is ready for JSON.
+) -> Benchmark:
+    """Measure dense attention and every flow.
 
     flows    rules to measure, none with dense layers (default: block-mean)
     kept     pages that a row keeps of its `context` tokens
@@ -136,43 +138,30 @@ def run(
             timing.free_memory(target)
         tell("selection by length")
         selection = _selection(heads, sweep, named, layers, measure) if sweep else []
-    return {
-        "machine": timing.machine(target),
-        "heads": sizes,
-        "dtype": str(kind).removeprefix("torch."),
-        "peak_bytes_per_s": timing.peak_of(target),
-        "replays": replays,
-        "rounds": rounds,
-        "flows": [_stored(heads, name, flow) for name, flow in named.items()],
-        "rows": rows,
-        "selection": selection,
-        "bars": _bars(heads, rows),
-    }
+    return Benchmark(
+        machine=timing.machine(target),
+        heads=sizes,
+        dtype=str(kind).removeprefix("torch."),
+        peak_bytes_per_s=timing.peak_of(target),
+        replays=replays,
+        rounds=rounds,
+        flows=[_stored(heads, name, flow) for name, flow in named.items()],
+        rows=rows,
+        selection=selection,
+        bars=_bars(heads, rows),
+    )
 
 
-def table(result: dict[str, Any]) -> Table:
+def table(result: Benchmark) -> Table:
     """The result for a terminal; selection by length, over tables of one width, comes last."""
-    place = timing.describe(result["machine"])
-    out = Table(title=f"Attention of one layer, {result['dtype']}, {place}")
-    for heading in ("flow", "part", "us", "least", "most", "TB/s", "batch", "context", "kept"):
-        out.add_column(heading, justify="left" if heading in ("flow", "part") else "right")
-    for column in out.columns[:3]:
-        column.no_wrap, column.min_width = True, 6
-    group = None
-    for row in [*result["rows"], *result["selection"]]:
-        before, group = group, (row["batch"], row["table_pages"], row["kept"])
-        if before not in (None, group):
-            out.add_section()
-        out.add_row(row["flow"] or "-", row["part"], *_figures(row))
     notes = [f"{flow['flow']} stores {flow['of_kv']:.2%} of K and V" for flow in result["flows"]]
-    out.caption = "; ".join([*notes, *map(_verdict, result["bars"])])
-    return out
-
-
-def _figures(row: Row) -> tuple[str, ...]:
-    shape = (row[name] for name in ("batch", "context", "kept"))
-    times = (row[name] for name in ("us", "us_min", "us_max"))
-    return (*(f"{time:.1f}" for time in times), f"{row['tb_per_s']:.2f}", *map(str, shape))
+    return figures(
+        f"Attention of one layer, {result['dtype']}, {result.machine.describe()}",
+        [*result["rows"], *result["selection"]],
+        "flow part us us_min us_max tb_per_s batch context kept",
+        group="table_pages",
+        caption="; ".join([*notes, *map(_verdict, result["bars"])]),
+    )
 
 
 def _verdict(bar: dict[str, Any]) -> str:

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from sparrow import models, ops
+from sparrow import models
 from sparrow.bench import timing
+from sparrow.calibrate.tables import figures
 from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
@@ -27,6 +28,7 @@ from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.fetch import fetched, known
 from sparrow.models.rope import Rope
+from sparrow.schema.bench import Benchmark
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.sparse.rule import Rule
 
@@ -106,8 +108,8 @@ def run(
     dtype: str | None = None,
     progress: Callable[[str], None] | None = None,
     **changes: Any,
-) -> dict[str, Any]:
-    """Measure a workload. The result is ready for JSON.
+) -> Benchmark:
+    """Measure a workload.
 
     preset   gpu, cpu-tiny or cpu-smollm2
     peer     also run transformers
@@ -124,40 +126,21 @@ def run(
         for tokens in sorted({work.peer_tokens, work.batching_tokens} - {0, work.new_tokens}):
             rows.append(_ours(model, replace(work, new_tokens=tokens), DENSE, report))
         rows += _theirs(model, work, report)
-    return {
-        "machine": timing.machine(model.device),
-        "preset": preset,
-        "workload": asdict(work) | {"schedules": list(work.schedules)},
-        "weights": "random" if model.source is None else "real",
-        "parameters": model.spec.parameters(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "rows": _with_ratios(rows),
-    }
+    weights = "random" if model.source is None else "real"
+    about = timing.of_model(model, work.model, preset=preset, workload=asdict(work))
+    return Benchmark(**about, weights=weights, rows=_with_ratios(rows))
 
 
-def table(result: dict[str, Any]) -> Table:
+def table(result: Benchmark) -> Table:
     """The result for a terminal; ratios are to transformers' generate on as many new tokens."""
-    work, place = result["workload"], timing.describe(result["machine"])
-    size = f"{result['parameters'] / 1e6:.1f} M, {result['dtype']}"
-    title = f"Rollout, {work['model']} ({size}), {work['rollouts']} rollouts, {place}"
-    out = Table("who", "new tokens", title=title)
-    for heading in ("seconds", "tokens/s", "x transformers", "where the time goes"):
-        out.add_column(heading, justify="right")
-    for row in result["rows"]:
-        who, tokens = row["who"], str(row["new_tokens"])
-        if row["failed"] is not None:
-            out.add_row(who, tokens, "-", "-", "-", row["failed"])
-            continue
-        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        speed = f"{row['tokens_per_s']:.1f}"
-        out.add_row(who, tokens, f"{row['seconds']:.2f}", speed, ratio, _shares(row))
-    return out
-
-
-def _shares(row: dict[str, Any]) -> str:
-    split = row["split"] or {}
-    parts = sorted(split.items(), key=lambda item: -item[1])
-    return ", ".join(f"{part} {took / row['seconds']:.0%}" for part, took in parts if took)
+    work, size = result["workload"], f"{result['parameters'] / 1e6:.1f} M, {result['dtype']}"
+    title = f"Rollout, {work['model']} ({size}), {work['rollouts']} rollouts"
+    return figures(
+        f"{title}, {result.machine.describe()}",
+        result["rows"],
+        "who new_tokens seconds tokens_per_s ratio split",
+        split=lambda row: row["failed"] or timing.shares(row["split"] or {}),
+    )
 
 
 def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -244,15 +227,13 @@ def _warm_tokens(model: Decoder, new_tokens: int) -> int:
 
 def _engine(model: Decoder, work: Workload) -> Engine:
     """Room for every rollout at once, and no more."""
-    spec, rule = model.spec, Rule()
-    fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
-    fields += rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype)
-    page_bytes = ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
+    rule = Rule()
+    rows = work.rollouts * (pages_for(work.context, PAGE) + 1)
     return Engine(
         model,
         max_running=work.rollouts,
         max_context=work.context,
-        kv_bytes=work.rollouts * (pages_for(work.context, PAGE) + 1) * page_bytes,
+        kv_bytes=rows * timing.pages_bytes(model, rule),
         rule=rule,
     )
 

@@ -19,10 +19,14 @@ import torch
 from torch.autograd import DeviceType
 
 from sparrow import ops
+from sparrow.engine.pool import PAGE
+from sparrow.models import Decoder, ModelSpec
+from sparrow.schema.bench import Machine
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.presets import preset
+from sparrow.sparse.rule import Rule
 
 # Parts of a step -> the ops that make them up (`logits` is the LM head).
 OPS = {
@@ -64,21 +68,42 @@ class Case:
             call()
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def machine(device: torch.device) -> Machine:
     """Where figures were taken, and with what."""
-    on_gpu = device.type == "cuda"
+    versions: dict[str, Any] = {name: _version(name) for name in ("triton", "transformers")}
+    return Machine(
+        device=device_name(device) or platform.machine(),
+        cpus=os.cpu_count(),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        numba=_version("numba"),
+        command=shlex.join(sys.argv),
+        **versions,
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """Of a GPU; a CPU has none."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+def of_model(model: Decoder, name: str | ModelSpec, **settings: Any) -> dict[str, Any]:
+    """What every result of a model says first."""
     return {
-        "device": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        **{name: _version(name) for name in ("torch", "triton", "transformers", "numba")},
-        "command": shlex.join(sys.argv),
+        "machine": machine(model.device),
+        "model": name if isinstance(name, str) else name.family,
+        "parameters": model.spec.parameters(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        **settings,
     }
 
 
-def describe(machine: dict[str, Any]) -> str:
-    """The machine in a table's title."""
-    return f"{machine['device']}, {machine['cpus']} CPUs, torch {machine['torch']}"
+def pages_bytes(model: Decoder, rule: Rule) -> int:
+    """Bytes of a page in all layers: keys, values and what a rule keeps with them."""
+    spec = model.spec
+    fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
+    fields += rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype)
+    return ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
 
 
 def _version(package: str) -> str | None:
@@ -102,7 +127,7 @@ def free_memory(device: torch.device) -> None:
 
 def peak_of(device: torch.device) -> float | None:
     """Bytes per second that the memory can deliver, where that is published."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    name = device_name(device)
     return next((peak for key, peak in PEAKS.items() if key in name), None)
 
 
@@ -211,6 +236,13 @@ def _speed(size: int, us: list[float], peak: float | None) -> dict[str, Any]:
         "tb_per_s": per_s / 1e12,
         "of_peak": per_s / peak if peak else None,
     }
+
+
+def shares(split: Split) -> str:
+    """The parts of a step, the longest first, in percent."""
+    whole = sum(split.values()) or 1.0
+    parts = sorted(split.items(), key=lambda item: -item[1])
+    return ", ".join(f"{part} {took / whole:.0%}" for part, took in parts if took > 0.005 * whole)
 
 
 def split_of(work: Callable[[], object], device: torch.device) -> Split:

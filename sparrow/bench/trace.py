@@ -2,8 +2,9 @@
 
 60 requests of lognormal lengths up to 32 768 tokens, dense and sparse, take 6 (1.7B) to 18 minutes
 (14B) of an H200 by their bytes alone; a few steps of each kind take seconds. The trace says who
-runs beside whom at which lengths (`calibrate.cost`: in order, while final lengths fit), and a
-sample of its steps is measured (`bench.trace_steps`). Dense and sparse share trace and engine.
+runs beside whom at which lengths (`calibrate.planning.cost`: in order, while final lengths fit),
+and a sample of its steps is measured (`bench.trace_steps`). Dense and sparse share trace and
+engine.
 
 Then the same requests run once for real, up to a cut-off, and the sum for that trace must agree.
 The bench admits requests itself, by the trace's rule: the engine alone would admit more and swap.
@@ -24,15 +25,24 @@ from rich.table import Table
 
 from sparrow import models
 from sparrow.bench import decode, timing
-from sparrow.bench.trace_steps import BACK, Case, Report, StepTimes, measure, step_times
+from sparrow.bench.trace_steps import (
+    BACK,
+    Case,
+    Report,
+    StepTimes,
+    measure,
+    step_times,
+)
 from sparrow.calibrate.planning import cost
 from sparrow.calibrate.planning.cost import ByteModel, IntArray, Trace
+from sparrow.calibrate.tables import figures
 from sparrow.engine.engine import Engine
 from sparrow.engine.memory import host_memory
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
+from sparrow.schema.bench import Benchmark
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 
@@ -67,8 +77,8 @@ def run(
     lengths: Sequence[int] | None = None,
     memory: float | None = None,
     progress: Report | None = None,
-) -> dict[str, Any]:
-    """Measure one shape, dense and under a schedule. The result is ready for JSON.
+) -> Benchmark:
+    """Measure one shape, dense and under a schedule.
 
     schedule  a preset's name or "fixed-N" (default: the model's at 0.86)
     longest   where the workload's lengths end, prompts of 16 tokens included
@@ -89,26 +99,15 @@ def run(
     cases = _cases(decoder, kept, name, work)
     points = [measure(case, (work.whole, work.short), report) for case in cases]
     times = [step_times(case, own) for case, own in zip(cases, points, strict=True)]
-    return {
-        **_head(decoder, model, name, work),
+    return Benchmark(
+        **timing.of_model(decoder, model, schedule=name, prompt=PROMPT),
+        lengths=work.whole.lengths.tolist(),
+        memory=work.memory,
+        limit=asdict(work.limit) | {"speed_up": work.limit.speed_up},
         **_sums(cases, times, work, _bar(model, name, work.whole.lengths)),
-        "confirmation": _confirm(cases, times, work, report),
-        "points": [point for own in points for point in own],
-    }
-
-
-def _head(decoder: Decoder, model: str | ModelSpec, schedule: str, work: Work) -> dict[str, Any]:
-    return {
-        "machine": timing.machine(decoder.device),
-        "model": model if isinstance(model, str) else model.family,
-        "parameters": decoder.spec.parameters(),
-        "dtype": str(decoder.dtype).removeprefix("torch."),
-        "schedule": schedule,
-        "prompt": PROMPT,
-        "lengths": work.whole.lengths.tolist(),
-        "memory": work.memory,
-        "limit": asdict(work.limit) | {"speed_up": work.limit.speed_up},
-    }
+        confirmation=_confirm(cases, times, work, report),
+        points=[point for own in points for point in own],
+    )
 
 
 def _sums(
@@ -126,23 +125,20 @@ def _sums(
     return {"rows": rows, "speed_up": gain, "share": share, "bar": bar, "met": met}
 
 
-def table(result: dict[str, Any]) -> Table:
-    """The result for a terminal."""
-    limit, short, bar = result["limit"], result["confirmation"], result["bar"]
-    title = f"Trace, {result['model']}, {len(result['lengths'])} requests"
-    out = Table("attention", title=f"{title}, {timing.describe(result['machine'])}")
-    for heading in ("seconds", "tokens/s", "of its bytes", f"run to {short['cutoff']}", "by sum"):
-        out.add_column(heading, justify="right")
-    for row, check in zip(result["rows"], short["rows"], strict=True):
-        share = "-" if row["of_limit"] is None else f"{row['of_limit']:.1%}"
-        figures = (f"{row['seconds']:.2f}", f"{row['tokens_per_s']:.1f}", share)
-        both = f"{check['ratio']:.3f}"
-        out.add_row(row["who"], *figures, f"{check['seconds']:.2f}", both)
-    out.caption = (
-        f"{result['speed_up']:.3f}x of {limit['speed_up']:.3f}x that bytes allow: "
-        f"{result['share']:.1%}" + (f", the bar is {bar:.0%}" if bar else "")
+def table(result: Benchmark) -> Table:
+    """The result for a terminal; beside it the complete run, and that over the sum for it."""
+    short, bar = result["confirmation"], result["bar"]
+    checks = {check["who"]: check for check in short["rows"]}
+    return figures(
+        f"Trace, {result['model']}, {len(result['lengths'])} requests, {result.machine.describe()}",
+        result["rows"],
+        "who seconds tokens_per_s of_limit complete ratio",
+        complete=lambda row: checks[row["who"]]["seconds"],
+        ratio=lambda row: checks[row["who"]]["ratio"],
+        caption=f"{result['speed_up']:.3f}x of {result['limit']['speed_up']:.3f}x that bytes "
+        f"allow: {result['share']:.1%}{f', the bar is {bar:.0%}' if bar else ''}; complete: run "
+        f"to {short['cutoff']} tokens",
     )
-    return out
 
 
 def _row(who: str, tokens: int, seconds: float, ideal: float | None) -> dict[str, Any]:

@@ -19,15 +19,16 @@ import numpy as np
 from sparrow.bench import decode
 from sparrow.calibrate.planning.cost import ByteModel, FloatArray, IntArray, Trace
 from sparrow.engine.engine import Engine
-from sparrow.engine.graphs import PAGES, batch_bucket
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
+from sparrow.engine.runner import PAGES, batch_bucket
 from sparrow.schema.schedule import Schedule
 
 WARM = 3  # steps before the clock starts: compiling, capturing
 STEPS = PAGE  # timed together: each row begins a page once
 ROUNDS = 2
 BACK = WARM + ROUNDS * STEPS  # steps of a state, of which the last is that of the trace
+MIDDLE = WARM + (ROUNDS * STEPS + 1) // 2  # of what is timed
 MANY = 4096  # steps of a kind from which on three of them are measured
 
 Report = Callable[[str], None]
@@ -85,18 +86,23 @@ def table_widths(longest: IntArray, most: int) -> IntArray:
     return widths[np.searchsorted(widths, -(-longest // PAGE))]
 
 
-def find_states(trace: Trace, width: int, sizes: Sizes) -> dict[Kind, list[IntArray]]:
+def find_states(traces: Sequence[Trace], width: int, sizes: Sizes) -> list[tuple[Kind, IntArray]]:
     """Of each kind of step: rows of those that read least and most, of many also between."""
-    steps: dict[Kind, list[IntArray]] = {}  # number and bytes of each
-    start = 0
-    for chunk in trace.chunks():
-        widths = table_widths(chunk.max(axis=1), width)
-        numbered = np.stack([start + np.arange(len(chunk)), sizes(chunk)])
-        for pages in np.unique(widths).tolist():
-            kind = Kind(batch_bucket(chunk.shape[1]), pages)
-            steps.setdefault(kind, []).append(numbered[:, widths == pages])
-        start += len(chunk)
-    return {kind: _extremes(trace, np.concatenate(own, axis=1)) for kind, own in steps.items()}
+    found: dict[tuple[Kind, tuple[int, ...]], IntArray] = {}
+    for trace in traces:
+        steps: dict[Kind, list[IntArray]] = {}  # number and bytes of each
+        start = 0
+        for chunk in trace.chunks():
+            widths = table_widths(chunk.max(axis=1), width)
+            numbered = np.stack([start + np.arange(len(chunk)), sizes(chunk)])
+            for pages in np.unique(widths).tolist():
+                kind = Kind(batch_bucket(chunk.shape[1]), pages)
+                steps.setdefault(kind, []).append(numbered[:, widths == pages])
+            start += len(chunk)
+        for kind, own in steps.items():
+            for lengths in _extremes(trace, np.concatenate(own, axis=1)):
+                found[kind, tuple(lengths.tolist())] = lengths
+    return [(kind, lengths) for (kind, _), lengths in found.items()]
 
 
 def _extremes(trace: Trace, numbered: IntArray) -> list[IntArray]:
@@ -108,27 +114,27 @@ def _extremes(trace: Trace, numbered: IntArray) -> list[IntArray]:
 
 def measure(case: Case, traces: Sequence[Trace], report: Report) -> list[dict[str, Any]]:
     """Points: states of these traces, each once, with their times and the bytes they read."""
-    found: dict[tuple[Kind, tuple[int, ...]], IntArray] = {}
-    for trace in traces:
-        for kind, states in find_states(trace, case.width, case.sizes).items():
-            found |= {(kind, tuple(lengths.tolist())): lengths for lengths in states}
     points = []
-    for (kind, _), lengths in found.items():
+    for kind, lengths in find_states(traces, case.width, case.sizes):
         mean = float(lengths.mean())
         report(f"{case.who}: {len(lengths)} rows of {mean:.0f} tokens, {kind.pages} pages")
-        points.append({"who": case.who} | kind._asdict() | _point(case, kind, lengths))
+        points.append({"who": case.who} | kind._asdict() | _measured(case, kind, lengths))
     return points
 
 
-def _point(case: Case, kind: Kind, lengths: IntArray) -> dict[str, Any]:
-    """Rows that end at these lengths, or a little later where the kind of step would change."""
+def begin(kind: Kind, lengths: IntArray) -> IntArray:
+    """Where rows begin that end at these lengths, or a little later where the kind would change."""
     narrower = max((width for width in PAGES if width < kind.pages), default=0) * PAGE
     shift = max(0, narrower + BACK - int(lengths.max()))
-    contexts = np.maximum(1, lengths + shift - BACK)
-    samples = decode.place_rows(case.engine, contexts.tolist(), case.schedule, room=BACK + 2)
+    return np.maximum(1, lengths + shift - BACK)
+
+
+def _measured(case: Case, kind: Kind, lengths: IntArray) -> dict[str, Any]:
+    contexts = begin(kind, lengths)
+    samples = decode.place(case.engine, contexts.tolist(), case.schedule, room=BACK + 2)
     seconds = _step_seconds(case.engine)
     decode.remove(case.engine, samples)
-    middle = contexts + WARM + (ROUNDS * STEPS + 1) // 2
+    middle = contexts + MIDDLE
     return {
         "rows": len(lengths),
         "mean_length": float(middle.mean()),

@@ -16,15 +16,15 @@ import torch
 from rich.table import Table
 
 from sparrow import models
-from sparrow.bench.timing import describe, free_memory, machine
+from sparrow.bench.timing import device_name, free_memory, machine
+from sparrow.calibrate.tables import figures
 from sparrow.models.checkpoint import pick_device
+from sparrow.schema.bench import Benchmark
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
-from sparrow.train.flops import training_flops
+from sparrow.train.costs import trainer_memory, training_flops
 from sparrow.train.learner import Learner, Objective
-from sparrow.train.memory import trainer_memory
-from sparrow.train.objectives.aggregates import token_mean
-from sparrow.train.objectives.surrogates import ppo
+from sparrow.train.objectives.surrogates import ppo, token_mean
 from sparrow.train.policy import Policy
 
 PEAKS = {"H200": 989e12, "H100": 989e12}  # published 16-bit operations per second, dense
@@ -64,7 +64,7 @@ def run(
     device: str = "auto",
     steps: int = TIMED,
     progress: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
+) -> Benchmark:
     """Every case after the other, each with a trainer of its own; the fastest device's defaults."""
     place = pick_device(device)
     on_gpu = place.type == "cuda"
@@ -76,7 +76,7 @@ def run(
         progress(f"{shape}: {case.name}")
         rows.append(_measure(shape, small, case, place, steps))
         free_memory(place)
-    return {"machine": machine(place), "model": shape, "changes": small, "cases": rows}
+    return Benchmark(machine=machine(place), model=shape, changes=small, cases=rows)
 
 
 def _measure(
@@ -150,35 +150,18 @@ def _sample(length: int, vocabulary: int, seed: int) -> TrainSample:
 
 
 def _peak(device: torch.device) -> float | None:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    name = device_name(device)
     return next((peak for key, peak in PEAKS.items() if key in name), None)
 
 
-def _shape(result: dict[str, Any]) -> str:
-    """The model, and in what it differs from the one of that name."""
+def table(result: Benchmark) -> Table:
+    """The model, in what it differs from the one of that name, and every case."""
     cut = ", ".join(f"{name} {value}" for name, value in result["changes"].items())
-    return f"{result['model']}{f' cut to {cut}' if cut else ''}"
-
-
-def table(result: dict[str, Any]) -> Table:
-    made = Table(
-        "sequences x tokens",
-        "seconds",
-        "tokens/s",
-        "TFLOP/s",
-        "utilisation",
-        "memory (predicted)",
-        title=f"{_shape(result)}, one optimiser step | {describe(result['machine'])}",
+    shape = f"{result['model']}{f' cut to {cut}' if cut else ''}"
+    return figures(
+        f"{shape}, one optimiser step | {result.machine.describe()}",
+        result["cases"],
+        "sequences length recompute compiled seconds tokens_per_second teraflops utilisation "
+        "memory_gib predicted_gib",
+        seconds=lambda row: median(row["seconds"]),
     )
-    for row in result["cases"]:
-        share, used = row["utilisation"], row["memory_gib"]
-        case = Case(**{name: row[name] for name in Case.__dataclass_fields__})
-        made.add_row(
-            case.name,
-            f"{median(row['seconds']):.3f}",
-            f"{row['tokens_per_second']:.0f}",
-            f"{row['teraflops']:.1f}",
-            "-" if share is None else f"{share:.1%}",
-            f"{'-' if used is None else f'{used:.1f}'} ({row['predicted_gib']:.1f}) GiB",
-        )
-    return made

@@ -1,7 +1,4 @@
-"""Arms: what is measured side by side. A variant under a budget, a whole schedule, or dense.
-
-A variant's budget becomes a schedule of one bin; with shares, each layer gets its multiple of it.
-"""
+"""Arms: what is measured side by side. A variant under a budget, a whole schedule, or dense."""
 
 import hashlib
 import json
@@ -9,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from sparrow.models import ModelSpec
-from sparrow.schema.base import Int32Array, to_dict
-from sparrow.schema.schedule import LayerBudgets, Schedule
+from sparrow.schema.base import to_dict
+from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Variant
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.flows.tracing import trace
 
 DENSE_ARM = "dense"
 
@@ -74,45 +69,35 @@ def variant_of(
     return plain.replace(digest=program.digest, flow_digest=flow.digest, field_bytes=stored)
 
 
-def arm(variant: Variant, flow: Flow, budget: int) -> Arm:
-    """A variant under one budget at every length."""
+def arm(
+    variant: Variant,
+    flow: Flow,
+    budget: int | None,
+    *,
+    name: str | None = None,
+    schedule: Schedule | None = None,
+    given: bool = False,
+) -> Arm:
+    """A variant under one budget at every length, or under another schedule of its rule."""
+    if schedule is None:
+        assert budget is not None
+        schedule = variant.schedule([0], [budget])
     return Arm(
-        name=f"{variant.name}, {budget} tokens",
+        name=name or f"{variant.name}, {budget} tokens",
         flow=flow,
         variant=variant.name,
         budget=budget,
-        schedule=schedule_of(variant, [0], [budget]),
+        schedule=schedule,
         digest=variant.digest,
+        given=given,
     )
 
 
-def schedule_of(
-    variant: Variant, lengths: Sequence[int], budgets: Sequence[int], **fields: Any
-) -> Schedule:
-    """A variant's schedule; budgets of single layers follow from its shares."""
-    common = np.asarray(budgets, dtype=np.int32)
-    fields = {"name": f"{variant.name}-{budgets[0]}"} | fields
-    return Schedule(
-        lengths=np.asarray(lengths),
-        budgets=common,
-        layers=tuple(
-            LayerBudgets(layer=layer, budgets=share_of(variant, common, share))
-            for layer, share in enumerate(variant.shares)
-            if layer not in variant.dense_layers and share != 1
-        ),
-        flow=variant.flow,
-        flow_digest=variant.flow_digest,
-        page=variant.page,
-        first=variant.first,
-        last=variant.last,
-        dense_layers=variant.dense_layers,
-        **fields,
-    )
-
-
-def share_of(variant: Variant, budgets: Int32Array, share: float) -> Int32Array:
-    """A multiple of budgets in whole pages, never less than the pages that are always kept."""
-    page, most = variant.page, 2**31 - 1
-    least = (variant.first + variant.last) * page
-    pages = np.rint(budgets.astype(np.float64) * share / page).astype(np.int64) * page
-    return np.where(budgets == most, most, np.clip(pages, least, most)).astype(np.int32)
+def layers_alone(
+    variant: Variant, flow: Flow, budget: int, group: Sequence[int], layers: int
+) -> Arm:
+    """The variant with every layer dense but these, on sequences that are given."""
+    dense = tuple(layer for layer in range(layers) if layer not in group)
+    alone = variant.replace(dense_layers=dense, shares=())
+    name = f"layers {group[0]} to {group[-1]} alone, {budget} tokens"
+    return arm(alone, flow, budget, name=name, given=True)

@@ -9,23 +9,29 @@ so on a CPU, where draws do not depend on batches, it comes to the same surface.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Annotated
 
-from sparrow.calibrate import adaptive, sensitivity
-from sparrow.calibrate.arms import DENSE, Arm, arm, variant_of
+from pydantic import Field
+
+from sparrow.calibrate import deciding
+from sparrow.calibrate.arms import DENSE, Arm, arm, layers_alone, variant_of
 from sparrow.calibrate.cells import By, cells, tail_of
 from sparrow.calibrate.collecting import Collector
-from sparrow.calibrate.rollouts import TOP_K, Prompt
+from sparrow.calibrate.replay import TOP_K, Prompt
+from sparrow.schema.base import Record
+from sparrow.schema.schedule import DENSE as EVERYTHING
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, LayerLoss, Variant
+from sparrow.schema.types import Fraction
 from sparrow.sparse.flows.flow import Flow
 
 BY_LAYER = "by layer"
 VERY_FEW = 4  # prompts that reach a bin below which no decision waits for it
 Report = Callable[[str], None]
+Count = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Record):
     """What is measured, and how far.
 
     edges          of the bins of total length
@@ -37,24 +43,20 @@ class Settings:
                    the one that loses most left dense
     """
 
-    budgets: tuple[int, ...]
+    budgets: tuple[Annotated[int, Field(le=EVERYTHING)], ...]
     edges: tuple[int, ...]
-    targets: tuple[float, ...] = (0.86,)
-    first_round: int = 16
-    more: int = 16
-    layer_groups: int = 0
-    layer_prompts: int = 16
+    targets: tuple[Fraction, ...] = (0.86,)
+    first_round: Count = 16
+    more: Count = 16
+    layer_groups: Annotated[int, Field(ge=0)] = 0
+    layer_prompts: Count = 16
     by_layer: bool = False
 
-    def __post_init__(self) -> None:
-        if any(budget >= 2**31 for budget in self.budgets):
-            raise ValueError(f"budgets {list(self.budgets)}: allowed are tokens below 2**31")
-        if any(not 0 < target < 1 for target in self.targets):
-            raise ValueError(f"targets {self.targets}: allowed are numbers between 0 and 1")
-        if min(self.first_round, self.more, self.layer_prompts) < 1 or self.layer_groups < 0:
-            raise ValueError("prompts of a round: allowed is 1 at least")
+    def _check(self) -> None:
         if list(self.edges) != sorted(set(self.edges)) or len(self.edges) < 2:
-            raise ValueError(f"bins {list(self.edges)}: allowed are two edges or more, rising")
+            raise ValueError(
+                f"Settings.edges: got {list(self.edges)}, allowed: two or more, rising"
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,13 +112,7 @@ class Calibration:
             last=schedule.last,
             dense_layers=schedule.dense_layers,
         )
-        own = Arm(
-            name=schedule.name,
-            flow=flow,
-            variant=schedule.name,
-            schedule=schedule,
-            digest=variant.digest,
-        )
+        own = arm(variant, flow, None, name=schedule.name, schedule=schedule)
         every = len(self.collector.prompts)
         self.collector.collect({own: every, DENSE: self._enough})
         self.found.variants.append(variant)
@@ -141,7 +137,7 @@ class Calibration:
         while True:
             self.collector.collect({**wanted, **(beside or {})})
             rows = {budget: self._row(one, wanted[one]) for budget, one in arms.items()}
-            questions = adaptive.open_questions(rows, self.settings.targets)
+            questions = deciding.open_questions(rows, self.settings.targets)
             more = {arms[each.budget] for each in questions if wanted[arms[each.budget]] < most}
             if not more:
                 break
@@ -155,10 +151,10 @@ class Calibration:
             self._add(one, wanted[one])
         self.found.undecided += [self._told(variant, each) for each in questions]
 
-    def _row(self, one: Arm, count: int) -> list[adaptive.Seen | None]:
+    def _row(self, one: Arm, count: int) -> list[deciding.Seen | None]:
         """What is known by bin; of very few prompts nothing is."""
         tokens = self.collector.tokens(one, self.collector.prompts[:count])
-        row: list[adaptive.Seen | None] = []
+        row: list[deciding.Seen | None] = []
         for start, stop in pairwise(self.settings.edges):
             own = tokens.within(start, stop)
             prompts = len(own.by_prompt())
@@ -166,10 +162,10 @@ class Calibration:
                 row.append(None)
                 continue
             tail = tail_of(own)
-            row.append(adaptive.Seen(tail.value, tail.low, tail.high, prompts))
+            row.append(deciding.Seen(tail.value, tail.low, tail.high, prompts))
         return row
 
-    def _told(self, variant: Variant, each: adaptive.Open) -> str:
+    def _told(self, variant: Variant, each: deciding.Open) -> str:
         start, stop = self.settings.edges[each.bin : each.bin + 2]
         return (
             f"{variant.name}, {each.budget} tokens, lengths {start} to {stop}: "
@@ -196,11 +192,11 @@ class Calibration:
                 "apart; give smaller budgets or longer sequences"
             )
             return
-        groups = sensitivity.groups_of(layers, self.settings.layer_groups, variant.dense_layers)
-        arms = {group: sensitivity.only(variant, flow, budget, group, layers) for group in groups}
+        groups = deciding.groups_of(layers, self.settings.layer_groups, variant.dense_layers)
+        arms = {group: layers_alone(variant, flow, budget, group, layers) for group in groups}
         self.collector.force(list(arms.values()), sequences)
         self.found.layers += [
-            sensitivity.loss(self.collector.tokens(one, sequences), one, group)
+            deciding.loss(self.collector.tokens(one, sequences), one, group)
             for group, one in arms.items()
         ]
 
@@ -226,7 +222,7 @@ class Calibration:
         losses = self.found.layers
         worst = min(losses, key=lambda each: each.p05).layers
         dense = tuple(sorted({*variant.dense_layers, *worst}))
-        shared = sensitivity.shares(losses, own, self.spec.layers)
+        shared = deciding.shares(losses, own, self.spec.layers)
         found = [variant.replace(name=f"{variant.name}, {BY_LAYER}", shares=shared)]
         if len(dense) < self.spec.layers:
             name = f"{variant.name}, dense {','.join(map(str, dense))}"

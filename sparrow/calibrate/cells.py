@@ -8,10 +8,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.calibrate.tails import TAIL
 from sparrow.calibrate.trajectories import Measured
 from sparrow.schema.surface import Cell, Estimators
-from sparrow.stats import SATURATED, Interval, fit_beta, quantile_interval
+from sparrow.stats import SATURATED, TAIL, Interval, fit_beta, quantile_interval
 
 UNCERTAIN = 0.1  # nats of dense entropy above which a token was a decision
 

@@ -4,15 +4,16 @@ What the store has is not made again, so whoever asks twice pays once, also afte
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from sparrow.calibrate.arms import DENSE, Arm
 from sparrow.calibrate.cells import Tokens
-from sparrow.calibrate.forced import force
-from sparrow.calibrate.rollouts import MOST_ARMS, Job, Prompt, engine_for, roll_out
+from sparrow.calibrate.replay import MOST_ARMS, Job, Prompt, engine_for, force, roll_out
 from sparrow.calibrate.trajectories import Measured, Trajectories
 from sparrow.models import Decoder
+from sparrow.schema.base import Record
 from sparrow.schema.sampling import SamplingParams
 from sparrow.sparse.rule import Rule
 
@@ -21,26 +22,16 @@ Progress = Callable[[int, int, str], None]
 SPREAD = 1_000_003  # between the seeds of neighbouring calibrations: prompts are far fewer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How answers are drawn: the same draws for every arm, which differ in what they see."""
+class Sampling(Record):
+    """How answers are drawn: the same draws for every arm, which differ in what they see.
 
-    samples: int = 1
-    max_tokens: int = 1024
-    temperature: float = 1.0
+    A greedy policy has no tail of acceptance; an answer's first token is dense.
+    """
+
+    samples: Annotated[int, Field(ge=1)] = 1
+    max_tokens: Annotated[int, Field(ge=2)] = 1024
+    temperature: Annotated[float, Field(gt=0)] = 1.0
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(
-                f"temperature {self.temperature}: a greedy policy has no tail of acceptance, "
-                "allowed: above 0"
-            )
-        if self.samples < 1 or self.max_tokens < 2:
-            raise ValueError(
-                f"got {self.samples} samples of {self.max_tokens} tokens, allowed: one sample of "
-                "two tokens at least"
-            )
 
     def params(self, prompt: Prompt, context: int) -> SamplingParams:
         left = context - len(prompt.ids)

@@ -1,38 +1,40 @@
-"""Sequences that a sparse actor wrote, seen again: dense and sparse, token by token.
+"""Sequences seen by two policies, dense and sparse, token by token; two ways to have them.
 
+    force     a given sequence, seen as sparse decoding would have seen it (nothing is sampled)
+    roll_out  the engine writes under an arm's budgets, the dense policy reads what it wrote
+
+Rolled out, the actor's distributions are those of the engine itself, by the hidden states its
+completions carry: no second sparse pass, and no assumption that one would choose the same pages.
 Legend of the dimension letters: sparrow/ops/types.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.calibrate.arms import Arm
+from sparrow.calibrate.trajectories import Measured
+from sparrow.engine.engine import Engine
+from sparrow.engine.pool import PAGE
 from sparrow.models import Attention, Decoder
-from sparrow.models.attention import Packed, PackedSparse
-from sparrow.schema.base import Float32Array
+from sparrow.models.attention import Packed, PackedSparse, PagedPrefill
+from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Replay:
-    """Per sampled token of one sequence."""
-
-    prompt: int  # tokens before the first of them
-    alpha: Float32Array  # exact acceptance, sum_v min(p(v), q(v))
-    entropy: Float32Array  # of the dense policy
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The total length at which each token was drawn: what a schedule looks up."""
-        return self.prompt + np.arange(len(self.alpha))
+CHUNK = 512  # tokens of a dense pass through the page cache
+TOP_K = 20  # log-probs of each side that the cheap bounds know, as in the paper
+AHEAD = 2  # requests that wait in the engine, as a multiple of those that run
+WRONG = 1e-4  # by which bounds may miss what they bracket before rounding is no excuse
+MOST_ARMS = 14  # that run together: an engine looks up so many schedules at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,36 +78,6 @@ def acceptances(
     return ops.acceptance(dense.hidden_TC[sources], sparse_TC, model.head)
 
 
-@torch.no_grad()
-def replay(
-    model: Decoder,
-    prompt: Sequence[int],
-    answer: Sequence[int],
-    schedule: Schedule,
-    flow: Flow = block_mean,
-    *,
-    dense: Dense | None = None,
-) -> Replay:
-    """Acceptance of every answer token under a schedule; pages are chosen again by its flow.
-
-    The whole sequence runs twice in the model's own dtype: with float32 weights, what is seen is
-    the difference that sparsity makes, and not that of rounding. `dense` is what `read` gave for
-    it, where several schedules or flows are compared.
-    """
-    if not prompt or not answer:
-        raise ValueError(
-            f"replay: got {len(prompt)} and {len(answer)} tokens, allowed: some of each"
-        )
-    dense = dense or read(model, [*prompt, *answer])
-    if dense.ids_T.tolist() != [*prompt, *answer]:
-        raise ValueError("replay: `dense` was read from another sequence")
-    alpha_T = acceptances(model, dense, len(prompt), schedule, flow)
-    sources = slice(len(prompt) - 1, -1)
-    stats = ops.token_stats(dense.hidden_TC[sources], model.head, dense.ids_T[len(prompt) :])
-    entropy = stats.entropy.cpu().numpy()
-    return Replay(prompt=len(prompt), alpha=alpha_T.cpu().numpy(), entropy=entropy)
-
-
 def _hidden(model: Decoder, ids_T: Tensor, attention: Attention) -> Tensor:
     return model(ids_T, torch.arange(len(ids_T), device=ids_T.device), attention)
 
@@ -127,3 +99,176 @@ def _budgets(model: Decoder, schedule: Schedule, tokens: int) -> Tensor:
     slot = table.add(schedule)
     lengths_T = torch.arange(1, tokens + 1, device=model.device)
     return table.lookup(torch.full_like(lengths_T, slot), lengths_T)
+
+
+# Prompts of a calibration, and what is kept of them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt in tokens; or, in forced mode, a whole sequence of which `start` are the prompt."""
+
+    number: int
+    name: str
+    ids: tuple[int, ...]
+    start: int | None = None
+
+
+def _compare(
+    model: Decoder,
+    dense: Dense,
+    actor_TC: Tensor,
+    prompt: int,
+    *,
+    number: int,
+    sample: int,
+    temperature: float,
+    drawn: bool,
+) -> Measured:
+    """The actor against the dense policy at the tokens from prompt + 1 on."""
+    found = ops.compare(
+        dense.hidden_TC[prompt:-1],
+        actor_TC,
+        model.head,
+        dense.ids_T[prompt + 1 :],
+        temperature=temperature,
+        top_k=min(TOP_K, model.spec.vocabulary),
+    )
+    found = ops.Comparison(*(part.float().cpu() for part in found))
+    missed = torch.maximum(found.lower - found.alpha, found.alpha - found.upper)
+    if (missed > WRONG).any():
+        raise ArithmeticError(f"top-K bounds miss the acceptance by up to {missed.max():.2g}")
+    alpha = found.alpha.numpy()
+    return Measured(
+        prompt=number,
+        sample=sample,
+        prompt_tokens=prompt,
+        first=prompt + 1,
+        ids=dense.ids_T.cpu().numpy(),
+        alpha=alpha,
+        entropy=found.entropy.numpy(),
+        below=np.maximum(alpha - found.lower.numpy(), 0),
+        above=np.maximum(found.upper.numpy() - alpha, 0),
+        ratio=(found.logp - found.logq).exp().clamp(max=1.0).numpy() if drawn else None,
+    )
+
+
+# Given sequences.
+
+
+@torch.no_grad()
+def force(
+    model: Decoder, prompt: Prompt, arms: Sequence[Arm], temperature: float = 1.0
+) -> Iterator[tuple[Arm, Measured]]:
+    """One sequence under every arm; the dense policy reads it once.
+
+    Tokens before the start are a prompt; from there on keys and values are written by the sparse
+    stream, and every position counts.
+    """
+    start = 1 if prompt.start is None else prompt.start
+    if not 1 <= start <= len(prompt.ids) - 2:
+        raise ValueError(
+            f"{prompt.name}: got {len(prompt.ids)} tokens and a start of {start}, allowed: a start "
+            "of 1 at least and two tokens after it"
+        )
+    dense = read(model, prompt.ids)
+    kept: dict[str, Any] = {"number": prompt.number, "sample": 0, "drawn": False}
+    for arm in arms:
+        if arm.schedule is None:
+            actor_TC = through_cache(model, dense.ids_T)
+        else:
+            actor_TC = sparse_hidden(model, dense, start, arm.schedule, arm.flow)
+        actor_TC = actor_TC[start:-1]
+        yield arm, _compare(model, dense, actor_TC, start, temperature=temperature, **kept)
+
+
+@torch.no_grad()
+def through_cache(model: Decoder, ids_T: Tensor) -> Tensor:
+    """A dense pass as the engine makes it: in chunks, over pages. What rounding alone changes."""
+    spec, device = model.spec, model.device
+    pages = -(-len(ids_T) // PAGE)
+    cache = ops.PageCache(
+        layers=spec.layers,
+        kv_heads=spec.kv_heads,
+        page=PAGE,
+        pages=pages,
+        page_fields=ops.kv_fields(PAGE, spec.head_size, model.dtype),
+        device=device,
+    )
+    parts = []
+    for begin in range(0, len(ids_T), CHUNK):
+        place_T = torch.arange(begin, min(begin + CHUNK, len(ids_T)), device=device)
+        attention = PagedPrefill(
+            cache=cache,
+            table_BM=torch.arange(pages, device=device)[None],
+            lengths_B=place_T[-1:] + 1,
+            bounds=torch.tensor([0, len(place_T)], device=device),
+            slots_T=place_T,
+        )
+        parts.append(model(ids_T[place_T], place_T, attention))
+    return torch.cat(parts)
+
+
+# Rollouts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One prompt for one arm: params.n samples."""
+
+    arm: Arm
+    prompt: Prompt
+    params: SamplingParams
+
+
+def engine_for(model: Decoder, rule: Rule | None, prompts: Sequence[Prompt], tokens: int) -> Engine:
+    """An engine just large enough for these prompts and so many new tokens."""
+    longest = max(len(prompt.ids) for prompt in prompts) + tokens
+    context = min(longest, model.spec.max_positions)
+    return Engine(model, rule=rule, max_context=context, reuse="none")
+
+
+def roll_out(engine: Engine, jobs: Sequence[Job]) -> Iterator[tuple[Job, Measured]]:
+    """Every sample of every job as it ends."""
+    options = OutputOptions(hidden_states=True, training=True)
+    waiting = list(reversed(jobs))
+    running: dict[int, tuple[Job, int]] = {}  # by request: its job, and samples that still run
+    try:
+        while waiting or running:
+            while waiting and len(running) < AHEAD * engine.max_running:
+                job = waiting.pop()
+                number = engine.add(
+                    job.prompt.ids, job.params, schedule=job.arm.schedule, options=options
+                )
+                running[number] = (job, job.params.n)
+            for output in engine.step():
+                if output.completion is None:
+                    continue
+                job, left = running.pop(output.request)
+                if left > 1:
+                    running[output.request] = (job, left - 1)
+                yield job, _measure(engine.model, job, output.sample, output.completion)
+    finally:
+        for number in running:
+            engine.abort(number)
+
+
+@torch.no_grad()
+def _measure(model: Decoder, job: Job, sample: int, completion: Completion) -> Measured:
+    """What the dense policy thinks of a completion, token by token from its second on."""
+    if completion.error is not None:
+        raise ValueError(
+            f"{job.arm.name}, prompt {job.prompt.name}: the engine failed: {completion.error}"
+        )
+    assert completion.hidden is not None, "hidden states were asked for"
+    dense = read(model, [*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
+    return _compare(
+        model,
+        dense,
+        torch.tensor(completion.hidden[1:], device=model.device).to(model.dtype),
+        len(completion.prompt_ids),
+        number=job.prompt.number,
+        sample=sample,
+        temperature=job.params.temperature,
+        drawn=True,
+    )

@@ -14,15 +14,16 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
+
+from sparrow.schema.base import Float32Array, Int32Array, Record, from_dict
 
 FILE = "measured.sqlite"
-FloatArray = npt.NDArray[np.float32]
 
 FORMAT = 2  # 1 had no digests
 SCHEMA = {
@@ -38,26 +39,33 @@ MOST_TOKENS = 1 << 24  # of a sequence
 MAGIC = bytes.fromhex("d9d505f920a163d7")  # begins a journal, and ends one that names other files
 AGAIN = "remove it and measure again, or give another folder"
 Value = int | str | bytes | None
+Number = Annotated[int, Field(ge=0, lt=1 << 31)]
+# Columns of a row after its numbers, and how their tokens are stored.
+STORED = {"ids": "<i4", "alpha": "<f4", "entropy": "<f4", "below": "<f2", "above": "<f2"}
+STORED |= {"ratio": "<f4"}
+NUMBERS = ("prompt", "sample", "prompt_tokens", "first")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Measured:
+class Measured(Record):
     """Acceptance along one sequence, at every token that sparse decoding could have changed.
 
     The first of them was drawn at a total length of `first`; an answer's very first token comes
     from the dense prompt and is not among them.
     """
 
-    prompt: int  # its number
-    sample: int
-    prompt_tokens: int
-    first: int
-    ids: npt.NDArray[np.int32]  # the whole sequence
-    alpha: FloatArray  # exact
-    entropy: FloatArray  # of the dense policy
-    below: FloatArray  # alpha less its top-K lower bound
-    above: FloatArray  # the upper bound less alpha
-    ratio: FloatArray | None  # min(1, p/q) of the token; None where it was not sampled from q
+    prompt: Number  # its number
+    sample: Number
+    prompt_tokens: Number
+    first: Number
+    ids: Int32Array  # the whole sequence
+    alpha: Float32Array  # exact
+    entropy: Float32Array  # of the dense policy
+    below: Float32Array  # alpha less its top-K lower bound
+    above: Float32Array  # the upper bound less alpha
+    ratio: Float32Array | None  # min(1, p/q) of the token; None where it was not sampled from q
+
+    def _check(self) -> None:
+        self._require_aligned("alpha", "entropy", "below", "above", "ratio")
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -160,12 +168,9 @@ class Trajectories:
 
     def put(self, arm: str, measured: Measured) -> None:
         """Keep a trajectory, on the disk before this returns; one that is there stays."""
-        m = measured
-        arrays = (m.ids.astype("<i4"), *(a.astype("<f4") for a in (m.alpha, m.entropy)))
-        gaps = (gap.astype("<f2") for gap in (m.below, m.above))
-        blobs = [_pack(array) for array in (*arrays, *gaps)]
-        ratio = None if m.ratio is None else _pack(m.ratio.astype("<f4"))
-        row = (arm, m.prompt, m.sample, m.prompt_tokens, m.first, *blobs, ratio)
+        numbers = [getattr(measured, name) for name in NUMBERS]
+        blobs = [_pack(getattr(measured, name), dtype) for name, dtype in STORED.items()]
+        row = (arm, *numbers, *blobs)
         marks = ", ".join("?" * (len(row) + 1))
         with self._named(), self._db:
             query = f"INSERT OR IGNORE INTO trajectories VALUES ({marks})"
@@ -189,7 +194,9 @@ class Trajectories:
         try:
             if _digest(values) != digest:
                 raise ValueError("its values do not match its digest")
-            return _unpacked(values)
+            blobs = zip(STORED.items(), values[1 + len(NUMBERS) :], strict=True)
+            arrays = {name: _unpack(blob, dtype) for (name, dtype), blob in blobs}
+            return from_dict(Measured, dict(zip(NUMBERS, values[1:5], strict=True)) | arrays)
         except (ValueError, TypeError, zlib.error) as error:
             arm, prompt, sample = row[:3]
             raise ValueError(
@@ -211,34 +218,13 @@ def _digest(row: Sequence[Value]) -> str:
     return digest.hexdigest()
 
 
-def _unpacked(values: Sequence[Any]) -> Measured:
-    _, prompt, sample, prompt_tokens, first, ids, alpha, entropy, below, above, ratio = values
-    for number in (prompt, sample, prompt_tokens, first):
-        if type(number) is not int or not 0 <= number < 1 << 31:
-            raise ValueError(f"got {number!r:.80}, allowed: a whole number from 0 on")
-    measured = Measured(
-        prompt=prompt,
-        sample=sample,
-        prompt_tokens=prompt_tokens,
-        first=first,
-        ids=_unpack(ids, "<i4"),
-        alpha=_unpack(alpha, "<f4"),
-        entropy=_unpack(entropy, "<f4"),
-        below=_unpack(below, "<f2").astype(np.float32),
-        above=_unpack(above, "<f2").astype(np.float32),
-        ratio=None if ratio is None else _unpack(ratio, "<f4"),
-    )
-    tokens = [measured.alpha, measured.entropy, measured.below, measured.above, measured.ratio]
-    if len({len(array) for array in tokens if array is not None}) != 1:
-        raise ValueError("its arrays differ in length")
-    return measured
+def _pack(array: npt.NDArray[Any] | None, dtype: str) -> bytes | None:
+    return None if array is None else zlib.compress(array.astype(dtype).tobytes(), 1)
 
 
-def _pack(array: npt.NDArray[Any]) -> bytes:
-    return zlib.compress(array.tobytes(), 1)
-
-
-def _unpack(blob: bytes, dtype: str) -> npt.NDArray[Any]:
+def _unpack(blob: Any, dtype: str) -> npt.NDArray[Any] | None:
+    if blob is None:
+        return None
     packed = zlib.decompressobj()
     data = packed.decompress(blob, np.dtype(dtype).itemsize * MOST_TOKENS)
     if not packed.eof:

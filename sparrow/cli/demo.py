@@ -15,7 +15,7 @@ from sparrow.cli.output import console, counting, going_on, plain, write
 from sparrow.schema.verbs import DemoConfig
 
 if TYPE_CHECKING:
-    from sparrow.demo.recipe import Place
+    from sparrow_recipes.demo import Place
 
 STAGES = 5
 NUMBERS = 3
@@ -33,11 +33,11 @@ def demo(
 
       sparrow demo --open
     """
-    from sparrow.demo import stages
-    from sparrow.demo.recipe import Place
+    from sparrow_recipes import demo as recipe
+    from sparrow_recipes.demo import Place
 
     place, begun = Place(folder=config.out), time.monotonic()
-    lock = stages.open_folder(place, fresh=config.fresh)
+    lock = recipe.open_folder(place, fresh=config.fresh)
     try:
         with going_on(config.out):
             _think()
@@ -47,7 +47,7 @@ def demo(
             _time(place)
     finally:
         lock.close()
-    page = stages.page(place)
+    page = recipe.page(place)
     _finish(place, time.monotonic() - begun)
     if open:
         webbrowser.open(page.resolve().as_uri())
@@ -67,14 +67,14 @@ def _timed(what: str) -> Iterator[None]:
 
 
 def _think() -> None:
-    from sparrow.demo import recipe, stages
+    from sparrow_recipes import demo as recipe
 
     console.rule(Text(f"Meet {recipe.MODEL}", style="bold"), align="left")
     console.print(
         "So small that it is part of the package. It thinks in a language of puzzles:",
         highlight=False,
     )
-    verdict = stages.think(
+    verdict = recipe.think(
         on_prompt=lambda text: console.print(text, style="bold", highlight=False),
         on_text=lambda piece: write(piece, end=""),
     )
@@ -82,7 +82,7 @@ def _think() -> None:
 
 
 def _calibrate(place: "Place") -> None:
-    from sparrow.demo import recipe, stages
+    from sparrow_recipes import demo as recipe
 
     _stage(
         1,
@@ -92,7 +92,7 @@ def _calibrate(place: "Place") -> None:
         "what it would say from what it would say with everything in view?",
     )
     with _timed("measured"), counting("measuring") as progress:
-        surface = stages.calibrate(place, progress)
+        surface = recipe.calibrate(place, progress)
     last = max(cell.start for cell in surface.cells)
     for cell in sorted(surface.cells, key=lambda one: one.budget or 0):
         if cell.start == last:
@@ -105,11 +105,10 @@ def _calibrate(place: "Place") -> None:
 
 
 def _plan(place: "Place") -> None:
-    from rich.table import Table
-
-    from sparrow.demo import recipe, stages
-    from sparrow.report.page.calibration import plan_table
-    from sparrow.report.page.runs import read_run
+    from sparrow.report.calibration import plan_table
+    from sparrow.report.terminal import rich_table
+    from sparrow.schema.plan import PlanFile
+    from sparrow_recipes import demo as recipe
 
     _stage(
         2,
@@ -117,18 +116,14 @@ def _plan(place: "Place") -> None:
         f"The cheapest budgets that keep this tail, p05, at {recipe.TARGET} or more, by length:",
     )
     with _timed("planned"):
-        stages.plan(place)
-        found = plan_table(read_run(place.calibration))
-        table = Table(*found.columns)
-        for row in found.rows:
-            table.add_row(*row)
-        console.print(table)
+        recipe.plan(place)
+        console.print(rich_table(plan_table(PlanFile.load(place.plan))))
 
 
 def _train(place: "Place") -> None:
     from sparrow.cli.train import GATED, run_training
     from sparrow.dataflow.stopping import Stopping
-    from sparrow.demo import recipe, stages
+    from sparrow_recipes import demo as recipe
 
     _stage(
         3,
@@ -137,7 +132,7 @@ def _train(place: "Place") -> None:
         "learns from them, and a gate that watches the tail. Before and after, new puzzles are "
         "answered with everything in view.",
     )
-    if place.model.exists() or stages.gate_stopped(place):
+    if place.model.exists() or recipe.gate_stopped(place):
         console.print("done before\n", style="dim")
         return
     with _timed("trained"), Stopping() as stopping:
@@ -150,8 +145,8 @@ def _train(place: "Place") -> None:
 
 
 def _time(place: "Place") -> None:
-    from sparrow.demo import recipe, stages
-    from sparrow.report.page.speed import speed_up, told, verdict
+    from sparrow.report.training import told, verdict
+    from sparrow_recipes import demo as recipe
 
     _stage(
         4,
@@ -160,15 +155,15 @@ def _time(place: "Place") -> None:
         f"{recipe.LONG} tokens of context there is.",
     )
     with _timed("timed"), counting("measuring") as progress:
-        found = stages.time(place, progress)
-    for case in found["cases"]:
-        text = f"  [bold]{verdict(speed_up(case))}[/]. {plain(told(case))}"
+        found = recipe.time(place, progress)
+    for case in found.cases:
+        text = f"  [bold]{verdict(case.speed_up)}[/]. {plain(told(case))}"
         console.print(text, highlight=False, markup=True)
 
 
 def _finish(place: "Place", seconds: float) -> None:
-    from sparrow.report.page.runs import read_run
-    from sparrow.report.page.story import numbers
+    from sparrow.report.run_page import numbers
+    from sparrow.schema.run_folder import read_run
 
     _stage(STAGES, "report", "Everything on one page, which opens without a network:")
     console.print(f"  {place.page}\n", style="bold green", highlight=False, soft_wrap=True)

@@ -8,8 +8,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from sparrow.dataflow.preview import Preview
-    from sparrow.dataflow.step_time import StepTime
+    from sparrow.dataflow.preview import Preview, StepTime
 
 Lines = list[tuple[str, str]]
 GIB = 2**30

@@ -26,15 +26,16 @@ def puzzle(config: PuzzleConfig) -> int | None:
 def warmup(config: WarmupConfig) -> None:
     """Train a small thinking model on puzzles with gold chains: how tiny and small were made.
 
-    Takes minutes on a GPU. Stopped and started again, it goes on. The recipes are in
-    configs/warmup/; tiny and small go on from the model that base makes. Prints the model's folder.
+    Takes minutes on a GPU. Stopped and started again, it goes on. base, tiny and
+    small are shipped; tiny and small go on from the model that base makes. Prints the model's
+    folder.
 
     For example:
 
-      sparrow warmup configs/warmup/base.toml
-      sparrow warmup configs/warmup/tiny.toml --run.workers=8
+      sparrow warmup base
+      sparrow warmup tiny --run.workers=8
     """
-    from sparrow.dataflow.warmup import MODEL, run_directory, warm_up
+    from sparrow_recipes.warmup import MODEL, run_directory, warm_up
 
     place = run_directory(config)
     ended = (place / MODEL).exists()

@@ -78,9 +78,11 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
         surface = api.calibrate(config, progress=progress, report=note)
     files = [config.folder / (CHECK if check else SURFACE)]
     if plots:
-        from sparrow.report.surface_plots import write_surface
+        from sparrow.report.figures import surface_figures
+        from sparrow.report.render import write_figures
 
-        files += write_surface(files[0], config.folder / ("check-plots" if check else "plots"))
+        place = config.folder / ("check-plots" if check else "plots")
+        files += write_figures(surface_figures(surface), place)
     if json:
         write_json(surface)
         return
@@ -96,22 +98,21 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
 
 
 def _surface_tables(surface: "Surface", check: bool) -> "list[Table]":
-    from sparrow.calibrate import surface_tables
+    from sparrow.calibrate.tables import check_table, details_table, layers_table, tails_table
 
     if check:
-        return [surface_tables.checked(surface, surface.targets[0])]
-    tables = [surface_tables.tails(surface, variant.name) for variant in surface.variants]
-    tables.append(surface_tables.details(surface, surface.variants[0].name))
+        return [check_table(surface, surface.targets[0])]
+    tables = [tails_table(surface, variant.name) for variant in surface.variants]
+    tables.append(details_table(surface, surface.variants[0].name))
     if surface.layers:
         shares = next((variant.shares for variant in surface.variants if variant.shares), ())
-        tables.append(surface_tables.layers(surface.layers, shares))
+        tables.append(layers_table(surface.layers, shares))
     return tables
 
 
 def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> int | None:
-    from sparrow.calibrate.planning import files as plan_files
-    from sparrow.calibrate.planning import tables as plan_tables
-    from sparrow.calibrate.planning.plan import Unreachable
+    from sparrow.calibrate.planning.plan import PLAN, SCHEDULE, Unreachable
+    from sparrow.calibrate.tables import plan_tables
 
     try:
         planned = api.plan(config)
@@ -119,17 +120,18 @@ def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> in
         alert("not reached:", str(error))
         return 1
     folder = config.out or config.surface.parent
-    files = [folder / plan_files.SCHEDULE, folder / plan_files.PLAN]
+    files = [folder / SCHEDULE, folder / PLAN]
     if plots:
-        from sparrow.report.plan_plots import write_plan
+        from sparrow.report.figures import plan_figures
+        from sparrow.report.render import write_figures
 
-        files += write_plan(folder / plan_files.PLAN, folder / "plots")
+        files += write_figures(plan_figures(planned), folder / "plots")
     if json:
-        write_json(plan_files.as_json(planned))
+        write_json(planned)
         return None
-    for table in plan_tables.tables(planned):
+    for table in plan_tables(planned):
         console.print(table)
-    for text in planned.best.notes:
+    for text in planned.notes:
         alert("note:", text, "yellow")
     note(f"written: {', '.join(map(str, files))}")
     note(
@@ -246,20 +248,20 @@ def _write_piece(_: int, piece: str) -> None:
 
 
 def flow_check(config: FlowCheckConfig, *, json: AsJson = False) -> int:
-    from sparrow.calibrate.flows.tables import checked
+    from sparrow.calibrate.tables import flow_check_tables
 
     with measuring("comparing"):
         result = api.flow_check(config)
-    _show_result(result, checked(result), json)
-    return int(not result["passed"])
+    _show_result(result, flow_check_tables(result), json)
+    return int(not result.passed)
 
 
 def flow_score(config: FlowScoreConfig, *, json: AsJson = False) -> None:
-    from sparrow.calibrate.flows.tables import scored
+    from sparrow.calibrate.tables import flow_score_table
 
     with counting(f"loading {config.model}") as progress:
         result = api.flow_score(config, progress=progress, report=note)
-    _show_result(result, [scored(result)], json)
+    _show_result(result, [flow_score_table(result)], json)
 
 
 def flow_bench(config: FlowBenchConfig, *, json: AsJson = False) -> None:

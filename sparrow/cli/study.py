@@ -12,7 +12,7 @@ from sparrow.cli.output import report as note
 from sparrow.schema.study import ArmConfig, StudyConfig
 
 if TYPE_CHECKING:
-    from sparrow.dataflow.study.design import Study
+    from sparrow_recipes.study.design import Study
 
 
 def study(
@@ -31,18 +31,18 @@ def study(
 
     Schedules are planned for each target; dense is the baseline; a control that must collapse and
     one that must not move say whether the study can tell anything. Every arm and seed is a run of
-    `sparrow train` in a process of its own. Stopped and started again, it goes on. configs/study/
-    has examples, sparrow/schema/study.py lists every setting. Prints the report's file.
+    `sparrow train` in a process of its own. Stopped and started again, it goes on. tiny and
+    small are shipped, sparrow/schema/study.py lists every setting. Prints the report's file.
 
     For example:
 
-      sparrow study configs/study/tiny.toml --dry-run
-      sparrow study configs/study/small.toml --parallel 6
+      sparrow study tiny --dry-run
+      sparrow study small --parallel 6
 
     Exit codes: 0 all runs have ended, 1 one failed or no rate was found, 2 a mistake in the
     settings, 130 stopped by Ctrl-C.
     """
-    from sparrow.processes.parents import die_with_parent
+    from sparrow.processes.supervisor import die_with_parent
 
     die_with_parent()
     parts = {"--plan": plan, "--cell": cell, "--report": report, "--dry-run": dry_run}
@@ -64,8 +64,8 @@ def study(
 def _show(config: StudyConfig) -> None:
     from rich.table import Table
 
-    from sparrow.dataflow.study.design import Study
-    from sparrow.dataflow.study.stages import rate_of, state_of
+    from sparrow_recipes.study.design import Study
+    from sparrow_recipes.study.stages import rate_of, state_of
 
     found = Study(config=config)
     states, rate = state_of(found), rate_of(found)
@@ -102,9 +102,9 @@ def _rollout(arm: ArmConfig) -> str:
 
 
 def _plan(config: StudyConfig) -> None:
-    from sparrow.dataflow.study.design import Study
-    from sparrow.dataflow.study.plans import make_plans
-    from sparrow.dataflow.study.stages import prepare
+    from sparrow_recipes.study.design import Study
+    from sparrow_recipes.study.plans import make_plans
+    from sparrow_recipes.study.stages import prepare
 
     found = Study(config=config)
     prepare(found, shlex.join(["sparrow", *sys.argv[1:]]))
@@ -116,9 +116,9 @@ def _plan(config: StudyConfig) -> None:
 def _cell(config: StudyConfig, name: str) -> None:
     from sparrow.dataflow.local.run import EpisodeFailed, GateStop, Unjudged
     from sparrow.dataflow.stopping import Stopped, Stopping
-    from sparrow.dataflow.study.cell import run_cell
-    from sparrow.dataflow.study.design import Study
-    from sparrow.dataflow.study.stages import prepare, rate_of
+    from sparrow_recipes.study.cell import run_cell
+    from sparrow_recipes.study.design import Study
+    from sparrow_recipes.study.stages import prepare, rate_of
 
     found = Study(config=config)
     chosen = found.cell(name)
@@ -138,8 +138,8 @@ def _cell(config: StudyConfig, name: str) -> None:
 
 def _conduct(config: StudyConfig) -> None:
     from sparrow.dataflow.stopping import Stopping
-    from sparrow.dataflow.study.running import JobFailed
-    from sparrow.dataflow.study.stages import NoRate, conduct, open_study
+    from sparrow_recipes.study.running import JobFailed
+    from sparrow_recipes.study.stages import NoRate, conduct, open_study
 
     found, lock = open_study(config)
     begun = time.monotonic()
@@ -169,14 +169,18 @@ def _conduct(config: StudyConfig) -> None:
     write(str(_write(config)))
 
 
-def _write(config: StudyConfig) -> Path:
-    from sparrow.dataflow.study.design import Study
-    from sparrow.dataflow.study.stages import refuse_other
-    from sparrow.report.study.write import write_study
+def _write(config: "StudyConfig") -> Path:
+    from sparrow.report.study_page import write_study
+    from sparrow.schema.study_files import read_study
+    from sparrow_recipes.study.design import Study
+    from sparrow_recipes.study.outcome import conclude
+    from sparrow_recipes.study.stages import refuse_other
 
-    found = Study(config=config)
-    refuse_other(found)
-    return write_study(found.folder)
+    refuse_other(found := Study(config=config))
+    folder = read_study(found.folder)
+    results = conclude(folder)
+    results.save(found.folder / "results.json")
+    return write_study(found.folder, folder, results)
 
 
 class _Status:
@@ -194,7 +198,7 @@ class _Status:
         self._shown.stop()
 
     def look(self, running: Sequence[str]) -> None:
-        from sparrow.dataflow.study.stages import state_of
+        from sparrow_recipes.study.stages import state_of
 
         states = state_of(self._study)
         done = sum(state in ("done", "diverged") for state in states.values())

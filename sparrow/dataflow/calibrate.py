@@ -5,7 +5,6 @@ import platform
 import shlex
 import sys
 from contextlib import closing
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,8 +21,9 @@ from sparrow.files import FolderLock, remove_unfinished
 from sparrow.models import Decoder, fingerprint, tokenizer_digest
 from sparrow.models.sources import model_name
 from sparrow.models.spec import spec_to_hf
+from sparrow.schema.base import Record
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.surface import FORMAT, LEAST_PROMPTS, Cell, Surface, Variant, reach
+from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface, Variant, reach
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.loading import load_flow, resolve_flow
 
@@ -31,11 +31,11 @@ SURFACE, CHECK = "surface.json", "check.json"
 PARTS = (16, 12, 8, 6, 4, 3, 2)  # default budgets: these parts of the longest length
 BINS = 8
 PAGE = 16
+FOUND = ("variants", "cells", "floor", "positions", "layers", "lengths", "undecided")
 FEWER = 0.75  # of the share of dense answers that reach a bin: then it is said
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Record):
     """What to calibrate: flows by how they are named, or one schedule to check."""
 
     flows: tuple[str, ...] = ("block_mean",)
@@ -71,7 +71,7 @@ def calibrate(
             collector = Collector(model, source.prompts, source.mode, sampling, store, progress)
             found = _found(model, request, Calibration(collector, settings, report))
         checked = request.schedule is not None
-        settings = replace(settings, budgets=()) if checked else settings
+        settings = settings.replace(budgets=()) if checked else settings
         made = _surface(model, weights, source, settings, sampling, found)
         made.save(place / (CHECK if checked else SURFACE))
     return made
@@ -147,9 +147,9 @@ def _surface(
     sampling: Sampling,
     found: Found,
 ) -> Surface:
+    measured: dict[str, Any] = {name: tuple(getattr(found, name)) for name in FOUND}
     dtype = str(model.dtype).removeprefix("torch.")
     return Surface(
-        format=FORMAT,
         model=model_name(model),
         family=model.spec.family,
         fingerprint=weights,
@@ -164,15 +164,9 @@ def _surface(
         max_tokens=sampling.max_tokens,
         targets=settings.targets,
         bins=settings.edges,
-        variants=tuple(found.variants),
         budgets=settings.budgets,
-        cells=tuple(found.cells),
-        floor=tuple(found.floor),
-        positions=tuple(found.positions),
-        layers=tuple(found.layers),
-        lengths=tuple(found.lengths),
+        **measured,
         prompt_tokens=int(np.median(found.prompt_tokens)) if found.prompt_tokens else 0,
-        undecided=tuple(found.undecided),
         warnings=tuple(warnings(found)),
         versions=_versions(),
         command=shlex.join(sys.argv),
@@ -192,7 +186,7 @@ def warnings(found: Found) -> list[str]:
         )
     low = [cell for cell in found.floor if cell.p05 < 0.99]
     if low:
-        worst = min(low, key=_p05)
+        worst = min(low, key=lambda cell: cell.p05)
         said.append(
             f"dense against dense p05 is {worst.p05:.3f} at lengths {worst.start} to {worst.stop}: "
             "an engine's rounding alone costs that much"
@@ -224,10 +218,6 @@ def survivors(found: Found) -> list[str]:
         f"{len(worst)} cells show survivors: sparse answers end earlier than dense ones ({least})"
     )
     return [f"{said}; p05 there is of the prompts that got there"]
-
-
-def _p05(cell: Cell) -> float:
-    return cell.p05
 
 
 def _device(model: Decoder) -> str:

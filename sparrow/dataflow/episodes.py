@@ -18,8 +18,9 @@ from sparrow.schema.base import Float32Matrix, Int32Array
 from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
-from sparrow.tasks.base import Verdict, drawn
-from sparrow.tasks.example import Example, Judge
+from sparrow.tasks.base import Example, Judge, Verdict, drawn
+from sparrow.train.objectives.advantages import overlong_penalty
+from sparrow.train.objectives.algorithms import Algorithm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +185,15 @@ def _joined_states(answers: Sequence[Completion]) -> Float32Matrix | None:
     """Those of all sampled tokens, or none: acceptance is of whole trajectories."""
     states = [one.hidden for one in answers if one.hidden is not None]
     return np.concatenate(states) if len(states) == len(answers) else None
+
+
+def shaped_reward(trajectory: Trajectory, algorithm: Algorithm, limit: int) -> float:
+    """Its reward, with the penalty on answers near the limit where the algorithm has one."""
+    assert trajectory.reward is not None, "the episode gave one"
+    if not algorithm.overlong:
+        return trajectory.reward
+    tokens = int((trajectory.weight_version >= 0).sum())
+    return trajectory.reward + overlong_penalty(tokens, limit=limit, cushion=algorithm.overlong)
 
 
 def episode_of(path: str | None) -> Episode:

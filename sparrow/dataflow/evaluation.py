@@ -1,4 +1,4 @@
-"""How right a model is: rows answered through the engine, judged, and summed up with intervals.
+"""`sparrow eval`: rows answered through the engine, judged, and summed up with intervals.
 
     parts = [Part.of(rows, judge, count=64)]
     found = evaluate(engine, parts, language, params, model="tiny")
@@ -9,24 +9,35 @@ All parts are answered in one batch, so that short ones fill the places of long 
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparrow.dataflow.language import Language
+from sparrow.engine.answer import Query, complete, placed_schedule
 from sparrow.engine.engine import Engine
+from sparrow.engine.loop import Output
+from sparrow.engine.pool import PAGE
+from sparrow.models import Decoder
+from sparrow.schema.common import AttentionConfig
 from sparrow.schema.evaluation import Evaluation, EvaluationCell, PassAt, Reason
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import RowsConfig
+from sparrow.sparse.flows.library import block_mean
+from sparrow.sparse.flows.loading import load_flow
+from sparrow.sparse.rule import Rule
 from sparrow.stats import attempts, mean_at_k, pass_at_k
-from sparrow.tasks.base import Verdict, wrong
-from sparrow.tasks.example import Example, Examples, Judge
+from sparrow.tasks import PUZZLES
+from sparrow.tasks.base import Example, Examples, Judge, Verdict, wrong
+from sparrow.tasks.choosing import judge_of, rows_of
+from sparrow.tasks.rows import FileRows
 
+ROOM = 2.5  # an answer to a puzzle may be this many times as long as the dial says
 OnAnswer = Callable[[], None]
-OnSkip = Callable[[str], None]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,7 +45,6 @@ class Answered:
     """One answer, with its text, to one row, and the verdict on it."""
 
     example: Example
-    prompt_ids: tuple[int, ...]
     completion: Completion
     verdict: Verdict
 
@@ -62,6 +72,9 @@ class Evaluated(NamedTuple):
     answers: list[list[Answered]]
 
 
+# Rows, and who judges them.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """Rows that are summed up together, and who judges them."""
@@ -83,124 +96,118 @@ class Part:
         max_tokens: int | None = None,
     ) -> "list[Part]":
         """So many rows, a part for every source; max_tokens: of an answer, if rows say none."""
-        found: dict[str, list[Example]] = {}
-        for position in range(first, first + count):
-            example = rows.at(position)
-            own = replace(example, max_tokens=example.max_tokens or max_tokens)
-            found.setdefault(example.source or rows.name, []).append(own)
+        by_source: dict[str, list[Example]] = {}
+        for example in map(rows.at, range(first, first + count)):
+            limited = replace(example, max_tokens=example.max_tokens or max_tokens)
+            by_source.setdefault(example.source or rows.name, []).append(limited)
         return [
-            cls(source=source, length=length, examples=tuple(own), judge=judge)
-            for source, own in found.items()
+            cls(source=source, length=length, examples=tuple(examples), judge=judge)
+            for source, examples in by_source.items()
         ]
 
     def __str__(self) -> str:
         return self.source if self.length is None else f"{self.source} of length {self.length}"
 
 
-def answer(
-    engine: Engine,
-    examples: Sequence[Example],
-    judge: Judge,
-    language: Language,
-    params: SamplingParams,
+def task_parts(
+    task: str,
+    lengths: Sequence[int],
     *,
-    schedule: Schedule | None = None,
-    on_answer: OnAnswer | None = None,
-    on_skip: OnSkip | None = None,
-) -> list[Answered]:
-    """Judged answers to every row, params.n each, in the order of the rows.
+    rows: int,
+    first: int = 0,
+    max_tokens: int | None = None,
+    open_judges: ExitStack,
+) -> list[Part]:
+    """Rows of a puzzle family or of gym/NAME, from a seed on, a part for each length.
 
-    An answer has at most params.max_tokens, and what its row and the context allow. Row i draws by
-    the seed params.seed + i. `on_answer` is called when one is complete. A prompt that leaves no
-    room is told to `on_skip`, and an error where there is none, or where none fits.
+    max_tokens: of an answer; None: what a gym's row has as its length, and more than a puzzle's.
+    The judge ends with `open_judges`.
     """
-    fitting = _fitting(examples, language, engine.max_context)
-    problems = [one for one in fitting if isinstance(one, str)]
-    if problems and (on_skip is None or len(problems) == len(examples)):
-        raise ValueError(f"{len(problems)} of {len(examples)} prompts do not fit: {problems[0]}")
-    for problem in problems:
-        assert on_skip is not None
-        on_skip(problem)
-    judges = [judge] * len(examples)
-    found = _answered(engine, examples, fitting, judges, language, params, schedule, on_answer)
-    return [one for row in found for one in row]
+    chosen = [rows_of(RowsConfig(task=task, length=length, first=0), seed=0) for length in lengths]
+    judge = judge_of(RowsConfig(task=task), chosen[0])
+    open_judges.callback(judge.close)
+    room, parts = ROOM if task in PUZZLES else 1.0, list[Part]()
+    for length, made in zip(lengths, chosen, strict=True):
+        most = max_tokens or round(length * room)
+        parts += Part.of(made, judge, first=first, count=rows, length=length, max_tokens=most)
+    return parts
 
 
-def _fitting(
-    examples: Sequence[Example], language: Language, context: int
-) -> list[tuple[int, ...] | str]:
-    """The tokens of every prompt, or what is wrong where they leave no room for an answer."""
-    found: list[tuple[int, ...] | str] = []
-    for example in examples:
-        ids = tuple(language.encode(example.prompt))
-        told = f"the prompt of {example.id} has {len(ids)} tokens, the context {context}"
-        found.append(ids if len(ids) < context else told)
-    return found
+def file_parts(
+    file: str,
+    *,
+    reward: str | None = None,
+    rows: int | None = None,
+    first: int = 0,
+    max_tokens: int | None = None,
+    open_judges: ExitStack,
+) -> tuple[list[Part], tuple[str, ...]]:
+    """Rows of a file in their order, a part for each data_source; and what was left out, and why.
+
+    rows: so many at most; None: all. The judge ends with `open_judges`.
+    """
+    config = RowsConfig(file=file, reward=reward, shuffle=False)
+    found = rows_of(config, seed=0)
+    assert isinstance(found, FileRows)
+    if first >= len(found):
+        raise ValueError(f"{file} has {len(found)} rows that can be used: none from {first} on")
+    judge = judge_of(config, found)
+    open_judges.callback(judge.close)
+    most = len(found) - first
+    count = most if rows is None else min(rows, most)
+    parts = Part.of(found, judge, first=first, count=count, max_tokens=max_tokens)
+    return parts, found.problems
 
 
-def _answered(
-    engine: Engine,
-    examples: Sequence[Example],
-    prompts: Sequence[tuple[int, ...] | str],
-    judges: Sequence[Judge],
-    language: Language,
-    params: SamplingParams,
-    schedule: Schedule | None,
-    on_answer: OnAnswer | None,
-) -> list[list[Answered]]:
-    """Of every row its answers; none where it has no prompt."""
-    found = [
-        (index, prompt_ids, one.replace(text=language.decode(one.token_ids.tolist())))
-        for index, prompt_ids, one in _completions(
-            engine, examples, prompts, params, schedule, on_answer
-        )
-    ]
-    verdicts = asyncio.run(_verdicts((judges[i], examples[i], one) for i, _, one in found))
-    rows: list[list[Answered]] = [[] for _ in examples]
-    for (i, prompt_ids, one), verdict in zip(found, verdicts, strict=True):
-        rows[i].append(
-            Answered(example=examples[i], prompt_ids=prompt_ids, completion=one, verdict=verdict)
-        )
-    return rows
+# How it attends.
 
 
-def _completions(
-    engine: Engine,
-    examples: Sequence[Example],
-    prompts: Sequence[tuple[int, ...] | str],
-    params: SamplingParams,
-    schedule: Schedule | None,
-    on_answer: OnAnswer | None,
-) -> list[tuple[int, tuple[int, ...], Completion]]:
-    """Row by row, with its prompt, and of a row in the order of its samples."""
-    numbers: dict[int, tuple[int, tuple[int, ...]]] = {}
-    for index, (example, prompt) in enumerate(zip(examples, prompts, strict=True)):
-        if isinstance(prompt, str):
-            continue
-        most = (params.max_tokens, example.max_tokens, engine.max_context - len(prompt))
-        own = params.replace(
-            max_tokens=min(limit for limit in most if limit is not None),
-            seed=None if params.seed is None else params.seed + index,
-        )
-        number = engine.add(list(prompt), own, schedule=schedule, streamed=False)
-        numbers[number] = (index, prompt)
-    found: dict[tuple[int, int], Completion] = {}
-    for output in engine.stream():
-        if output.completion is not None:
-            found[output.request, output.sample] = output.completion
-            if on_answer is not None:
-                on_answer()
-    return [(*numbers[request], found[request, sample]) for request, sample in sorted(found)]
+def attending(
+    model: Decoder,
+    *,
+    budget: int | None = None,
+    window: int | None = None,
+    schedule: str | None = None,
+    flow: str | None = None,
+    force: bool = False,
+) -> tuple[Engine, Schedule | None]:
+    """An engine, and the schedule for its requests.
+
+    budget: the rule of a flow keeps so many tokens. window: the last so many tokens and nothing
+    else, without a first page and without a choice. Neither has a dense layer. schedule: a file or
+    a published one, refused where it was not made for this unless forced. None of them: dense.
+    """
+    given = {"budget": budget, "window": window, "schedule": schedule}
+    several = [name for name, value in given.items() if value is not None]
+    if len(several) > 1:
+        raise ValueError(f"give one of a budget, a window and a schedule, got {several}")
+    if flow is not None and budget is None and schedule is None:
+        raise ValueError(f"flow {flow!r} goes with a budget or a schedule")
+    if force and schedule is None:
+        raise ValueError("force goes with a schedule")
+    if schedule is not None:
+        attention = AttentionConfig(schedule=schedule, flow=flow, force=force)
+        placed, named = placed_schedule(attention, model.spec.family)
+        assert placed is not None
+        return Engine(model, rule=Rule.of(placed, named)), placed
+    if window is not None:
+        return _windowed(model, window)
+    if budget is None:
+        return Engine(model, rule=None), None
+    chosen = block_mean if flow is None else load_flow(flow)
+    rule = Rule(flow=chosen, dense_layers=frozenset())
+    return Engine(model, rule=rule), Schedule.fixed(budget, flow=chosen.name, dense_layers=())
 
 
-async def _verdicts(asked: Iterable[tuple[Judge, Example, Completion]]) -> list[Verdict]:
-    return await asyncio.gather(*(_verdict(*one) for one in asked))
+def _windowed(model: Decoder, window: int) -> tuple[Engine, Schedule]:
+    if window < PAGE or window % PAGE:
+        raise ValueError(f"a window is a multiple of {PAGE} tokens, got {window}")
+    rule = Rule(first=0, last=window // PAGE, dense_layers=frozenset())
+    kept = {"first": rule.first, "last": rule.last, "dense_layers": ()}
+    return Engine(model, rule=rule), Schedule.fixed(window, **kept, name=f"window-{window}")
 
 
-async def _verdict(judge: Judge, example: Example, completion: Completion) -> Verdict:
-    if completion.error is not None:
-        return wrong(completion.error)
-    return await judge(example, completion.text or "")
+# Answers and figures.
 
 
 def evaluate(
@@ -214,20 +221,37 @@ def evaluate(
     left_out: Sequence[str] = (),
     on_answer: OnAnswer | None = None,
 ) -> Evaluated:
-    """Answer the rows of all parts, and sum them up, a cell for each; see `answer`."""
-    examples = [example for part in parts for example in part.examples]
-    judges = [part.judge for part in parts for _ in part.examples]
-    fitting = _fitting(examples, language, engine.max_context)
-    skipped = [[one for one in own if isinstance(one, str)] for own in _by_part(parts, fitting)]
+    """Answer the rows of all parts, params.n times each, and sum them up, a cell for each part.
+
+    An answer has at most params.max_tokens, and what its row and the context allow. Row i draws by
+    the seed params.seed + i. `on_answer` is called when one is complete. Rows whose prompts leave
+    no room are named; a part of none but such is an error.
+    """
+    rows = [(place, example) for place, part in enumerate(parts) for example in part.examples]
+    prompts = [language.encode(example.prompt) for _, example in rows]
+    skipped: list[list[str]] = [[] for _ in parts]
+    queries: dict[int, Query] = {}
+    for row, ((place, example), ids) in enumerate(zip(rows, prompts, strict=True)):
+        room = engine.max_context - len(ids)
+        if room > 0:
+            own = _params(params, row, (params.max_tokens, example.max_tokens, room))
+            queries[row] = Query(ids, own, schedule)
+        else:
+            told = f"has {len(ids)} tokens, the context {engine.max_context}"
+            skipped[place].append(f"the prompt of {example.id} {told}")
     for part, problems in zip(parts, skipped, strict=True):
         if len(problems) == len(part.examples):
             raise ValueError(f"no prompt of {part} leaves room for an answer: {problems[0]}")
-    rows = _answered(engine, examples, fitting, judges, language, params, schedule, on_answer)
-    answers = [[one for row in own for one in row] for own in _by_part(parts, rows)]
-    cells = (
-        cell_of(part.source, part.length, own, problems)
-        for part, own, problems in zip(parts, answers, skipped, strict=True)
-    )
+
+    def on_output(_: int, output: Output) -> None:
+        if on_answer is not None and output.completion is not None:
+            on_answer()
+
+    found = complete(engine, list(queries.values()), language.decode, on_output=on_output)
+    asked = [(*rows[n], one) for n, samples in zip(queries, found, strict=True) for one in samples]
+    answers: list[list[Answered]] = [[] for _ in parts]
+    for (place, *_), answered in zip(asked, asyncio.run(_judged(parts, asked)), strict=True):
+        answers[place].append(answered)
     evaluation = Evaluation(
         model=model,
         attention="dense" if schedule is None else schedule.describe(),
@@ -235,15 +259,32 @@ def evaluate(
         samples=params.n,
         seed=params.seed,
         left_out=tuple(left_out),
-        cells=tuple(cells),
+        cells=tuple(
+            cell_of(part.source, part.length, own, problems)
+            for part, own, problems in zip(parts, answers, skipped, strict=True)
+        ),
     )
     return Evaluated(evaluation, answers)
 
 
-def _by_part(parts: Sequence[Part], rows: Sequence[T]) -> list[list[T]]:
-    """What belongs to the rows of all parts, part by part."""
-    remaining = iter(rows)
-    return [[next(remaining) for _ in part.examples] for part in parts]
+def _params(params: SamplingParams, row: int, limits: Sequence[int | None]) -> SamplingParams:
+    return params.replace(
+        max_tokens=min(limit for limit in limits if limit is not None),
+        seed=None if params.seed is None else params.seed + row,
+    )
+
+
+async def _judged(
+    parts: Sequence[Part], asked: Sequence[tuple[int, Example, Completion]]
+) -> list[Answered]:
+    async def judged(place: int, example: Example, completion: Completion) -> Answered:
+        if completion.error is not None:
+            verdict = wrong(completion.error)
+        else:
+            verdict = await parts[place].judge(example, completion.text or "")
+        return Answered(example=example, completion=completion, verdict=verdict)
+
+    return await asyncio.gather(*(judged(*one) for one in asked))
 
 
 def cell_of(
@@ -254,35 +295,24 @@ def cell_of(
     for one in answers:
         by_row.setdefault(one.example.id, []).append(one.verdict.acc)
     accs = [np.array(row) for row in by_row.values()]
-    samples = min(len(row) for row in accs)
+    correct, drawn = [int((row >= 1).sum()) for row in accs], [len(row) for row in accs]
     completions = [one.completion for one in answers]
     lengths = [len(one.token_ids) for one in completions]
+    entropies = [one.entropies for one in completions if one.entropies is not None]
+    reasons = Counter(one.verdict.reason for one in answers).most_common()
     return EvaluationCell(
         source=source,
         length=length,
         rows=len(accs),
-        samples=samples,
+        samples=min(drawn),
         mean=mean_at_k(accs),
-        passes=_passes(accs, samples),
+        passes=tuple(
+            PassAt(k=k, estimate=pass_at_k(correct, drawn, k)) for k in attempts(min(drawn))
+        ),
         tokens=float(np.mean(lengths)),
         median=float(np.median(lengths)),
-        entropy=_entropy(completions),
+        entropy=float(np.concatenate(entropies).mean()) if sum(map(len, entropies)) else None,
         cut_off=float(np.mean([one.finish_reason == "length" for one in completions])),
-        reasons=_reasons(answers),
+        reasons=tuple(Reason(text=text, count=count) for text, count in reasons),
         skipped=tuple(skipped),
     )
-
-
-def _passes(accs: Sequence[np.ndarray[Any, Any]], samples: int) -> tuple[PassAt, ...]:
-    correct, drawn = [int((row >= 1).sum()) for row in accs], [len(row) for row in accs]
-    return tuple(PassAt(k=k, estimate=pass_at_k(correct, drawn, k)) for k in attempts(samples))
-
-
-def _entropy(completions: Sequence[Completion]) -> float | None:
-    found = [one.entropies for one in completions if one.entropies is not None]
-    return float(np.concatenate(found).mean()) if sum(map(len, found)) else None
-
-
-def _reasons(answers: Sequence[Answered]) -> tuple[Reason, ...]:
-    counted = Counter(one.verdict.reason for one in answers).most_common()
-    return tuple(Reason(text=text, count=count) for text, count in counted)

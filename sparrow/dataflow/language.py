@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from sparrow.engine.answer import encode_messages, encode_prompt
 from sparrow.models import Decoder, load_tokenizer
 from sparrow.tasks import words
-from sparrow.tasks.example import Message
+from sparrow.tasks.base import Message
 from sparrow.tasks.words import WORDS
 
 Prompt = str | tuple[Message, ...]

@@ -11,8 +11,8 @@ from sparrow.files import expanded, verify
 from sparrow.models.fetch import fetched
 from sparrow.models.fetch import known as fetchable
 from sparrow.models.shapes import SHAPES
-from sparrow.models.sources import CONFIG, locate, read_json, shipped, split_revision
-from sparrow.models.spec import ModelSpec, spec_from_hf
+from sparrow.models.sources import locate, shipped, split_revision
+from sparrow.models.spec import CONFIG, ModelSpec, read_json, spec_from_hf
 from sparrow.schema.base import Record
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import RolloutConfig
@@ -89,11 +89,6 @@ def machine_of(device: str) -> Machine:
         memory = Hardware.load(ABSENT).memory
         return Machine(name=ABSENT, kind="cuda", memory=memory, here=False, hardware=ABSENT)
     return Machine(name="this CPU", kind="cpu", memory=host_memory(), here=True, hardware=None)
-
-
-def hardware_of(machine: Machine) -> Hardware:
-    assert machine.hardware is not None
-    return Hardware.load(machine.hardware)
 
 
 def dtype_of(wanted: str, kind: str) -> torch.dtype:

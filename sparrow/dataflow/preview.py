@@ -2,43 +2,47 @@
 
 Memory, batch, schedule and the time of a step, by counts and the step times of known machines. How
 long answers will be is not known before they are there: everything is said for the worst case, all
-as long as allowed, and for answers of half that on average, evenly spread.
+as long as allowed, and for answers of half that on average, evenly spread. The time of a step:
+
+    rollout   decode steps of a trace of sequences, by the machine's fitted times
+    log-probs 2 N T + causal attention, one dense pass
+    update    6 N T + causal attention three times, and the forward pass again with recompute
+
+over peak x the rate at which products run. Prompts, weight transfer, verdicts and what lies between
+are left out: they are small where answers are long.
 """
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from sparrow import ops
-from sparrow.calibrate.planning.hardware import known, stretched
+from sparrow.calibrate.planning.cost import ByteModel, IntArray, rollout_seconds, trace
+from sparrow.calibrate.planning.hardware import Hardware, StepModel, known, stretched
 from sparrow.dataflow.episodes import episode_of
 from sparrow.dataflow.place import (
     Machine,
     dtype_of,
-    hardware_of,
     machine_of,
     model_of,
     prompt_room,
     schedule_notes,
 )
-from sparrow.dataflow.preview_words import algorithm_words, gate_words, rows_words
-from sparrow.dataflow.step_time import UTILISATION, Case, StepTime, Work, step_times
 from sparrow.engine.answer import placed_schedule
 from sparrow.engine.memory import CPU_SHARE, GPU_SHARE, LOGITS_BYTES
 from sparrow.engine.pool import PAGE
-from sparrow.models.spec import ModelSpec
 from sparrow.schema.base import Record
 from sparrow.schema.schedule import DENSE, Schedule
-from sparrow.schema.train import TrainConfig
+from sparrow.schema.train import AlgorithmConfig, Choice, GateConfig, RowsConfig, TrainConfig
 from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.choosing import rows_of, source_of
 from sparrow.tasks.words import WORDS
 from sparrow.train.batching import micro_batches
-from sparrow.train.memory import TrainerMemory, trainer_memory
-from sparrow.train.objectives.algorithms import algorithm_of
+from sparrow.train.costs import BACKWARD, TrainerMemory, forward_flops, trainer_memory
+from sparrow.train.objectives.algorithms import PRESETS, algorithm_of
 
 ASSUMED_PROMPT = 200  # tokens, where prompts are not at hand
 LOOKED_AT = 32  # rows whose prompts are counted
@@ -47,6 +51,10 @@ RUNNING = {"cpu": 64, "cuda": 256}  # sequences that the engine runs at once by 
 LEAST_SAMPLE, MOST_SAMPLE, SAMPLE_TOKENS = 64, 4096, 2**25
 LENGTHS = 6  # at which budgets are shown
 GIB = 2**30
+UTILISATION = 0.30
+"""`training_flops` of an update over what the machine could do in its time, with recompute.
+Measured with Qwen3-1.7B on an H200: 0.336 with four sequences of 4096 tokens, 0.279 with one of
+32768 (bench/2026-11-15-train-h200.json)."""
 
 
 class EngineMemory(Record):
@@ -77,7 +85,7 @@ class EngineMemory(Record):
         return self.weights + self.scratch + self.kv
 
 
-class Batch(Record):
+class BatchPlan(Record):
     """What a step samples and learns from."""
 
     sequences: int
@@ -102,6 +110,24 @@ class Kept(Record):
     kept: float
 
 
+class StepTime(Record):
+    """Seconds of a step, for answers of assumed lengths."""
+
+    case: str
+    rollout: float
+    dense_rollout: float
+    logprobs: float
+    update: float
+
+    @property
+    def step(self) -> float:
+        return self.rollout + self.logprobs + self.update
+
+    @property
+    def dense_step(self) -> float:
+        return self.dense_rollout + self.logprobs + self.update
+
+
 class Preview(Record):
     """The plan of a run."""
 
@@ -115,7 +141,7 @@ class Preview(Record):
     trainer: TrainerMemory
     engine: EngineMemory
     sleeps: bool  # whether the engine gives its memory back while the trainer works
-    batch: Batch
+    batch: BatchPlan
     attention: str
     kept: tuple[Kept, ...]  # none where rollout is dense
     gate: str
@@ -138,42 +164,228 @@ class Preview(Record):
         return room and max(self.rollout_bytes, self.update_bytes) <= self.machine.memory
 
 
+class Case(NamedTuple):
+    """Total lengths of a step's sequences, as assumed; of many, a sample that stands for all."""
+
+    name: str
+    lengths: IntArray
+    scale: float  # sequences of the step, over those of the sample
+
+
 def preview(config: TrainConfig) -> Preview:
     """The plan of a run; ValueError for what could never run, as far as it is cheap to tell."""
-    _check_parts(config)
-    spec, source = model_of(config.model.name)
-    machine = machine_of(config.model.device)
-    dtype = dtype_of(config.model.dtype, machine.kind)
-    schedule, flow = placed_schedule(config.rollout.attention, spec.family)
-    rule = None if schedule is None else Rule.of(schedule, flow)
-    batch, cases = _batch(config, spec)
-    trainer = _trainer(config, spec, machine, dtype, batch)
-    engine = _engine(config, spec, rule, machine, dtype, trainer, batch)
-    untimed = _untimed(machine, engine)
-    work = _work(config, spec, schedule, rule, dtype, batch, engine)
-    return Preview(
-        model=config.model.name,
-        shape=source,
-        parameters=spec.parameters(),
-        dtype=str(dtype).removeprefix("torch."),
-        machine=machine,
-        rows=rows_words(config.data),
-        algorithm=algorithm_words(config.algorithm),
-        trainer=trainer,
-        engine=engine,
-        sleeps=config.rollout.sleep,
-        batch=batch,
-        attention="dense" if schedule is None else schedule.describe(),
-        kept=() if schedule is None else _kept(schedule, spec, batch.longest),
-        gate=gate_words(config.gate, sparse=schedule is not None),
-        times=() if untimed else step_times(hardware_of(machine), work, cases),
-        untimed=untimed,
-        notes=(
-            *schedule_notes(schedule, config.model.name, batch.context),
-            *_notes(config, spec, machine, batch, engine),
-            *_sampled(batch, cases[0]),
-        ),
-    )
+    return _Planner(config).plan()
+
+
+class _Planner:
+    """A configuration, and what is known of its model and machine without loading either."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        _check_parts(config)
+        self.config, self.rollout = config, config.rollout
+        self.spec, self.source = model_of(config.model.name)
+        self.machine = machine_of(config.model.device)
+        self.on_gpu = self.machine.kind == "cuda"
+        self.dtype = dtype_of(config.model.dtype, self.machine.kind)
+        self.schedule, flow = placed_schedule(self.rollout.attention, self.spec.family)
+        self.field_bytes = 0  # what the schedule's flow stores with a page and KV head
+        if self.schedule is not None:
+            rule = Rule.of(self.schedule, flow)
+            fields = rule.fields(page=PAGE, head_size=self.spec.head_size, dtype=self.dtype)
+            self.field_bytes = ops.page_bytes(fields, layers=1, kv_heads=1)
+
+    def plan(self) -> Preview:
+        config, schedule = self.config, self.schedule
+        batch, cases = self._batch()
+        trainer = self._trainer(batch)
+        engine = self._engine(trainer, batch)
+        untimed = self._untimed(engine)
+        return Preview(
+            model=config.model.name,
+            shape=self.source,
+            parameters=self.spec.parameters(),
+            dtype=str(self.dtype).removeprefix("torch."),
+            machine=self.machine,
+            rows=rows_words(config.data),
+            algorithm=algorithm_words(config.algorithm),
+            trainer=trainer,
+            engine=engine,
+            sleeps=self.rollout.sleep,
+            batch=batch,
+            attention="dense" if schedule is None else schedule.describe(),
+            kept=() if schedule is None else self._kept(schedule, batch.longest),
+            gate=gate_words(config.gate, sparse=schedule is not None),
+            times=() if untimed else tuple(self._time(batch, engine, case) for case in cases),
+            untimed=untimed,
+            notes=(
+                *schedule_notes(schedule, config.model.name, batch.context),
+                *self._notes(batch),
+                *([] if untimed else self._time_notes(batch, engine)),
+                *_sampled(batch, cases[0]),
+            ),
+        )
+
+    def _kept(self, schedule: Schedule, longest: int) -> tuple[Kept, ...]:
+        """At lengths of equal distance, up to the longest."""
+        lengths = np.linspace(0, longest, LENGTHS + 1)[1:].round().astype(np.int64)
+        heads = self.spec.kv_heads
+        layers = [schedule.kept_of_heads(lengths, n, heads) for n in range(self.spec.layers)]
+        budgets = [schedule.budget(length) for length in lengths.tolist()]
+        return tuple(
+            Kept(length=length, budget=None if budget == DENSE else budget, kept=kept)
+            for length, budget, kept in zip(
+                lengths.tolist(), budgets, np.mean(layers, axis=0).tolist(), strict=True
+            )
+        )
+
+    # Batch and memory.
+
+    def _batch(self) -> tuple[BatchPlan, tuple[Case, Case]]:
+        rollout, updates, run = self.rollout, self.config.batch.updates, self.config.run
+        room = prompt_room(rollout, self.spec)
+        prompt, counted = self._prompt(room)
+        count = rollout.prompts * rollout.samples
+        cases = _cases(count, prompt, rollout.max_tokens)
+        tokens = [round(float(case.lengths.mean()) * count) for case in cases]
+        limit = self.config.batch.tokens
+        cut = [_micro_batches(case, count // updates, limit) for case in cases]
+        context = room + rollout.max_tokens
+        return BatchPlan(
+            sequences=count,
+            prompt=prompt,
+            counted=counted,
+            longest=prompt + rollout.max_tokens if counted else context,
+            context=context,
+            tokens=tokens[0],
+            half_tokens=tokens[1],
+            micro_batches=cut[0],
+            half_micro_batches=cut[1],
+            updates=updates,
+            steps=run.steps,
+            answers=count * run.steps,
+        ), cases
+
+    def _prompt(self, room: int) -> tuple[int, bool]:
+        """Tokens of the longest prompt: of a puzzle in its own words counted, otherwise assumed."""
+        data = self.config.data
+        if data.task in PUZZLES and self.spec.vocabulary == len(WORDS):
+            puzzle = PUZZLES[data.task]
+            seeds = range(data.first, data.first + min(LOOKED_AT, data.rows or LOOKED_AT))
+            longest = max(len(puzzle.row(seed, data.length).prompt.split()) for seed in seeds)
+            return min(longest, room), True
+        return min(ASSUMED_PROMPT, room), False
+
+    def _trainer(self, batch: BatchPlan) -> TrainerMemory:
+        """For the largest micro-batch: full of tokens, or one sequence that is longer."""
+        full = min(self.config.batch.tokens, batch.tokens // batch.updates)
+        return trainer_memory(
+            self.spec,
+            tokens=max(batch.longest, full),
+            longest=batch.longest,
+            item=self.dtype.itemsize,
+            recompute=self.config.batch.recompute,
+            gpu=self.on_gpu,
+        )
+
+    def _engine(self, trainer: TrainerMemory, batch: BatchPlan) -> EngineMemory:
+        """What the engine takes: as much as it is given, else what its own plan would find left."""
+        spec, rollout, memory = self.spec, self.rollout, self.machine.memory
+        fields = ops.kv_fields(PAGE, spec.head_size, self.dtype)
+        page = ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
+        page += spec.layers * spec.kv_heads * self.field_bytes
+        running = rollout.max_running or RUNNING[self.machine.kind]
+        weights = self.dtype.itemsize * spec.parameters()
+        scratch = running * spec.vocabulary * LOGITS_BYTES * 3 + GIB if self.on_gpu else 0
+        held = trainer.resident if rollout.sleep else trainer.total
+        left = int((memory - held - weights) * GPU_SHARE) - scratch
+        usual = left if self.on_gpu else int(memory * CPU_SHARE)
+        given = usual if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
+        usable = running * -(-batch.context // PAGE)
+        return EngineMemory(
+            weights=weights,
+            scratch=scratch,
+            page_bytes=page,
+            pages=max(0, min(usable, given // page)),
+            context=batch.context,
+            running=running,
+        )
+
+    # Time.
+
+    def _untimed(self, engine: EngineMemory) -> str | None:
+        if self.machine.hardware is None:
+            return f"step times are known of {', '.join(known())} alone, not of {self.machine.name}"
+        if engine.tokens < engine.context:
+            fit = f"{engine.tokens} tokens of keys and values fit"
+            return f"{fit}, one sequence has {engine.context}"
+        return None
+
+    def _hardware(self) -> Hardware:
+        assert self.machine.hardware is not None
+        return Hardware.load(self.machine.hardware)
+
+    def _time(self, batch: BatchPlan, engine: EngineMemory, case: Case) -> StepTime:
+        """Utilisation counts three of the four passes that an update with recompute makes, so
+        products run at 4 / 3 of it."""
+        rate = self._hardware().flops_per_s * UTILISATION * (2 + BACKWARD) / (1 + BACKWARD)
+        forward = case.scale * (forward_flops(self.spec, case.lengths.tolist()) / rate)
+        passes = 1 + BACKWARD + (1 if self.config.batch.recompute else 0)
+        sparse, dense = (
+            case.scale * self._rollout(batch, engine, case.lengths, schedule)
+            for schedule in (self.schedule, None)
+        )
+        return StepTime(
+            case=case.name,
+            rollout=sparse,
+            dense_rollout=dense,
+            logprobs=forward,
+            update=passes * forward,
+        )
+
+    def _rollout(
+        self, batch: BatchPlan, engine: EngineMemory, lengths: IntArray, schedule: Schedule | None
+    ) -> float:
+        """Dense and sparse run the same trace: the capacity is that of the plan."""
+        over = trace(
+            lengths, prompt=batch.prompt, capacity=engine.tokens, page=PAGE, most=engine.running
+        )
+        reads = ByteModel(
+            spec=self.spec,
+            schedule=schedule,
+            itemsize=self.dtype.itemsize,
+            page=PAGE,
+            field_bytes=self.field_bytes,
+        )
+        return rollout_seconds(over, StepModel(self._hardware(), reads))
+
+    # What a reader should know before believing it.
+
+    def _notes(self, batch: BatchPlan) -> list[str]:
+        said, data, rollout = [], self.config.data, self.rollout
+        if not self.machine.here:
+            said.append(f"there is no GPU here: planned for {self.machine.name}")
+        file = data.file or ""
+        if file.endswith((".parquet", ".jsonl")) and not Path(file).is_file():
+            said.append(f"{file} is not here: the run will need it")
+        if not batch.counted:
+            said.append(f"prompts were not looked at: {batch.prompt} tokens each are assumed")
+        algorithm = algorithm_of(self.config.algorithm, max_tokens=rollout.max_tokens)
+        if algorithm.dynamic:
+            refills = self.config.algorithm.refills
+            said.append(f"dynamic sampling may take up to {refills} times as many answers")
+        if algorithm.greedy:
+            said.append(f"{rollout.prompts} greedy answers a step are sampled as well, not counted")
+        if not rollout.sleep and rollout.kv_gib is None and self.on_gpu:
+            said.append("sleep is off and kv_gib is not given: the engine would take what is free")
+        return said
+
+    def _time_notes(self, batch: BatchPlan, engine: EngineMemory) -> list[str]:
+        rows = min(batch.sequences, engine.running, int(engine.sequences))
+        assumed = f"log-probs and update assume a utilisation of {UTILISATION:.0%}"
+        return [
+            *stretched(self._hardware(), self.spec, rows),
+            f"{assumed}; small models reach less",
+        ]
 
 
 def _check_parts(config: TrainConfig) -> None:
@@ -184,45 +396,6 @@ def _check_parts(config: TrainConfig) -> None:
         source_of(data.task)
     elif data.file is not None and Path(data.file).is_file():
         rows_of(data, seed=config.run.seed)
-
-
-def _kept(schedule: Schedule, spec: ModelSpec, longest: int) -> tuple[Kept, ...]:
-    """At lengths of equal distance, up to the longest."""
-    lengths = np.linspace(0, longest, LENGTHS + 1)[1:].round().astype(np.int64)
-    of_layers = [schedule.kept_of_heads(lengths, n, spec.kv_heads) for n in range(spec.layers)]
-    mean = np.mean(of_layers, axis=0)
-    budgets = [schedule.budget(length) for length in lengths.tolist()]
-    return tuple(
-        Kept(length=length, budget=None if budget == DENSE else budget, kept=kept)
-        for length, budget, kept in zip(lengths.tolist(), budgets, mean.tolist(), strict=True)
-    )
-
-
-# Batch and memory.
-
-
-def _batch(config: TrainConfig, spec: ModelSpec) -> tuple[Batch, tuple[Case, Case]]:
-    rollout, updates = config.rollout, config.batch.updates
-    context = _context(config, spec)
-    prompt, counted = _prompt(config, context - rollout.max_tokens, spec)
-    count = rollout.prompts * rollout.samples
-    cases = _cases(count, prompt, rollout.max_tokens)
-    tokens = [round(float(case.lengths.mean()) * count) for case in cases]
-    cut = [_micro_batches(case, count // updates, config.batch.tokens) for case in cases]
-    return Batch(
-        sequences=count,
-        prompt=prompt,
-        counted=counted,
-        longest=prompt + rollout.max_tokens if counted else context,
-        context=context,
-        tokens=tokens[0],
-        half_tokens=tokens[1],
-        micro_batches=cut[0],
-        half_micro_batches=cut[1],
-        updates=updates,
-        steps=config.run.steps,
-        answers=count * config.run.steps,
-    ), cases
 
 
 def _cases(count: int, prompt: int, longest: int) -> tuple[Case, Case]:
@@ -243,144 +416,56 @@ def _micro_batches(case: Case, share: int, tokens: int) -> int:
     return math.ceil(len(micro_batches(lengths, tokens)) * share / len(lengths))
 
 
-def _context(config: TrainConfig, spec: ModelSpec) -> int:
-    """Tokens of the longest prompt that is let in, and of its answer."""
-    return prompt_room(config.rollout, spec) + config.rollout.max_tokens
+def _sampled(batch: BatchPlan, case: Case) -> list[str]:
+    shown, count = len(case.lengths), batch.sequences
+    scaled = f"micro-batches and times are those of {shown} of the {count} answers, scaled"
+    return [] if shown == count else [scaled]
 
 
-def _prompt(config: TrainConfig, room: int, spec: ModelSpec) -> tuple[int, bool]:
-    """Tokens of the longest prompt: of a puzzle in its own words counted, otherwise assumed."""
-    data = config.data
-    if data.task in PUZZLES and spec.vocabulary == len(WORDS):
-        puzzle = PUZZLES[data.task]
-        seeds = range(data.first, data.first + min(LOOKED_AT, data.rows or LOOKED_AT))
-        longest = max(len(puzzle.row(seed, data.length).prompt.split()) for seed in seeds)
-        return min(longest, room), True
-    return min(ASSUMED_PROMPT, room), False
+# A configuration in words.
 
 
-def _trainer(
-    config: TrainConfig, spec: ModelSpec, machine: Machine, dtype: torch.dtype, batch: Batch
-) -> TrainerMemory:
-    """For the largest micro-batch: full of tokens, or one sequence that is longer."""
-    full = min(config.batch.tokens, batch.tokens // batch.updates)
-    return trainer_memory(
-        spec,
-        tokens=max(batch.longest, full),
-        longest=batch.longest,
-        item=dtype.itemsize,
-        recompute=config.batch.recompute,
-        gpu=machine.kind == "cuda",
+def rows_words(data: RowsConfig) -> str:
+    """Where rows come from, and who judges them."""
+    if data.file is not None:
+        judge = data.reward or "its data_source"
+        return f"{data.file}, judged by {judge}{', shuffled' if data.shuffle else ''}"
+    number = "without end" if data.rows is None else f"{data.rows} rows"
+    return f"{data.task}, length {data.length}, from row {data.first} on, {number}"
+
+
+def algorithm_words(algorithm: AlgorithmConfig) -> str:
+    """The objective, by the names of its parts."""
+    preset = PRESETS[algorithm.name]
+    surrogate = _choice_words(algorithm.surrogate or preset.surrogate)
+    corrections = ", ".join(map(_choice_words, algorithm.corrections)) or "none"
+    parts = f"{algorithm.name}; surrogate {surrogate}; corrections: {corrections}"
+    usual = preset.aggregate if algorithm.surrogate is None else "aggregate of the surrogate"
+    return f"{parts}; {algorithm.aggregate or usual}"
+
+
+def _choice_words(choice: Choice) -> str:
+    settings = ", ".join(f"{name} {value}" for name, value in choice.settings.items())
+    return f"{choice.use} ({settings})" if settings else choice.use
+
+
+def gate_words(gate: GateConfig, *, sparse: bool) -> str:
+    """What is done about the tail, as a sentence."""
+    if gate.mode == "off":
+        return "off"
+    bins = "the schedule's bins" if sparse else "eighths of the longest sequence"
+    if gate.bin is not None:
+        bins = f"bins of {gate.bin} tokens"
+    looks = (
+        f"p05 of acceptance by {bins}, exact on {gate.sample} answers a step, over {gate.window} "
+        f"steps; target {gate.target:g}"
     )
-
-
-def _engine(
-    config: TrainConfig,
-    spec: ModelSpec,
-    rule: Rule | None,
-    machine: Machine,
-    dtype: torch.dtype,
-    trainer: TrainerMemory,
-    batch: Batch,
-) -> EngineMemory:
-    """What the engine takes: as much as it is given, else what its own plan would find left."""
-    rollout = config.rollout
-    fields = ops.kv_fields(PAGE, spec.head_size, dtype)
-    each = ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
-    each += spec.layers * spec.kv_heads * _rule_bytes(rule, spec, dtype)
-    running = rollout.max_running or RUNNING[machine.kind]
-    weights = dtype.itemsize * spec.parameters()
-    on_gpu = machine.kind == "cuda"
-    scratch = running * spec.vocabulary * LOGITS_BYTES * 3 + GIB if on_gpu else 0
-    held = trainer.resident if rollout.sleep else trainer.total
-    left = int((machine.memory - held - weights) * GPU_SHARE) - scratch
-    usual = left if on_gpu else int(machine.memory * CPU_SHARE)
-    given = usual if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
-    usable = running * -(-batch.context // PAGE)
-    return EngineMemory(
-        weights=weights,
-        scratch=scratch,
-        page_bytes=each,
-        pages=max(0, min(usable, given // each)),
-        context=batch.context,
-        running=running,
-    )
-
-
-def _rule_bytes(rule: Rule | None, spec: ModelSpec, dtype: torch.dtype) -> int:
-    """What a rule stores with a page and KV head."""
-    if rule is None:
-        return 0
-    fields = rule.fields(page=PAGE, head_size=spec.head_size, dtype=dtype)
-    return ops.page_bytes(fields, layers=1, kv_heads=1)
-
-
-def _work(
-    config: TrainConfig,
-    spec: ModelSpec,
-    schedule: Schedule | None,
-    rule: Rule | None,
-    dtype: torch.dtype,
-    batch: Batch,
-    engine: EngineMemory,
-) -> Work:
-    return Work(
-        spec=spec,
-        schedule=schedule,
-        field_bytes=_rule_bytes(rule, spec, dtype),
-        item=dtype.itemsize,
-        prompt=batch.prompt,
-        capacity=engine.tokens,
-        running=engine.running,
-        recompute=config.batch.recompute,
-    )
-
-
-# Words.
-
-
-def _untimed(machine: Machine, engine: EngineMemory) -> str | None:
-    if machine.hardware is None:
-        names = ", ".join(known())
-        return f"step times are known of {names} alone, not of {machine.name}"
-    if engine.tokens < engine.context:
-        return f"{engine.tokens} tokens of keys and values fit, one sequence has {engine.context}"
-    return None
-
-
-def _notes(
-    config: TrainConfig, spec: ModelSpec, machine: Machine, batch: Batch, engine: EngineMemory
-) -> list[str]:
-    """What a reader should know before believing it."""
-    said, data, rollout = [], config.data, config.rollout
-    if not machine.here:
-        said.append(f"there is no GPU here: planned for {machine.name}")
-    if (data.file or "").endswith((".parquet", ".jsonl")) and not Path(str(data.file)).is_file():
-        said.append(f"{data.file} is not here: the run will need it")
-    if not batch.counted:
-        said.append(f"prompts were not looked at: {batch.prompt} tokens each are assumed")
-    algorithm = algorithm_of(config.algorithm, max_tokens=rollout.max_tokens)
-    if algorithm.dynamic:
-        refills = config.algorithm.refills
-        said.append(f"dynamic sampling may take up to {refills} times as many answers")
-    if algorithm.greedy:
-        said.append(f"{rollout.prompts} greedy answers a step are sampled as well, not counted")
-    if not rollout.sleep and rollout.kv_gib is None and machine.kind == "cuda":
-        said.append("sleep is off and kv_gib is not given: the engine would take what is free")
-    if _untimed(machine, engine) is None:
-        rows = min(batch.sequences, engine.running, int(engine.sequences))
-        said += stretched(hardware_of(machine), spec, rows)
-        share = f"{UTILISATION:.0%}"
-        said.append(
-            f"log-probs and update assume a utilisation of {share}; small models reach less"
-        )
-    return said
-
-
-def _sampled(batch: Batch, case: Case) -> list[str]:
-    shown = len(case.lengths)
-    if shown == batch.sequences:
-        return []
-    return [
-        f"micro-batches and times are those of {shown} of the {batch.sequences} answers, scaled"
-    ]
+    if gate.mode == "warn":
+        return f"{looks}; below it: a warning"
+    surely = f"below it at {gate.patience} looks in a row, or surely"
+    if not sparse:
+        return f"{looks}; surely below it: the run stops, as rollout is dense already"
+    raised = f"its budget is raised by {gate.factor:g}, up to {gate.raises} times, then "
+    lower = f"; budgets fall where p05 is surely {gate.slack:g} above it" if gate.lower else ""
+    act = f"{raised if gate.raises else ''}it runs dense, then the run stops"
+    return f"{looks}; {surely}: {act}{lower}"

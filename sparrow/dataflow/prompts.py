@@ -14,13 +14,12 @@ from typing import Any
 from sparrow.calibrate.collecting import Mode
 from sparrow.calibrate.flows.score import samples
 from sparrow.calibrate.flows.texts import Text
-from sparrow.calibrate.rollouts import Prompt
+from sparrow.calibrate.replay import Prompt
 from sparrow.dataflow.language import Language, language_of
 from sparrow.models import Decoder, load_tokenizer
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.choosing import source_of
-from sparrow.tasks.reading import digest_of, files_of, read_rows, rows_in
-from sparrow.tasks.rows import prompt_of
+from sparrow.tasks.rows import digest_of, files_of, prompt_of, read_rows, rows_in
 
 FEW = 5  # texts that are named one by one
 

@@ -1,17 +1,21 @@
-"""Text in, text out: what `sparrow generate` does between the command line and the engine.
+"""Prompts answered through the engine, and text around it.
 
-A run directory, where one is asked for, gets the resolved configuration and one JSON line per
-completion.
+    for number, output in outputs(engine, queries): ...    # as it comes
+    complete(engine, queries, decode)                      # all, in order, with text
+
+`Session` is what `sparrow generate` does: a run directory, where one is asked for, gets the
+resolved configuration and one JSON line per completion.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparrow.engine.engine import Engine
+from sparrow.engine.loop import Output
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, load, load_tokenizer, provenance
 from sparrow.models.tokenizer import library_errors
@@ -19,7 +23,7 @@ from sparrow.ops import versions
 from sparrow.schema.base import to_dict
 from sparrow.schema.common import AttentionConfig, GenerateConfig
 from sparrow.schema.loading import save_resolved
-from sparrow.schema.sampling import Completion
+from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse import named_schedule
 from sparrow.sparse.flows.flow import Flow
@@ -30,6 +34,73 @@ from sparrow.sparse.rule import Rule
 COMPLETIONS = "completions.jsonl"
 MOST_AT_ONCE = 64
 OnText = Callable[[int, str], None]
+
+
+class Query(NamedTuple):
+    """A prompt in tokens, how it is answered, and what the answers carry beside tokens."""
+
+    ids: Sequence[int]
+    params: SamplingParams
+    schedule: Schedule | None = None  # None: dense
+    options: OutputOptions | None = None
+
+
+def outputs(
+    engine: Engine,
+    queries: Sequence[Query],
+    *,
+    streamed: bool = False,
+    ahead: int | None = None,
+) -> Iterator[tuple[int, Output]]:
+    """What the engine brings for these queries as it comes, with the number of the query.
+
+    streamed: tokens too, not completions alone. ahead: so many queries are in the engine at once,
+    at most. Whoever leaves early has the rest aborted.
+    """
+    waiting = list(enumerate(queries))[::-1]
+    most = len(waiting) if ahead is None else ahead
+    running: dict[int, tuple[int, int]] = {}  # by request: its query, and samples that still run
+    try:
+        while waiting or running:
+            while waiting and len(running) < most:
+                number, (ids, params, schedule, options) = waiting.pop()
+                request = engine.add(
+                    ids, params, schedule=schedule, options=options, streamed=streamed
+                )
+                running[request] = (number, params.n)
+            for output in engine.step():
+                if output.request not in running:
+                    continue
+                number, left = running[output.request]
+                left -= output.completion is not None
+                running[output.request] = (number, left)
+                if not left:
+                    del running[output.request]
+                yield number, output
+    finally:
+        for request in running:
+            engine.abort(request)
+
+
+def complete(
+    engine: Engine,
+    queries: Sequence[Query],
+    decode: Callable[[list[int]], str],
+    *,
+    on_output: Callable[[int, Output], None] | None = None,
+    streamed: bool = False,
+) -> list[list[Completion]]:
+    """Completions with their text: of every query, in the order of its samples."""
+    done: list[dict[int, Completion]] = [{} for _ in queries]
+    for number, output in outputs(engine, queries, streamed=streamed):
+        if on_output is not None:
+            on_output(number, output)
+        if output.completion is not None:
+            done[number][output.sample] = output.completion
+    return [
+        [one.replace(text=decode(one.token_ids.tolist())) for _, one in sorted(samples.items())]
+        for samples in done
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,40 +154,45 @@ class Session:
         self, prompts: Sequence[str], *, chat: bool = True, on_text: OnText | None = None
     ) -> list[Completion]:
         """Completions with their text; `on_text(row, piece)` is called as pieces come."""
-        ids = [self.encode(prompt, chat=chat) for prompt in prompts]
-        params, schedule = self.config.sampling, self.schedule
-        engine = self._engine(ids)
-        stream = _Stream(self.tokenizer, on_text) if on_text is not None else None
-        numbers = [engine.add(prompt, params, schedule=schedule) for prompt in ids]
-        done: dict[int, Completion] = {}
-        for output in engine.stream():
-            row = numbers.index(output.request) * params.n + output.sample
+        sampling = self.config.sampling
+        queries = [
+            Query(self.encode(prompt, chat=chat), sampling, self.schedule) for prompt in prompts
+        ]
+        stream = None if on_text is None else _Stream(self.decode, on_text)
+
+        def on_output(number: int, output: Output) -> None:
             if stream is not None:
-                stream.take(row, output.tokens)
-            if output.completion is not None:
-                done[row] = output.completion
+                stream.take(number * sampling.n + output.sample, output.tokens)
+
+        found = complete(
+            self._engine(queries),
+            queries,
+            self.decode,
+            on_output=on_output,
+            streamed=stream is not None,
+        )
         if stream is not None:
             stream.finish()
-        completions = [done[row].replace(text=self._decode(done[row])) for row in sorted(done)]
+        completions = [completion for samples in found for completion in samples]
         if self.config.run.dir is not None:
             _append(self.config.run.dir / COMPLETIONS, completions)
         return completions
 
-    def _engine(self, prompts: Sequence[Sequence[int]]) -> Engine:
+    def _engine(self, queries: Sequence[Query]) -> Engine:
         """An engine just large enough; for a reader, so single answers need not be padded."""
         params, schedule = self.config.sampling, self.schedule
         rule = Rule() if schedule is None else Rule.of(schedule, self.flow)
-        longest = max(len(prompt) for prompt in prompts) + params.max_tokens
+        longest = max(len(query.ids) for query in queries) + params.max_tokens
         return Engine(
             self.model,
-            max_running=min(MOST_AT_ONCE, len(prompts) * params.n),
+            max_running=min(MOST_AT_ONCE, len(queries) * params.n),
             max_context=min(longest, self.model.spec.max_positions),
             rule=rule,
             exact_batches=False,
         )
 
-    def _decode(self, completion: Completion) -> str:
-        return self.tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)
+    def decode(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 class _Stream:
@@ -125,8 +201,8 @@ class _Stream:
     Each piece is the difference that new tokens make to the text of a short window before them.
     """
 
-    def __init__(self, tokenizer: Any, on_text: OnText) -> None:
-        self.tokenizer, self.on_text = tokenizer, on_text
+    def __init__(self, decode: Callable[[list[int]], str], on_text: OnText) -> None:
+        self.decode, self.on_text = decode, on_text
         self.held: dict[int, list[int]] = defaultdict(list)
         self.window: dict[int, list[int]] = defaultdict(list)
 
@@ -143,9 +219,8 @@ class _Stream:
                 self._show(row, piece)
 
     def _piece(self, row: int) -> str:
-        before = self.tokenizer.decode(self.window[row], skip_special_tokens=True)
-        after = self.tokenizer.decode(self.window[row] + self.held[row], skip_special_tokens=True)
-        return after[len(before) :]
+        before = self.decode(self.window[row])
+        return self.decode(self.window[row] + self.held[row])[len(before) :]
 
     def _show(self, row: int, piece: str) -> None:
         self.on_text(row, piece)

@@ -86,7 +86,8 @@ class AsyncEngine:
 
     async def run(self, work: Callable[[Engine], T]) -> T:
         """Do something with the engine between steps: update weights, reschedule, sleep."""
-        return await self._order(lambda: work(self._engine))
+        self._require_own_loop()
+        return await asyncio.shield(asyncio.wrap_future(self._place(lambda: work(self._engine))))
 
     async def _outputs(
         self, prompt: Sequence[int], params: SamplingParams, settings: dict[str, Any]
@@ -116,11 +117,6 @@ class AsyncEngine:
     def _require_own_loop(self) -> None:
         if self._thread is not None and asyncio.get_running_loop() is not self._loop:
             raise ValueError("the asynchronous engine belongs to the event loop that entered it")
-
-    async def _order(self, work: Callable[[], T]) -> T:
-        """Have the engine's thread do this between steps, and wait for it."""
-        self._require_own_loop()
-        return await asyncio.shield(asyncio.wrap_future(self._place(work)))
 
     def _give_up(self, added: "Future[int]") -> None:
         """Abort a request whose caller has gone, once it is known under which number it runs."""
@@ -155,7 +151,7 @@ class AsyncEngine:
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # a thread starts on the first one
             while self._serve_orders():
-                if not self._engine.idle and not self._engine.asleep:
+                if self._busy():
                     for output in self._engine.step():
                         self._tell(output)
         except BaseException as error:  # handed to whoever waits, never lost

@@ -14,14 +14,13 @@ from typing import Literal, get_args
 import torch
 
 from sparrow import ops
-from sparrow.engine import assembly
-from sparrow.engine.adapters import CAPACITY, MAX_RANK, Adapters
 from sparrow.engine.loop import Loop, Output
+from sparrow.engine.memory import allocate
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Request, stop_ids
-from sparrow.engine.runner import Runner
-from sparrow.engine.scheduler import Preempt, Reuse, Scheduler
-from sparrow.engine.weights import Items, WeightStore
+from sparrow.engine.runner import Runner, without_kernel
+from sparrow.engine.scheduler import Policy, Preempt, Reuse, Scheduler
+from sparrow.engine.weights import CAPACITY, MAX_RANK, Adapters, Items, WeightStore
 from sparrow.models import Decoder
 from sparrow.models.lora import Adapter
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
@@ -77,25 +76,27 @@ class Engine:
         self.max_running = (256 if on_gpu else 64) if max_running is None else max_running
         if self.max_running < 1:
             raise ValueError(f"max_running={max_running}, allowed are 1 and more")
-        self.max_context = assembly.context_of(model, max_context)
-        self.policy = assembly.policy_of(on_gpu, preempt, reuse, swap_bytes)
-        assembly.check_preempt(preempt, rule)
+        self.max_context = model.spec.max_positions if max_context is None else max_context
+        if not 1 <= self.max_context <= model.spec.max_positions:
+            most = model.spec.max_positions
+            raise ValueError(f"max_context={max_context}, but the model's context is {most}")
+        self.policy = Policy.of(on_gpu, preempt, reuse, swap_bytes)
+        if preempt == "recompute" and rule is not None and rule.flow.state:
+            raise ValueError(
+                f"preempt='recompute' with the flow {rule.name!r}: its state "
+                f"({', '.join(rule.flow.state)}) comes from the steps of a sample and cannot be "
+                "computed anew; use preempt='swap'"
+            )
         self.version = 0
         self.owned = False  # whether an AsyncEngine steps it
         self._kv_bytes = kv_bytes
         self._weights = WeightStore(model)
-        self._adapters = Adapters(
-            model.spec,
-            capacity=adapters,
-            max_rank=adapter_rank,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        self._adapters = Adapters(model, adapters, adapter_rank)
         self._budgets = BudgetTable(
             layers=model.spec.layers, kv_heads=model.spec.kv_heads, device=model.device
         )
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
-        self._graphs = graphs and on_gpu and not assembly.without_kernel(model, rule)
+        self._graphs = graphs and on_gpu and not without_kernel(model, rule)
         self._ids = itertools.count()
         self._asleep = False
         self.loop = Loop(self.policy, spec=model.spec, rule=rule, late=on_gpu)
@@ -107,13 +108,8 @@ class Engine:
 
     def _allocate(self) -> None:
         """Take the memory for keys and values, and build everything that refers to it."""
-        self.memory, cache, rows, self.pool = assembly.allocate(
-            self.model,
-            self.rule,
-            max_running=self.max_running,
-            max_context=self.max_context,
-            kv_bytes=self._kv_bytes,
-        )
+        sizes = self.max_running, self.max_context, self._kv_bytes
+        self.memory, cache, rows, self.pool = allocate(self.model, self.rule, *sizes)
         self.scheduler.attach(self.pool, rows, cache)
         self.runner = Runner(
             self.model,
@@ -242,19 +238,11 @@ class Engine:
             raise ValueError(f"{len(prompts)} prompts, but {len(each)} sampling params")
         if self.loop.requests:
             raise ValueError("the engine has requests already: add these too, and use stream()")
+        settings = {"schedule": schedule, "adapter": adapter, "options": options}
         ids: list[int] = []
         try:
             for prompt, own in zip(prompts, each, strict=True):
-                ids.append(
-                    self.add(
-                        prompt,
-                        own,
-                        schedule=schedule,
-                        adapter=adapter,
-                        options=options,
-                        streamed=False,
-                    )
-                )
+                ids.append(self.add(prompt, own, **settings, streamed=False))  # type: ignore[arg-type]
             outputs = list(self.stream())
         except BaseException:
             self.loop.abandon(ids)
@@ -372,7 +360,7 @@ class Engine:
     def _how_steps_run(self) -> str:
         if self._graphs:
             return "CUDA graphs"
-        lacking = ", ".join(sorted(assembly.without_kernel(self.model, self.rule)))
+        lacking = ", ".join(sorted(without_kernel(self.model, self.rule)))
         why = self.model.device.type == "cuda" and lacking
         return f"eager (no kernel here for {lacking})" if why else "eager"
 

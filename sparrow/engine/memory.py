@@ -1,13 +1,18 @@
-"""What fits: the memory plan of an engine, made before memory is taken."""
+"""What fits: the memory plan of an engine, made before memory is taken; and its memory."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from sparrow import ops
+from sparrow.engine.pool import PAGE, PagePool
+from sparrow.engine.requests import pages_for
+from sparrow.engine.rows import Rows
 from sparrow.models import Decoder
+from sparrow.sparse.rule import Rule
 
 CPU_SHARE = 0.25  # of a host's memory, where the user names no number
 GPU_SHARE = 0.9  # of what is free on a GPU
@@ -47,9 +52,7 @@ class MemoryPlan:
 def plan_memory(
     model: Decoder,
     fields: tuple[ops.Field, ...],
-    states: tuple[ops.Field, ...] = (),
-    *,
-    page: int,
+    states: tuple[ops.Field, ...],
     max_context: int,
     max_running: int,
     kv_bytes: int | None,
@@ -62,11 +65,11 @@ def plan_memory(
     page_bytes = ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
     free = _available(model, max_running) if kv_bytes is None else kv_bytes
     free -= (max_running + 1) * ops.page_bytes(states, layers=spec.layers, kv_heads=spec.kv_heads)
-    most = max_running * -(-max_context // page)  # more could never be used at once
+    most = max_running * pages_for(max_context, PAGE)  # more could never be used at once
     plan = MemoryPlan(
         weights=sum(parameter.nbytes for parameter in model.parameters()),
         page_bytes=page_bytes,
-        page=page,
+        page=PAGE,
         pages=max(0, min(most, free // page_bytes)),
         max_context=max_context,
         device=str(model.device),
@@ -75,7 +78,7 @@ def plan_memory(
     there = device_memory(model.device)
     if plan.pages * page_bytes > there:
         raise ValueError(f"kv_bytes={kv_bytes} is more than {model.device} has left, {_gib(there)}")
-    if plan.pages * page < max_context:
+    if plan.pages * PAGE < max_context:
         raise ValueError(
             f"the model does not fit with one sequence of {max_context} tokens on {plan.device}: "
             f"{plan.describe()}; {_gib(max(0, free))} are left for KV. Give a smaller max_context, "
@@ -111,3 +114,54 @@ def host_memory() -> int:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.3g} GiB"
+
+
+class Memory(NamedTuple):
+    """What lies on the device beside weights, and which pages of it are free."""
+
+    plan: MemoryPlan
+    cache: ops.PageCache
+    rows: Rows
+    pool: PagePool
+
+
+def allocate(
+    model: Decoder, rule: Rule | None, max_running: int, max_context: int, kv_bytes: int | None
+) -> Memory:
+    """Take the memory for keys and values, and for what the rule keeps of them."""
+    spec = model.spec
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch only keeps for later counts as free
+    width = pages_for(max_context, PAGE)
+    fields = ops.kv_fields(PAGE, spec.head_size, model.dtype) + _rule_fields(model, rule)
+    states = rule.states(width) if rule else ()
+    plan = plan_memory(model, fields, states, max_context, max_running, kv_bytes)
+    cache = ops.PageCache(
+        layers=spec.layers,
+        kv_heads=spec.kv_heads,
+        page=PAGE,
+        pages=plan.pages,
+        page_fields=fields,
+        slots=max_running + 1,
+        state_fields=states,
+        device=model.device,
+    )
+    rows = Rows(max_running, width, model.device)
+    return Memory(plan, cache, rows, PagePool(plan.pages, PAGE))
+
+
+def _rule_fields(model: Decoder, rule: Rule | None) -> tuple[ops.Field, ...]:
+    """What a rule that can run with this model stores of a page."""
+    if rule is None:
+        return ()
+    spec = model.spec
+    rule.prepare(
+        page=PAGE,
+        head_size=spec.head_size,
+        group=spec.heads // spec.kv_heads,
+        dtype=model.dtype,
+        device=model.device,
+        layers=spec.layers,
+        kv_heads=spec.kv_heads,
+    )
+    return rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype)

@@ -4,77 +4,24 @@ No scheduler, no admission, no swapping: rows start together and the batch shrin
 It runs on any device, dense or under a schedule, and is what the engine is compared with.
 """
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparrow import ops
 from sparrow.engine.pool import PAGE
-from sparrow.engine.requests import (
-    check_prompt,
-    kept_shares,
-    pages_for,
-    sample_seeds,
-    stop_ids,
-)
-from sparrow.models import Decoder, ModelSpec
+from sparrow.engine.requests import Request, Sample, check_prompt, pages_for, stop_ids
+from sparrow.engine.weights import NO_ADAPTER
+from sparrow.models import Decoder
 from sparrow.models.attention import PagedDecode, PagedPrefill
-from sparrow.schema.sampling import Completion, FinishReason, SamplingParams
+from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
-
-
-@dataclass(slots=True, kw_only=True)
-class Row:
-    """One sequence on its way: what it was given, what it has drawn, which pages it owns."""
-
-    number: int
-    prompt: list[int]
-    params: SamplingParams
-    stop_ids: frozenset[int]
-    seed: int
-    table_M: Tensor
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
-    finish: FinishReason | None = None
-    error: str | None = None
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt) + len(self.tokens)
-
-    def take(self, logits_V: Tensor) -> None:
-        """Draw the next token, and notice the end."""
-        draws = ops.sample(
-            logits_V[None],
-            torch.tensor([self.seed], device=logits_V.device),
-            torch.tensor([len(self.tokens)], device=logits_V.device),
-            torch.tensor([self.params.temperature], device=logits_V.device),
-            torch.tensor([self.params.top_k], device=logits_V.device),
-            torch.tensor([self.params.top_p], device=logits_V.device),
-            torch.tensor([self._forbidden() or [-1]], device=logits_V.device),
-        )
-        if not draws.ok:
-            self.finish, self.error = "error", "the model gave NaN or infinite logits"
-            return
-        self.tokens.append(int(draws.tokens))
-        self.logprobs.append(float(draws.logprobs))
-        self.entropies.append(float(draws.entropies))
-        if self.tokens[-1] in self.stop_ids:
-            self.finish = "stop"
-        elif len(self.tokens) >= self.params.max_tokens:
-            self.finish = "length"
-
-    def _forbidden(self) -> list[int]:
-        early = len(self.tokens) < self.params.min_tokens
-        return sorted(self.stop_ids) if early else []
 
 
 def generate(
@@ -99,67 +46,90 @@ def generate(
         layers=model.spec.layers, kv_heads=model.spec.kv_heads, device=model.device
     )
     slot = 0 if schedule is None else budgets.add(schedule)
-    rows = _rows(model, prompts, params)
-    cache = _cache_for(model, rule, rows)
-    for row in rows:
-        cache.begin(row.number)
+    samples = _samples(model, prompts, params, schedule)
+    cache = _cache_for(model, rule, samples)
+    for row in range(len(samples)):
+        cache.begin(row)
     with torch.inference_mode():
-        for row in rows:
-            row.take(_prefill(model, cache, rule, row))
-        while live := [row for row in rows if row.finish is None]:
+        for sample in samples:
+            _draw(sample, _prefill(model, cache, rule, sample))
+        while live := [sample for sample in samples if sample.live]:
             logits_BV = _decode(model, cache, rule, live, budgets, slot)
-            for row, logits_V in zip(live, logits_BV, strict=True):
-                row.take(logits_V)
-    return [_completion(row, schedule, rule, model.spec) for row in rows]
+            for sample, logits_V in zip(live, logits_BV, strict=True):
+                _draw(sample, logits_V)
+    return [sample.completion(model.spec, rule) for sample in samples]
 
 
-def _rows(model: Decoder, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Row]:
-    stops = stop_ids(model.spec, params)
-    rows: list[Row] = []
-    first_page = 0
-    for prompt in prompts:
+def _samples(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    schedule: Schedule | None,
+) -> list[Sample]:
+    """n samples of every prompt; row and pages of each are its own to the end."""
+    samples: list[Sample] = []
+    for number, prompt in enumerate(prompts):
         check_prompt(prompt, params, model.spec.vocabulary, model.spec.max_positions)
-        for seed in sample_seeds(params):
-            pages = pages_for(len(prompt) + params.max_tokens, PAGE)
-            table_M = torch.arange(first_page, first_page + pages, device=model.device)
-            first_page += pages
-            row = Row(
-                number=len(rows),
-                prompt=list(prompt),
-                params=params,
-                stop_ids=stops,
-                seed=seed,
-                table_M=table_M,
-            )
-            rows.append(row)
-    return rows
+        request = Request(
+            id=number,
+            prompt=list(prompt),
+            params=params,
+            stop_ids=stop_ids(model.spec, params),
+            options=OutputOptions(),
+            schedule=schedule,
+            adapter=None,
+            adapter_slot=NO_ADAPTER,
+        )
+        samples += request.samples
+    page = itertools.count()
+    for row, sample in enumerate(samples):
+        pages = pages_for(len(sample.request.prompt) + params.max_tokens, PAGE)
+        sample.row, sample.context.pages = row, list(itertools.islice(page, pages))
+    return samples
 
 
-def _cache_for(model: Decoder, rule: Rule, rows: Sequence[Row]) -> ops.PageCache:
+def _draw(sample: Sample, logits_V: Tensor) -> None:
+    """Draw the next token of a sample, and notice the end."""
+    params = sample.request.params
+    forbidden = sorted(sample.request.stop_ids) if sample.forbids_stops else [-1]
+    settings = (sample.seed, sample.drawn, params.temperature, params.top_k, params.top_p)
+    draws = ops.sample(
+        logits_V[None],
+        *(torch.tensor([value], device=logits_V.device) for value in (*settings, forbidden)),
+    )
+    sample.drawn += 1
+    if draws.ok:
+        sample.take(int(draws.tokens), float(draws.logprobs), float(draws.entropies), version=0)
+    else:
+        sample.fail()
+
+
+def _cache_for(model: Decoder, rule: Rule, samples: Sequence[Sample]) -> ops.PageCache:
     spec = model.spec
     fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
     return ops.PageCache(
         layers=spec.layers,
         kv_heads=spec.kv_heads,
         page=PAGE,
-        pages=sum(len(row.table_M) for row in rows),
+        pages=sum(len(sample.context.pages) for sample in samples),
         page_fields=(*fields, *rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype)),
-        slots=len(rows),
-        state_fields=rule.states(max(len(row.table_M) for row in rows)),
+        slots=len(samples),
+        state_fields=rule.states(max(len(sample.context.pages) for sample in samples)),
         device=model.device,
     )
 
 
-def _prefill(model: Decoder, cache: ops.PageCache, rule: Rule, row: Row) -> Tensor:
+def _prefill(model: Decoder, cache: ops.PageCache, rule: Rule, sample: Sample) -> Tensor:
     """Logits [V] after the prompt, whose keys and values are now in the cache."""
-    ids_T = torch.tensor(row.prompt, device=model.device)
+    ids_T = torch.tensor(sample.request.prompt, device=model.device)
+    table_BM = torch.tensor([sample.context.pages], device=model.device)
     positions_T = torch.arange(len(ids_T), device=model.device)
     attention = PagedPrefill(
         cache=cache,
-        table_BM=row.table_M[None],
+        table_BM=table_BM,
         lengths_B=positions_T[-1:] + 1,
         bounds=torch.tensor([0, len(ids_T)], device=model.device),
-        slots_T=_slots(row.table_M[None], positions_T, torch.zeros_like(positions_T)),
+        slots_T=_slots(table_BM, positions_T, torch.zeros_like(positions_T)),
         rule=rule,
     )
     hidden_TC = model(ids_T, positions_T, attention)
@@ -170,43 +140,26 @@ def _decode(
     model: Decoder,
     cache: ops.PageCache,
     rule: Rule,
-    rows: Sequence[Row],
+    samples: Sequence[Sample],
     budgets: BudgetTable,
     slot: int,
 ) -> Tensor:
-    """Logits [B, V] after each row's newest token, which is written to the cache first."""
-    ids_B = torch.tensor([row.tokens[-1] for row in rows], device=model.device)
-    lengths_B = torch.tensor([row.length for row in rows], device=model.device)
-    table_BM = torch.nn.utils.rnn.pad_sequence(
-        [row.table_M for row in rows], batch_first=True, padding_value=-1
-    )
+    """Logits [B, V] after each sample's newest token, which is written to the cache first."""
+    ids_B = torch.tensor([sample.tokens[-1] for sample in samples], device=model.device)
+    lengths_B = torch.tensor([sample.length for sample in samples], device=model.device)
+    tables = [torch.tensor(sample.context.pages, device=model.device) for sample in samples]
+    table_BM = torch.nn.utils.rnn.pad_sequence(tables, batch_first=True, padding_value=-1)
     attention = PagedDecode(
         cache=cache,
         table_BM=table_BM,
         lengths_B=lengths_B,
-        slots_B=_slots(table_BM, lengths_B - 1, torch.arange(len(rows), device=model.device)),
+        slots_B=_slots(table_BM, lengths_B - 1, torch.arange(len(samples), device=model.device)),
         rule=rule,
         budgets=budgets.lookup(torch.full_like(lengths_B, slot), lengths_B) if slot else None,
-        rows_B=torch.tensor([row.number for row in rows], device=model.device),
+        rows_B=torch.tensor([sample.row for sample in samples], device=model.device),
     )
     return model.logits(model(ids_B, lengths_B - 1, attention))
 
 
 def _slots(table_BM: Tensor, positions_T: Tensor, row_T: Tensor) -> Tensor:
     return table_BM[row_T, positions_T // PAGE] * PAGE + positions_T % PAGE
-
-
-def _completion(row: Row, schedule: Schedule | None, rule: Rule, spec: ModelSpec) -> Completion:
-    assert row.finish is not None
-    return Completion(
-        prompt_ids=np.array(row.prompt),
-        token_ids=np.array(row.tokens, dtype=np.int32),
-        logprobs=np.array(row.logprobs, dtype=np.float32),
-        entropies=np.array(row.entropies, dtype=np.float32),
-        weight_versions=np.zeros(len(row.tokens), dtype=np.int32),
-        kept=kept_shares(schedule, rule, len(row.prompt), len(row.tokens), spec),
-        seed=row.seed,
-        finish_reason=row.finish,
-        error=row.error,
-        attention="dense" if schedule is None else schedule.describe(),
-    )

@@ -5,7 +5,7 @@ shared, the unfinished page is copied, and the first token is drawn from the pro
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sparrow.engine.adapters import AdapterSlot
-from sparrow.engine.course import Course
+from sparrow.engine.weights import AdapterSlot
 from sparrow.models import ModelSpec
 from sparrow.schema.sampling import Completion, FinishReason, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
 
+Shares = npt.NDArray[np.float32]
 STOPS = 32  # stop ids of a request that asks for a minimum number of tokens
 
 
@@ -29,6 +29,52 @@ class Context:
 
     pages: list[int] = field(default_factory=list)
     computed: int = 0
+
+
+class Course:
+    """The schedules that decode one sample, each from so many drawn tokens on; None: dense."""
+
+    def __init__(self, schedule: Schedule | None) -> None:
+        self._starts: list[tuple[int, Schedule | None]] = [(0, schedule)]
+
+    @property
+    def dense(self) -> bool:
+        """Whether nothing but dense attention has ever run."""
+        return all(schedule is None for _, schedule in self._starts)
+
+    def change(self, drawn: int, schedule: Schedule | None) -> None:
+        """Another schedule from the next token on, after this many.
+
+        The first token comes from the prompt: until a second is drawn nothing has been decoded.
+        """
+        if drawn < 2:
+            self._starts = [(0, schedule)]
+            return
+        if self._starts[-1][0] == drawn:
+            self._starts.pop()
+        if not self._starts or self._starts[-1][1] != schedule:
+            self._starts.append((drawn, schedule))
+
+    def describe(self, prompt: int, tokens: int) -> str:
+        """All that ran for a prompt and an answer of these lengths, and the length it began at."""
+        ran = [
+            ("" if not start else f"; from length {prompt + start}: ")
+            + ("dense" if schedule is None else schedule.describe())
+            for start, schedule in self._starts
+            if start < tokens or not start
+        ]
+        return "".join(ran)
+
+    def join(self, of: Callable[[Schedule | None], Shares | None]) -> Shares | None:
+        """Values by token, each from those of the schedule that drew it; None where one is None."""
+        (_, first), *later = self._starts
+        joined = of(first)
+        for start, schedule in later:
+            part = of(schedule)
+            if joined is None or part is None:
+                return None
+            joined[start:] = part[start:]
+        return joined
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -74,8 +120,7 @@ class Request:
     @property
     def cuts(self) -> bool:
         """Whether some of its draws need more than temperature."""
-        params = self.params
-        return params.top_k > 0 or params.top_p < 1 or params.min_tokens > 0
+        return self.params.top_k > 0 or self.params.top_p < 1 or self.params.min_tokens > 0
 
     @property
     def ids(self) -> list[int]:
@@ -163,11 +208,8 @@ class Sample:
         self.started, self.drawn = False, 0
         self.course = Course(self.request.schedule)
         self.restarts += 1
-        self.recomputed.clear()
-        for values in (self.tokens, self.logprobs, self.entropies, self.versions):
-            values.clear()
-        self.top.clear()
-        self.hidden.clear()
+        for name in ("tokens", "logprobs", "entropies", "versions", "top", "hidden", "recomputed"):
+            getattr(self, name).clear()
 
     def completion(self, spec: ModelSpec, rule: Rule | None) -> Completion:
         """The record of it, once it has ended."""
@@ -205,7 +247,7 @@ def _matrix(rows: list[Any], dtype: type, wanted: int) -> Any:
 
 def kept_shares(
     schedule: Schedule | None, rule: Rule | None, prompt: int, tokens: int, spec: ModelSpec
-) -> npt.NDArray[np.float32] | None:
+) -> Shares | None:
     """The share of keys and values that each token's step read, over all layers.
 
     None under a rule that keeps by mass: there the scores decide, and nobody counts them.

@@ -30,11 +30,15 @@ class Rows:
         self.spare = count
         self.device = device
         self.reset()
-        self.token_R = zeros()
-        self.length_R = zeros()  # tokens in the cache: the position of `token`
-        self.table_RM = zeros(pages, dtype=torch.int32)
-        self.seed_R, self.drawn_R = zeros(), zeros()
-        self.temperature_R = zeros(dtype=torch.float32)
+        self.state = ops.RowState(  # what a step reads and moves on
+            token_R=zeros(),
+            length_R=zeros(),
+            seed_R=zeros(),
+            drawn_R=zeros(),
+            temperature_R=zeros(dtype=torch.float32),
+            table_RM=zeros(pages, dtype=torch.int32),
+        )
+        self.length_R, self.table_RM = self.state.length_R, self.state.table_RM
         self.top_k_R, self.top_p_R = zeros(), zeros(dtype=torch.float32)
         self.least_R = zeros()  # tokens before which stop ids are forbidden
         self.stops_RS = zeros(STOPS)
@@ -47,13 +51,13 @@ class Rows:
 
     def enter(self, sample: Sample) -> int:
         """Give a sample a row: it has `context.computed` tokens in its pages."""
-        request, params = sample.request, sample.request.params
+        state, request, params = self.state, sample.request, sample.request.params
         sample.row = row = self.free.pop()
-        self.length_R[row] = sample.context.computed
-        self.token_R[row] = sample.tokens[-1] if sample.tokens else 0
-        self.seed_R[row] = sample.seed
-        self.drawn_R[row] = sample.drawn
-        self.temperature_R[row] = params.temperature
+        state.length_R[row] = sample.context.computed
+        state.token_R[row] = sample.tokens[-1] if sample.tokens else 0
+        state.seed_R[row] = sample.seed
+        state.drawn_R[row] = sample.drawn
+        state.temperature_R[row] = params.temperature
         self.top_k_R[row] = params.top_k
         self.top_p_R[row] = params.top_p
         self.least_R[row] = params.min_tokens
@@ -82,18 +86,6 @@ class Rows:
         if self.device.type == "cuda":
             return host.pin_memory().to(self.device, non_blocking=True)
         return host
-
-    @property
-    def state(self) -> ops.RowState:
-        """What a step reads and moves on."""
-        return ops.RowState(
-            token_R=self.token_R,
-            length_R=self.length_R,
-            seed_R=self.seed_R,
-            drawn_R=self.drawn_R,
-            temperature_R=self.temperature_R,
-            table_RM=self.table_RM,
-        )
 
     def sample(
         self, logits_BV: Tensor, at_B: Tensor, step: ops.StepInputs, *, truncated: bool

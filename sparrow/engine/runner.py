@@ -5,9 +5,9 @@ part, and on a GPU it is captured once per shape and replayed. Results are copie
 behind the step and read later (`Delivery.read`), so nothing here waits for the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.engine.graphs import Graphs, batch_bucket, pages_bucket
 from sparrow.engine.requests import Request, Sample
 from sparrow.engine.rows import Rows
 from sparrow.models import Decoder
@@ -23,6 +22,12 @@ from sparrow.models.attention import PagedDecode, PagedPrefill
 from sparrow.models.lora import AdapterBank
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.rule import Rule
+
+# Captured page-table widths: attention is launched for this many pages, so a short context does
+# not pay for the longest one.
+PAGES = (32, 128, 512, 1024, 1536, 2048)
+RULE_OPS = frozenset({"select_pages"})
+GRAPH_OPS = RULE_OPS | {"attend_decode", "write_pages", "sample", "step_inputs", "step_outputs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +128,87 @@ class Delivery:
         if options.top_logprobs and self._top is not None:
             ids_BK, values_BK = (part[index, : options.top_logprobs].numpy() for part in self._top)
             sample.top.append((ids_BK.copy(), values_BK.copy()))
+
+
+Step = Callable[[StepKind, Tensor], StepOutput]
+
+
+@dataclass(slots=True)
+class Captured:
+    """A graph, its input and output, and the rows that the input names now."""
+
+    graph: torch.cuda.CUDAGraph
+    input_B: Tensor
+    output: StepOutput
+    rows: list[int]
+
+
+class Graphs:
+    """CUDA graphs of decode steps by kind, captured on first use and replayed.
+
+    A graph has one shape: a batch bucket, a width of page tables, and which parts of the step take
+    part. Everything it reads and writes has a fixed address; its one input is copied in before the
+    replay. Capturing runs the step on spare rows alone, so no sequence notices.
+    """
+
+    def __init__(self, device: torch.device, spare: int) -> None:
+        self.device, self.spare = device, spare
+        self._captured: dict[StepKind, Captured] = {}
+        self._memory: Any = None
+
+    def run(
+        self,
+        kind: StepKind,
+        rows: list[int],
+        upload: Callable[[list[int]], Tensor],
+        step: Step,
+    ) -> StepOutput:
+        """Replay the step of this kind for these rows; capture it first if it is new.
+
+        Rows are uploaded only where they differ from the last time. What comes back is overwritten
+        by the next replay.
+        """
+        if kind not in self._captured:
+            self._captured[kind] = self._capture(kind, step)
+        captured = self._captured[kind]
+        if captured.rows != rows:
+            captured.input_B.copy_(upload(rows))
+            captured.rows = rows
+        captured.graph.replay()
+        return captured.output
+
+    def _capture(self, kind: StepKind, step: Step) -> Captured:
+        input_B = torch.full((kind.batch,), self.spare, dtype=torch.int64, device=self.device)
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            step(kind, input_B)  # compiles kernels, which a capture must not
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            output = step(kind, input_B)
+        self._memory = graph.pool()
+        return Captured(graph, input_B, output, [self.spare] * kind.batch)
+
+
+def without_kernel(model: Decoder, rule: Rule | None) -> set[str]:
+    """Ops of a decode step that have no kernel for this model: no graph can hold those."""
+    fast = ops.versions(model.device.type, model.dtype, model.spec.head_size)
+    needed = GRAPH_OPS if rule is not None else GRAPH_OPS - RULE_OPS
+    return set(needed - fast.keys())
+
+
+def batch_bucket(batch: int) -> int:
+    """1, 2, 4, 8, 16, then also the sizes halfway between powers of two."""
+    size = 1
+    while size < batch:
+        size *= 2
+    between = size * 3 // 4
+    return between if size > 16 and batch <= between else size
+
+
+def pages_bucket(pages: int, most: int) -> int:
+    return min(next((width for width in PAGES if width >= pages), most), most)
 
 
 class Runner:

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from sparrow import ops
-from sparrow.engine.pool import PagePool, page_keys
+from sparrow.engine.memory import host_memory
+from sparrow.engine.pool import PAGE, PagePool, page_keys
 from sparrow.engine.requests import Context, Request, Sample, pages_for
 from sparrow.engine.rows import Rows
 from sparrow.engine.runner import Chunk
 
+CPU_CHUNK, GPU_CHUNK = 128, 4096  # prompt tokens of a step
 Preempt = Literal["swap", "recompute"]
 Reuse = Literal["prompts", "all", "none"]
 
@@ -41,6 +43,18 @@ class Policy:
     preempt: Preempt = "swap"
     reuse: Reuse = "prompts"
     swap_bytes: int
+
+    @classmethod
+    def of(cls, on_gpu: bool, preempt: Preempt, reuse: Reuse, swap_bytes: int | None) -> "Policy":
+        """On a CPU prompts are cut so that every chunk has the same shape wherever it runs."""
+        return cls(
+            chunk=GPU_CHUNK if on_gpu else CPU_CHUNK,
+            pack=on_gpu,
+            quantum=PAGE if on_gpu else CPU_CHUNK,
+            preempt=preempt,
+            reuse=reuse,
+            swap_bytes=host_memory() // 2 if swap_bytes is None else swap_bytes,
+        )
 
     def __post_init__(self) -> None:
         for name, kind in (("preempt", Preempt), ("reuse", Reuse)):
@@ -326,8 +340,10 @@ class Scheduler:
                 return
             if self.pool.available < cost + self._reserve():
                 return
-            pages = self._bequeath(request) if heir else self._fork(request, work)
+            pages = request.context.pages if heir else self._fork(request, work)
             sample.context = Context(pages=pages, computed=len(request.prompt))
+            if heir:
+                request.context = Context()
             sample.started = True
             self.cache.begin(self.rows.enter(sample))
             insort(self.running, sample, key=_age)
@@ -341,11 +357,6 @@ class Scheduler:
         own = self.pool.take(len(unfinished))
         work.copies += zip(unfinished, own, strict=True)
         return pages + own
-
-    def _bequeath(self, request: Request) -> list[int]:
-        pages = request.context.pages
-        request.context = Context()
-        return pages
 
     # The end.
 

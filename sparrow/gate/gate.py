@@ -33,10 +33,9 @@ import numpy.typing as npt
 
 from sparrow.gate import budgets
 from sparrow.gate.watch import Sample, Sum, Watch, figures
-from sparrow.gate.words import bin_words, budget_words, tail_words
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.gate import Action, BinLook, Kind, Look, RatioEstimate, Reading, State
-from sparrow.schema.schedule import Schedule
+from sparrow.schema.schedule import DENSE, Schedule
 from sparrow.schema.train import GateConfig
 
 Places = npt.NDArray[np.int64]
@@ -270,7 +269,6 @@ class Gate:
     def _action(
         self, kind: Kind, place: int, bin: BinLook, done: str, after: int | None = None
     ) -> Action:
-        p05, low, high = bin.tail
         before = self._budget(place)
         return Action(
             step=self._step,
@@ -279,9 +277,36 @@ class Gate:
             stop=bin.stop,
             before=before,
             after=before if after is None else after,
-            p05=p05,
-            low=low,
-            high=high,
+            **dict(zip(("p05", "low", "high"), bin.tail, strict=True)),
             target=self.config.target,
             reason=f"{tail_words(bin, self._watches[place], self.config)}: {done}",
         )
+
+
+# What it says to people.
+
+
+def bin_words(start: int, stop: int | None) -> str:
+    """Lengths of a bin."""
+    return f"lengths {start} on" if stop is None else f"lengths {start} to {stop - 1}"
+
+
+def budget_words(budget: int) -> str:
+    return "all" if budget == DENSE else str(budget)
+
+
+def tail_words(bin: BinLook, watch: Watch, config: GateConfig) -> str:
+    """Where p05 of a judged bin is, from what, and how that lies to the target."""
+    p05, low, high = bin.tail
+    if high < config.target:
+        verdict = f"surely below the target {config.target:g}"
+    elif p05 < config.target:
+        looks = f"{watch.below} look{'s' if watch.below > 1 else ''} in a row"
+        verdict = f"below the target {config.target:g} at {looks}"
+    else:
+        verdict = f"more than {config.slack:g} above the target {config.target:g}"
+    return (
+        f"p05 of acceptance at {bin_words(bin.start, bin.stop)} is {p05:.4f} "
+        f"({low:.4f} to {high:.4f}; {bin.tokens} tokens of {bin.prompts} prompts), "
+        f"{verdict}"
+    )

@@ -2,18 +2,17 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sparrow.schema.gate import Figures
-from sparrow.stats import quantile_interval
+from sparrow.stats import TAIL, quantile_interval
 
 Floats = npt.NDArray[np.float32]
 
-TAIL = 0.05
 STORED = "<f4"  # float32, least byte first, whatever the machine
 
 
@@ -57,15 +56,9 @@ class Watch:
 
     def state(self) -> dict[str, Any]:
         """Plain data that JSON keeps exactly; acceptances as base64 of float32."""
-        return {
-            "samples": [[s.step, s.prompt, _packed(s.alpha)] for s in self.samples],
-            "sums": [list(each) for each in self.sums],
-            "below": self.below,
-            "slack": self.slack,
-            "ups": self.ups,
-            "warned": self.warned,
-            "seen": self.seen,
-        }
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        samples = [[step, prompt, _packed(alpha)] for step, prompt, alpha in self.samples]
+        return own | {"samples": samples, "sums": [list(each) for each in self.sums]}
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> "Watch":
@@ -80,24 +73,20 @@ def figures(watches: Sequence[Watch], seed: int) -> Figures:
     groups = _by_prompt([sample for watch in watches for sample in watch.samples])
     estimated = sum(each.tokens for watch in watches for each in watch.sums)
     total = sum(each.total for watch in watches for each in watch.sums)
-    p01 = p05 = p50 = low = high = mean = None
+    found: dict[str, float | None] = dict.fromkeys(("p01", "p05", "low", "high", "p50", "mean"))
     if groups:
         every = np.concatenate(groups)
         tail = quantile_interval(groups, TAIL, seed=seed)
-        p05, low, high = tail.value, tail.low, tail.high
-        p01, p50 = (float(value) for value in np.quantile(every, [0.01, 0.5]))
-        mean = float(every.mean(dtype=np.float64))
+        p01, p50 = np.quantile(every, [0.01, 0.5])
+        mean = every.mean(dtype=np.float64)
+        found = {"p01": p01, "p05": tail.value, "low": tail.low, "high": tail.high}
+        found |= {"p50": p50, "mean": mean}
     return Figures(
         tokens=sum(map(len, groups)),
         prompts=len(groups),
-        p01=p01,
-        p05=p05,
-        low=low,
-        high=high,
-        p50=p50,
-        mean=mean,
         estimated=estimated,
         estimate=total / estimated if estimated else None,
+        **found,
     )
 
 

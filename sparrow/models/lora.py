@@ -9,7 +9,6 @@ Dimension letters beside those of sparrow/ops/types.py: I inputs of a projection
 R here the rank, in a bank that of all slots side by side.
 """
 
-import json
 import math
 import os
 import sys
@@ -34,7 +33,7 @@ from sparrow.models.peft_format import (
     read_config,
     read_tensors,
 )
-from sparrow.models.spec import ModelSpec
+from sparrow.models.spec import ModelSpec, naming, write_json
 from sparrow.models.weights import save_tensors
 
 
@@ -127,13 +126,11 @@ class Adapter:
         config = read_config(source / CONFIG)
         tensors = read_tensors(source / WEIGHTS)
         alpha, rslora = config["lora_alpha"], bool(config.get("use_rslora"))
-        try:
+        with naming(source):
             adapter = cls.from_state(
                 spec, tensors, alpha=alpha, rslora=rslora, dtype=dtype, device=device
             )
             check_config_fits(config, {place: pair.rank for place, pair in adapter.pairs.items()})
-        except ValueError as error:
-            raise ValueError(f"{source}: {error}") from error
         return adapter
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -142,8 +139,7 @@ class Adapter:
         target.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach() for name, tensor in self.tensors().items()}
         save_tensors(tensors, target / WEIGHTS)
-        config = json.dumps(self._config(), indent=2) + "\n"
-        (target / CONFIG).write_text(config, encoding="utf-8")
+        write_json(target / CONFIG, self._config())
         write_sums(target, (WEIGHTS, CONFIG))
         return target
 

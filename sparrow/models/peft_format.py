@@ -5,7 +5,7 @@ differ from PEFT's is refused here, by name.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sparrow.models.sources import read_json
-from sparrow.models.spec import ModelSpec
+from sparrow.models.spec import ModelSpec, check_only, naming, read_json
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -86,22 +85,20 @@ def checked_tensors(
 ) -> dict[tuple[Place, str], Tensor]:
     """The tensors by place and matrix, once every name, partner, shape and dtype is right."""
     found: dict[tuple[Place, str], Tensor] = {}
-    names: dict[tuple[Place, str], str] = {}
     for name, tensor in tensors.items():
         key = _parse(spec, name)
         if key in found:
-            raise ValueError(f"tensor {name} is there twice: also as {names[key]}")
+            raise ValueError(f"tensor {name} is there twice, under two names")
         if not tensor.is_floating_point():
             raise ValueError(f"tensor {name} has dtype {tensor.dtype}, expected a float")
-        found[key], names[key] = tensor, name
+        found[key] = tensor
     if not found:
         raise ValueError("the adapter has no tensors, expected lora_A and lora_B of some module")
-    for place, matrix in found:
-        other = "B" if matrix == "A" else "A"
-        if (place, other) not in found:
-            raise ValueError(f"tensor {place.tensor(other)} is missing beside its lora_{matrix}")
-        if matrix == "A":
-            _check_shapes(spec, place, {m: (names[place, m], found[place, m]) for m in "AB"})
+    for place in {place for place, _ in found}:
+        for matrix in "AB":
+            if (place, matrix) not in found:
+                raise ValueError(f"tensor {place.tensor(matrix)} is missing beside its partner")
+        _check_shapes(spec, place, found[place, "A"], found[place, "B"])
     return found
 
 
@@ -117,43 +114,34 @@ def _parse(spec: ModelSpec, name: str) -> tuple[Place, str]:
     return Place(int(match[1]), match[3]), match[4]
 
 
-def _check_shapes(spec: ModelSpec, place: Place, named: Mapping[str, tuple[str, Tensor]]) -> None:
+def _check_shapes(spec: ModelSpec, place: Place, a: Tensor, b: Tensor) -> None:
     inputs, outputs = module_sizes(spec)[place.module]
-    (name_a, a), (name_b, b) = named["A"], named["B"]
     if a.dim() != 2 or a.shape[0] < 1 or a.shape[1] != inputs:
-        raise ValueError(f"tensor {name_a} has shape {list(a.shape)}, expected [rank, {inputs}]")
-    if list(b.shape) != [outputs, a.shape[0]]:
         raise ValueError(
-            f"tensor {name_b} has shape {list(b.shape)}, expected {[outputs, a.shape[0]]}"
+            f"tensor {place.tensor('A')} has shape {[*a.shape]}, expected [rank, {inputs}]"
         )
+    expected = [outputs, a.shape[0]]
+    if [*b.shape] != expected:
+        raise ValueError(f"tensor {place.tensor('B')} has shape {[*b.shape]}, expected {expected}")
 
 
 def read_config(file: Path) -> dict[str, Any]:
     """PEFT's config, without keys that ask for more than plain LoRA."""
     config = read_json(file)
-    try:
-        _check_config(config)
-    except RecursionError as error:
-        raise ValueError(f"{file}: nested too deep") from error
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+    with naming(file):
+        check_only(config, _ONLY)
+        _check_kinds(config)
     return config
 
 
-def _check_config(config: Mapping[str, Any]) -> None:
-    for key, allowed in _ONLY.items():
-        value = config.get(key, allowed[0])
-        if value not in allowed:
-            raise ValueError(f"{key}={value!r:.80} is not supported, only {allowed[0]!r} is")
-    for key in ("r", "lora_alpha"):
-        if config.get(key) is None:
-            raise ValueError(f"the key {key!r} is missing")
+def _check_kinds(config: Mapping[str, Any]) -> None:
+    if type(config.get("r")) is not int:
+        raise ValueError(f"r must be a whole number, got {config.get('r')!r:.80}")
     pattern = config.get("rank_pattern") or {}
-    if not isinstance(pattern, dict):
-        raise ValueError(f"rank_pattern must be an object, got {pattern!r:.80}")
-    for key, rank in {"r": config["r"], **pattern}.items():
-        if type(rank) is not int:
-            raise ValueError(f"{key}: the rank must be a whole number, got {rank!r:.80}")
+    if not isinstance(pattern, dict) or any(type(rank) is not int for rank in pattern.values()):
+        raise ValueError(f"rank_pattern must be whole numbers by module, got {pattern!r:.80}")
+    if config.get("lora_alpha") is None:
+        raise ValueError("the key 'lora_alpha' is missing")
     targets = config.get("target_modules")
     names = targets if isinstance(targets, list) else [targets or ""]
     if not all(isinstance(name, str) for name in names):
@@ -178,18 +166,11 @@ def check_config_fits(config: Mapping[str, Any], ranks: Mapping[Place, int]) -> 
     for place, rank in ranks.items():
         if rank not in said:
             raise ValueError(
-                f"tensor {place.tensor('A')} has rank {rank}, expected "
-                f"{' or '.join(sorted(map(str, said)))} by {CONFIG}"
+                f"tensor {place.tensor('A')} has rank {rank}, r and rank_pattern say {sorted(said)}"
             )
     targets = config.get("target_modules")
     for target in targets if isinstance(targets, list) else []:  # text is a pattern: tensors decide
-        _check_target(target, ranks)
-
-
-def _check_target(target: str, places: Iterable[Place]) -> None:
-    if target.rpartition(".")[2] not in MODULES:
-        raise ValueError(
-            f"target module {target!r} is not supported, only {', '.join(MODULES)} are"
-        )
-    if not any(f".model.{place.path}".endswith(f".{target}") for place in places):
-        raise ValueError(f"target module {target!r} has no tensors in {WEIGHTS}")
+        if target.rpartition(".")[2] not in MODULES:
+            raise ValueError(f"target_modules: {target!r} is none of {', '.join(MODULES)}")
+        if not any(f".model.{place.path}".endswith(f".{target}") for place in ranks):
+            raise ValueError(f"target_modules: {target!r} has no tensors in {WEIGHTS}")

@@ -20,10 +20,7 @@ _NEEDED = {
     ),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
-_OPTIONAL = {
-    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
-}
-_REFUSED_OPTIONS = ("mscale", "mscale_all_dim")
+_OPTIONAL = {"yarn": ("attention_factor", "beta_fast", "beta_slow", "truncate")}
 _LEAST, _MOST = 1e-6, 1e15
 
 
@@ -42,23 +39,18 @@ class Rope:
             )
         _check_number("rope_theta", self.theta, 1)
         given = dict(self.scaling)
+        for name in _NEEDED[self.kind]:
+            if given.get(name) is None:
+                raise ValueError(f"rope scaling {self.kind!r} lacks {name}")
         for name, value in self.scaling:
+            if name not in (*_NEEDED[self.kind], *_OPTIONAL.get(self.kind, ())):
+                raise ValueError(f"rope scaling {self.kind!r} with {name} is not supported")
             if name != "truncate":
                 _check_number(f"rope_scaling.{name}", value, _LEAST)
             elif not isinstance(value, bool):
                 raise ValueError(f"rope_scaling.{name} must be true or false, got {value!r:.80}")
-        missing = [name for name in _NEEDED[self.kind] if given.get(name) is None]
-        if missing:
-            raise ValueError(f"rope scaling {self.kind!r} lacks {', '.join(missing)}")
-        known = (*_NEEDED[self.kind], *_OPTIONAL.get(self.kind, ()))
-        unknown = [name for name in given if name not in known]
-        refused = [name for name in _REFUSED_OPTIONS if given.get(name) is not None]
         if self.kind == "llama3" and given["low_freq_factor"] >= given["high_freq_factor"]:
             raise ValueError("rope low_freq_factor must be below high_freq_factor")
-        if unknown or refused:
-            raise ValueError(
-                f"rope scaling {self.kind!r} with {', '.join(unknown + refused)} is not supported"
-            )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "Rope":

@@ -4,15 +4,13 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from sparrow.files import SUMS, file_digest, has_sums, parse_json, read_text
+from sparrow.files import SUMS, file_digest, has_sums
 from sparrow.models.decoder import Decoder
 from sparrow.models.fetch import fetch, known
+from sparrow.models.spec import CONFIG
 
 SHIPPED = Path(__file__).parent / "shipped"
-CONFIG = "config.json"
-GENERATION_CONFIG = "generation_config.json"
 # The sha256 of each shipped model's SHA256SUMS, which lists its card too: both are renewed with it.
 PINNED = {
     "small": "e302e55f10be18f31bfcffbe06ab14428d871b5157870499b926755a37190a11",
@@ -82,18 +80,6 @@ def model_name(model: Decoder) -> str:
 def _is_snapshot(folder: Path) -> bool:
     """Whether a folder lies in the hub's cache: models--OWNER--NAME/snapshots/REVISION."""
     return folder.parent.name == "snapshots" and bool(re.fullmatch("[0-9a-f]{40}", folder.name))
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object in a file; ValueError with the file's name where it is none."""
-    text = read_text(file)
-    try:
-        content = parse_json(text)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file}: holds {type(content).__name__}, not a table of keys")
-    return content
 
 
 def _checked_folder(folder: Path) -> Path:

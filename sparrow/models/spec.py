@@ -4,11 +4,18 @@ Three families, one decoder: they differ in QK-norm (Qwen3), biases on q, k, v (
 scaling (Llama 3). Keys known to ask for more than that are refused by name.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from sparrow.files import parse_json, read_text
 from sparrow.models.rope import Rope
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 
 ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
@@ -64,31 +71,29 @@ class ModelSpec:
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
+        """Errors name the key of config.json that gives a field."""
         if self.family not in ARCHITECTURES:
             raise ValueError(f"family must be one of {sorted(ARCHITECTURES)}, got {self.family!r}")
-        for name in _SIZES:
-            _check_size(name, getattr(self, name))
+        for name, (key, most) in _SIZES.items():
+            size = getattr(self, name)
+            if type(size) is not int or not 1 <= size <= most:
+                raise ValueError(f"{key} must be a whole number from 1 to {most}, got {size!r:.80}")
         if not isinstance(self.norm_eps, float) or not 0 < self.norm_eps < 1:
-            raise ValueError(
-                f"rms_norm_eps: norm_eps must be a number between 0 and 1, "
-                f"got {self.norm_eps!r:.80}"
-            )
-        for eos_id in self.eos_ids:
-            _check_token("eos_token_id", eos_id, self.vocabulary)
-        for key, token in (("bos_token_id", self.bos_id), ("pad_token_id", self.pad_id)):
-            if token is not None:
-                _check_token(key, token, self.vocabulary)
+            raise ValueError(f"rms_norm_eps must be between 0 and 1, got {self.norm_eps!r:.80}")
         if not isinstance(self.tied, bool):
             raise ValueError(f"tie_word_embeddings must be true or false, got {self.tied!r:.80}")
+        special = {"bos_token_id": self.bos_id, "pad_token_id": self.pad_id}
+        for key, token in (*(("eos_token_id", eos) for eos in self.eos_ids), *special.items()):
+            allowed = type(token) is int and -1 <= token < self.vocabulary
+            if not allowed and (token is not None or key == "eos_token_id"):
+                raise ValueError(f"{key}: {token!r:.80} is not an id below {self.vocabulary}")
         if self.heads % self.kv_heads:
             raise ValueError(
-                f"num_attention_heads: heads must be a multiple of kv_heads, "
-                f"got {self.heads} and {self.kv_heads}"
+                f"num_attention_heads {self.heads} must be a multiple of num_key_value_heads "
+                f"{self.kv_heads}"
             )
         if self.head_size % 2:
-            raise ValueError(
-                f"head_dim: head_size must be even (rotary positions), got {self.head_size}"
-            )
+            raise ValueError(f"head_dim must be even (rotary positions), got {self.head_size}")
 
     @property
     def qk_norm(self) -> bool:
@@ -101,11 +106,8 @@ class ModelSpec:
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
         """Rows of q, k and v in the fused projection."""
-        return (
-            self.heads * self.head_size,
-            self.kv_heads * self.head_size,
-            self.kv_heads * self.head_size,
-        )
+        keys = self.kv_heads * self.head_size
+        return self.heads * self.head_size, keys, keys
 
     def parameters(self) -> int:
         """How many weights the model has."""
@@ -119,48 +121,34 @@ class ModelSpec:
 
 def spec_from_hf(config: Mapping[str, Any], source: str) -> ModelSpec:
     """Read a Hugging Face config.json; `source` names it in errors."""
-    try:
+    with naming(source):
         _refuse_unsupported(config)
-        return _read(config)
-    except RecursionError as error:
-        raise ValueError(f"{source}: nested too deep") from error
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from error
+        return ModelSpec(
+            family=config["model_type"],
+            **{name: _size(config, name) for name in _SIZES},
+            norm_eps=config.get("rms_norm_eps", 1e-6),
+            tied=config.get("tie_word_embeddings", False),
+            rope=Rope.from_hf(config),
+            eos_ids=token_ids(config.get("eos_token_id")),
+            bos_id=config.get("bos_token_id"),
+            pad_id=config.get("pad_token_id"),
+        )
 
 
-def _read(config: Mapping[str, Any]) -> ModelSpec:
-    return ModelSpec(
-        family=config["model_type"],
-        **{name: _size(config, name) for name in _SIZES},
-        norm_eps=config.get("rms_norm_eps", 1e-6),
-        tied=config.get("tie_word_embeddings", False),
-        rope=Rope.from_hf(config),
-        eos_ids=token_ids(config.get("eos_token_id")),
-        bos_id=config.get("bos_token_id"),
-        pad_id=config.get("pad_token_id"),
-    )
-
-
-def _size(config: Mapping[str, Any], name: str) -> int:
+def _size(config: Mapping[str, Any], name: str) -> Any:
     """A size that config.json gives, or what transformers takes where it is silent."""
     key, _ = _SIZES[name]
     value, family = config.get(key), config["model_type"]
     if value is None and name == "kv_heads" and family == "llama":
         return _size(config, "heads")
     if value is None and name == "head_size":
-        return 128 if family == "qwen3" else _size(config, "hidden") // _size(config, "heads")
+        if family == "qwen3":
+            return 128
+        hidden, heads = _size(config, "hidden"), _size(config, "heads")
+        return hidden // heads if type(hidden) is type(heads) is int and heads else None
     if value is None:
         raise ValueError(f"the key {key!r} is missing")
-    _check_size(name, value)
-    return int(value)
-
-
-def _check_size(name: str, value: Any) -> None:
-    key, most = _SIZES[name]
-    if type(value) is not int or not 1 <= value <= most:
-        raise ValueError(
-            f"{key}: {name} must be a whole number from 1 to {most}, got {value!r:.80}"
-        )
+    return value
 
 
 def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
@@ -170,14 +158,7 @@ def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
         "architectures": [ARCHITECTURES[spec.family]],
         "model_type": spec.family,
         "dtype": dtype,
-        "num_hidden_layers": spec.layers,
-        "hidden_size": spec.hidden,
-        "intermediate_size": spec.intermediate,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.head_size,
-        "vocab_size": spec.vocabulary,
-        "max_position_embeddings": spec.max_positions,
+        **{key: getattr(spec, name) for name, (key, _) in _SIZES.items()},
         "rms_norm_eps": spec.norm_eps,
         "hidden_act": "silu",
         "attention_bias": False,
@@ -192,36 +173,42 @@ def spec_to_hf(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     return config
 
 
-def _check_token(key: str, token: Any, vocabulary: int) -> None:
-    if type(token) is not int or not -1 <= token < vocabulary:
-        raise ValueError(f"{key}: special token {token!r:.80} is not an id below {vocabulary}")
-
-
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     family = config.get("model_type")
     if not isinstance(family, str) or family not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ValueError(f"model_type {family!r:.80} is not supported; supported are {known}")
-    architectures = _list(config, "architectures") or [ARCHITECTURES[family]]
+    check_only(config, _ONLY)
+    for key in ("architectures", "layer_types"):
+        if not isinstance(config.get(key), list | None):
+            raise ValueError(f"{key} must be a list, got {config[key]!r:.80}")
+    architectures = config.get("architectures") or [ARCHITECTURES[family]]
     if ARCHITECTURES[family] not in architectures:
         raise ValueError(f"architectures {architectures!r:.80} lack {ARCHITECTURES[family]}")
-    for key, allowed in _ONLY.items():
-        value = config.get(key, allowed[0])
-        if value not in allowed:
-            raise ValueError(f"{key}={value!r:.80} is not supported, only {allowed[0]!r} is")
-    kinds = _list(config, "layer_types")
-    if any(kind != "full_attention" for kind in kinds):
-        raise ValueError(f"layer_types {kinds!r:.80} are not supported, only full_attention is")
+    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+        raise ValueError("layer_types: only full_attention is supported")
     for key in ("dtype", "torch_dtype"):
         if not isinstance(config.get(key), str | None):
             raise ValueError(f"{key} must be the name of a dtype, got {config[key]!r:.80}")
 
 
-def _list(config: Mapping[str, Any], key: str) -> list[Any]:
-    value = config.get(key)
-    if not isinstance(value, list | None):
-        raise ValueError(f"{key} must be a list, got {value!r:.80}")
-    return value or []
+def check_only(config: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse a key with another value than those given; a missing key has the first of them."""
+    for key, allowed in only.items():
+        value = config.get(key, allowed[0])
+        if value not in allowed:
+            raise ValueError(f"{key}={value!r:.80} is not supported, only {allowed[0]!r} is")
+
+
+@contextmanager
+def naming(source: object) -> Iterator[None]:
+    """What is wrong with the content of a file begins with the file's name."""
+    try:
+        yield
+    except RecursionError as error:
+        raise ValueError(f"{source}: nested too deep") from error
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
@@ -229,3 +216,19 @@ def token_ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (value,)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object in a file; ValueError with the file's name where it is none."""
+    text = read_text(file)
+    with naming(file):
+        content = parse_json(text)
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: holds {type(content).__name__}, not a table of keys")
+    return content
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    """Write a JSON object, a key a line."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    file.write_text(f"{text}\n", encoding="utf-8")

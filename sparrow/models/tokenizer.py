@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sparrow.files import cached_digest, verify
-from sparrow.models.sources import CONFIG, locate, read_json
+from sparrow.models.sources import locate
+from sparrow.models.spec import CONFIG, read_json
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 # Files that make up a tokenizer and its chat template; copied byte for byte when a model is saved.

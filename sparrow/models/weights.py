@@ -5,7 +5,6 @@ from the files' headers before any memory is taken, then streams tensor by tenso
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sparrow.models.decoder import Decoder, Layer
-from sparrow.models.sources import read_json
+from sparrow.models.spec import read_json, write_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -173,18 +172,19 @@ def check_tied_head(stored: Mapping[str, StoredTensor], embedding: Tensor) -> No
 
 def write_tensors(views: Mapping[str, Tensor], folder: Path) -> None:
     """Write safetensors files of at most SHARD_BYTES, with an index where there are several."""
-    shards = _shards(views)
-    if len(shards) == 1:
-        save_tensors(views, folder / WEIGHTS)
-        return
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    split = split_state_dict_into_shards_factory(
+        views,
+        get_storage_size=lambda view: view.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=SHARD_BYTES,
+    )
+    for file, names in split.filename_to_tensors.items():
         save_tensors({name: views[name] for name in names}, folder / file)
-        weight_map |= dict.fromkeys(names, file)
-    total = sum(view.nbytes for view in views.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        write_json(folder / INDEX, index)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -195,28 +195,13 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
         raise OSError(f"{file} cannot be written: {error}") from error
 
 
-def _shards(views: Mapping[str, Tensor]) -> list[list[str]]:
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, view in views.items():
-        if shards[-1] and size + view.nbytes > SHARD_BYTES:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += view.nbytes
-    return shards
-
-
 def _ignorable(name: str, tied: bool) -> bool:
     """A tied head's copy (see `check_tied_head`), and rope tables of old checkpoints."""
     return (tied and name == HEAD) or name.endswith("rotary_emb.inv_freq")
 
 
 def _some(names: list[str]) -> str:
-    if len(names) == 1:
-        return f"tensor {names[0]} is"
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"tensors {', '.join(names[:3])}{rest} are"
+    return f"{len(names)} tensors ({', '.join(names[:3])})"
 
 
 def initialise(model: Decoder, seed: int) -> None:

@@ -1,27 +1,23 @@
 """Ops: tensors in, tensors out; a definition for each, and faster versions by device."""
 
-from sparrow.ops.api.acceptance import acceptance, acceptance_bounds, compare
-from sparrow.ops.api.attention import (
+from sparrow.ops.dispatch import fastest, settled_weights, using, versions
+from sparrow.ops.reference.acceptance import Comparison, acceptance, acceptance_bounds, compare
+from sparrow.ops.reference.attention import (
     attend_causal,
     attend_causal_paged,
     attend_decode,
     attend_sparse,
 )
-from sparrow.ops.api.layers import gate, linear_add, norm_gated, norm_linear, split_heads
-from sparrow.ops.api.logprob import logits, token_stats, top_k
-from sparrow.ops.api.pages import (
+from sparrow.ops.reference.layers import gate, linear_add, norm_gated, norm_linear, split_heads
+from sparrow.ops.reference.logprob import TokenStats, TopK, logits, token_stats, top_k
+from sparrow.ops.reference.pages import (
     append_pages,
     score_pages,
     select_pages,
     summarise_pages,
     write_pages,
 )
-from sparrow.ops.api.rows import step_inputs, step_outputs
-from sparrow.ops.api.sampling import sample
-from sparrow.ops.dispatch import fastest, settled_weights, using, versions
-from sparrow.ops.reference.acceptance import Comparison
-from sparrow.ops.reference.logprob import TokenStats, TopK
-from sparrow.ops.reference.sampling import Draws
+from sparrow.ops.reference.sampling import Draws, sample, step_inputs, step_outputs
 from sparrow.ops.types import (
     Field,
     PageCache,
@@ -33,46 +29,3 @@ from sparrow.ops.types import (
     kv_fields,
     page_bytes,
 )
-
-__all__ = [
-    "Comparison",
-    "Draws",
-    "Field",
-    "PageCache",
-    "PageLists",
-    "RowState",
-    "Scorer",
-    "Scores",
-    "StepInputs",
-    "TokenStats",
-    "TopK",
-    "acceptance",
-    "acceptance_bounds",
-    "append_pages",
-    "attend_causal",
-    "attend_causal_paged",
-    "attend_decode",
-    "attend_sparse",
-    "compare",
-    "fastest",
-    "gate",
-    "kv_fields",
-    "linear_add",
-    "logits",
-    "norm_gated",
-    "norm_linear",
-    "page_bytes",
-    "sample",
-    "score_pages",
-    "select_pages",
-    "settled_weights",
-    "split_heads",
-    "step_inputs",
-    "step_outputs",
-    "summarise_pages",
-    "token_stats",
-    "top_k",
-    "using",
-    "versions",
-    "write_pages",
-]

@@ -1,23 +1,26 @@
-"""Which version of an op runs: the faster one of the device where there is one, or the definition.
+"""Ops, and which version of one runs: the faster one of the device, or the definition.
 
-Every version of an op computes the same function up to rounding; choosing one changes speed, not
-meaning. `versions` tells what runs, `using("reference")` forces the definitions, and so does
-`using("compiled")`, which has torch.compile join the small kernels of a layer: for training, which
-wants gradients.
+`op` makes an op of its definition. Every version of it computes the same function up to rounding;
+choosing one changes speed, not meaning. `versions` tells what runs, `using("reference")` forces the
+definitions, and so does `using("compiled")`, which has torch.compile join the small kernels of a
+layer: for training, which wants gradients.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, update_wrapper
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, get_args
 from warnings import warn
 
 import torch
-from torch import Tensor
 
+from sparrow.ops.contracts import Contract
+
+P = ParamSpec("P")
+R = TypeVar("R")
 Choice = Literal["fastest", "reference", "compiled"]
 
 # (op, device type) -> module with a function of the op's name, `supports(op, *arguments)` and
@@ -95,21 +98,47 @@ def versions(device: str, dtype: torch.dtype, head_size: int) -> dict[str, str]:
     }
 
 
-def run(op: str, definition: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call the version of `op` that fits the first argument's device."""
-    first: Tensor = args[0]
-    if _choice.get() == "fastest":
-        module = _faster(op, first.device.type)
-        if module is not None and module.supports(op, *args, **kwargs):
-            return getattr(module, op)(*args, **kwargs)
-    if _choice.get() == "compiled" and op in COMPILED:
-        return _compiled(definition)(*args, **kwargs)
-    return definition(*args, **kwargs)
+class Op(Generic[P, R]):
+    """A function of tensors: checks its contract, then runs the version that fits.
+
+    The device is that of the first argument. `definition` is the plain function, whose signature
+    and docstring are the contract; it checks nothing and runs anywhere.
+    """
+
+    def __init__(self, definition: Callable[P, R], *, gradients: bool, checked: bool) -> None:
+        self.definition = definition
+        self.name = definition.__name__
+        self._gradients = gradients
+        self._contract = Contract(definition) if checked else None
+        update_wrapper(self, definition)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._contract is not None:
+            self._contract.check(args, kwargs)
+        if self._gradients:
+            return self._version(*args, **kwargs)(*args, **kwargs)
+        with torch.no_grad():
+            return self._version(*args, **kwargs)(*args, **kwargs)
+
+    def _version(self, *args: Any, **kwargs: Any) -> Callable[P, R]:
+        choice = _choice.get()
+        if choice == "fastest":
+            module = _faster(self.name, args[0].device.type)
+            if module is not None and module.supports(self.name, *args, **kwargs):
+                return getattr(module, self.name)
+        if choice == "compiled" and self.name in COMPILED:
+            return _compiled(self.definition)
+        return self.definition
 
 
-def joiner() -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
-    """What makes one kernel of a function of small ones here; None: nothing does."""
-    return _compiled if _choice.get() == "compiled" else None
+def op(*, gradients: bool = True, checked: bool = True) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Make an op of a definition; `checked=False` where torch itself refuses wrong shapes."""
+    return lambda definition: Op(definition, gradients=gradients, checked=checked)
+
+
+def joiner() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What makes one kernel of a function of small ones (torch.compile), or leaves it as it is."""
+    return _compiled if _choice.get() == "compiled" else lambda function: function
 
 
 @cache

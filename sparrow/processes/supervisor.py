@@ -24,6 +24,7 @@ import signal
 import socket
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from hashlib import sha256
@@ -37,6 +38,7 @@ LOOK_EVERY = 0.25  # seconds between looks at the parent and at memory
 SHOWN = 1 << 16  # bytes of what a worker prints that are read at once
 TOLD = 500  # characters of an error that are kept
 MOST_DESCRIPTORS = 1 << 20  # that a process may have
+PARENT = "SPARROW_PARENT"  # in the environment of a child: the id of the process that started it
 
 Setup = dict[str, Any]
 
@@ -362,6 +364,41 @@ def _flush() -> None:
 def describe(error: BaseException) -> str:
     """An exception in one line."""
     return f"{type(error).__name__}: {error}"[:TOLD]
+
+
+# A process that ends when the one that started it has ended, however that came about.
+
+
+def with_parent(environment: dict[str, str]) -> dict[str, str]:
+    """An environment for children of this process that call `die_with_parent`."""
+    return environment | {PARENT: str(os.getpid())}
+
+
+def die_with_parent() -> None:
+    """Ask to be killed when the process that SPARROW_PARENT names is gone; without it do nothing.
+
+    Processes that this one starts are not meant: the variable is taken out of the environment. On
+    Linux it is the end of the parent's thread that counts: the one that started this process.
+    """
+    named = os.environ.pop(PARENT, None)
+    if named is None:
+        return
+    if sys.platform == "linux":
+        prctl(PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch_parent, args=(int(named),), daemon=True).start()
+    if os.getppid() != int(named):
+        _die()  # it ended before anybody was asked
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_EVERY)
+    _die()
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -69,12 +69,8 @@ class Worker:
         longest: int = LONGEST,
     ) -> None:
         self.isolation = "not started"
-        self._setup = {
-            "target": target,
-            "arguments": dict(arguments),
-            "memory": memory,
-            "namespace": namespace,
-        }
+        self._setup: dict[str, Any] = {"target": target, "arguments": dict(arguments)}
+        self._setup |= {"memory": memory, "namespace": namespace}
         self._longest = longest
         self._lock = threading.Lock()
         self._closed = False

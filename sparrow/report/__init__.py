@@ -1,1 +1,1 @@
-"""Report: surfaces and plans as figures. Takes plain data, as their files hold it."""
+"""Reports: results as pages, tables and figures, for browsers, Markdown and the terminal."""

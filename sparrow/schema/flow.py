@@ -1,7 +1,8 @@
-"""The configurations of `sparrow flow`: check, score, bench and texts."""
+"""`sparrow flow`: configurations, and what is known of a flow: that it is right, how good it is."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -62,3 +63,160 @@ class FlowTextsConfig(Record):
     """`sparrow flow texts`."""
 
     out: Directory = argument(..., "Where to copy them.")
+
+
+# Results.
+
+
+class Configuration(Record):
+    """All of a rule that is not its formula, but for the budget. The defaults are the paper's."""
+
+    page: int = 16
+    first: int = 1
+    last: int = 2
+    dense_layers: tuple[int, ...] = (0, 1)
+
+
+class FlowField(Record):
+    """What a flow keeps with a page. Bytes are of one page and KV head, bf16 keys."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+class FlowTest(Record):
+    """How two ways to choose pages compared on one sequence: choices are of a token and KV head."""
+
+    sequence: str
+    compared: str
+    choices: int
+    near_ties: int  # differ, but by pages of equal score up to rounding
+    different: int
+    ties: bool  # whether any number of near ties is right
+    first: str  # where the first difference is
+    passed: bool
+
+
+class FlowCheck(Record):
+    """A flow's program for some sizes, and how its differential test went.
+
+    A flow without a score keeps every page: there are no tests.
+    """
+
+    flow: str
+    digest: str
+    page: int
+    head_size: int
+    group: int
+    fields: tuple[FlowField, ...]
+    bytes: int
+    of_mean: float  # over those of one 16-bit mean key
+    of_kv: float
+    state: Mapping[str, float]  # of a request, with its first value
+    mass: float | None
+    operations: int
+    over_pages: Mapping[str, int]
+    kernels: Mapping[str, str]
+    device: str
+    tests: tuple[FlowTest, ...] = ()
+    passed: bool = True
+    unordered: int = 0  # scores that are no numbers: such pages are kept last
+
+
+class Errors(Record):
+    """Attention error on the dense stream, means; None where nothing was dropped.
+
+    recall  share of the pages of greatest attention mass that were kept, as many as the budget
+            pays, without those that every rule keeps
+    mass    share of all attention mass on kept tokens, mean over heads
+    error   norm of the change of the layer's attention output, over the norm of that output
+    """
+
+    recall: float | None = None
+    mass: float | None = None
+    error: float | None = None
+
+
+class FlowText(Record):
+    """A text that was read, by the digest of its tokens."""
+
+    name: str
+    kind: str
+    sha256: str
+    note: str
+
+
+class FlowScore(Errors, Configuration):
+    """A flow in a configuration under a budget: means over texts, with 95 % intervals over them.
+
+    gain                above the block mean in the same configuration
+    configuration_gain  of the block mean in this configuration above that in the reference's
+    """
+
+    flow: str
+    digest: str
+    bytes: int
+    of_mean: float
+    budget: int
+    submitted: bool
+    p05: float
+    p05_low: float | None
+    p05_high: float | None
+    gain: float
+    gain_low: float | None
+    gain_high: float | None
+    configuration_gain: float | None = None
+    configuration_gain_low: float | None = None
+    configuration_gain_high: float | None = None
+    mean: float
+    p05_by_text: tuple[float, ...]
+    layers: Mapping[str, Errors]
+    seconds: float
+
+
+class FlowScores(Record):
+    """`sparrow flow score`: flows beside each other on the same texts."""
+
+    model: str
+    fingerprint: str
+    dtype: str
+    device: str
+    tokens: int
+    texts: tuple[FlowText, ...]
+    configuration: Configuration
+    rows: tuple[FlowScore, ...]
+
+    def leaderboard(self, when: str) -> list[dict[str, Any]]:
+        """One line for every flow that was submitted and every budget.
+
+        gained_by_formula        p05 above the block mean's in the same configuration
+        gained_by_configuration  what the block mean itself gains from that configuration over the
+                                 reference: page 16, first 1, last 2, dense layers 0 and 1
+        """
+        about = self.model_dump(include={"model", "fingerprint", "dtype", "device", "tokens"})
+        about["texts"] = {text.name: text.sha256 for text in self.texts}
+        lines = []
+        for score in self.rows:
+            row = score.model_dump(mode="json")
+
+            def interval(name: str, row: dict[str, Any] = row) -> dict[str, Any]:
+                return {"mean": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]}
+
+            if score.submitted:
+                lines.append(
+                    {
+                        "when": when,
+                        "formula": {k: row[k] for k in ("flow", "digest", "bytes", "of_mean")},
+                        "configuration": {
+                            k: row[k] for k in (*Configuration.model_fields, "budget")
+                        },
+                        "p05": interval("p05"),
+                        "gained_by_formula": interval("gain"),
+                        "gained_by_configuration": interval("configuration_gain"),
+                        **{k: row[k] for k in Errors.model_fields},
+                        **about,
+                    }
+                )
+        return lines

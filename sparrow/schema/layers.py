@@ -7,6 +7,8 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from functools import reduce
+from importlib.resources import files
+from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +36,27 @@ class Given(NamedTuple):
     source: str
 
 
-def read_file(path: Path) -> Layer:
-    """One TOML file."""
+def shipped_configs(verb: str) -> dict[str, Path]:
+    """The files that come with the package for a verb, or `schedules`, by their names."""
+    folder = Path(str(files("sparrow_recipes"))) / "configs" / verb
+    return {file.stem: file for file in sorted(folder.glob("*.*"))}
+
+
+def find_config(verb: str, name: str | Path) -> Path:
+    """The file of a configuration: one that is given by its path, or a shipped one by its name."""
+    path, text = Path(name), str(name)
+    if len(path.parts) > 1 or text.endswith((".toml", ".json")):
+        return path
+    shipped = shipped_configs(verb)
+    if text not in shipped and not isfile(text):
+        allowed = f"a file, or one of {', '.join(shipped)}"
+        raise ConfigError(f"{verb}: got {describe(text)}, allowed: {allowed}")
+    return shipped.get(text, path)
+
+
+def read_file(name: str | Path, verb: str) -> Layer:
+    """One TOML file; where it is a name, of those that are shipped for the verb."""
+    path = find_config(verb, name)
     source = f"{FILE}{path}"
     try:
         text = read_text(path, most=MOST_BYTES)

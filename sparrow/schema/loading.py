@@ -40,6 +40,7 @@ def load_config(
 ) -> Root:
     """The configuration of class `cls`: its defaults, then files left to right, then overrides.
 
+    A file may be a shipped one's name: "tiny" for TrainConfig is that of `sparrow train tiny`.
     An override is `--section.key=value`; the value is read as TOML, or as text if it is none or
     the field wants text. Options of the command line are layers already (options.py). Raises
     ConfigError with every problem that it finds.
@@ -57,9 +58,10 @@ def load_config(
 def _read_layers(
     cls: type[Record], files: Sequence[str | Path], overrides: Sequence[str | Layer]
 ) -> list[Layer]:
+    verb = cls.__name__.removesuffix("Config").lower()
     texts = [text for text in overrides if isinstance(text, str)]
     readers: list[Callable[[], Layer]] = [
-        *(partial(read_file, Path(path)) for path in files),
+        *(partial(read_file, name, verb) for name in files),
         *(partial(read_override, cls, text) for text in texts),
     ]
     layers: list[Layer] = []

@@ -6,9 +6,13 @@ docs/calibrate.md describes every field. numpy and no torch: plans and plots rea
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from sparrow.schema.base import File, Record
+import numpy as np
+
+from sparrow.schema.base import File, Int32Array, Record
+from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
 
 FORMAT = 1
+LONGEST = 2**31  # tokens
 LEAST_PROMPTS = 48
 """Below so many prompts an interval over prompts is narrower than it says."""
 
@@ -30,6 +34,33 @@ class Variant(Record):
     dense_layers: tuple[int, ...] = ()
     shares: tuple[float, ...] = ()
     flow_digest: str | None = None  # of the flow's formula, which schedules hold
+
+    def schedule(self, lengths: Sequence[int], budgets: Sequence[int], **fields: Any) -> Schedule:
+        """The schedule of these bins; budgets of single layers follow from the shares."""
+        common = np.asarray(budgets, dtype=np.int32)
+        fields = {"name": f"{self.name}-{budgets[0]}"} | fields
+        return Schedule(
+            lengths=np.asarray(lengths),
+            budgets=common,
+            layers=tuple(
+                LayerBudgets(layer=layer, budgets=self._share_of(common, share))
+                for layer, share in enumerate(self.shares)
+                if layer not in self.dense_layers and share != 1
+            ),
+            flow=self.flow,
+            flow_digest=self.flow_digest,
+            page=self.page,
+            first=self.first,
+            last=self.last,
+            dense_layers=self.dense_layers,
+            **fields,
+        )
+
+    def _share_of(self, budgets: Int32Array, share: float) -> Int32Array:
+        """A multiple of budgets in whole pages, never less than the pages always kept."""
+        least = (self.first + self.last) * self.page
+        pages = np.rint(budgets.astype(np.float64) * share / self.page).astype(np.int64) * self.page
+        return np.where(budgets == DENSE, DENSE, np.clip(pages, least, DENSE)).astype(np.int32)
 
 
 class Estimators(Record):
@@ -132,7 +163,8 @@ class Surface(File):
         if not self.variants:
             raise ValueError("Surface.variants: got none, allowed: one at least")
         for cell in (*self.cells, *self.floor):
-            if not 0 <= cell.low <= cell.p05 <= cell.high <= 1 or cell.start not in self.bins:
+            fits = cell.start in self.bins and cell.start <= cell.stop <= LONGEST
+            if not 0 <= cell.low <= cell.p05 <= cell.high <= 1 or not fits:
                 place = f"{cell.variant}, {cell.budget}, from {cell.start}"
                 raise ValueError(
                     f"Surface.cells: got {cell.low}, {cell.p05}, {cell.high} for {place}, allowed: "
@@ -149,6 +181,10 @@ class Surface(File):
                 return variant
         known = ", ".join(variant.name for variant in self.variants)
         raise ValueError(f"the surface has no variant {name!r}; it has {known}")
+
+    def kept(self, variant: str) -> list[int]:
+        """The budgets of a variant that were measured, rising."""
+        return sorted({c.budget for c in self.cells if c.variant == variant and c.budget})
 
     def of(self, variant: str, budget: int) -> list[Cell]:
         """The cells of one variant and budget, in the order of lengths."""

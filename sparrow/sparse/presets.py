@@ -1,4 +1,4 @@
-"""The published budget schedules by name, from `presets.json`: data of the paper, in our units."""
+"""Budget schedules by name: the published ones of `presets.json`, in our units, and plans."""
 
 import json
 from difflib import get_close_matches
@@ -7,19 +7,22 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from sparrow.schema.layers import shipped_configs
 from sparrow.schema.schedule import Note, Schedule
 
 
 def preset_names() -> tuple[str, ...]:
     """Names of the presets: model and target, such as "qwen3-1.7b-0.86"."""
-    return tuple(_data()["schedules"])
+    return (*_data()["schedules"], *shipped_configs("schedules"))
 
 
 def preset(name: str) -> Schedule:
-    """A published schedule: budgets that held the 5th percentile of acceptance at its target."""
+    """A schedule whose budgets held the 5th percentile of acceptance at its target."""
     data = _data()
-    if name not in data["schedules"]:
+    if name not in preset_names():
         raise ValueError(f"unknown preset {name!r}{_suggestion(name)}; known: {_known()}")
+    if name not in data["schedules"]:
+        return Schedule.load(shipped_configs("schedules")[name])
     own = data["schedules"][name]
     notes = data["provenance"] | own["provenance"]
     return Schedule(

@@ -5,7 +5,7 @@ to keep. Legend of the dimension letters: sparrow/ops/types.py.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,10 +13,9 @@ from torch import Tensor
 from sparrow import ops
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows import paged
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, Program, check_weights, trace
 from sparrow.sparse.flows.interpret import Scene
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.flows.tracing import Program, check_weights, trace
 
 if TYPE_CHECKING:
     from sparrow.sparse.compile.launch import Compiled
@@ -52,16 +51,11 @@ class Rule:
     @classmethod
     def of(cls, schedule: Schedule, flow: Flow = block_mean) -> "Rule":
         """The rule that a schedule was made for; the flow must be the one it was made for."""
-        if schedule.flow != flow.name:
+        if schedule.misfits({"flow": flow.name, "flow_digest": flow.digest}):
             raise ValueError(
-                f"schedule {schedule.name!r} was made for the flow {schedule.flow!r}, not for "
-                f"{flow.name!r}: give the flow it names"
-            )
-        if schedule.misfits({"flow_digest": flow.digest}):
-            raise ValueError(
-                f"schedule {schedule.name!r} was made for another formula of the flow "
-                f"{flow.name!r} (digest {schedule.flow_digest}, this one has {flow.digest}): give "
-                "the flow it was made for"
+                f"schedule {schedule.name!r} was made for the flow {schedule.flow!r} (digest "
+                f"{schedule.flow_digest}), not for {flow.name!r} ({flow.digest}): give the flow "
+                "it was made for"
             )
         return cls.like(schedule, flow)
 
@@ -132,7 +126,7 @@ class Rule:
             kernels = _compiled(program, k_NGPD.dtype)
             kernels.append(cache, layer, unread, unread, slots_T, write=False)
         elif _by_hand(program):
-            ops.summarise_pages(k_NGPD, cache.field(_only_field(program), layer), slots_T)
+            ops.summarise_pages(k_NGPD, _means(program, cache, layer), slots_T)
         else:
             paged.summarise(program, cache, layer, slots_T)
 
@@ -151,8 +145,8 @@ class Rule:
             kernels = _compiled(program, k_NGPD.dtype)
             kernels.append(cache, layer, k_BGD, v_BGD, slots_B, write=True)
         elif _by_hand(program):
-            mean_NGD = cache.field(_only_field(program), layer)
-            ops.append_pages(k_NGPD, v_NGPD, mean_NGD, k_BGD, v_BGD, slots_B)
+            means_NGD = _means(program, cache, layer)
+            ops.append_pages(k_NGPD, v_NGPD, means_NGD, k_BGD, v_BGD, slots_B)
         else:
             ops.write_pages(k_NGPD, v_NGPD, k_BGD, v_BGD, slots_B)
             paged.summarise(program, cache, layer, slots_B)
@@ -171,8 +165,11 @@ class Rule:
 
         Called after `append`: lengths include the current token. A budget counts every kept token,
         and one of at least the length keeps every page (under a mass, DENSE alone does); it may
-        differ by KV head ([B, G]). None
-        depends on the layer alone. rows: the slots that hold the rows' state, if the flow has any.
+        differ by KV head ([B, G]). None depends on the layer alone. rows: the slots that hold the
+        rows' state, if the flow has any.
+
+        Pages are chosen in three ways: by definition (`flows.paged`), by generated kernels on a
+        GPU, and on a CPU, for the paper's formula, by ops of its own.
         """
         if layer in self.dense_layers or self.flow.score is None:
             return None
@@ -184,32 +181,19 @@ class Rule:
                 first=self.first,
                 last=self.last,
             )
-        score_BGM = self._score(program, cache, layer, q_BHD, table_BM, lengths_B, rows_B)
+        if _by_hand(program):
+            means_NGD = _means(program, cache, layer)
+            score_BGM = ops.score_pages(q_BHD, means_NGD, table_BM, lengths_B, page=cache.page)
+        else:
+            scene = Scene(lengths=lengths_B, layer=layer, first=self.first, last=self.last)
+            score_BGM = paged.score(program, cache, layer, q_BHD, table_BM, scene, rows_B)
         return ops.select_pages(
-            score_BGM,
-            lengths_B,
-            budgets,
+            *(score_BGM, lengths_B, budgets),
             page=cache.page,
             first=self.first,
             last=self.last,
             mass=program.mass,
         )
-
-    def _score(
-        self,
-        program: Program,
-        cache: ops.PageCache,
-        layer: int,
-        q_BHD: Tensor,
-        table_BM: Tensor,
-        lengths_B: Tensor,
-        rows_B: Tensor | None,
-    ) -> Tensor:
-        if _by_hand(program):
-            mean_NGD = cache.field(_only_field(program), layer)
-            return ops.score_pages(q_BHD, mean_NGD, table_BM, lengths_B, page=cache.page)
-        scene = Scene(lengths=lengths_B, layer=layer, first=self.first, last=self.last)
-        return paged.score(program, cache, layer, q_BHD, table_BM, scene, rows_B)
 
     def scorer(self, layer: int, page: int) -> ops.Scorer | None:
         """How a layer's pages are scored for whole sequences at once; None: it is dense."""
@@ -241,7 +225,17 @@ class Rule:
         That is this rule at a page size, on models of a family (None: any). Budgets measured with
         one say nothing about another, so none is adapted unless `Schedule.forced_onto` was asked.
         """
-        wrong = schedule.misfits(self._place(page) | {"family": family})
+        wrong = schedule.misfits(
+            {
+                "flow": self.name,
+                "flow_digest": self.flow.digest,
+                "page": page,
+                "first": self.first,
+                "last": self.last,
+                "dense_layers": tuple(sorted(self.dense_layers)),
+                "family": family,
+            }
+        )
         if wrong:
             pairs = wrong.items()
             made = [f"{k} {getattr(schedule, k)!r} (the engine runs {v!r})" for k, v in pairs]
@@ -252,16 +246,6 @@ class Rule:
                 "--attention.force=true (generate), --rollout.attention.force=true (train) or "
                 "--force (eval, calibrate)"
             )
-
-    def _place(self, page: int) -> dict[str, Any]:
-        return {
-            "flow": self.name,
-            "flow_digest": self.flow.digest,
-            "page": page,
-            "first": self.first,
-            "last": self.last,
-            "dense_layers": tuple(sorted(self.dense_layers)),
-        }
 
 
 def _on_gpu(tensor: Tensor) -> bool:
@@ -281,6 +265,6 @@ def _by_hand(program: Program) -> bool:
     return program.digest == trace(block_mean, *sizes).digest
 
 
-def _only_field(program: Program) -> str:
+def _means(program: Program, cache: ops.PageCache, layer: int) -> Tensor:
     (field,) = program.fields
-    return field.name
+    return cache.field(field.name, layer)

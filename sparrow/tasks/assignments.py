@@ -14,25 +14,12 @@ tries that had missed this value. Now and then an earlier try is taken up again 
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from sparrow.tasks.base import (
-    RIGHT,
-    THINK,
-    Malformed,
-    Row,
-    Verdict,
-    answer_words,
-    check_dial,
-    check_row,
-    check_spread,
-    drawn,
-    finish,
-    wrong,
-)
+from sparrow.tasks.base import Data, Puzzle
 from sparrow.tasks.words import NAMES, NUMBERS, number
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
@@ -47,36 +34,30 @@ Line = tuple[str, ...]  # ("45",) or ("x3", "+", "x12")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignments:
+class Assignments(Puzzle):
     """modulus: values are 0 to modulus - 1
     wander: how often a chain goes back to an earlier try
     revisit: whether that may be any earlier try, or must be one that failed
     constants, spare: shares of constants among the needed, and of assignments nobody needs
-    spread: how far a gold chain should be at most from the length asked for, as a factor
     """
 
     name: ClassVar[str] = "assignments"
-    lengths: ClassVar[tuple[int, int]] = (100, 8000)
     modulus: int = 97
     wander: float = 0.35
     revisit: bool = True
     constants: float = 0.35
     spare: float = 0.1
-    spread: float = 1.5
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not 2 <= self.modulus < NUMBERS:  # the prompt names the modulus: it must be a word
             raise ValueError(f"{self.name}: modulus must be 2 to {NUMBERS - 1}, got {self.modulus}")
         if not 0 <= self.wander < 1:  # at 1 a walk never leaves its first try
             raise ValueError(f"{self.name}: wander is a share below 1, got {self.wander}")
-        check_spread(self.name, self.spread)
         for what in ("constants", "spare"):
             if not 0 <= getattr(self, what) <= 1:
                 raise ValueError(f"{self.name}: {what} is a share, got {getattr(self, what)}")
 
-    def row(self, seed: int, length: int) -> Row:
-        check_dial(self.name, seed, length, self.lengths)
-        rng = drawn(self.name, seed, length)
+    def _draw(self, rng: Random, length: int) -> tuple[str, Data]:
         needed = self._needed(rng, length)
         names = rng.sample([f"x{i}" for i in range(NAMES)], NAMES)
         program = self._program(rng, names, needed)
@@ -84,37 +65,28 @@ class Assignments:
         rng.shuffle(order)
         lines = " ; ".join(f"{name} = {' '.join(program[name])}" for name in order)
         goal = names[needed - 1]
-        prompt = f"{self.name} mod {self.modulus} : {lines} ; find {goal} {THINK}"
         data = {"program": program, "goal": goal, "modulus": self.modulus}
-        return Row(family=self.name, seed=seed, length=length, prompt=prompt, data=data)
+        return f"mod {self.modulus} : {lines} ; find {goal}", data
 
-    def chain(self, row: Row, seed: int) -> str:
-        """Walks are drawn until one is about as long as asked for: their lengths vary a lot."""
-        check_row(self.name, row)
-        rng = drawn(self.name, row.seed, row.length, "chain", seed)
+    def _think(self, rng: Random, data: Data, low: float, high: float) -> tuple[list[str], str]:
         for _ in range(MOST_WALKS):
-            walk = self._walk(rng, row.data, most=row.length * self.spread)
-            if walk is not None and len(walk.thoughts) >= row.length / self.spread:
+            walk = self._walk(rng, data, most=high)
+            if walk is not None and len(walk.thoughts) >= low:
                 break
         else:
-            walk = self._walk(rng, row.data, most=math.inf)
+            walk = self._walk(rng, data, most=math.inf)
         assert walk is not None, "a walk without an end reaches its goal"
-        return finish(walk.thoughts, str(walk.known[row.data["goal"]]))
+        return walk.thoughts, str(walk.known[data["goal"]])
 
-    def reward(self, row: Row, text: str) -> Verdict:
-        check_row(self.name, row)
-        try:
-            words = answer_words(text)
-        except Malformed as error:
-            return wrong(str(error))
-        value = number(words[0]) if len(words) == 1 else None
+    def _judge(self, data: Data, answer: list[str]) -> str:
+        value = number(answer[0]) if len(answer) == 1 else None
         if value is None:
-            return wrong("the answer is not one number")
-        if value >= row.data["modulus"]:
-            return wrong(f"the answer is not below the modulus {row.data['modulus']}")
-        return RIGHT if value == evaluate(row.data) else wrong("the value is wrong")
+            return "the answer is not one number"
+        if value >= data["modulus"]:
+            return f"the answer is not below the modulus {data['modulus']}"
+        return "" if value == evaluate(data) else "the value is wrong"
 
-    def _walk(self, rng: Random, data: Mapping[str, Any], most: float) -> "_Walk | None":
+    def _walk(self, rng: Random, data: Data, most: float) -> "_Walk | None":
         """One walk to the goal; None where it takes more than so many tokens."""
         walk, name = _Walk(data), data["goal"]
         while len(walk.thoughts) <= most:
@@ -178,7 +150,7 @@ class Assignments:
 class _Walk:
     """What a chain has come to."""
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
+    def __init__(self, data: Data) -> None:
         self.data = data
         self.known: dict[str, int] = {}
         self.thoughts: list[str] = []
@@ -215,7 +187,7 @@ class _Walk:
         return missing
 
 
-def evaluate(data: Mapping[str, Any]) -> int:
+def evaluate(data: Data) -> int:
     """The value of the goal, without recursion: programs are deep."""
     program, known = data["program"], {}
     stack = [data["goal"]]

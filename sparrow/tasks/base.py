@@ -1,4 +1,4 @@
-"""What every source of tasks gives: rows with a prompt, and a verdict on any text.
+"""What every task gives: rows with a prompt, and a verdict on any text.
 
 A completion is a chain of thought, then one answer, then nothing:
 
@@ -10,11 +10,14 @@ of this form is wrong.
 
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 THINK, END_THINK, ANSWER, END_ANSWER = "<think>", "</think>", "<answer>", "</answer>"
+Data = Mapping[str, Any]
+Message = Mapping[str, str]  # role and content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,7 @@ class Row:
     seed: int
     length: int  # the dial: about how many tokens a chain of thought has
     prompt: str
-    data: Mapping[str, Any]
+    data: Data
 
     @property
     def id(self) -> str:
@@ -64,11 +67,100 @@ class Source(Protocol):
         """Judge a completion (without the prompt). Never raises for what the text says."""
 
 
-class Puzzle(Source, Protocol):
-    """A source that also knows how to think: gold chains, another one for every seed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A prompt and what its answers are judged by: plain data, so it can go to another process.
+
+    max_tokens: how long an answer to it may be; None: as long as the run allows.
+    """
+
+    id: str
+    source: str  # data_source: which task it belongs to, and so who judges it
+    prompt: str | tuple[Message, ...]  # a text, or chat messages
+    ground_truth: Any
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+
+
+class Examples(Protocol):
+    """Rows in an order that a position decides: the same for every process, run and resume."""
+
+    @property
+    def name(self) -> str:
+        """What it is, for people."""
+
+    @property
+    def digest(self) -> str:
+        """A name for the content: another one where rows differ."""
+
+    def at(self, position: int) -> Example:
+        """The row at a position, from 0 on without end: epochs follow each other, each shuffled."""
+
+
+class Judge(Protocol):
+    """Verdicts on texts. A verdict comes back whatever happens: late or broken verifiers give 0."""
+
+    async def __call__(self, example: Example, text: str) -> Verdict: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Puzzle(ABC):
+    """A source that also knows how to think: gold chains, another one for every seed.
+
+    spread: how far a gold chain should be at most from the length asked for, as a factor
+    """
+
+    name: ClassVar[str]
+    lengths: ClassVar[tuple[int, int]] = (100, 8000)
+    spread: float = 1.5
+
+    def __post_init__(self) -> None:
+        if not 1 < self.spread < math.inf:
+            raise ValueError(f"{self.name}: spread is a factor above 1, got {self.spread}")
+        self._check()
+
+    def row(self, seed: int, length: int) -> Row:
+        check_dial(self.name, seed, length, self.lengths)
+        question, data = self._draw(drawn(self.name, seed, length), length)
+        prompt = f"{self.name} {question} {THINK}"
+        return Row(family=self.name, seed=seed, length=length, prompt=prompt, data=data)
 
     def chain(self, row: Row, seed: int) -> str:
-        """A right completion of the row: thoughts in a drawn order and phrasing, and the answer."""
+        """A right completion of the row: thoughts in a drawn order and phrasing, and the answer.
+
+        Searches are drawn until one is about as long as asked for: their lengths vary a lot.
+        """
+        check_row(self.name, row)
+        rng = drawn(self.name, row.seed, row.length, "chain", seed)
+        bounds = row.length / self.spread, row.length * self.spread
+        thoughts, answer = self._think(rng, row.data, *bounds)
+        return " ".join([*thoughts, END_THINK, ANSWER, answer, END_ANSWER])
+
+    def reward(self, row: Row, text: str) -> Verdict:
+        check_row(self.name, row)
+        try:
+            reason = self._judge(row.data, answer_words(text))
+        except Malformed as error:
+            reason = str(error)
+        return wrong(reason) if reason else RIGHT
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Refuse settings that make no puzzle."""
+
+    @abstractmethod
+    def _draw(self, rng: random.Random, length: int) -> tuple[str, Data]:
+        """A question whose chains are about that long, and its data."""
+
+    @abstractmethod
+    def _think(
+        self, rng: random.Random, data: Data, low: float, high: float
+    ) -> tuple[list[str], str]:
+        """The words of a way to the answer, if possible within these bounds, and the answer."""
+
+    @abstractmethod
+    def _judge(self, data: Data, answer: list[str]) -> str:
+        """What is wrong with the words of an answer, or nothing."""
 
 
 def drawn(*key: object) -> random.Random:
@@ -87,21 +179,10 @@ def check_dial(name: str, seed: int, length: int, lengths: tuple[int, int]) -> N
         raise ValueError(f"{name}: length must be {lengths[0]} to {lengths[1]}, got {length}")
 
 
-def check_spread(name: str, spread: float) -> None:
-    """Refuse a factor that no chain could meet, and one that sets no bound."""
-    if not 1 < spread < math.inf:
-        raise ValueError(f"{name}: spread is a factor above 1, got {spread}")
-
-
 def check_row(name: str, row: Row) -> None:
     """Refuse a row of another family: its data would be misread."""
     if row.family != name:
         raise ValueError(f"{name}: got a row of {row.family}; ask that family")
-
-
-def finish(thoughts: list[str], answer: str) -> str:
-    """A whole completion."""
-    return " ".join([*thoughts, END_THINK, ANSWER, answer, END_ANSWER])
 
 
 def answer_text(text: str) -> str:

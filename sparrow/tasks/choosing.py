@@ -7,8 +7,7 @@ from typing import Any
 
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks import PUZZLES, math
-from sparrow.tasks.base import Row, Source, Verdict
-from sparrow.tasks.example import Example, Examples
+from sparrow.tasks.base import Example, Examples, Row, Source, Verdict
 from sparrow.tasks.gym import Gym
 from sparrow.tasks.judging import InProcess, Judges
 from sparrow.tasks.rows import FileRows, TaskRows

@@ -21,20 +21,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from sparrow.tasks.base import (
-    RIGHT,
-    THINK,
-    Malformed,
-    Row,
-    Verdict,
-    answer_words,
-    check_dial,
-    check_row,
-    check_spread,
-    drawn,
-    finish,
-    wrong,
-)
+from sparrow.tasks.base import Data, Puzzle
 from sparrow.tasks.words import NUMBERS, number
 
 LARGEST = NUMBERS - 1
@@ -63,60 +50,17 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Countdown:
-    """largest: the numbers given are 1 to this
-    spread: how far a gold chain should be at most from the length asked for, as a factor
-    """
+class Countdown(Puzzle):
+    """largest: the numbers given are 1 to this"""
 
     name: ClassVar[str] = "countdown"
-    lengths: ClassVar[tuple[int, int]] = (100, 8000)
     largest: int = 50
-    spread: float = 1.5
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not 10 <= self.largest <= LARGEST:
             raise ValueError(f"{self.name}: largest must be 10 to {LARGEST}, got {self.largest}")
-        check_spread(self.name, self.spread)
 
-    def row(self, seed: int, length: int) -> Row:
-        check_dial(self.name, seed, length, self.lengths)
-        rng = drawn(self.name, seed, length)
-        numbers, target = self._draw(rng, length)
-        prompt = f"{self.name} {' '.join(map(str, numbers))} reach {target} {THINK}"
-        data = {"numbers": numbers, "target": target}
-        return Row(family=self.name, seed=seed, length=length, prompt=prompt, data=data)
-
-    def chain(self, row: Row, seed: int) -> str:
-        """Searches are drawn until one is about as long as asked for: their lengths vary a lot."""
-        check_row(self.name, row)
-        rng = drawn(self.name, row.seed, row.length, "chain", seed)
-        hand, target = tuple(sorted(row.data["numbers"])), row.data["target"]
-        low, high = row.length / self.spread, row.length * self.spread
-        for _ in range(MOST_SEARCHES):
-            search = Search(rng, target, most=round(high))
-            if search.solve(hand) and len(search.thoughts) >= low:
-                break
-        else:
-            search = Search(rng, target, most=None)
-            search.solve(hand)
-        return finish(search.thoughts, " ; ".join(" ".join(m.words()) for m in search.path))
-
-    def reward(self, row: Row, text: str) -> Verdict:
-        check_row(self.name, row)
-        try:
-            words = answer_words(text)
-        except Malformed as error:
-            return wrong(str(error))
-        hand = list(row.data["numbers"])
-        for step in " ".join(words).split(" ; "):
-            reason = _apply(hand, step.split(" "))
-            if reason:
-                return wrong(reason)
-        if len(hand) > 1:
-            return wrong("a number was not used")
-        return RIGHT if hand == [row.data["target"]] else wrong("the target is not reached")
-
-    def _draw(self, rng: Random, length: int) -> tuple[list[int], int]:
+    def _draw(self, rng: Random, length: int) -> tuple[str, Data]:
         """Numbers and a target whose random search takes about that many tokens."""
         count = 3 if length < 300 else 4 if length < 2000 else 5
         best = None
@@ -132,7 +76,30 @@ class Countdown:
             if best is not None and best[0] < 0.1:
                 break
         assert best is not None, "no numbers make any target"
-        return best[1], best[2]
+        _, numbers, target = best
+        question = f"{' '.join(map(str, numbers))} reach {target}"
+        return question, {"numbers": numbers, "target": target}
+
+    def _think(self, rng: Random, data: Data, low: float, high: float) -> tuple[list[str], str]:
+        hand, target = tuple(sorted(data["numbers"])), data["target"]
+        for _ in range(MOST_SEARCHES):
+            search = Search(rng, target, most=round(high))
+            if search.solve(hand) and len(search.thoughts) >= low:
+                break
+        else:
+            search = Search(rng, target, most=None)
+            search.solve(hand)
+        return search.thoughts, " ; ".join(" ".join(move.words()) for move in search.path)
+
+    def _judge(self, data: Data, answer: list[str]) -> str:
+        hand = list(data["numbers"])
+        for step in " ".join(answer).split(" ; "):
+            reason = _apply(hand, step.split(" "))
+            if reason:
+                return reason
+        if len(hand) > 1:
+            return "a number was not used"
+        return "" if hand == [data["target"]] else "the target is not reached"
 
 
 class Search:

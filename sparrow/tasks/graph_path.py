@@ -18,20 +18,7 @@ from itertools import pairwise
 from random import Random
 from typing import ClassVar
 
-from sparrow.tasks.base import (
-    RIGHT,
-    THINK,
-    Malformed,
-    Row,
-    Verdict,
-    answer_words,
-    check_dial,
-    check_row,
-    check_spread,
-    drawn,
-    finish,
-    wrong,
-)
+from sparrow.tasks.base import Data, Puzzle
 from sparrow.tasks.words import NAMES
 
 Edge = tuple[str, str]
@@ -42,70 +29,51 @@ OPENERS = ("next", "then", "now")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphPath:
+class GraphPath(Puzzle):
     """degrees: edges of a node, on average, in the smallest and in the largest graphs
-    spread: how far a gold chain should be at most from the length asked for, as a factor
     revisit: whether a search now and then looks again at a node it was done with
     """
 
     name: ClassVar[str] = "graph"
-    lengths: ClassVar[tuple[int, int]] = (100, 8000)
     degrees: tuple[float, float] = (3.0, 5.0)
-    spread: float = 1.5
     revisit: bool = True
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         least, most = self.degrees
         if not 2 <= least <= most:
             raise ValueError(f"{self.name}: degrees must be 2 or more, rising, got {self.degrees}")
-        check_spread(self.name, self.spread)
 
-    def row(self, seed: int, length: int) -> Row:
-        check_dial(self.name, seed, length, self.lengths)
-        rng = drawn(self.name, seed, length)
+    def _draw(self, rng: Random, length: int) -> tuple[str, Data]:
         nodes, degree = self._size(rng, length)
         edges = draw_edges(rng, nodes, degree)
         start, goal = nodes[0], late_goal(rng, edges, nodes[0])
         lines = " ; ".join(" ".join(edge) for edge in edges)
-        prompt = f"{self.name} : {lines} ; from {start} to {goal} {THINK}"
         data = {"edges": edges, "start": start, "goal": goal}
-        return Row(family=self.name, seed=seed, length=length, prompt=prompt, data=data)
+        return f": {lines} ; from {start} to {goal}", data
 
-    def chain(self, row: Row, seed: int) -> str:
-        """Searches are drawn until one is about as long as asked for: luck decides how long."""
-        check_row(self.name, row)
-        rng = drawn(self.name, row.seed, row.length, "chain", seed)
-        start, goal = row.data["start"], row.data["goal"]
-        around = neighbours(row.data["edges"])
+    def _think(self, rng: Random, data: Data, low: float, high: float) -> tuple[list[str], str]:
+        start, goal, around = data["start"], data["goal"], neighbours(data["edges"])
         again = AGAIN if self.revisit else 0.0
         for _ in range(MOST_SEARCHES):
             thoughts, distance = explore(rng, around, start, goal, again=again)
-            if row.length / self.spread <= len(thoughts) <= row.length * self.spread:
+            if low <= len(thoughts) <= high:
                 break
         path = [goal]
         while path[-1] != start:
             nearer = distance[path[-1]] - 1
             path.append(rng.choice([n for n in around[path[-1]] if distance.get(n) == nearer]))
         way_back = " by ".join(f"{node} : {distance[node]}" for node in path)
-        return finish([*thoughts, "path", *way_back.split(), ";"], " ".join(reversed(path)))
+        return [*thoughts, "path", *way_back.split(), ";"], " ".join(reversed(path))
 
-    def reward(self, row: Row, text: str) -> Verdict:
-        check_row(self.name, row)
-        try:
-            path = answer_words(text)
-        except Malformed as error:
-            return wrong(str(error))
-        edges = {frozenset(edge) for edge in row.data["edges"]}
-        if path[0] != row.data["start"]:
-            return wrong("the path does not begin at the start")
-        if path[-1] != row.data["goal"]:
-            return wrong("the path does not end at the target")
-        for pair in pairwise(path):
-            if frozenset(pair) not in edges:
-                return wrong("the path uses an edge that is not there")
-        if len(set(path)) < len(path):
-            return wrong("the path visits a node twice")
-        return RIGHT
+    def _judge(self, data: Data, answer: list[str]) -> str:
+        edges = {frozenset(edge) for edge in data["edges"]}
+        if answer[0] != data["start"]:
+            return "the path does not begin at the start"
+        if answer[-1] != data["goal"]:
+            return "the path does not end at the target"
+        if any(frozenset(pair) not in edges for pair in pairwise(answer)):
+            return "the path uses an edge that is not there"
+        return "the path visits a node twice" if len(set(answer)) < len(answer) else ""
 
     def _size(self, rng: Random, length: int) -> tuple[list[str], float]:
         """Nodes, the start first, and their degree, that make chains about that long."""

@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Self
 
-from sparrow.tasks.base import Verdict, wrong
-from sparrow.tasks.example import Example
-from sparrow.tasks.verifier import Outcome, Question, Setup, Verifier
+from sparrow.tasks.base import Example, Verdict, wrong
+from sparrow.tasks.verifier import Outcome, Question, Verifier
 
 CLOSED = "these judges are closed"
 
@@ -70,19 +69,15 @@ class Judges(_Closed):
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
-        setup = Setup(
-            score=score,
-            deadline=deadline,
-            preload=tuple(preload),
-            memory=memory,
-            namespace=namespace,
-        )
         self.counts: Counter[str] = Counter()
         self.last_fault = ""  # what the last verdict that failed says
         self._lock = threading.Lock()
         self._closed = False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._verifiers = [Verifier(setup) for _ in range(workers)]
+        self._verifiers = [
+            Verifier(score, deadline, preload, memory=memory, namespace=namespace)
+            for _ in range(workers)
+        ]
         self._begin()
         self.isolation = self._verifiers[0].isolation  # pid namespace or subreaper
 

@@ -10,8 +10,7 @@ import importlib.util
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -43,44 +42,28 @@ class Outcome(NamedTuple):
     fault: Fault | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """score: the function, as module:function or file.py:function
-    deadline: seconds that one verdict may take
-    preload: modules that the function will import when called, so that no verdict waits for them
-    memory: bytes that the process and what it starts may take; None: no limit
-    namespace: whether the process gets a pid namespace where that is allowed
-    """
-
-    score: str
-    deadline: float
-    preload: tuple[str, ...] = ()
-    memory: int | None = None
-    namespace: bool = True
-
-    def __post_init__(self) -> None:
-        module, colon, function = self.score.rpartition(":")
-        if not (module and colon and function.isidentifier()):
-            raise ValueError(f"a scoring function is {FORMS}, got {self.score!r}")
-        if not 0 < self.deadline < math.inf:
-            raise ValueError(f"deadline is seconds above 0, got {self.deadline}")
-
-
 class Verifier:
     """A process that judges one text at a time. Its start counts against no deadline.
 
     One thread asks; any thread may close it.
+
+    score: the function, as module:function or file.py:function
+    deadline: seconds that one verdict may take
+    preload: modules that the function will import when called, so that no verdict waits for them
+    limits: those of a `Worker`: memory and namespace
     """
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
-        self._worker = Worker(
-            f"{__name__}:make_scorer",
-            {"score": setup.score, "preload": setup.preload},
-            memory=setup.memory,
-            namespace=setup.namespace,
-            longest=LONGEST,
-        )
+    def __init__(
+        self, score: str, deadline: float, preload: Sequence[str] = (), **limits: Any
+    ) -> None:
+        module, colon, function = score.rpartition(":")
+        if not (module and colon and function.isidentifier()):
+            raise ValueError(f"a scoring function is {FORMS}, got {score!r}")
+        if not 0 < deadline < math.inf:
+            raise ValueError(f"deadline is seconds above 0, got {deadline}")
+        self._score, self._deadline = score, deadline
+        arguments = {"score": score, "preload": list(preload)}
+        self._worker = Worker(f"{__name__}:make_scorer", arguments, longest=LONGEST, **limits)
 
     @property
     def isolation(self) -> str:
@@ -97,14 +80,14 @@ class Verifier:
             self._worker.wait()
         except WorkerFault as fault:
             if fault.kind == "raised":
-                raise ValueError(f"{self._setup.score} cannot be loaded: {fault}") from fault
-            raise ValueError(f"{self._setup.score} failed as it started: {fault}") from fault
+                raise ValueError(f"{self._score} cannot be loaded: {fault}") from fault
+            raise ValueError(f"{self._score} failed as it started: {fault}") from fault
 
     def judge(self, question: Question) -> Outcome:
         """Ask it. Where it is late, gone or garbled it is killed; the next question starts one."""
         try:
             self.wait()
-            outcome = _outcome(self._worker.ask(question, self._setup.deadline))
+            outcome = _outcome(self._worker.ask(question, self._deadline))
         except ValueError as error:
             outcome = Outcome(wrong(f"the verifier did not start: {error}"), "crashes")
         except WorkerFault as fault:

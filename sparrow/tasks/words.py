@@ -6,6 +6,7 @@ model: a new word takes the place of the first spare one, and no word is ever mo
 
 from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 NUMBERS = 128  # 0 to 127
 NAMES = 320  # x0 to x319
@@ -53,3 +54,22 @@ def decode(ids: Iterable[int]) -> str:
 def number(word: str) -> int | None:
     """The number that a word is, or None; only what the language itself writes counts."""
     return int(word) if word.isascii() and word.isdigit() and word in _ids() else None
+
+
+def puzzle_tokenizer() -> Any:
+    """A transformers tokenizer; a word that the language lacks raises when it is encoded.
+
+    The model names no word for unknown ones, so that there is nothing to fall back to: this is
+    saved with every model and holds there too.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel(vocab=_ids()))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=EOS,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+    )

@@ -21,8 +21,7 @@ from sparrow.schema.base import Float32Array, Float32Matrix
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.warmup import OptimiserConfig
 from sparrow.train.batching import MicroBatch, rank_batches
-from sparrow.train.objectives.aggregates import Aggregate
-from sparrow.train.objectives.surrogates import Surrogate, Terms
+from sparrow.train.objectives.surrogates import Aggregate, Surrogate, Terms
 from sparrow.train.optimiser import adamw, rate_at
 from sparrow.train.packing import pack_samples
 from sparrow.train.policy import ActorStates, Policy, rest, whole
@@ -242,7 +241,7 @@ class Learner:
     def restore(self, state: dict[str, Any]) -> None:
         with torch.no_grad():
             for name, weight in self.policy.model.named_parameters():
-                _fill(weight, state["weights"][name])
+                weight.copy_(_like(weight, state["weights"][name]))
         own = self.optimiser.state_dict()
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         own["state"] = {
@@ -295,18 +294,13 @@ def _split(
     return [Read(*three) for three in pairs]
 
 
-def _fill(weight: Tensor, whole_weight: Tensor) -> None:
-    """Write a whole weight into one that may lie in shards."""
-    weight.copy_(_like(weight, whole_weight))
-
-
 def _like(weight: Tensor, value: Tensor) -> Tensor:
     """A whole tensor, which every rank has, as the weight's own shards; a count stays as it is."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if value.ndim == 0:
         return value
+    value = value.to(weight.device)
     if not isinstance(weight, DTensor):
-        return value.to(weight.device)
-    own = value.to(weight.device)
-    return distribute_tensor(own, weight.device_mesh, weight.placements, src_data_rank=None)
+        return value
+    return distribute_tensor(value, weight.device_mesh, weight.placements, src_data_rank=None)

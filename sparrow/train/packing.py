@@ -1,15 +1,24 @@
-"""Documents side by side in one row of tokens, without padding and without seeing each other."""
+"""Documents side by side in one row of tokens, without padding and without seeing each other.
+
+And dense attention over them: the definition, or the GPU's flash kernel. Legend of the dimension
+letters: sparrow/ops/types.py.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sparrow.models.attention import Packed
+from sparrow.models.decoder import Attention
 from sparrow.schema.base import BoolArray, Int32Array
 from sparrow.schema.episode import Document, TrainSample
+
+CAUSAL = (-1, 0)  # any number of tokens to the left, none to the right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,14 +40,9 @@ class Pack:
                 tensor = tensor.pin_memory()
             return tensor.to(device, non_blocking=True)
 
-        return Pack(
-            ids_T=move(self.ids_T),
-            positions_T=move(self.positions_T),
-            bounds=move(self.bounds),
-            longest=self.longest,
-            sources_R=move(self.sources_R),
-            targets_R=move(self.targets_R),
-        )
+        names = ("ids_T", "positions_T", "bounds", "sources_R", "targets_R")
+        moved: dict[str, Any] = {name: move(getattr(self, name)) for name in names}
+        return replace(self, **moved)
 
 
 def pack(documents: Sequence[Document]) -> Pack:
@@ -66,3 +70,32 @@ def _packed(ids: Sequence[Int32Array], learnt: Sequence[BoolArray]) -> Pack:
         sources_R=torch.from_numpy(sources),
         targets_R=torch.from_numpy(joined[sources + 1]),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flash:
+    """`Packed` by torch's variable-length flash attention: 16-bit products on a GPU."""
+
+    bounds: Tensor
+    longest: int
+    dtype: torch.dtype
+
+    def __call__(
+        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
+    ) -> Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        group = q_THD.shape[1] // k_TGD.shape[1]
+        k_THD, v_THD = (x.to(self.dtype).repeat_interleave(group, dim=1) for x in (k_TGD, v_TGD))
+        q_THD = q_THD.to(self.dtype)
+        span = (self.bounds, self.bounds, self.longest, self.longest)
+        out_THD = varlen_attn(q_THD, k_THD, v_THD, *span, scale=scale, window_size=CAUSAL)
+        assert isinstance(out_THD, Tensor)
+        return out_THD
+
+
+def attention_of(pack: Pack, dtype: torch.dtype) -> Attention:
+    """The flash kernel where it can run, otherwise the definition: the same function."""
+    if pack.ids_T.is_cuda and dtype in (torch.bfloat16, torch.float16):
+        return Flash(bounds=pack.bounds, longest=pack.longest, dtype=dtype)
+    return Packed(bounds=pack.bounds)

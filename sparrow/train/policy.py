@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sparrow import ops
 from sparrow.models import Decoder
-from sparrow.train.attention import attention_of
-from sparrow.train.packing import Pack
+from sparrow.train.packing import Pack, attention_of
 
 CHUNK_BYTES = 2**30  # of logits at a time on a GPU: enough rows that products run at full speed
 

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from sparrow import ops
 from sparrow.models import Decoder
 from sparrow.schema.warmup import OptimiserConfig
-from sparrow.train.attention import attention_of
 from sparrow.train.optimiser import adamw, rate_at
-from sparrow.train.packing import Pack
+from sparrow.train.packing import Pack, attention_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +36,10 @@ class StepStats:
         """As a line of a curve; waits for the device."""
         return {
             "step": self.step,
-            "loss": round(self.loss.item(), 6),
-            "entropy": round(self.entropy.item(), 6),
-            "gradient": round(self.gradient.item(), 6),
+            **{
+                name: round(getattr(self, name).item(), 6)
+                for name in ("loss", "entropy", "gradient")
+            },
             "rate": self.rate,
             "tokens": self.tokens,
             "learnt": self.learnt,

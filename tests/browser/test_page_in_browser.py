@@ -11,8 +11,8 @@ import pytest
 from support.browsing import CUT_AND_COVERED, SIDEWAYS, Visit
 from support.pages import rich_page
 
-from sparrow.report.page.html import html
-from sparrow.report.page.parts import Bars, Chart
+from sparrow.report.page import Bars, Chart
+from sparrow.report.render import html
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -8,9 +8,9 @@ import pytest
 from support import run_folders
 from support.browsing import CUT_AND_COVERED, SIDEWAYS, Visit
 
-from sparrow.report.page.html import html
-from sparrow.report.page.parts import Bars, Chart
-from sparrow.report.page.story import page_of
+from sparrow.report.page import Bars, Chart
+from sparrow.report.render import html
+from sparrow.report.run_page import page_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -241,15 +241,15 @@ def test_inputs_and_outputs_of_a_command() -> None:
     text = "a runs/b --c=runs/d -o runs/e --out runs/f --run.dir=runs/g > runs/h"
     assert inputs(text) == ["runs/b", "runs/d"]
     assert outputs(text) == ["runs/e", "runs/f", "runs/g", "runs/h"]
-    assert inputs("a configs/runs/b") == outputs("a -o configs/runs/b") == []
+    assert inputs("a other/runs/b") == outputs("a -o other/runs/b") == []
 
 
 MADE = {
     "sparrow calibrate Qwen/Qwen3-1.7B --task a | tee runs/b": {"runs/calibrate-Qwen3-1.7B"},
     "sparrow calibrate tiny --task a -o runs/c > runs/d": {"runs/c", "runs/d"},
     "sparrow plan runs/c/surface.json": {"runs/c"},
-    "torchrun -m sparrow train configs/train/tiny.toml": {"runs/train/tiny"},
-    "sparrow train configs/train/tiny.toml --run.dir=runs/e": {"runs/e"},
+    "torchrun -m sparrow train tiny": {"runs/train/tiny"},
+    "sparrow train tiny --run.dir=runs/e": {"runs/e"},
     "sparrow demo": {"runs/demo"},
     "sparrow presets": set(),
 }

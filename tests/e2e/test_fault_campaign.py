@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("matplotlib")
-
 PROGRAM = Path(__file__).parents[2] / "bench" / "fault_campaign.py"
 
 

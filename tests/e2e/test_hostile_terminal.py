@@ -15,6 +15,7 @@ from support.surfaces import surface
 from sparrow import models
 from sparrow.cli import main
 from sparrow.schema.base import to_dict
+from sparrow.schema.layers import find_config
 from sparrow.schema.loading import load_config, save_resolved
 from sparrow.schema.train import TrainConfig
 from sparrow.sparse import preset
@@ -82,17 +83,17 @@ def test_schedules(run: Run, tmp_path: Path) -> None:
     ):
         file = write(tmp_path / "schedule.json", plain | changes)
         given = f"--rollout.attention.schedule={file}"
-        run("train", ROOT / "configs/train/tiny.toml", given, "--dry-run")
+        run("train", "tiny", given, "--dry-run")
         forced = ("--rollout.attention.force=true", "--dry-run")
-        run("train", ROOT / "configs/train/tiny.toml", given, *forced)
+        run("train", "tiny", given, *forced)
         run("eval", "tiny", "-t", "countdown", *SHORT, "--schedule", file, "--force")
         options = ("--task", "assignments", *SHORT, "--no-plots", "-o", tmp_path / "out")
         run("calibrate", "tiny", *options, "--schedule", file)
 
 
 def test_configurations(run: Run, tmp_path: Path) -> None:
-    tiny = (ROOT / "configs/train/tiny.toml").read_text(encoding="utf-8")
-    study = (ROOT / "configs/study/tiny.toml").read_text(encoding="utf-8")
+    tiny = find_config("train", "tiny").read_text(encoding="utf-8")
+    study = find_config("study", "tiny").read_text(encoding="utf-8")
     file = tmp_path / "c.toml"
     for text in (
         f"{TOML} = 1\n" + tiny,
@@ -123,7 +124,7 @@ def test_run_directories(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "kept").read_text() == "dear"
     write(folder / "speed.json", {HOSTILE: HOSTILE})
     run("report", folder)
-    config = load_config(TrainConfig, [ROOT / "configs/train/tiny.toml"])
+    config = load_config(TrainConfig, ["tiny"])
     save_resolved(config, tmp_path / "again")
     run("replay", tmp_path / "again")
     (tmp_path / "again" / "config.resolved.toml").write_text(f"{TOML} = 1", encoding="utf-8")
@@ -133,8 +134,8 @@ def test_run_directories(run: Run, tmp_path: Path) -> None:
 def test_the_folder_of_a_study(run: Run, tmp_path: Path) -> None:
     folder = controlled(tmp_path / "study", {"dense": [0.8], "0.86": [0.7]})
     write(folder / "design.json", hostile(json.loads((folder / "design.json").read_text())))
-    run("study", ROOT / "configs/study/tiny.toml", f"--dir={folder}", "--dry-run")
-    run("study", ROOT / "configs/study/tiny.toml", f"--dir={folder}", "--report")
+    run("study", "tiny", f"--dir={folder}", "--dry-run")
+    run("study", "tiny", f"--dir={folder}", "--report")
 
 
 def test_models(run: Run, tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_models(run: Run, tmp_path: Path) -> None:
     for changes in ({HOSTILE: HOSTILE}, hostile({"model_type": "qwen3"}), {"rope_theta": HOSTILE}):
         write(folder / "config.json", config | changes)
         run("eval", folder, "-t", "countdown", *SHORT)
-        run("train", ROOT / "configs/train/tiny.toml", f"--model.name={folder}", "--dry-run")
+        run("train", "tiny", f"--model.name={folder}", "--dry-run")
 
 
 def test_rows_rewards_and_answers(run: Run, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody interrupted, by the command itself."""
     place = tmp_path_factory.mktemp("whole")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, "-m", "sparrow", "train", str(config_file(model, place))],
         capture_output=True,

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pydantic")
-pytest.importorskip("matplotlib")
 
 from support import cli
 from support.surfaces import surface
@@ -18,7 +17,7 @@ from sparrow.schema.base import to_dict
 from sparrow.schema.schedule import Schedule
 
 ROOT = Path(__file__).parents[2]
-DRY_RUN = ("train", str(ROOT / "configs/train/tiny.toml"), "--dry-run")
+DRY_RUN = ("train", "tiny", "--dry-run")
 TASK = ("-t", "assignments", "-l", "100", "-n", "2")
 
 

@@ -13,7 +13,7 @@ from sparrow import ops
 from sparrow.ops import PageLists
 from sparrow.ops.kernels import attend_decode as decode
 from sparrow.ops.kernels import attend_prefill as prefill
-from sparrow.ops.reference import attention as definition
+from sparrow.ops.reference.attention import attend_causal_paged, attend_decode
 
 LENGTHS = [1, 15, 16, 17, 0, 1000, 5003]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -99,7 +99,7 @@ def test_decode(head_size: int, dtype: torch.dtype, ratio: int, budget: int | No
         make_batch(LENGTHS, heads=2 * ratio, kv_heads=2, head_size=head_size, dtype=dtype)
     )
     lists = chosen(batch, budget)
-    assert_no_less_exact(decode.attend_decode, definition.attend_decode, batch.q_BHD, batch, lists)
+    assert_no_less_exact(decode.attend_decode, attend_decode.definition, batch.q_BHD, batch, lists)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_decode(head_size: int, dtype: torch.dtype, ratio: int, budget: int | No
 )
 def test_decode_of_other_shapes(head_size: int, page: int, dtype: torch.dtype) -> None:
     batch = on_gpu(make_batch([700, 3], head_size=head_size, page=page, dtype=dtype))
-    assert_no_less_exact(decode.attend_decode, definition.attend_decode, batch.q_BHD, batch, None)
+    assert_no_less_exact(decode.attend_decode, attend_decode.definition, batch.q_BHD, batch, None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,7 +139,7 @@ def test_few_pages_of_a_wide_table(kept: int) -> None:
     lists = chosen(batch, max(3, kept) * 16)
     assert lists is not None
     lists = PageLists(lists.pages, lists.counts.clamp(max=kept))
-    assert_no_less_exact(decode.attend_decode, definition.attend_decode, batch.q_BHD, batch, lists)
+    assert_no_less_exact(decode.attend_decode, attend_decode.definition, batch.q_BHD, batch, lists)
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
@@ -206,7 +206,7 @@ def test_prefill(head_size: int, dtype: torch.dtype, ratio: int, counts: list[in
     bounds = torch.tensor([0, *counts], device="cuda").cumsum(0)
     q = torch.randn(sum(counts), 2 * ratio, head_size, device="cuda").to(dtype)
     assert_no_less_exact(
-        prefill.attend_causal_paged, definition.attend_causal_paged, q, batch, bounds
+        prefill.attend_causal_paged, attend_causal_paged.definition, q, batch, bounds
     )
 
 
@@ -217,7 +217,7 @@ def test_prefill_of_other_shapes(head_size: int, dtype: torch.dtype) -> None:
     bounds = torch.tensor([0, 300, 303], device="cuda", dtype=torch.int32)
     q = torch.randn(303, 6, head_size, device="cuda").to(dtype)
     assert_no_less_exact(
-        prefill.attend_causal_paged, definition.attend_causal_paged, q, batch, bounds
+        prefill.attend_causal_paged, attend_causal_paged.definition, q, batch, bounds
     )
 
 

@@ -7,11 +7,11 @@ import torch
 pytest.importorskip("triton")
 
 from support.loud import loud
+from support.replays import replay
 
 from sparrow import models, ops
 from sparrow.calibrate.arms import arm, variant_of
-from sparrow.calibrate.replay import replay
-from sparrow.calibrate.rollouts import Job, Prompt, roll_out
+from sparrow.calibrate.replay import Job, Prompt, roll_out
 from sparrow.engine import Engine
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule

@@ -11,8 +11,7 @@ from sparrow import ops
 from sparrow.models.attention import Packed
 from sparrow.models.decoder import Attention
 from sparrow.schema.episode import Document
-from sparrow.train.attention import Flash, attention_of
-from sparrow.train.packing import pack
+from sparrow.train.packing import Flash, attention_of, pack
 
 SCALE = 0.125
 PARTS = ("out", "q", "k", "v")

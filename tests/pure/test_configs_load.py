@@ -1,6 +1,6 @@
-"""Every file in configs/ loads. Its folder is the verb, and the verb names the root class.
+"""Every shipped configuration has a name, by which it loads. Its folder is the verb.
 
-Dry runs of the recipes in configs/train need torch: tests/cpu/dataflow/test_preview.py.
+Dry runs of the recipes of `sparrow train` need torch: tests/cpu/dataflow/test_preview.py.
 """
 
 import json
@@ -13,6 +13,8 @@ pytest.importorskip("tomli_w")
 
 from sparrow.schema.base import from_dict
 from sparrow.schema.common import GenerateConfig
+from sparrow.schema.errors import ConfigError
+from sparrow.schema.layers import find_config, shipped_configs
 from sparrow.schema.loading import load_config
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.study import StudyConfig
@@ -21,60 +23,52 @@ from sparrow.schema.warmup import WarmupConfig
 from sparrow.sparse import named_schedule
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = ROOT / "configs"
-SCHEDULES = sorted((CONFIGS / "schedules").iterdir())
-FILES = sorted(path for path in CONFIGS.rglob("*") if path.is_file() and path not in SCHEDULES)
-RECIPES = sorted((CONFIGS / "train").iterdir())
-ROOTS = {
-    "generate": GenerateConfig,
-    "study": StudyConfig,
-    "train": TrainConfig,
-    "warmup": WarmupConfig,
-}
+CONFIGS = ROOT / "recipes/sparrow_recipes/configs"
+CLASSES = (GenerateConfig, StudyConfig, TrainConfig, WarmupConfig)
 
 
-def name_of(path: Path) -> str:
-    return str(path.relative_to(CONFIGS))
+def test_every_file_loads_by_its_name_as_the_class_of_its_folder() -> None:
+    verbs = {cls.__name__.removesuffix("Config").lower(): cls for cls in CLASSES}
+    assert {path.name for path in CONFIGS.iterdir()} == {*verbs, "schedules"}
+    for verb, cls in verbs.items():
+        names = shipped_configs(verb)
+        assert [*names.values()] == sorted((CONFIGS / verb).iterdir())
+        for name, file in names.items():
+            assert find_config(verb, name) == file == find_config(verb, file)
+            assert load_config(cls, [name]) == load_config(cls, [file])
+    assert shipped_configs("train").keys() >= {"tiny", "small", "qwen3-1.7b-math"}
 
 
-def test_there_are_configs() -> None:
-    assert FILES
-    assert SCHEDULES
-    assert {path.stem for path in RECIPES} >= {"tiny", "small", "qwen3-1.7b-math"}
+def test_an_unknown_name_lists_the_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("tin", "", "."):
+        with pytest.raises(ConfigError, match="tiny"):
+            find_config("train", name)
+    for name in ("tin", "tiny"):
+        Path(name).touch()
+    assert find_config("train", "tin") == Path("tin")  # a file without a suffix
+    assert find_config("train", "tiny").is_relative_to(CONFIGS)  # a name is one everywhere
+    assert find_config("train", "./tiny.toml") == Path("tiny.toml")
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_loads_as_the_root_class_of_its_folder(path: Path) -> None:
-    assert path.suffix == ".toml"
-    verb = path.relative_to(CONFIGS).parts[0]
-    assert isinstance(load_config(ROOTS[verb], [path]), ROOTS[verb])
+def test_schedules_are_as_they_would_be_saved_and_were_planned(tmp_path: Path) -> None:
+    plans = {"tiny-0.86": "plan-tiny-arm", "small-0.86": "plan-small-h200"}
+    assert shipped_configs("schedules").keys() == plans.keys()
+    for name, file in shipped_configs("schedules").items():
+        schedule = named_schedule(name)
+        assert schedule.name == name
+        schedule.save(tmp_path / "again.json")
+        assert (tmp_path / "again.json").read_bytes() == file.read_bytes()
+        planned = json.loads((ROOT / f"bench/2026-11-15-{plans[name]}.json").read_text())
+        of_then = planned["schedule"] | {"flow_digest": schedule.flow_digest}  # had none yet
+        assert schedule == from_dict(Schedule, of_then)
 
 
-@pytest.mark.parametrize("path", SCHEDULES, ids=name_of)
-def test_schedules_are_as_they_would_be_saved(path: Path, tmp_path: Path) -> None:
-    schedule = Schedule.load(path)
-    assert path.stem == schedule.name
-    schedule.save(tmp_path / "again.json")
-    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
-
-
-@pytest.mark.parametrize(("name", "plan"), [("tiny", "tiny-arm"), ("small", "small-h200")])
-def test_schedules_are_those_that_were_planned(name: str, plan: str) -> None:
-    planned = json.loads((ROOT / f"bench/2026-11-15-plan-{plan}.json").read_text())
-    found = Schedule.load(CONFIGS / f"schedules/{name}-0.86.json")
-    of_then = planned["schedule"] | {"flow_digest": found.flow_digest}  # which plans had not yet
-    assert found == from_dict(Schedule, of_then)
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=name_of)
-def test_recipes_are_sparse_by_a_schedule_for_their_model(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Paths inside recipes begin at the repository's root."""
-    monkeypatch.chdir(ROOT)
-    recipe = load_config(TrainConfig, [path])
-    schedule = named_schedule(str(recipe.rollout.attention.schedule))
-    assert schedule.model == recipe.model.name.removeprefix("Qwen/")
-    assert recipe.gate.mode == "act"
-    target = next(note.text for note in schedule.provenance if note.key == "target")
-    assert str(recipe.gate.target) in target
+def test_recipes_are_sparse_by_a_schedule_for_their_model() -> None:
+    for name in shipped_configs("train"):
+        recipe = load_config(TrainConfig, [name])
+        schedule = named_schedule(str(recipe.rollout.attention.schedule))
+        assert schedule.model == recipe.model.name.removeprefix("Qwen/")
+        assert recipe.gate.mode == "act"
+        target = next(note.text for note in schedule.provenance if note.key == "target")
+        assert str(recipe.gate.target) in target

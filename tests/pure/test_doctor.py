@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sparrow.bench.doctor import host, packages, probe
-from sparrow.bench.doctor.packages import CORE, OPTIONAL, Found, Package, older
-from sparrow.bench.doctor.verdict import verdict
+from sparrow.bench.doctor import host, probe
+from sparrow.bench.doctor.examination import verdict
+from sparrow.bench.doctor.host import CORE, OPTIONAL, Package, older, package_state
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -22,7 +22,7 @@ def wanted(requirements: list[str]) -> set[tuple[str, str]]:
 
 
 def test_the_table_is_that_of_pyproject() -> None:
-    assert PROJECT["name"] == packages.DISTRIBUTION
+    assert PROJECT["name"] == host.DISTRIBUTION
     assert {(each.name, each.minimum) for each in CORE} == wanted(PROJECT["dependencies"])
     extras = {name: own for name, own in PROJECT["optional-dependencies"].items() if name != "dev"}
     assert {each.extra for each in OPTIONAL} == set(extras)
@@ -31,57 +31,38 @@ def test_the_table_is_that_of_pyproject() -> None:
         assert own == wanted(requirements)
 
 
-@pytest.mark.parametrize(
-    ("version", "minimum", "is_older"),
-    [
-        ("2.13.0+cpu", "2.11", False),
-        ("2.11", "2.11.0", False),
-        ("2.9.1", "2.11", True),
-        ("10.0", "9.9", False),
-        ("0.1.24", "0.1.25", True),
-        ("0", "13", True),
-        ("unknown", "1.0", True),
-    ],
-)
-def test_versions_are_compared_by_their_numbers(version: str, minimum: str, is_older: bool) -> None:
-    assert older(version, minimum) is is_older
+def test_versions_are_compared_by_their_numbers() -> None:
+    for version, minimum in (("2.13.0+cpu", "2.11"), ("2.11", "2.11.0"), ("10.0", "9.9")):
+        assert not older(version, minimum)
+    for version, minimum in (("2.9.1", "2.11"), ("0.1.24", "0.1.25"), ("0", "13"), ("x", "1.0")):
+        assert older(version, minimum)
+    gone = Package("no-such-package-anywhere", "1", "nothing")
+    states = {None: "missing", "0.9": "old", "1.0.1": "ok"}
+    assert {seen: package_state(gone, seen)["state"] for seen in states} == states
+    assert host.installed("pytest") is not None
+    assert host.installed(gone.name) is None
 
 
-def test_how_to_get_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "pip", lambda: "pip")
-    core, math = CORE[0], next(each for each in OPTIONAL if each.extra == "math")
-    monkeypatch.setattr(packages, "installed", lambda name: "0.1.0")
-    assert Found(package=core, version=None).install == "pip install 'torch>=2.11'"
-    assert Found(package=math, version=None).install == "pip install 'sparrow-rl[math]'"
-    assert Found(package=math, version="0.1").install == "pip install 'math-verify>=0.8'"
-    monkeypatch.setattr(packages, "installed", lambda name: None)  # a checkout, not installed
-    assert Found(package=math, version=None).install == "pip install 'math-verify>=0.8'"
-
-
-def test_the_browser_comes_with_its_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_to_get_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the Python that runs this, where its environment is not active."""
-    monkeypatch.setattr(packages, "installed", lambda name: None)
-    browser = next(each for each in OPTIONAL if each.extra == packages.BROWSER)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    said, python = Found(package=browser, version=None).install, sys.executable
-    install, after = said.split(" && ")
-    assert install == f"{python} -m pip install 'playwright>=1.50'"
-    assert after == f"{python} -m playwright install chromium"
+
+    def install(package: Package, version: str | None = None) -> str:
+        return package_state(package, version)["install"]
+
+    python = sys.executable
+    math, browser = (next(p for p in OPTIONAL if p.extra == x) for x in ("math", host.BROWSER))
     monkeypatch.setattr("shutil.which", lambda name: str(Path(python).parent / name))
-    assert Found(package=browser, version=None).install == (
-        "pip install 'playwright>=1.50' && playwright install chromium"
-    )
-
-
-def test_packages_that_are_there_and_not() -> None:
-    assert packages.installed("pytest") is not None
-    assert packages.installed("no-such-package-anywhere") is None
-    gone = Package(name="no-such-package-anywhere", minimum="1", purpose="nothing")
-    assert Found(package=gone, version=None).state == "missing"
-    assert Found(package=gone, version="0.9").state == "old"
-    assert Found(package=gone, version="1.0.1").state == "ok"
+    monkeypatch.setattr(host, "installed", lambda name: "0.1.0")
+    assert install(CORE[0]) == "pip install 'torch>=2.11'"
+    assert install(math) == "pip install 'sparrow-rl[math]'"
+    assert install(math, "0.1") == "pip install 'math-verify>=0.8'"
+    monkeypatch.setattr(host, "installed", lambda name: None)  # a checkout, not installed
+    assert install(math) == "pip install 'math-verify>=0.8'"
+    after = "playwright install chromium"
+    assert install(browser) == f"pip install 'playwright>=1.50' && {after}"
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    wanted = f"{python} -m pip install 'playwright>=1.50' && {python} -m {after}"
+    assert install(browser) == wanted
 
 
 def test_memory_is_that_of_the_container(tmp_path: Path) -> None:
@@ -202,31 +183,23 @@ def test_all_is_well_on_a_cpu() -> None:
     assert found["problems"] == found["missing"] == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"packages": [package("numba", version=None, state="missing")]}, "numba is not installed"),
-        ({"packages": [package(version="1", state="old")]}, "torch 1 is older than 2"),
-        (
-            {"broken": {"stage": "torch", "why": "OSError: no lib"}, "torch": None, "gpus": None},
-            "torch does not load: OSError: no lib",
-        ),
-        ({"self_test": {"passed": False}}, "the self-test failed"),
-        ({"kernels": [kernel("cpu", passed=False, error=2.0)]}, "on the CPU is wrong by 2"),
-        ({"broken": {"stage": "kernels", "why": "x"}, "kernels": None}, "the kernels broke: x"),
-        (
-            {"models": {"shipped": [{"name": "tiny", "folder": "/t", "whole": False}]}},
-            "the shipped model tiny lacks files",
-        ),
-    ],
-)
-def test_what_keeps_the_core_from_working(changes: dict[str, Any], said: str) -> None:
-    found = verdict(examined(**changes), check=True)
-    assert not found["ready"]
-    assert found["ready_for"] == found["devices"] == []
-    (problem,) = found["problems"]
-    assert said in problem["what"]
-    assert problem["how"]
+def test_what_keeps_the_core_from_working() -> None:
+    cases: dict[str, dict[str, Any]] = {
+        "numba": {"packages": [package("numba", version=None, state="missing")]},
+        "torch 1": {"packages": [package(version="1", state="old")]},
+        "no lib": {"broken": {"stage": "torch", "why": "no lib"}, "torch": None, "gpus": None},
+        "self-test": {"self_test": {"passed": False}},
+        "wrong by 2": {"kernels": [kernel("cpu", passed=False, error=2.0)]},
+        "broke: x": {"broken": {"stage": "kernels", "why": "x"}, "kernels": None},
+        "tiny": {"models": {"shipped": [{"name": "tiny", "folder": "/t", "whole": False}]}},
+    }
+    for said, changes in cases.items():
+        found = verdict(examined(**changes), check=True)
+        assert not found["ready"]
+        assert found["ready_for"] == found["devices"] == []
+        (problem,) = found["problems"]
+        assert said in problem["what"]
+        assert problem["how"]
 
 
 def test_what_could_be_added() -> None:
@@ -264,12 +237,11 @@ def test_a_gpu_that_breaks_leaves_the_cpu() -> None:
 
 
 def test_gpus_of_no_use_are_told() -> None:
-    built = verdict(examined(driver="550.1"), check=True)["missing"]
-    assert "built for a CPU" in built[0]["what"]
     torch = {"version": "9", "build": "CUDA 12.8", "threads": 2, "no_gpu": "driver too old"}
-    assert (
-        "driver too old"
-        in verdict(examined(driver="4", torch=torch), check=True)["missing"][0]["what"]
-    )
-    old = verdict(examined(gpus=[gpu(kernels=False, capability="7.5")]), check=True)
-    assert "7.5" in old["missing"][0]["what"]
+    cases: dict[str, dict[str, Any]] = {
+        "built for a CPU": {"driver": "550.1"},
+        "driver too old": {"driver": "4", "torch": torch},
+        "7.5": {"gpus": [gpu(kernels=False, capability="7.5")]},
+    }
+    for said, changes in cases.items():
+        assert said in verdict(examined(**changes), check=True)["missing"][0]["what"]

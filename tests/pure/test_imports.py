@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "sparrow"
+FOLDERS = {"sparrow": ROOT / "sparrow", "sparrow_recipes": ROOT / "recipes" / "sparrow_recipes"}
 
 # room -> rooms it may import. A room that is not named here may not exist.
 BASE = {"files", "stats", "schema"}
@@ -32,24 +32,30 @@ ALLOWED: dict[str, set[str]] = {
     "report": BASE,
     "bench": ROLLOUT | {"engine", "calibrate", "train"},
     "api": ROLLOUT | {"engine", "tasks", "calibrate", "dataflow", "report", "bench"},
-    "demo": ROLLOUT | {"engine", "tasks", "calibrate", "dataflow", "bench", "api"},
     "__main__": {"cli"},
     "cli": BASE
     | {"sparse", "models", "engine", "tasks", "bench", "calibrate", "dataflow", "serve"}
-    | {"report", "api", "demo", "processes"},
+    | {"report", "api", "processes", "recipes"},
+    # The programs of sparrow_recipes: what anybody's program may use, without the command line.
+    "recipes": ROLLOUT
+    | {"processes", "engine", "train", "tasks", "calibrate", "dataflow", "bench", "api"},
 }
 
 
 def module_name(file: Path) -> str:
-    parts = file.relative_to(ROOT).with_suffix("").parts
+    parts = file.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_name(file): file for file in PACKAGE.rglob("*.py")}
+MODULES = {
+    module_name(Path(name) / file.relative_to(folder)): file
+    for name, folder in FOLDERS.items()
+    for file in folder.rglob("*.py")
+}
 
 
 def imports_of(file: Path) -> set[str]:
-    """Modules of the package that a file imports, anywhere in it."""
+    """Modules of both packages that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -58,11 +64,12 @@ def imports_of(file: Path) -> set[str]:
             assert node.level == 0, f"{file}: relative import; write the whole name"
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES else str(node.module) for name in names}
-    return {name for name in found if name.split(".")[0] == "sparrow"}
+    return {name for name in found if name.split(".")[0] in FOLDERS}
 
 
 def room(module: str) -> str:
-    return [*module.split("."), "sparrow"][1]
+    package, *inner = module.split(".")
+    return "recipes" if package == "sparrow_recipes" else [*inner, "sparrow"][0]
 
 
 def test_import_direction() -> None:
@@ -75,6 +82,17 @@ def test_import_direction() -> None:
     ]
     assert not against
     assert {room(module) for module in MODULES} <= {*ALLOWED, "sparrow"}
+
+
+def test_recipes_are_loaded_by_the_verb_that_runs_them() -> None:
+    """The command line imports them inside of functions, and nothing else does."""
+    for module, file in MODULES.items():
+        if room(module) == "recipes":
+            continue
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not any(str(name).startswith("sparrow_recipes") for name in names), module
 
 
 def test_no_cycle_between_modules() -> None:

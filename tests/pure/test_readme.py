@@ -10,7 +10,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_ci_runs_lint_and_test() -> None:
     assert re.search(
-        r"^make lint test test-browser test-kernels$",
+        r"^make lint test test-slow test-browser test-kernels$",
         (ROOT / ".ci/run").read_text(),
         flags=re.MULTILINE,
     )

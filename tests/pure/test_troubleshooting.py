@@ -40,7 +40,7 @@ def texts(file: Path) -> Iterator[str]:
 def folders() -> dict[Path, str]:
     """The texts of every folder of the package, joined by what no message has."""
     found: dict[Path, list[str]] = defaultdict(list)
-    for file in sorted((ROOT / "sparrow").rglob("*.py")):
+    for file in sorted([*ROOT.glob("sparrow/**/*.py"), *ROOT.glob("recipes/**/*.py")]):
         found[file.parent] += texts(file)
     return {folder: "\0\0".join(said) for folder, said in found.items()}
 
@@ -89,7 +89,7 @@ def test_every_gate_action_has_an_entry() -> None:
 
 
 def test_every_fault_that_a_run_counts_has_an_entry() -> None:
-    faults = ast.literal_eval(assigned("sparrow/dataflow/local/run.py", "FAULTS"))
+    faults = ast.literal_eval(assigned("sparrow/dataflow/local/ledger.py", "FAULTS"))
     for fault in ("left_out_rows", *faults):
         assert f"`faults/{fault}`" in PAGE, fault
 
@@ -111,5 +111,5 @@ def test_files_that_the_new_pages_name_exist() -> None:
     """`sparrow/...py` as it stands, in any of the new pages."""
     for page in ("method", "schedules", "troubleshooting"):
         text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
-        for path in re.findall(r"`((?:sparrow|configs)/[\w./-]+)`", text):
+        for path in re.findall(r"`((?:sparrow|recipes)/[\w./-]+)`", text):
             assert (ROOT / path).exists(), f"{page}.md: {path}"

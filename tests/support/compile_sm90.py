@@ -33,8 +33,7 @@ from sparrow.ops.dispatch import settled_weights
 from sparrow.ops.reference.sampling import Draws
 from sparrow.ops.types import PageCache, RowState, kv_fields
 from sparrow.sparse.compile import launch
-from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.tracing import trace
+from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.rule import Rule
 
 HOPPER = GPUTarget("cuda", 90, 32)

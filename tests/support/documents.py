@@ -134,8 +134,8 @@ class Place:
 
     @classmethod
     def make(cls, folder: Path) -> "Place":
-        """bench/, configs/, docs/ are there, runs/ is not; no GPU, network or fetched model."""
-        for name in ("bench", "configs", "docs"):
+        """bench/ and docs/ are there, runs/ is not; no GPU, network or fetched model."""
+        for name in ("bench", "docs"):
             (folder / name).symlink_to(ROOT / name)
         tools = folder / ".tools"
         tools.mkdir()
@@ -143,7 +143,6 @@ class Place:
         _program(tools / "python", f'exec "{sys.executable}" "$@"')
         settings = {
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
             "SPARROW_HOME": str(folder / ".home"),
             "CUDA_VISIBLE_DEVICES": "",
             "HF_HUB_OFFLINE": "1",

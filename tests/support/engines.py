@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparrow import models
+from sparrow import models, ops
 from sparrow.engine import Engine, Output
+from sparrow.engine.pool import PAGE
 from sparrow.engine.runner import Chunk
 from sparrow.models.attention import Packed
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
@@ -42,8 +43,16 @@ def engine_of(model: models.Decoder, *, pages: int = 160, **settings: Any) -> En
     return Engine(model, **{"max_context": 512, "kv_bytes": kv_bytes, **settings})
 
 
-def page_bytes(model: models.Decoder, flow: Rule | None) -> int:
-    return Engine(model, max_context=16, max_running=1, rule=flow).memory.page_bytes
+def page_bytes(model: models.Decoder, rule: Rule | None) -> int:
+    spec, sizes = model.spec, {"head_size": model.spec.head_size, "dtype": model.dtype}
+    fields = (*ops.kv_fields(PAGE, **sizes), *(rule.fields(page=PAGE, **sizes) if rule else ()))
+    return ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
+
+
+def alone(model: models.Decoder, ids: list[int], own: SamplingParams, **how: Any) -> Completion:
+    """The completion of one prompt by an engine that nobody else uses."""
+    (completion,) = engine_of(model).generate([ids], own, **how)
+    return completion
 
 
 def params(**changes: Any) -> SamplingParams:

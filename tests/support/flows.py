@@ -39,8 +39,8 @@ from sparrow.sparse.flows import (
     weights,
     where,
 )
+from sparrow.sparse.flows.flow import Program, trace
 from sparrow.sparse.flows.interpret import Scene
-from sparrow.sparse.flows.tracing import Program, trace
 from sparrow.sparse.rule import Rule
 
 LAYERS, LAYER = 2, 1

@@ -29,7 +29,7 @@ class Commands:
     """A server, and commands in its children."""
 
     def __enter__(self) -> Self:
-        path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+        path = os.pathsep.join([str(TESTS), os.environ["PYTHONPATH"]])
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "160"}
         self._server = subprocess.Popen(
             [sys.executable, "-m", "support.forking"],

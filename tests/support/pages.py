@@ -3,7 +3,7 @@
 import math
 import random
 
-from sparrow.report.page.parts import (
+from sparrow.report.page import (
     Axis,
     Bar,
     BarGroup,
@@ -209,8 +209,8 @@ def times() -> Bars:
                 name="at 300 tokens",
                 say="1.3x slower",
                 bars=(
-                    Bar(name="dense", value=14.2, role="dense", low=13.6, high=14.9),
-                    Bar(name="sparse", value=18.4, role="sparse", low=17.2, high=19.9),
+                    Bar(name="dense", value=14.2, role="dense", interval=(13.6, 14.9)),
+                    Bar(name="sparse", value=18.4, role="sparse", interval=(17.2, 19.9)),
                 ),
             ),
             BarGroup(
@@ -238,7 +238,7 @@ def odd_bars() -> Bars:
                 say=HOSTILE,
                 bars=(
                     Bar(name=HOSTILE, value=-4.0, role="run-0"),
-                    Bar(name=LONG.format(2), value=9.0, role="run-1", low=7.0, high=12.0),
+                    Bar(name=LONG.format(2), value=9.0, role="run-1", interval=(7.0, 12.0)),
                 ),
             ),
             BarGroup(name="zero", bars=(Bar(name="none", value=0.0, role="quiet"),)),

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from sparrow.dataflow.episodes import Actor, single_turn
 from sparrow.schema.episode import Trajectory
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 from sparrow.train.objectives import Surrogate, Terms
 from sparrow.train.objectives.surrogates import ppo
 from support.training import noisy

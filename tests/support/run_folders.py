@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from sparrow.files import add_digest_line, sealed, write_document
+from sparrow.schema.base import to_dict
+from sparrow.schema.schedule import Schedule
+from tests.support import surfaces
 
 Plain = dict[str, Any]
 SETTINGS = """
@@ -87,46 +90,39 @@ def dense_training(folder: Path, *, steps: int = 12) -> Path:
 
 
 def schedule() -> Plain:
-    return {
-        "name": "tiny-0.86",
-        "lengths": [0, 96, 192],
-        "budgets": [64, 96, 2**31 - 1],
-        "layers": [],
-        "flow": "block-mean",
-        "dense_layers": [3],
-    }
+    return to_dict(
+        Schedule(
+            name="tiny-0.86",
+            lengths=[0, 96, 192],
+            budgets=[64, 96, 2**31 - 1],
+            dense_layers=(3,),
+        )
+    )
 
 
 def cell(budget: int | None, start: int, p05: float) -> Plain:
-    return {
-        "variant": "block-mean" if budget else "dense",
-        "budget": budget,
-        "start": start,
-        "stop": start + 96,
-        "prompts": 48,
-        "mean": 0.99,
-        "p05": p05,
-        "low": p05 - 0.02,
-        "high": p05 + 0.02,
-    }
+    variant = "block-mean" if budget else "dense"
+    ends = {"p05": p05, "low": p05 - 0.02, "high": min(1.0, p05 + 0.02)}
+    return surfaces.cell(variant, budget, start, start + 96, prompts=48, mean=0.99, **ends)
 
 
 def calibration(folder: Path, *, planned: bool = True) -> Path:
     folder.mkdir(parents=True)
-    surface = {
-        "format": 1,
-        "model": "tiny",
-        "dtype": "float32",
-        "device": "cpu",
-        "prompts": "assignments, length 150",
-        "targets": [0.86],
-        "variants": [{"name": "block-mean"}],
-        "cells": [cell(64, 0, 0.95), cell(64, 96, 0.6), cell(96, 0, 0.97), cell(96, 96, 0.9)],
-        "floor": [cell(None, 0, 0.999), cell(None, 96, 0.998)],
-        "versions": ["torch 2.13.0"],
-        "command": "sparrow calibrate tiny",
-        "created": "2026-11-15T00:00:00+00:00",
-    }
+    surface = surfaces.surface(
+        bins=(0, 96, 192),
+        budgets=(64, 96),
+        names=("block-mean",),
+        layers=0,
+        model="tiny",
+        dtype="float32",
+        device="cpu",
+        prompts="assignments, length 150",
+        cells=[cell(64, 0, 0.95), cell(64, 96, 0.6), cell(96, 0, 0.97), cell(96, 96, 0.9)],
+        floor=[cell(None, 0, 0.999), cell(None, 96, 0.998)],
+        versions=["torch 2.13.0"],
+        command="sparrow calibrate tiny",
+        created="2026-11-15T00:00:00+00:00",
+    )
     write_document(folder / "surface.json", surface)
     if planned:
         write_document(folder / "plan.json", plan())
@@ -139,16 +135,9 @@ def plan() -> Plain:
         {"start": 96, "stop": 192, "budget": 96, "kept_share": 0.7, **_tail(0.9)},
         {"start": 192, "stop": None, "budget": None, "kept_share": 1.0, **_tail(None)},
     ]
-    return {
-        "format": 1,
-        "variant": "block-mean",
-        "target": 0.86,
-        "by": "low",
-        "bins": bins,
-        "check": None,
-        "notes": ["fewer than 48 prompts at 96 to 192 (18)"],
-        "schedule": schedule(),
-    }
+    notes = ["fewer than 48 prompts at 96 to 192 (18)"]
+    made = surfaces.plan(variant="block-mean", notes=notes, schedule=schedule())
+    return made | {"bins": [old | new for old, new in zip(made["bins"], bins, strict=True)]}
 
 
 def _tail(p05: float | None) -> Plain:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sparrow.dataflow.study.design import Study
 from sparrow.schema.study import StudyConfig
+from sparrow_recipes.study.design import Study
 
 Plain = dict[str, Any]
 DENSE: Plain = {"name": "dense", "role": "baseline"}

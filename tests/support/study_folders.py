@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sparrow.files import write_document
+from sparrow.schema.schedule import Schedule
 from tests.support.run_folders import write_lines
 
 Plain = dict[str, Any]
@@ -99,7 +100,7 @@ def tail(p05: float, step: int = 6, entropy: float = 0.3) -> Plain:
             "low": value - 0.01,
             "high": value + 0.01,
             "p05_uncertain": value - 0.1,
-            "uncertain": 0.2,
+            "uncertain": 1000,
         }
         for start, value in ((0, p05 + 0.02), (512, p05))
     ]
@@ -171,6 +172,4 @@ def controlled(folder: Path, finals: Mapping[str, Sequence[float]], **changes: A
 def plan(study: Path, name: str, lengths: Sequence[int], budgets: Sequence[int]) -> None:
     """The schedule of an arm."""
     (study / "plans").mkdir(exist_ok=True)
-    write_document(
-        study / "plans" / f"{name}.json", {"lengths": list(lengths), "budgets": list(budgets)}
-    )
+    Schedule(name=name, lengths=lengths, budgets=budgets).save(study / "plans" / f"{name}.json")

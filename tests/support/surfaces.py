@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sparrow.schema.base import to_dict
+from sparrow.schema.schedule import Schedule
+
 Plain = dict[str, Any]
 
 
@@ -167,12 +170,27 @@ def plan(count: int = 3, width: int = 1000, dense_from: int | None = None, **cha
         "workload": "60 requests, lognormal lengths of mean 16.7K, cut at 32K",
         "compare": None,
         "check": None,
+        "eflops_printed": 1.5 * ratio,
+        "seconds": sum(b["seconds"] for b in bins),
+        "dense_seconds": sum(b["dense_seconds"] for b in bins),
+        "steps": 100,
+        "ms_step": 1.0,
+        "dense_ms_step": 2.0,
+        "tokens": 1000,
+        "capacity": 60,
+        "bytes": 1e9,
+        "dense_bytes": 2e9,
+        "hardware_note": "",
+        "variants": [],
+        "notes": [],
+        "schedule": to_dict(Schedule.fixed(256)),
     }
     return made | changes
 
 
 def _moved(target: float, budgets: list[int | None], speed_up: float) -> Plain:
-    return {"target": target, "budgets": budgets, "speed_up": speed_up, "reached": True}
+    aside = {"target": target, "budgets": budgets, "speed_up": speed_up, "reached": True}
+    return aside | {"variant": "block_mean", "nearest": None}
 
 
 def plan_bin(index: int, width: int, count: int, budget: int | None) -> Plain:
@@ -188,6 +206,8 @@ def plan_bin(index: int, width: int, count: int, budget: int | None) -> Plain:
         "p05": p05,
         "low": interval[0],
         "high": interval[1],
+        "mean": p05,
+        "prompts": 60,
         "kept_share": share,
         "seconds": dense_seconds * (0.25 + 0.75 * share),
         "dense_seconds": dense_seconds,

@@ -15,10 +15,8 @@ from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.local.watching import Watcher
 from sparrow.files import read_lines as lines
 from sparrow.schema.train import TrainConfig
-from sparrow.tasks.base import Verdict
-from sparrow.tasks.example import Example
-from sparrow.tasks.tokenizer import puzzle_tokenizer
-from sparrow.tasks.words import WORDS
+from sparrow.tasks.base import Example, Verdict
+from sparrow.tasks.words import WORDS, puzzle_tokenizer
 
 CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}<think>"
 SPARSE = {"budget": 48}
@@ -98,4 +96,4 @@ def metrics(folder: Path) -> list[Json]:
 
 
 def weights_of(run: Run) -> dict[str, torch.Tensor]:
-    return {name: view.clone() for name, view in models.hf_views(run.learner.policy.model).items()}
+    return {name: view.clone() for name, view in run.learner.weights().items()}

@@ -1,4 +1,7 @@
-"""The whole examination as plain data."""
+"""What is here, what works, and what that comes to: is the core ready, what has to be mended.
+
+Plain data, also for JSON: pydantic itself may be what is broken.
+"""
 
 import os
 import platform
@@ -9,9 +12,22 @@ from typing import Any
 
 from sparrow import __version__
 from sparrow.bench.doctor import host
-from sparrow.bench.doctor.packages import Found, look
-from sparrow.bench.doctor.probe import CHECKS, STAGES, Probed, probe
-from sparrow.bench.doctor.verdict import verdict
+from sparrow.bench.doctor.host import pip
+from sparrow.bench.doctor.probe import CHECKS, LEAST_CAPABILITY, STAGES, probe
+
+VERBS = ("generate", "calibrate", "plan", "train", "eval", "report")
+REPORT = "install into a fresh environment; if it stays, report it with sparrow doctor --json"
+BREAKS = {
+    "torch": "torch does not load",
+    "gpus": "torch cannot talk to the GPUs",
+    "models": "the package does not load",
+    "fits": "memory cannot be counted",
+    "self_test": "the self-test broke",
+    "kernels": "the kernels broke",
+}
+
+Examined = Mapping[str, Any]  # what `examine` has found, by its keys
+Advice = dict[str, str]  # what is wrong or missing, and how to mend it
 
 
 def examine(*, check: bool = True) -> dict[str, Any]:
@@ -28,14 +44,13 @@ def examine(*, check: bool = True) -> dict[str, Any]:
     (what, how). Sizes are bytes. What a stage that broke or was not wanted would have told is
     None.
     """
-    packages = look()
     probed = probe(check=check)
     found: dict[str, Any] = {
         "sparrow": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "executable": sys.executable,
-        "packages": [_package(each) for each in packages],
+        "packages": host.look(),
         "cpu": host.cpu(),
         "driver": host.driver(),
         "memory": host.memory(),
@@ -44,22 +59,8 @@ def examine(*, check: bool = True) -> dict[str, Any]:
     for stage in (*STAGES, *CHECKS):
         found[stage] = probed.found.get(stage)
     found["disk"] = _disks(found)
-    found["broken"] = _broken(probed)
+    found["broken"] = probed.broken
     return found | verdict(found, check=check)
-
-
-def _package(found: Found) -> dict[str, Any]:
-    package = found.package
-    return {
-        "name": package.name,
-        "version": found.version,
-        "minimum": package.minimum,
-        "state": found.state,
-        "extra": package.extra,
-        "purpose": package.purpose,
-        "used": package.used,
-        "install": found.install,
-    }
 
 
 def _hub() -> dict[str, Any]:
@@ -84,5 +85,132 @@ def _disks(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [host.disk(what, folder) for what, folder in places.items()]
 
 
-def _broken(probed: Probed) -> dict[str, Any] | None:
-    return None if probed.broken is None else {"stage": probed.broken, "why": probed.why}
+# The verdict.
+
+
+def verdict(found: Examined, *, check: bool) -> dict[str, Any]:
+    """Whether the core works, on which devices and for what; what to mend, what to add.
+
+    `problems` keep the core from working. `missing` things would add something.
+    """
+    problems = [*_core_packages(found), *_breaks(found), *_wrong(found)]
+    return {
+        "ready": not problems,
+        "ready_for": [] if problems else list(VERBS),
+        "devices": [] if problems else ["cpu", *_good_gpus(found, check)],
+        "problems": problems,
+        "missing": [*_optional(found), *_places(found), *_gpu_advice(found)],
+    }
+
+
+def _advice(what: str, how: str) -> Advice:
+    return {"what": what, "how": how}
+
+
+def _core_packages(found: Examined) -> list[Advice]:
+    return [
+        _advice(f"{each['purpose']}: {_state(each)}", each["install"])
+        for each in found["packages"]
+        if each["extra"] is None and each["state"] != "ok"
+    ]
+
+
+def _state(package: Mapping[str, Any]) -> str:
+    if package["state"] == "missing":
+        return f"{package['name']} is not installed"
+    return f"{package['name']} {package['version']} is older than {package['minimum']}"
+
+
+def _breaks(found: Examined) -> list[Advice]:
+    """The stage that broke, unless it took a GPU alone along."""
+    broken = found["broken"]
+    if broken is None or _only_gpus_broke(found):
+        return []
+    how = f"{pip()} install --force-reinstall torch" if broken["stage"] == "torch" else REPORT
+    return [_advice(f"{BREAKS[broken['stage']]}: {broken['why']}", how)]
+
+
+def _only_gpus_broke(found: Examined) -> bool:
+    """Kernels of the CPU run in the self-test too, and that went through."""
+    broken = found["broken"]
+    return broken is not None and broken["stage"] == "kernels" and bool(found["gpus"])
+
+
+def _wrong(found: Examined) -> list[Advice]:
+    """What runs and gives something else than it should."""
+    lacking = [each for each in (found["models"] or {}).get("shipped", ()) if not each["whole"]]
+    said = [f"the shipped model {each['name']} lacks files: {each['folder']}" for each in lacking]
+    if found["self_test"] is not None and not found["self_test"]["passed"]:
+        said.append("the self-test failed: keeping every token, tiny answers otherwise than dense")
+    said += [
+        f"attention on the CPU is wrong by {each['error']:.3g}"
+        for each in found["kernels"] or ()
+        if each["device"] == "cpu" and not each["passed"]
+    ]
+    return [_advice(each, REPORT) for each in said]
+
+
+def _good_gpus(found: Examined, check: bool) -> list[str]:
+    """GPUs whose kernels were right or, where nothing was checked, are written for them."""
+    able = [f"cuda:{gpu['index']}" for gpu in found["gpus"] or () if gpu["kernels"]]
+    if not check:
+        return able
+    right = [
+        each["device"]
+        for each in found["kernels"] or ()
+        if each["passed"] and each["version"] != "definition"
+    ]
+    return [device for device in able if device in right]
+
+
+def _optional(found: Examined) -> list[Advice]:
+    """Packages and models that are not here; triton counts where there is a GPU."""
+    packages = [
+        _advice(f"{each['purpose']}: {_state(each)}", each["install"])
+        for each in found["packages"]
+        if each["extra"] is not None and each["state"] != "ok" and each["used"]
+        if each["name"] != "triton" or found["gpus"]
+    ]
+    models = []
+    for each in (found["models"] or {}).get("fetched", ()):
+        force = " --force" if each["folder"] else ""
+        if not each["whole"]:
+            what = f"{each['name']}, a real model: {'damaged' if force else 'not fetched'}"
+            models.append(_advice(what, f"sparrow fetch {each['name']}{force}"))
+    return packages + models
+
+
+def _places(found: Examined) -> list[Advice]:
+    return [
+        _advice(f"{each['what']} cannot be written to {each['folder']}", "work in another folder")
+        for each in found["disk"]
+        if each["what"] == "runs" and not each["writable"]
+    ]
+
+
+def _gpu_advice(found: Examined) -> list[Advice]:
+    """GPUs that are there and of no use, and why."""
+    gpus, torch = found["gpus"] or (), found["torch"]
+    advice = []
+    if torch is not None and not gpus and found["driver"] is not None:
+        if torch["build"] == "CPU":
+            what = "a GPU: NVIDIA's driver is here, but this torch is built for a CPU"
+            advice.append(_advice(what, "torch for CUDA, by the command of https://pytorch.org"))
+        else:
+            advice.append(_advice(f"a GPU: {torch['no_gpu']}", "look at nvidia-smi"))
+    if _only_gpus_broke(found):
+        advice.append(_advice(f"{BREAKS['kernels']} on a GPU: {found['broken']['why']}", REPORT))
+    advice += [
+        _advice(
+            f"cuda:{gpu['index']}: compute capability {gpu['capability']}, our kernels want "
+            f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} by NVIDIA",
+            "--device cpu, or another GPU",
+        )
+        for gpu in gpus
+        if not gpu["kernels"]
+    ]
+    return advice + [
+        _advice(f"attention on {each['device']} is wrong by {each['error']:.3g}", REPORT)
+        for each in found["kernels"] or ()
+        if each["device"] != "cpu" and not each["passed"]
+    ]

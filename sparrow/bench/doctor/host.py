@@ -1,11 +1,19 @@
-"""The machine without torch: cores, memory and disk, as far as a container lets this have them."""
+"""This machine without importing what may be broken: packages, cores, memory and disk.
+
+The table of packages repeats pyproject.toml (a test compares them), because a checkout that is used
+without being installed has no metadata. Cores and memory are as far as a container lets this have
+them.
+"""
 
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 CGROUP = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
@@ -13,6 +21,99 @@ PROC = Path("/proc")
 BF16 = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+DISTRIBUTION = "sparrow-rl"
+BROWSER = "browser"  # its package needs a browser beside it
+NOT_YET = "nothing uses it yet"
+
+# Packages.
+
+
+class Package(NamedTuple):
+    """A package that something needs: everything (`extra` None), or what `purpose` says."""
+
+    name: str
+    minimum: str
+    purpose: str
+    extra: str | None = None
+    used: bool = True  # False: an extra of pyproject.toml that no verb uses yet
+
+
+CORE = (
+    Package("torch", "2.11", "tensors, training, GPUs"),
+    Package("numpy", "1.26", "records"),
+    Package("scipy", "1.12", "intervals and fits"),
+    Package("numba", "0.61", "kernels for a CPU"),
+    Package("safetensors", "0.5", "weights"),
+    Package("transformers", "5.0", "tokenizers"),
+    Package("gguf", "0.17", "sparrow fetch"),
+    Package("pydantic", "2.7", "configurations"),
+    Package("tomli-w", "1.0", "configurations"),
+    Package("rich", "13", "the command line"),
+    Package("jinja2", "3.1", "pages of sparrow report"),
+    Package("tensorboard", "2.16", "curves of training"),
+)
+OPTIONAL = (
+    Package("triton", "3.6", "kernels for a GPU; torch for CUDA brings it along", "kernels"),
+    Package("math-verify", "0.8", "judging answers in mathematics", "math"),
+    Package("pyarrow", "18", "rows from .parquet files", "parquet"),
+    Package("reasoning-gym", "0.1.25", "tasks gym/NAME", "gym"),
+    Package("fastapi", "0.115", NOT_YET, "serve", used=False),
+    Package("uvicorn", "0.34", NOT_YET, "serve", used=False),
+    Package("ray", "2.44", NOT_YET, "ray", used=False),
+    Package("playwright", "1.50", "testing reports in a browser", BROWSER),
+)
+
+
+def look() -> list[dict[str, Any]]:
+    """Every package of the table, core ones first: what is here of it, and how to get it."""
+    return [package_state(each, installed(each.name)) for each in (*CORE, *OPTIONAL)]
+
+
+def package_state(package: Package, version: str | None) -> dict[str, Any]:
+    """A package of which this version is here: ok, old or missing, and what installs it."""
+    state = "missing" if version is None else "ok"
+    if version is not None and older(version, package.minimum):
+        state = "old"
+    install = f"{pip()} install '{package.name}>={package.minimum}'"
+    if package.extra is not None and installed(DISTRIBUTION) is not None and version is None:
+        install = f"{pip()} install '{DISTRIBUTION}[{package.extra}]'"
+    if package.extra == BROWSER:
+        install += f" && {_beside('playwright')} install chromium"
+    return package._asdict() | {"version": version, "state": state, "install": install}
+
+
+def installed(name: str) -> str | None:
+    """The version that the metadata says; None: not installed. Unreadable metadata is "0"."""
+    try:
+        return version(name) or "0"
+    except PackageNotFoundError:
+        return None
+
+
+def older(version: str, minimum: str) -> bool:
+    """Whether a version is below a minimum, by the numbers at its start: 2.13.0+cpu is 2.13."""
+    pairs = zip_longest(_numbers(version), _numbers(minimum), fillvalue=0)
+    return next((has < asked for has, asked in pairs if has != asked), False)
+
+
+def _numbers(version: str) -> list[int]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    return [int(part) for part in found[0].split(".")] if found else []
+
+
+def pip() -> str:
+    """pip of this Python: by its name where the shell would find that one."""
+    return _beside("pip")
+
+
+def _beside(program: str) -> str:
+    """How to call a program of this Python's environment, also one that is still to come."""
+    pip = shutil.which("pip")
+    active = pip is not None and Path(pip).parent == Path(sys.executable).parent
+    return program if active else f"{sys.executable} -m {program}"
+
+
+# Cores, memory, disk.
 
 
 def cpu() -> dict[str, Any]:

@@ -10,11 +10,14 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
-from typing import Any
+import warnings
+from typing import Any, NamedTuple
+
+from sparrow.bench.doctor.host import driver
 
 STAGES = ("torch", "gpus", "models", "fits")
 CHECKS = ("self_test", "kernels")
+LEAST_CAPABILITY = (8, 0)  # that our kernels are written for: it has bf16
 TIMEOUT = 300.0  # seconds; the first time, kernels are compiled
 # The child sees the modules that this process sees, in the same order.
 CHILD = (
@@ -23,13 +26,11 @@ CHILD = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
+class Probed(NamedTuple):
     """What each stage found, which one broke, and its last words."""
 
-    found: dict[str, Any] = field(default_factory=dict)
-    broken: str | None = None
-    why: str | None = None
+    found: dict[str, Any]
+    broken: dict[str, str] | None = None
 
 
 def probe(*, check: bool, timeout: float = TIMEOUT) -> Probed:
@@ -55,17 +56,15 @@ def probe(*, check: bool, timeout: float = TIMEOUT) -> Probed:
     found = _read(said)
     missing = next((stage for stage in stages if stage not in found), None)
     if missing is None:
-        return Probed(found=found)
+        return Probed(found)
     why = last_words(errors, child.returncode) if ended else f"no end within {timeout:g} s"
-    return Probed(found=found, broken=missing, why=why)
+    return Probed(found, {"stage": missing, "why": why})
 
 
 def run(stages: list[str]) -> None:
     """The child: every stage in its order, a JSON line each. Imports wait for their stage."""
-    from sparrow.bench.doctor import gpus
-
-    _say("torch", gpus.build() | {"no_gpu": gpus.complaint()})
-    seen = gpus.gpus()
+    _say("torch", build() | {"no_gpu": complaint()})
+    seen = gpus()
     _say("gpus", seen)
     from sparrow.bench.doctor import stages as look
 
@@ -100,3 +99,49 @@ def last_words(errors: str, code: int) -> str:
         return f"the process was killed by {signal.Signals(-code).name}"
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     return lines[-1] if lines else f"the process ended with exit code {code}"
+
+
+# torch and its GPUs. Imports nothing else that may break.
+
+
+def build() -> dict[str, Any]:
+    """Which torch this is, and how many threads it uses."""
+    import torch
+
+    cuda, hip = torch.version.cuda, torch.version.hip
+    made = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "CPU"
+    return {"version": torch.__version__, "build": made, "threads": torch.get_num_threads()}
+
+
+def gpus() -> list[dict[str, Any]]:
+    """The GPUs that torch can use."""
+    import torch
+
+    return [_gpu(index) for index in range(torch.cuda.device_count())] if not complaint() else []
+
+
+def complaint() -> str | None:
+    """Why torch can use no GPU, in its own words where it has some; None: it can."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return None
+    return str(said[0].message) if said else "torch sees none"
+
+
+def _gpu(index: int) -> dict[str, Any]:
+    import torch
+
+    free, total = torch.cuda.mem_get_info(index)
+    capability = torch.cuda.get_device_capability(index)
+    return {
+        "index": index,
+        "name": torch.cuda.get_device_name(index),
+        "total": total,
+        "free": free,
+        "capability": ".".join(map(str, capability)),
+        "driver": driver(),
+        "kernels": torch.version.hip is None and capability >= LEAST_CAPABILITY,
+    }

@@ -18,7 +18,7 @@ from sparrow.models.fetch import cache_dir, fetched, known
 from sparrow.models.shapes import SHAPES
 from sparrow.models.sources import SHIPPED
 from sparrow.models.spec import ModelSpec
-from sparrow.train.memory import trainer_memory
+from sparrow.train.costs import trainer_memory
 
 LENGTH = 8192  # tokens of the sequence that should fit
 FILES = ("config.json", "tokenizer.json")

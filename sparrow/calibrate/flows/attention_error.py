@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.schema.flow import Errors
 from sparrow.sparse.rule import Rule
 
 BLOCKS, QUERIES = 32, 16  # blocks of a sequence, and queries of a block
@@ -27,20 +28,10 @@ class Case:
     budget: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionError:
-    """Means over the queries of a layer, or of all sparse layers; None where nothing was dropped.
+class AttentionError(Errors):
+    """Means over the queries of a layer, or of all sparse layers."""
 
-    recall  share of the pages of greatest attention mass that were kept, as many as the budget
-            pays, without those that every rule keeps
-    mass    share of all attention mass on kept tokens, mean over heads
-    error   norm of the change of the layer's attention output, over the norm of that output
-    """
-
-    recall: float | None
-    mass: float | None
-    error: float | None
-    queries: int
+    queries: int = 0
 
 
 class Probe:
@@ -187,7 +178,7 @@ def _mean(layers: Sequence[Tensor]) -> AttentionError:
     sums = [own for own in (layer.tolist() for layer in layers) if own[4]]
     count = int(sum(own[4] for own in sums))
     if not count:
-        return AttentionError(recall=None, mass=None, error=None, queries=0)
+        return AttentionError()
     recalls = [own[0] / own[1] for own in sums if own[1]]
     return AttentionError(
         recall=sum(recalls) / len(recalls) if recalls else None,

@@ -9,20 +9,18 @@ Legend of the dimension letters: sparrow/ops/types.py.
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sparrow import ops
 from sparrow.calibrate.flows.attention_error import mask_of
-from sparrow.sparse.compile import source
-from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.formats import page_bytes
+from sparrow.schema.flow import FlowCheck, FlowField, FlowTest
+from sparrow.sparse.compile.kernels import module
+from sparrow.sparse.flows.flow import Flow, Program, trace
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.flows.nodes import FlowError, in_order
-from sparrow.sparse.flows.tracing import Program, trace
+from sparrow.sparse.flows.tensor import FlowError, in_order
 from sparrow.sparse.rule import Rule
 
 KV_HEADS = 2
@@ -32,7 +30,7 @@ ROUNDING = {"fp32": 1e-4, "fp16": 5e-4, "bf16": 2e-3, "fp8": 1e-2, "int4": 2e-2}
 MOST_NEAR = 0.02  # of all choices may differ by near ties, unless a trial is made of ties
 
 
-def kernels(program: Program) -> dict[str, Any]:
+def kernels(program: Program) -> dict[str, str]:
     """The kernels that a GPU would run, generated here and now; or why there are none.
 
     Generating needs neither a GPU nor Triton. A flow without kernels runs on CPUs only.
@@ -40,7 +38,7 @@ def kernels(program: Program) -> dict[str, Any]:
     if program.score is None:
         return {"none": "every page is kept, nothing is stored"}
     try:
-        text = source.module(program, torch.bfloat16, block=16)
+        text = module(program, torch.bfloat16, block=16)
     except FlowError as error:
         return {"refused": str(error)}
     compile(text, "<generated>", "exec")
@@ -56,38 +54,37 @@ def kernels(program: Program) -> dict[str, Any]:
     }
 
 
-def describe(program: Program) -> dict[str, Any]:
-    """A program for a reader, ready for JSON. Bytes are of one page and KV head, bf16 keys."""
+def describe(program: Program, device: torch.device | str = "cpu") -> FlowCheck:
+    """A program for a reader, not yet tested."""
     mean = 2 * program.head_size
-    kv = 2 * program.page * mean
     stored = program.bytes(torch.bfloat16)
-    fields = [
-        {
-            "name": field.name,
-            "kind": field.form.kind,
-            "shape": list(field.shape),
-            "bytes": page_bytes(field.form, field.shape, torch.bfloat16),
-        }
-        for field in program.fields
-    ]
     counts = Counter(node.op for node in program.nodes if node.inputs)
     over_pages = {op: n for op, n in counts.items() if op.startswith("pages_") or op == "convolve"}
-    return {
-        "flow": program.name,
-        "digest": program.digest,
-        "page": program.page,
-        "head_size": program.head_size,
-        "group": program.group,
-        "fields": fields,
-        "bytes": stored,
-        "of_mean": stored / mean,
-        "of_kv": stored / kv,
-        "state": dict(program.state),
-        "mass": program.mass,
-        "operations": sum(counts.values()),
-        "over_pages": over_pages,
-        "kernels": kernels(program),
-    }
+    return FlowCheck(
+        flow=program.name,
+        digest=program.digest,
+        page=program.page,
+        head_size=program.head_size,
+        group=program.group,
+        fields=tuple(
+            FlowField(
+                name=field.name,
+                kind=field.form.kind,
+                shape=field.shape,
+                bytes=field.bytes(torch.bfloat16),
+            )
+            for field in program.fields
+        ),
+        bytes=stored,
+        of_mean=stored / mean,
+        of_kv=stored / (2 * program.page * mean),
+        state=dict(program.state),
+        mass=program.mass,
+        operations=sum(counts.values()),
+        over_pages=over_pages,
+        kernels=kernels(program),
+        device=str(device),
+    )
 
 
 # The differential test.
@@ -101,24 +98,6 @@ class Trial:
     length: int
     budget: int
     coarse: bool = False  # keys and values of few whole numbers, pages repeated: scores tie
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How two ways to choose pages compared on one sequence: choices are of a token and KV head."""
-
-    sequence: str
-    compared: str
-    choices: int
-    near_ties: int  # differ, but by pages of equal score up to rounding
-    different: int
-    ties: bool  # whether any number of near ties is right
-    first: str  # where the first difference is
-
-    @property
-    def passed(self) -> bool:
-        few = self.ties or self.near_ties <= max(1, MOST_NEAR * self.choices)
-        return few and not self.different
 
 
 def sequences(page: int, reserved: int) -> list[Trial]:
@@ -147,21 +126,19 @@ def check(
     group: int = 2,
     device: torch.device | str = "cpu",
     seed: int = 0,
-) -> dict[str, Any]:
+) -> FlowCheck:
     """Trace a flow for these sizes and test it; FlowError names the author's line if it is broken.
 
-    The result is ready for JSON; `passed` is the verdict. A flow without a score keeps every page:
-    there is nothing to compare.
+    `passed` is the verdict.
     """
     program = trace(flow, page, head_size, group)
-    result = {**describe(program), "device": str(device), "tests": [], "passed": True}
+    described = describe(program, device)
     if program.score is None:
-        return result
+        return described
     bed = _Bed(flow, program, torch.device(device), seed)
-    outcomes = bed.compare()
-    tests = [asdict(outcome) | {"passed": outcome.passed} for outcome in outcomes]
-    passed = all(outcome.passed for outcome in outcomes)
-    return result | {"tests": tests, "passed": passed, "unordered": bed.unordered}
+    tests = bed.compare()
+    passed = all(test.passed for test in tests)
+    return described.replace(tests=tuple(tests), passed=passed, unordered=bed.unordered)
 
 
 class _Bed:
@@ -190,7 +167,7 @@ class _Bed:
         q, k, v = (x.to(self.device, self.dtype) for x in tokens)
         return q, k, v
 
-    def compare(self) -> list[Outcome]:
+    def compare(self) -> list[FlowTest]:
         scores = [self._scores(row) for row in range(len(self.cases))]
         whole = [self._select(row, score) for row, score in enumerate(scores)]
         steps = self._decode()
@@ -291,7 +268,8 @@ class _Bed:
 
     def _outcome(
         self, row: int, name: str, a_SGM: Tensor, b_SGM: Tensor, score_SGM: Tensor
-    ) -> Outcome:
+    ) -> FlowTest:
+        case = self.cases[row]
         differ = (a_SGM != b_SGM).any(2).nonzero().tolist()
         wrong = [
             (token, head)
@@ -303,14 +281,16 @@ class _Bed:
             token, head = wrong[0]
             kept = (x[token, head].nonzero()[:, 0].tolist() for x in (a_SGM, b_SGM))
             first = "length {}, KV head {}: pages {} against {}".format(token + 1, head, *kept)
-        return Outcome(
-            sequence=self.cases[row].what,
+        choices, near, ties = a_SGM.shape[0] * a_SGM.shape[1], len(differ) - len(wrong), case.coarse
+        return FlowTest(
+            sequence=case.what,
             compared=name,
-            choices=a_SGM.shape[0] * a_SGM.shape[1],
-            near_ties=len(differ) - len(wrong),
+            choices=choices,
+            near_ties=near,
             different=len(wrong),
-            ties=self.cases[row].coarse,
+            ties=ties,
             first=first,
+            passed=not wrong and (ties or near <= max(1, MOST_NEAR * choices)),
         )
 
     def _near(self, a_M: Tensor, b_M: Tensor, score_M: Tensor) -> bool:

@@ -7,72 +7,43 @@ text, flow, budget and configuration, so that a run that was interrupted goes on
 """
 
 import hashlib
+import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from sparrow.calibrate.flows.attention_error import AttentionError, Case, Probe
-from sparrow.calibrate.flows.store import Store
+from sparrow.calibrate.arms import Arm, arm, variant_of
+from sparrow.calibrate.flows.attention_error import Case, Probe
 from sparrow.calibrate.flows.texts import Text
 from sparrow.calibrate.replay import acceptances, read
-from sparrow.calibrate.tails import TAIL
-from sparrow.models import Decoder, ModelSpec, fingerprint
-from sparrow.schema.schedule import Schedule
+from sparrow.files import FolderLock, open_append, read_lines, refuse_links, sealed
+from sparrow.models import Decoder, fingerprint
+from sparrow.schema.flow import Configuration, Errors, FlowScore, FlowScores, FlowText
+from sparrow.schema.surface import Variant
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
-from sparrow.sparse.flows.tracing import Program, trace
 from sparrow.sparse.rule import Rule
+from sparrow.stats import TAIL
 
+CELLS = "cells.jsonl"
 MEASURE = 1  # goes up when a figure gets another meaning: kept results are then made anew
 DRAWS = 2000
-
-Progress = Callable[[int, int, str], None]
-Result = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
-    """All of a rule that is not its formula, but for the budget. The defaults are the paper's."""
-
-    page: int = 16
-    first: int = 1
-    last: int = 2
-    dense_layers: tuple[int, ...] = (0, 1)
-
-    def rule(self, flow: Flow) -> Rule:
-        dense = frozenset(self.dense_layers)
-        return Rule(flow=flow, first=self.first, last=self.last, dense_layers=dense)
-
-    def schedule(self, flow: Flow, budget: int) -> Schedule:
-        return Schedule.fixed(budget, flow=flow.name, **asdict(self))
-
-
 REFERENCE = Configuration()
 
+Progress = Callable[[int, int, str], None]
+Figures = dict[str, Any]
+Key = Mapping[str, Any]
+Cell = tuple[Variant, Arm]  # one thing to measure on every text
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One thing to measure on every text: a flow in a configuration under a budget."""
 
-    flow: Flow
-    configuration: Configuration
-    budget: int
-    program: Program
-
-    @property
-    def key(self) -> dict[str, Any]:
-        own = {"digest": self.program.digest, "budget": self.budget}
-        return own | asdict(self.configuration) | {"measure": MEASURE}
-
-    @property
-    def case(self) -> Case:
-        rule = self.configuration.rule(self.flow)
-        return Case(rule=rule, page=self.configuration.page, budget=self.budget)
+# What is read, and what is kept.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +78,63 @@ def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[Sample]:
     return made
 
 
+class Store:
+    """Measured figures by what they were measured of: JSON lines in a run folder.
+
+    One process at a time has the folder, from the beginning until `close`.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.file = Path(folder) / CELLS
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(self.file.parent, setting="--out")
+        self._found: dict[str, Figures] = {}
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def get(self, key: Key) -> Figures | None:
+        return self._found.get(json.dumps(key, sort_keys=True))
+
+    def put(self, key: Key, figures: Figures) -> Figures:
+        """Keep figures, on the disk before anything else is measured."""
+        with open_append(self.file) as file:
+            file.write(f"{sealed(json.dumps({'key': dict(key), 'figures': figures}))}\n".encode())
+        return self._found.setdefault(json.dumps(key, sort_keys=True), figures)
+
+    def _read(self) -> None:
+        """A last line without its end is of a run that was killed while it wrote."""
+        refuse_links([self.file])
+        if not self.file.exists():
+            return
+        data = self.file.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            os.truncate(self.file, len(whole))
+        for number, cell in enumerate(read_lines(self.file), 1):
+            if cell.keys() != {"key", "figures"} or not isinstance(cell["figures"], dict):
+                raise ValueError(f"{self.file}, line {number}: not a measured cell")
+            self._found[json.dumps(cell["key"], sort_keys=True)] = cell["figures"]
+
+
+def append_leaderboard(file: str | Path, scores: FlowScores) -> int:
+    """Append the lines of a result to a leaderboard; how many they are."""
+    lines = scores.leaderboard(datetime.now(UTC).isoformat(timespec="seconds"))
+    place = Path(file)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.open("a", encoding="utf-8") as out:
+        out.writelines(json.dumps(line) + "\n" for line in lines)
+    return len(lines)
+
+
+# Measuring.
+
+
 def score(
     model: Decoder,
     texts: Sequence[Sample],
@@ -119,8 +147,8 @@ def score(
     reference: bool = False,
     errors: bool = True,
     progress: Progress | None = None,
-) -> Result:
-    """Measure flows, and others beside them, on every text. The result is ready for JSON.
+) -> FlowScores:
+    """Measure flows, and others beside them, on every text.
 
     Without `errors` only p05 is measured: recall, mass and output error of new cells stay unknown.
 
@@ -130,96 +158,42 @@ def score(
     _check(model, texts, budgets, configuration)
     places = [(flow, configuration) for flow in (*flows, block_mean, *against)]
     places += [(block_mean, REFERENCE)] if reference else []
-    cells = _cells(model.spec, places, budgets)
-    name = {"model": fingerprint(model)}
+    variants = [variant_of(flow, flow.name, model.spec, **dict(own)) for flow, own in places]
+    unique: dict[str, Cell] = {}  # each content once
+    for variant, (flow, _) in zip(variants, places, strict=True):
+        for budget in dict.fromkeys(budgets):
+            cell = variant, arm(variant, flow, budget)
+            unique.setdefault(repr(_key(cell)), cell)
+    cells, weights = list(unique.values()), fingerprint(model)
     total = len(texts) * (len(cells) + 1)
 
     def tell(number: int, done: int, what: str) -> None:
         if progress is not None:
             progress(number * (len(cells) + 1) + done, total, what)
 
-    found = []
-    for number, text in enumerate(texts):
-        key = {**name, "text": text.sha256}
-        found.append(_text(model, text, cells, key, store, errors, partial(tell, number)))
-    submitted = {_program(model.spec, flow, configuration).digest for flow in flows}
-    return {
-        "model": model.source.name if model.source else "random weights",
-        "fingerprint": name["model"],
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": model.device.type,
-        "tokens": len(texts[0].ids),
-        "texts": [{k: getattr(t, k) for k in ("name", "kind", "sha256", "note")} for t in texts],
-        "configuration": asdict(configuration),
-        "rows": _rows(cells, found, submitted, configuration),
-    }
-
-
-# What is measured.
-
-
-def _cells(
-    spec: ModelSpec, places: Sequence[tuple[Flow, Configuration]], budgets: Sequence[int]
-) -> list[Cell]:
-    """Every flow in its configuration under every budget, each content once."""
-    cells: dict[str, Cell] = {}
-    for flow, configuration in places:
-        program = _program(spec, flow, configuration)
-        for budget in dict.fromkeys(budgets):
-            cell = Cell(flow=flow, configuration=configuration, budget=budget, program=program)
-            configuration.schedule(flow, budget)  # refuses what cannot be
-            cells.setdefault(repr(cell.key), cell)
-    return list(cells.values())
-
-
-def _program(spec: ModelSpec, flow: Flow, configuration: Configuration) -> Program:
-    return trace(flow, configuration.page, spec.head_size, spec.heads // spec.kv_heads)
-
-
-def _text(
-    model: Decoder,
-    text: Sample,
-    cells: Sequence[Cell],
-    key: Mapping[str, str],
-    store: Store,
-    errors: bool,
-    tell: Callable[[int, str], None],
-) -> dict[int, Result]:
-    """The figures of all cells on one text, by cell number: kept ones, and those made now."""
-    found = {n: store.get({**key, **cell.key}) for n, cell in enumerate(cells)}
-    missing = [n for n, figures in found.items() if figures is None]
-    if missing:
-        tell(0, f"{text.name}: dense")
-        probe = Probe([cells[n].case for n in missing]) if errors else None
-        dense = read(model, text.ids, probe)
-        known = _known(probe, len(missing))
-        for n, seen in zip(missing, known, strict=True):
-            cell, start = cells[n], time.perf_counter()
-            tell(1 + n, f"{text.name}: {cell.flow.name}, budget {cell.budget}")
-            schedule = cell.configuration.schedule(cell.flow, cell.budget)
-            alpha = acceptances(model, dense, 1, schedule, cell.flow).cpu().numpy()
-            figures = {"p05": float(np.quantile(alpha, TAIL)), "mean": float(alpha.mean()), **seen}
-            figures["seconds"] = round(time.perf_counter() - start, 3)
-            about = {"name": text.name, "flow": cell.flow.name}
-            found[n] = store.put({**key, **cell.key}, about | figures)
-    tell(1 + len(cells), text.name)
-    return {n: figures for n, figures in found.items() if figures is not None}
-
-
-def _known(probe: Probe | None, cells: int) -> list[Result]:
-    """What a probe saw of every cell; without one nothing."""
-    if probe is None:
-        return [{"recall": None, "mass": None, "error": None, "queries": 0, "layers": {}}] * cells
-    return [
-        _three(whole)
-        | {"queries": whole.queries}
-        | {"layers": {str(layer): _three(own) for layer, own in sorted(layers.items())}}
-        for whole, layers in zip(probe.results(), probe.by_layer(), strict=True)
+    found = [
+        _text(model, text, cells, weights, store, errors, partial(tell, number))
+        for number, text in enumerate(texts)
     ]
-
-
-def _three(error: AttentionError) -> Result:
-    return {"recall": error.recall, "mass": error.mass, "error": error.error}
+    submitted = {variant.digest for variant in variants[: len(flows)]}
+    plain = {v.digest for v, (flow, _) in zip(variants, places, strict=True) if flow is block_mean}
+    rows = _rows(cells, found, plain, 2 * model.spec.head_size)
+    return FlowScores(
+        model=model.source.name if model.source else "random weights",
+        fingerprint=weights,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=model.device.type,
+        tokens=len(texts[0].ids),
+        texts=tuple(
+            FlowText(**{name: getattr(text, name) for name in FlowText.model_fields})
+            for text in texts
+        ),
+        configuration=configuration,
+        rows=tuple(
+            row.replace(submitted=row.digest in submitted and _configuration(row) == configuration)
+            for row in rows
+        ),
+    )
 
 
 def _check(
@@ -242,73 +216,120 @@ def _check(
         )
 
 
+def _configuration(own: Variant | FlowScore) -> Configuration:
+    return Configuration(**{name: getattr(own, name) for name in Configuration.model_fields})
+
+
+def _key(cell: Cell) -> dict[str, Any]:
+    variant, arm = cell
+    own = {"digest": variant.digest, "budget": arm.budget}
+    return own | dict(_configuration(variant)) | {"measure": MEASURE}
+
+
+def _text(
+    model: Decoder,
+    text: Sample,
+    cells: Sequence[Cell],
+    weights: str,
+    store: Store,
+    errors: bool,
+    tell: Callable[[int, str], None],
+) -> list[Figures]:
+    """The figures of all cells on one text: kept ones, and those made now."""
+    keys = [{"model": weights, "text": text.sha256} | _key(cell) for cell in cells]
+    found = {n: kept for n, key in enumerate(keys) if (kept := store.get(key)) is not None}
+    missing = [n for n in range(len(cells)) if n not in found]
+    if missing:
+        tell(0, f"{text.name}: dense")
+        probe = Probe([_case(cells[n][1]) for n in missing]) if errors else None
+        dense = read(model, text.ids, probe)
+        for n, seen in zip(missing, _seen(probe, len(missing)), strict=True):
+            (_, arm), start = cells[n], time.perf_counter()
+            assert arm.schedule is not None
+            tell(1 + n, f"{text.name}: {arm.flow.name}, budget {arm.budget}")
+            alpha = acceptances(model, dense, 1, arm.schedule, arm.flow).cpu().numpy()
+            figures: Figures = {"name": text.name, "flow": arm.flow.name}
+            figures |= {"p05": float(np.quantile(alpha, TAIL)), "mean": float(alpha.mean()), **seen}
+            figures["seconds"] = round(time.perf_counter() - start, 3)
+            found[n] = store.put(keys[n], figures)
+    tell(1 + len(cells), text.name)
+    return [found[n] for n in range(len(cells))]
+
+
+def _case(arm: Arm) -> Case:
+    assert arm.schedule is not None
+    assert arm.budget is not None
+    rule = Rule.of(arm.schedule, arm.flow)
+    return Case(rule=rule, page=arm.schedule.page, budget=arm.budget)
+
+
+def _seen(probe: Probe | None, cells: int) -> list[Figures]:
+    """What a probe saw of every cell; without one nothing."""
+    if probe is None:
+        return [{**dict(Errors()), "queries": 0, "layers": {}}] * cells
+    return [
+        dict(whole) | {"layers": {str(n): _three(dict(own)) for n, own in sorted(layers.items())}}
+        for whole, layers in zip(probe.results(), probe.by_layer(), strict=True)
+    ]
+
+
+def _three(figures: Mapping[str, Any]) -> Figures:
+    return {name: figures[name] for name in Errors.model_fields}
+
+
 # What comes out.
 
 
 def _rows(
-    cells: Sequence[Cell],
-    found: Sequence[Mapping[int, Result]],
-    submitted: set[str],
-    configuration: Configuration,
-) -> list[Result]:
+    cells: Sequence[Cell], found: Sequence[Sequence[Figures]], plain: set[str], mean_bytes: int
+) -> list[FlowScore]:
+    """found: by text, the figures of every cell. plain, mean_bytes: of the block mean."""
+    p05 = np.array([[figures["p05"] for figures in text] for text in found])
     base = {
-        (cell.configuration, cell.budget): _p05(found, n)
-        for n, cell in enumerate(cells)
-        if cell.program.digest == _base(cell)
+        (_configuration(variant), one.budget): p05[:, n]
+        for n, (variant, one) in enumerate(cells)
+        if variant.digest in plain
     }
     rows = []
-    for n, cell in enumerate(cells):
-        own, plain = _p05(found, n), base[cell.configuration, cell.budget]
-        here = cell.configuration == configuration
-        about = _about(cell) | {"submitted": here and cell.program.digest in submitted}
-        row = about | interval("p05", own) | interval("gain", own - plain)
-        reference = base.get((REFERENCE, cell.budget))
+    for n, (variant, one) in enumerate(cells):
+        assert one.budget is not None
+        own = _configuration(variant)
+        mean, reference = base[own, one.budget], base.get((REFERENCE, one.budget))
+        gains = interval("p05", p05[:, n]) | interval("gain", p05[:, n] - mean)
         if reference is not None:
-            row |= interval("configuration_gain", plain - reference)
-        rows.append(row | _means([by_cell[n] for by_cell in found]))
+            gains |= interval("configuration_gain", mean - reference)
+        rows.append(
+            FlowScore(
+                flow=variant.flow,
+                digest=variant.digest,
+                bytes=variant.field_bytes,
+                of_mean=variant.field_bytes / mean_bytes,
+                budget=one.budget,
+                **dict(own),
+                submitted=False,
+                **gains,
+                **_means([text[n] for text in found]),
+            )
+        )
     return rows
 
 
-def _base(cell: Cell) -> str:
-    """The digest that the block mean has with the pages of a cell."""
-    program = cell.program
-    return trace(block_mean, program.page, program.head_size, program.group).digest
-
-
-def _p05(found: Sequence[Mapping[int, Result]], cell: int) -> np.ndarray:
-    return np.array([by_cell[cell]["p05"] for by_cell in found])
-
-
-def _about(cell: Cell) -> Result:
-    stored, mean = cell.program.bytes(torch.bfloat16), 2 * cell.program.head_size
-    return {
-        "flow": cell.flow.name,
-        "digest": cell.program.digest,
-        "bytes": stored,
-        "of_mean": stored / mean,
-        "budget": cell.budget,
-        **asdict(cell.configuration),
-    }
-
-
-def _means(figures: Sequence[Result]) -> Result:
+def _means(figures: Sequence[Figures]) -> Figures:
     """Means over texts of the attention errors, and p05 of each text."""
-    means = {name: _mean([own[name] for own in figures]) for name in ("recall", "mass", "error")}
-    layers = {
-        layer: {
-            name: _mean([own["layers"].get(layer, {}).get(name) for own in figures])
-            for name in means
-        }
-        for layer in dict.fromkeys(layer for own in figures for layer in own["layers"])
-    }
-    by_text = [own["p05"] for own in figures]
+    layers = dict.fromkeys(layer for own in figures for layer in own["layers"])
     return {
-        **means,
+        **_errors(figures),
         "mean": _mean([own["mean"] for own in figures]),
-        "p05_by_text": by_text,
-        "layers": layers,
+        "p05_by_text": tuple(own["p05"] for own in figures),
+        "layers": {
+            n: Errors(**_errors([own["layers"].get(n, {}) for own in figures])) for n in layers
+        },
         "seconds": _mean([own["seconds"] for own in figures]),
     }
+
+
+def _errors(figures: Sequence[Mapping[str, Any]]) -> Figures:
+    return {name: _mean([own.get(name) for own in figures]) for name in Errors.model_fields}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -316,7 +337,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def interval(name: str, values: np.ndarray) -> Result:
+def interval(name: str, values: np.ndarray) -> Figures:
     """The mean over texts with its 95 % interval, by drawing texts anew; of one text there is none.
 
     Draws are the same for every call, so differences of two flows are paired by text.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from sparrow.files import check_regular
 
@@ -35,8 +36,7 @@ class Text:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(NamedTuple):
     """Where a text is found: a file of a package or module, or METADATA of a distribution.
 
     sha256 is that of the whole file, as it was measured in docs/log.md.
@@ -82,74 +82,74 @@ class Source:
 METADATA = "METADATA"
 SOURCES = (
     Source(
-        name="python-topics",
-        kind="prose: language documentation",
-        package="pydoc_data",
-        path="topics.py",
-        sha256="abaa56a64551d8eead1b19cbae3c6db443f99f0cab81df07bed3cb75c0db9346",
+        "python-topics",
+        "prose: language documentation",
+        "pydoc_data",
+        "topics.py",
+        "abaa56a64551d8eead1b19cbae3c6db443f99f0cab81df07bed3cb75c0db9346",
     ),
     Source(
-        name="regex-manual",
-        kind="prose: manual",
-        package="regex",
-        path=METADATA,
-        sha256="9d4652369c84b7ccd4071445ccf421f2e1e31c4470d6736e6d5c9c49cba6d954",
+        "regex-manual",
+        "prose: manual",
+        "regex",
+        METADATA,
+        "9d4652369c84b7ccd4071445ccf421f2e1e31c4470d6736e6d5c9c49cba6d954",
     ),
     Source(
-        name="pydantic-changes",
-        kind="prose: changelog",
-        package="pydantic",
-        path=METADATA,
-        sha256="c3eb8984172bedc8e056655e1419351f4497374a91b7b709dbc4a1340f50e1e9",
+        "pydantic-changes",
+        "prose: changelog",
+        "pydantic",
+        METADATA,
+        "c3eb8984172bedc8e056655e1419351f4497374a91b7b709dbc4a1340f50e1e9",
     ),
     Source(
-        name="torch-reference",
-        kind="prose and formulas: reference documentation",
-        package="torch",
-        path="_torch_docs.py",
-        sha256="38bd167709f8998348da6aaa926b3af3cf2d6e8eb525ac3026d58a256ade1b90",
+        "torch-reference",
+        "prose and formulas: reference documentation",
+        "torch",
+        "_torch_docs.py",
+        "38bd167709f8998348da6aaa926b3af3cf2d6e8eb525ac3026d58a256ade1b90",
     ),
     Source(
-        name="transformers-generation",
-        kind="Python: library code with long docstrings",
-        package="transformers",
-        path="generation/utils.py",
-        sha256="966f70ba83d94c9ce07b21150be49ff84b24eadbf9c47de052a1fb0f8ba38679",
+        "transformers-generation",
+        "Python: library code with long docstrings",
+        "transformers",
+        "generation/utils.py",
+        "966f70ba83d94c9ce07b21150be49ff84b24eadbf9c47de052a1fb0f8ba38679",
     ),
     Source(
-        name="rich-console",
-        kind="Python: typed application code",
-        package="rich",
-        path="console.py",
-        sha256="4533fc66963623a2a21447b501d6f51f8cfee7e14775178093a5e6eb61dc135a",
+        "rich-console",
+        "Python: typed application code",
+        "rich",
+        "console.py",
+        "4533fc66963623a2a21447b501d6f51f8cfee7e14775178093a5e6eb61dc135a",
     ),
     Source(
-        name="python-decimal",
-        kind="Python: algorithms with doctests",
-        package="_pydecimal",
-        path="",
-        sha256="14cf1bf7ead78a0beb578f19ebc4ec82f542e0879f5b77d327f01abf74591586",
+        "python-decimal",
+        "Python: algorithms with doctests",
+        "_pydecimal",
+        "",
+        "14cf1bf7ead78a0beb578f19ebc4ec82f542e0879f5b77d327f01abf74591586",
     ),
     Source(
-        name="torch-tensor-impl",
-        kind="C++: header",
-        package="torch",
-        path="include/c10/core/TensorImpl.h",
-        sha256="44551659c6cada800f4b3789b6d3b99de9d2864669505b2e667750e244d6753b",
+        "torch-tensor-impl",
+        "C++: header",
+        "torch",
+        "include/c10/core/TensorImpl.h",
+        "44551659c6cada800f4b3789b6d3b99de9d2864669505b2e667750e244d6753b",
     ),
     Source(
-        name="numpy-array-types",
-        kind="C: header",
-        package="numpy",
-        path="_core/include/numpy/ndarraytypes.h",
-        sha256="f166bb8ae8128bc0130957befdd62dfd415275465de82ff87d8efd31a4731d9b",
+        "numpy-array-types",
+        "C: header",
+        "numpy",
+        "_core/include/numpy/ndarraytypes.h",
+        "f166bb8ae8128bc0130957befdd62dfd415275465de82ff87d8efd31a4731d9b",
     ),
     Source(
-        name="gguf-constants",
-        kind="data: tables of names",
-        package="gguf",
-        path="constants.py",
-        sha256="19e98ab20fb4d197efb4e23e5fc8de21a8c0d528af1dffc14695af84a0015f24",
+        "gguf-constants",
+        "data: tables of names",
+        "gguf",
+        "constants.py",
+        "19e98ab20fb4d197efb4e23e5fc8de21a8c0d528af1dffc14695af84a0015f24",
     ),
 )
 

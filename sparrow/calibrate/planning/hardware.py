@@ -5,18 +5,19 @@ and of each row the bytes that are read of it, each kind at the rate that was me
 
     seconds = fixed(rows, longest) + sum over rows of per_row[length]
 
-Constants are those of one engine on one machine (`EngineTimes`, fitted by `hardware_fit`). A
-machine that nobody measured has none: its steps take as long as their bytes at the published
-rate, and its note says so. numpy and no torch: plans read this too.
+Constants are those of one engine on one machine (`EngineTimes`). A machine that nobody measured has
+none: its steps take as long as their bytes at the published rate, and its note says so.
+bench/fit_hardware.py fits them to measured steps. numpy and no torch: plans read this too.
 """
 
 import json
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from sparrow.calibrate.planning.cost import RESERVE, ByteModel, FloatArray, IntArray
 from sparrow.files import parse_document, read_text
@@ -30,9 +31,11 @@ PRODUCT_ROWS = 16  # rows of the narrowest tile of our products
 NARROW_PAGES = 128  # of a table, up to which choosing pages is short work
 MOST_BYTES = 2**20  # of a machine's file
 MOST_COUNT = 2**60  # of bytes, weights, microseconds
-LARGEST = 1e30
-RATE = f"> 0 and <= {LARGEST:g}"
 BOOK = 16_384  # lengths that are looked up at first
+
+Rate = Annotated[float, Field(gt=0, le=1e30)]
+Cost = Annotated[float, Field(ge=0, le=MOST_COUNT)]
+Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 
 
 class EngineTimes(Record):
@@ -52,22 +55,22 @@ class EngineTimes(Record):
     most_parameters       of the largest: others are extrapolated
     """
 
-    layer_us: float
-    weight_bytes_per_s: float | None
-    product_flops_per_s: float | None
-    score_us: float
-    choice_us: float
-    dense_bytes_per_s: float | None
-    kept_bytes_per_s: float | None
-    landmark_bytes_per_s: float | None
-    product_rows: int = PRODUCT_ROWS
-    narrow_pages: int = NARROW_PAGES
-    most_rows: int
-    least_parameters: int
-    most_parameters: int
-    points: int  # that the constants were fitted to
-    median_error: float  # over those, as a share of the measured time
-    worst_error: float
+    layer_us: Cost
+    weight_bytes_per_s: Rate | None
+    product_flops_per_s: Rate | None
+    score_us: Cost
+    choice_us: Cost
+    dense_bytes_per_s: Rate | None
+    kept_bytes_per_s: Rate | None
+    landmark_bytes_per_s: Rate | None
+    product_rows: Annotated[int, Field(gt=0, le=MOST_COUNT)] = PRODUCT_ROWS
+    narrow_pages: Count = NARROW_PAGES
+    most_rows: Count
+    least_parameters: Count
+    most_parameters: Count
+    points: Count  # that the constants were fitted to
+    median_error: Cost  # over those, as a share of the measured time
+    worst_error: Cost
 
     def fixed_costs(self) -> FloatArray:
         """Seconds of a unit of each of `fixed_work`."""
@@ -79,50 +82,25 @@ class EngineTimes(Record):
         rates = self.dense_bytes_per_s, self.kept_bytes_per_s, self.landmark_bytes_per_s
         return np.array(_per_unit(*rates))
 
-    def _check(self) -> None:
-        for name, value in self:
-            field = f"EngineTimes.{name}"
-            if name.endswith("_per_s"):
-                _require(value is None or 0 < value <= LARGEST, field, value, f"{RATE}, or null")
-            elif name == "product_rows":
-                _require(0 < value <= MOST_COUNT, field, value, f"> 0 and <= {MOST_COUNT}")
-            else:
-                _require(0 <= value <= MOST_COUNT, field, value, f">= 0 and <= {MOST_COUNT}")
-
 
 class Hardware(Record):
     """A machine: published figures, and the times of our engine where they were measured."""
 
-    name: str
-    bytes_per_s: float  # of its memory, published
-    flops_per_s: float  # in 16 bits, published
-    memory: int  # bytes
-    reserve: int  # bytes that hold neither weights nor keys and values
+    name: Annotated[str, Field(min_length=1)]
+    bytes_per_s: Rate  # of its memory, published
+    flops_per_s: Rate  # in 16 bits, published
+    memory: Annotated[int, Field(gt=0, le=MOST_COUNT)]  # bytes
+    reserve: Count  # bytes that hold neither weights nor keys and values
     engine: EngineTimes | None
     note: str
     sources: tuple[str, ...] = ()  # files that the times were fitted to
     command: str = ""  # that fitted them
 
     @classmethod
-    def plain(
-        cls,
-        name: str,
-        *,
-        bytes_per_s: float,
-        memory: int,
-        flops_per_s: float,
-        reserve: int = RESERVE,
-    ) -> "Hardware":
-        """A machine of which only published figures are known."""
-        return cls(
-            name=name,
-            bytes_per_s=bytes_per_s,
-            flops_per_s=flops_per_s,
-            memory=memory,
-            reserve=reserve,
-            engine=None,
-            note=UNMEASURED,
-        )
+    def plain(cls, name: str, **published: Any) -> "Hardware":
+        """A machine of which only published figures are known: bytes_per_s, flops_per_s, memory."""
+        settings = {"reserve": RESERVE} | published
+        return cls(name=name, engine=None, note=UNMEASURED, **settings)
 
     @classmethod
     def load(cls, source: str | Path) -> "Hardware":
@@ -152,19 +130,6 @@ class Hardware(Record):
     def capacity(self, reads: ByteModel) -> int:
         """Tokens whose keys, values and landmarks fit beside the weights."""
         return reads.capacity(memory=self.memory, reserve=self.reserve)
-
-    def _check(self) -> None:
-        _require(bool(self.name), "Hardware.name", "an empty text", "a name")
-        for name in ("bytes_per_s", "flops_per_s"):
-            value = getattr(self, name)
-            _require(0 < value <= LARGEST, f"Hardware.{name}", value, RATE)
-        allowed = f"<= {MOST_COUNT}"
-        _require(
-            0 < self.memory <= MOST_COUNT, "Hardware.memory", self.memory, f"> 0 and {allowed}"
-        )
-        _require(
-            0 <= self.reserve <= MOST_COUNT, "Hardware.reserve", self.reserve, f">= 0 and {allowed}"
-        )
 
 
 def known() -> tuple[str, ...]:
@@ -261,8 +226,3 @@ def fixed_work(
 
 def _per_unit(*rates: float | None) -> list[float]:
     return [0.0 if rate is None else 1 / rate for rate in rates]
-
-
-def _require(holds: bool, field: str, given: object, allowed: str) -> None:
-    if not holds:
-        raise ValueError(f"{field}: got {str(given)[:80]}, allowed: {allowed}")

@@ -8,9 +8,9 @@ are apart, token by token, in its lower tail.
 
 from pathlib import Path
 
-from sparrow.dataflow.local import learning, playing
+from sparrow.dataflow.local.messages import Diverged, EpisodeFailed, GateStop, Unjudged
 from sparrow.dataflow.local.metrics import step_metrics
-from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop, Run, Unjudged
+from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.stopping import Stopped
 
 
@@ -34,20 +34,19 @@ def train(run: Run) -> Path:
 
 def step(run: Run) -> None:
     """One step."""
-    clock = run.clock()
+    clock = run.begin()
     with clock("gen"):
-        played = playing.play(run)
+        played = run.rollout.play(run.request())
     with clock("old_log_prob"):
-        run.engine_out()
-        batch = learning.read(run, played.groups, played.watched)
+        run.rollout.sleep()
+        batch = run.learner.read(played)
         look = run.gate.observe(run.step, batch.readings, batch.estimates)
     with clock("update_actor"):
-        updates = learning.update(run, batch)
+        updates = run.learner.update(batch)
     with clock("weights"):
-        run.engine_in()
-    run.advance(played.position, played.overlong, updates)
+        run.sync_weights()
     metrics = step_metrics(played, batch, updates, look, clock.seconds())
-    run.record(metrics, played.groups, look)
+    run.ledger.record(played, updates, look, metrics)
     run.validate_if_due()
     run.save_if_due()
-    run.heed(look)
+    run.ledger.heed(look)

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sparrow.calibrate.tails import TAIL
-from sparrow.dataflow.local.learning import Batch
-from sparrow.dataflow.local.playing import Played
+from sparrow.dataflow.local.messages import LearnerBatch, RolloutBatch
 from sparrow.schema.base import Float32Array
 from sparrow.schema.episode import Trajectory
+from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.gate import Look, Reading
 from sparrow.schema.gate import metrics as gate_metrics
+from sparrow.stats import TAIL
 from sparrow.train.learner import UpdateStats
 
 Metrics = dict[str, float]
@@ -20,14 +20,14 @@ LEAST = 100  # tokens of a step in a bin before their tail is told
 
 
 def step_metrics(
-    played: Played,
-    batch: Batch,
+    played: RolloutBatch,
+    batch: LearnerBatch,
     updates: Sequence[UpdateStats],
     look: Look,
     seconds: Mapping[str, float],
 ) -> Metrics:
     """Everything of a step; what is unknown is left out."""
-    trajectories = [one for group in played.groups for one in group.trajectories]
+    trajectories = played.trajectories
     return (
         _rollout(trajectories, played)
         | _advantages(batch)
@@ -40,7 +40,7 @@ def step_metrics(
     )
 
 
-def _rollout(trajectories: Sequence[Trajectory], played: Played) -> Metrics:
+def _rollout(trajectories: Sequence[Trajectory], played: RolloutBatch) -> Metrics:
     found: Metrics = {
         "data/groups": float(len(played.groups)),
         "data/overlong_prompts": float(len(played.overlong)),
@@ -67,7 +67,7 @@ def _rollout(trajectories: Sequence[Trajectory], played: Played) -> Metrics:
     return found | ({"critic/acc/mean": float(np.mean(accs))} if accs else {})
 
 
-def _advantages(batch: Batch) -> Metrics:
+def _advantages(batch: LearnerBatch) -> Metrics:
     if not batch.samples:
         return {}
     values = np.array([sample.advantage for sample in batch.samples])
@@ -130,3 +130,30 @@ def _timing(seconds: Mapping[str, float], tokens: int) -> Metrics:
         "perf/total_num_tokens": float(tokens),
         "perf/throughput": tokens / seconds["step"],
     }
+
+
+def validation_metrics(evaluation: Evaluation) -> Metrics:
+    """Held-out accuracy by source; the interval where there is one."""
+    found: Metrics = {}
+    for cell in evaluation.cells:
+        core, aux = f"val-core/{cell.source}/acc", f"val-aux/{cell.source}"
+        found[f"{core}/mean@{evaluation.samples}"] = cell.mean.value
+        if cell.mean.low is not None and cell.mean.high is not None:
+            found |= {f"{core}/low": cell.mean.low, f"{core}/high": cell.mean.high}
+        found |= {
+            f"{aux}/length/mean": cell.tokens,
+            f"{aux}/length/median": cell.median,
+            f"{aux}/cut_off": cell.cut_off,
+        }
+    return found
+
+
+def validation_words(evaluation: Evaluation) -> str:
+    """The same for people."""
+    said = []
+    for cell in evaluation.cells:
+        mean = cell.mean
+        between = "" if mean.low is None else f" [{mean.low:.2f}, {mean.high:.2f}]"
+        accuracy = f"{cell.source}: mean@{evaluation.samples} {mean.value:.3f}{between}"
+        said.append(f"{accuracy}, {cell.tokens:.0f} tokens an answer, {cell.cut_off:.0%} cut off")
+    return "; ".join(said)

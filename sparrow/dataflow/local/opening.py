@@ -11,9 +11,11 @@ import torch
 
 from sparrow.dataflow.episodes import Episode, episode_of
 from sparrow.dataflow.language import Language, language_of
+from sparrow.dataflow.local.learner import LearnerSide
+from sparrow.dataflow.local.ledger import Ledger
+from sparrow.dataflow.local.rollout import Rollout, validation_of
 from sparrow.dataflow.local.run import MODEL, Run
-from sparrow.dataflow.local.validating import validation_of
-from sparrow.dataflow.local.watching import Nobody, Watcher
+from sparrow.dataflow.local.watching import Watcher
 from sparrow.dataflow.place import dtype_of, prompt_room, schedule_notes
 from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
 from sparrow.dataflow.runs.files import CHANGED, CHECKPOINTS, SCHEDULE, RunFiles
@@ -31,8 +33,8 @@ from sparrow.schema.train import GateConfig, TrainConfig
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
+from sparrow.tasks.base import Example, Examples, Judge
 from sparrow.tasks.choosing import judge_of, rows_of
-from sparrow.tasks.example import Example, Examples, Judge
 from sparrow.tasks.rows import FileRows
 from sparrow.train.learner import Learner
 from sparrow.train.objectives.algorithms import Algorithm, algorithm_of
@@ -73,10 +75,11 @@ def open_run(
             f"{folder / MODEL} is there: this run has ended. Name another run.dir; or, to make it "
             f"longer, remove {folder / MODEL} (that folder alone) and raise run.steps"
         )
-    run = open_parts(config, folder, parts=parts, watch=watch, stopping=stopping, report=report)
+    run = open_parts(config, folder, parts=parts, stopping=stopping, report=report)
+    run.watch = watch or run.watch
 
     def open_files() -> None:
-        run.files = RunFiles(folder, tensorboard=config.run.tensorboard)
+        run.ledger.files = RunFiles(folder, tensorboard=config.run.tensorboard)
         remove_unfinished(folder)
 
     try:
@@ -93,18 +96,16 @@ def open_parts(
     folder: Path,
     *,
     parts: Parts = Parts(),  # noqa: B008 (immutable)
-    watch: Watcher | None = None,
     stopping: Stopping | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Run:
     """Everything of a run at its start, without its files."""
-    watch, say = watch or Nobody(), report or (lambda text: None)
+    say = report or (lambda text: None)
     device = own_device(pick_device(config.model.device))
-    world = join_world(device)
-    refuse_idle(config, world)
-    algorithm = parts.algorithm or algorithm_of(
-        config.algorithm, max_tokens=config.rollout.max_tokens
-    )
+    world, most, prompts = join_world(device), config.rollout.max_tokens, config.rollout.prompts
+    if prompts < world.size:  # every rank plays some of them
+        raise ValueError(f"rollout.prompts: got {prompts}, allowed: {world.size} or more, as ranks")
+    algorithm = parts.algorithm or algorithm_of(config.algorithm, max_tokens=most)
     episode = parts.episode or episode_of(config.rollout.episode)
     rows = parts.rows or rows_of(config.data, seed=config.run.seed)
     dtype = dtype_of(config.model.dtype, device.type)
@@ -113,48 +114,54 @@ def open_parts(
     schedule, flow = placed_schedule(config.rollout.attention, model.spec.family)
     max_prompt = prompt_room(config.rollout, model.spec)
     rows = fitting(rows, language, max_prompt, say)
-    for note in schedule_notes(schedule, config.model.name, max_prompt + config.rollout.max_tokens):
+    for note in schedule_notes(schedule, config.model.name, max_prompt + most):
         say(note)
+    stopping = stopping or Stopping()
     validation = validation_of(config)
-    identity = identity_of(config, model, rows, schedule, dtype)
+    ledger = Ledger(
+        config=config,
+        identity=identity_of(config, model, rows, schedule, dtype),
+        checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=say),
+        max_prompt=max_prompt,
+        left_out=getattr(rows, "problems", ()),
+    )
     return Run(
         config=config,
-        identity=identity,
-        learner=learner_of(config, model, dtype, world),
-        engine=engine_of(config, dtype, device, schedule, flow, max_prompt),
-        rows=rows,
-        judge=parts.judge or judge_of(config.data, rows),
-        language=language,
-        episode=episode,
-        algorithm=algorithm,
-        gate=Gate(
-            config.gate,
-            schedule,
-            longest=max_prompt + config.rollout.max_tokens,
-            mass=flow.mass is not None,
+        rollout=Rollout(
+            config=config,
+            engine=engine_of(config, dtype, device, schedule, flow, max_prompt),
+            rows=rows,
+            judge=parts.judge or judge_of(config.data, rows),
+            language=language,
+            episode=episode,
+            algorithm=algorithm,
+            max_prompt=max_prompt,
+            validation=validation,
+            world=world,
+            stopping=stopping,
         ),
-        max_prompt=max_prompt,
-        files=None,
-        checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=say),
-        watch=watch,
-        stopping=stopping or Stopping(),
-        validation=validation,
+        learner=LearnerSide(
+            config=config, learner=learner_of(config, model, dtype, world), algorithm=algorithm
+        ),
+        gate=Gate(config.gate, schedule, longest=max_prompt + most, mass=flow.mass is not None),
+        ledger=ledger,
+        stopping=stopping,
         world=world,
     )
 
 
 def go_on(run: Run, folder: Path, say: Callable[[str], None]) -> None:
-    """Take up the latest checkpoint, if there is one; the run directory is cut to it."""
-    step, other = run.world.only_first(run.checkpoints.latest), ""
+    """Load the latest checkpoint, if there is one; the run directory is cut to it."""
+    step, other = run.world.only_first(run.ledger.checkpoints.latest), ""
     if step is not None:
         other = changed_settings(folder, run.config)
         try:
-            take_up(run, step)
+            run.load_checkpoint(step)
         except Damaged:
             raise
         except ValueError as error:
             raise ValueError(f"{error}. Changed: {other}" if other else str(error)) from error
-        run.refuse_stopped()
+        run.ledger.refuse_stopped()
         if run.step > run.config.run.steps:
             raise ValueError(
                 f"run.steps: got {run.config.run.steps}, but {folder} has taken {run.step} steps"
@@ -170,16 +177,16 @@ def begin_files(run: Run, changes: str) -> list[int]:
 
     The steps whose metrics are missing come back.
     """
-    if run.files is None:
+    files, schedule = run.ledger.files, run.gate.schedule
+    if files is None:
         return []
-    gap = run.files.begin(run.config, run.step)
-    problems = run.rows.problems if isinstance(run.rows, FileRows) else ()
-    if problems:
-        write_whole(run.files.folder / LEFT_OUT, (f"{problem}\n" for problem in problems))
-    if run.gate.schedule is not None and run.step == 0:
-        run.gate.schedule.save(run.files.folder / SCHEDULE)
+    gap = files.begin(run.config, run.step)
+    if run.ledger.left_out:
+        write_whole(files.folder / LEFT_OUT, (f"{problem}\n" for problem in run.ledger.left_out))
+    if schedule is not None and run.step == 0:
+        schedule.save(files.folder / SCHEDULE)
     if changes:
-        run.files.action({"step": run.step, "kind": CHANGED, "reason": changes})
+        files.action({"step": run.step, "kind": CHANGED, "reason": changes})
     return gap
 
 
@@ -202,44 +209,12 @@ def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
-def take_up(run: Run, step: int) -> None:
-    """Be as the run was after so many steps."""
-    state = run.checkpoints.load(step, run.identity)
-    try:
-        if state["step"] != step:
-            raise ValueError("it is of another step")
-        run.restore(state)
-    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"step {step} in {run.checkpoints.folder} is no state of this run ({told})"
-        ) from error
-    if run.step:
-        run.engine.update(run.hf_weights(), version=run.step)
-
-
 def close_run(run: Run) -> None:
     """Let go of files, verifiers and other ranks."""
-    if run.files is not None:
-        run.files.close()
-    for part in (run.judge, run.validation):
-        close = getattr(part, "close", None)
-        if close is not None:
-            close()
+    if run.ledger.files is not None:
+        run.ledger.files.close()
+    run.rollout.close()
     run.world.leave()
-
-
-def refuse_idle(config: TrainConfig, world: World) -> None:
-    """Every rank plays some of the prompts."""
-    if config.rollout.prompts < world.size:
-        prompts = config.rollout.prompts
-        raise ValueError(f"rollout.prompts: got {prompts}, allowed: {world.size} or more, as ranks")
-
-
-def compiled_of(config: TrainConfig, device: torch.device) -> bool:
-    """Whether small kernels are joined: on a GPU unless told otherwise."""
-    wanted = config.batch.compile
-    return device.type == "cuda" if wanted is None else wanted
 
 
 def fitting(
@@ -262,11 +237,12 @@ def fitting(
 
 
 def learner_of(config: TrainConfig, model: Decoder, dtype: torch.dtype, world: World) -> Learner:
+    joined = config.batch.compile  # small kernels: on a GPU unless told otherwise
     policy = Policy(
         model,
         dtype=dtype,
         recompute=config.batch.recompute,
-        compiled=compiled_of(config, model.device),
+        compiled=model.device.type == "cuda" if joined is None else joined,
     )
     return Learner(
         shard(policy) if world.size > 1 else policy,

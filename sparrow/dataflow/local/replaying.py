@@ -11,10 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparrow.dataflow.local import learning, playing
+from sparrow.dataflow.local.messages import RolloutBatch
 from sparrow.dataflow.local.metrics import step_metrics
-from sparrow.dataflow.local.opening import close_run, open_parts, take_up
-from sparrow.dataflow.local.playing import Played
+from sparrow.dataflow.local.opening import close_run, open_parts
 from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.runs.checkpoints import Checkpoints
 from sparrow.dataflow.runs.files import CHECKPOINTS
@@ -62,7 +61,7 @@ def replay(
     run = open_parts(config, folder, report=report)
     try:
         if chosen:
-            take_up(run, chosen)
+            run.load_checkpoint(chosen)
         if part == "rollout":
             return _rollout(run, folder, kept, out)
         return _train(run, _groups(run, folder))
@@ -85,7 +84,7 @@ def _groups(run: Run, folder: Path) -> list[Group]:
     """The trajectories that were kept of the run's step, if the model can read them."""
     groups = read_rollouts(folder, run.step)
     ids = [trajectory.ids for group in groups for trajectory in group.trajectories]
-    vocabulary = run.learner.policy.model.spec.vocabulary
+    vocabulary = run.learner.learner.policy.model.spec.vocabulary
     if not ids or any(row.max() >= vocabulary for row in ids):
         raise ValueError(
             f"{rollouts_file(folder, run.step)}: got {len(ids)} trajectories, allowed: one at "
@@ -111,8 +110,8 @@ def _chosen(checkpoints: Sequence[int], kept: Sequence[int], step: int | None, p
 
 
 def _rollout(run: Run, folder: Path, kept: Sequence[int], out: Path | None) -> dict[str, Any]:
-    played = playing.play(run)
-    trajectories = [one for group in played.groups for one in group.trajectories]
+    played = run.rollout.play(run.request())
+    trajectories = played.trajectories
     found: dict[str, Any] = {
         "step": run.step,
         "trajectories": len(trajectories),
@@ -134,12 +133,12 @@ def _equal(one: Any, two: Any) -> bool:
 
 
 def _train(run: Run, groups: Sequence[Group]) -> dict[str, Any]:
-    clock = run.clock()
-    run.engine_out()
-    batch = learning.read(run, groups)
+    clock = run.begin()
+    run.rollout.sleep()
+    played = RolloutBatch(groups=tuple(groups), position=run.ledger.position)
+    batch = run.learner.read(played)
     look = run.gate.observe(run.step, batch.readings, batch.estimates)
     with clock("update_actor"):
-        updates = learning.update(run, batch)
-    played = Played(groups=tuple(groups), position=run.position, overlong=())
+        updates = run.learner.update(batch)
     metrics = step_metrics(played, batch, updates, look, clock.seconds())
     return {"step": run.step, **metrics}

@@ -9,16 +9,6 @@ from typing import Protocol
 class Watcher(Protocol):
     """Told what happens; may show it, and changes nothing."""
 
-    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None: ...
-
-    def step(self, metrics: Mapping[str, float]) -> None: ...
-
-    def event(self, text: str, style: str = "") -> None: ...
-
-
-class Nobody:
-    """A watcher that does not look."""
-
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         return None
 
@@ -27,6 +17,10 @@ class Nobody:
 
     def event(self, text: str, style: str = "") -> None:
         return None
+
+
+class Nobody(Watcher):
+    """A watcher that does not look."""
 
 
 class Clock:

@@ -20,24 +20,38 @@ from pathlib import Path
 from sparrow.dataflow.runs.states import FILES, State, read_state, tensor_bytes, write_state
 from sparrow.files import (
     FULL,
-    Json,
     explained,
     file_digest,
     make_folder,
     read_document,
     sync_folder,
-    write_document,
 )
+from sparrow.schema.base import File, Record, from_dict
 
 FORMAT = 2
 META = "meta.json"
 NAME = re.compile(r"step_(\d{6,})")
 LEFTOVER = re.compile(r"\.step_\d{6,}\.\d+\.(unfinished|removed)")
-KEYS = {"format", "step", "identity", "files"}
 
 
 class Damaged(ValueError):
     """A checkpoint that is not what was written."""
+
+
+class FileAbout(Record):
+    """One of a checkpoint's files."""
+
+    bytes: int
+    sha256: str
+
+
+class Meta(File):
+    """What a checkpoint says of itself."""
+
+    format: int
+    step: int
+    identity: str  # digest of which configuration it is of
+    files: dict[str, FileAbout]
 
 
 class Checkpoints:
@@ -50,8 +64,6 @@ class Checkpoints:
     def __init__(
         self, folder: Path, keep: int, *, report: Callable[[str], None] = warnings.warn
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"Checkpoints.keep: got {keep}, allowed: 1 at least")
         self.folder = folder
         self._keep = keep
         self._report = report
@@ -100,7 +112,9 @@ class Checkpoints:
             raise ValueError(f"{self.folder} has no checkpoint of step {step}; it has: {known}")
         self._refuse_other(step, identity)
         try:
-            _check_digests(place, _meta(place, step))
+            for name, about in _meta(place, step).files.items():
+                if name in FILES and file_digest(place / name) != about.sha256:
+                    raise ValueError(f"the bytes of {name} are not those that were written")
             return read_state(place)
         except ValueError as error:
             raise Damaged(
@@ -127,7 +141,7 @@ class Checkpoints:
 
     def _refuse_other(self, step: int, identity: str) -> None:
         place = self._place(step)
-        if _meta(place, step)["identity"] != _digest(identity):
+        if _meta(place, step).identity != _digest(identity):
             raise ValueError(
                 f"{place} is of another configuration; go back to that one, give this run a "
                 f"directory of its own (run.dir), or remove {self.folder} to begin anew"
@@ -182,50 +196,35 @@ class Checkpoints:
 def _write(folder: Path, step: int, state: State, identity: str) -> None:
     folder.mkdir()
     write_state(folder, state)
-    meta = {
-        "format": FORMAT,
-        "step": step,
-        "identity": _digest(identity),
-        "files": {
-            name: {"bytes": (folder / name).stat().st_size, "sha256": file_digest(folder / name)}
-            for name in FILES
-        },
+    files = {
+        name: FileAbout(bytes=(folder / name).stat().st_size, sha256=file_digest(folder / name))
+        for name in FILES
     }
-    write_document(folder / META, meta)
+    Meta(format=FORMAT, step=step, identity=_digest(identity), files=files).save(folder / META)
 
 
-def _meta(place: Path, step: int) -> Json:
+def _meta(place: Path, step: int) -> Meta:
     """What a checkpoint says of itself, if its files are as long as it says."""
     try:
-        meta = read_document(place / META)
+        data = read_document(place / META)
     except ValueError as error:
         raise Damaged(f"{place} is damaged ({error})") from error
-    if meta.get("format", FORMAT) != FORMAT:
+    if data.get("format", FORMAT) != FORMAT:
         raise ValueError(
-            f"{place} has format {meta['format']!r}, allowed: {FORMAT}; "
+            f"{place} has format {data['format']!r}, allowed: {FORMAT}; "
             "go on with the version of sparrow that wrote it"
         )
-    if meta.keys() != KEYS or meta["step"] != step:
-        raise Damaged(f"{place} is damaged ({META} is not that of step {step})")
-    for name in FILES:
-        _check_size(place / name, meta)
-    return meta
-
-
-def _check_size(file: Path, meta: Json) -> None:
     try:
-        size, written = file.stat().st_size, meta["files"][file.name]["bytes"]
-    except (OSError, KeyError, TypeError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise Damaged(f"{file.parent} is damaged ({file.name}: {told})") from error
-    if size != written:
-        raise Damaged(f"{file.parent} is damaged ({file.name} has {size} of {written} bytes)")
-
-
-def _check_digests(place: Path, meta: Json) -> None:
-    for name in FILES:
-        if file_digest(place / name) != meta["files"][name].get("sha256"):
-            raise ValueError(f"the bytes of {name} are not those that were written")
+        meta = from_dict(Meta, data)
+        sizes = {name: ((place / name).stat().st_size, meta.files[name].bytes) for name in FILES}
+    except (OSError, KeyError, ValueError) as error:
+        raise Damaged(f"{place} is damaged ({type(error).__name__}: {error})") from error
+    if meta.step != step:
+        raise Damaged(f"{place} is damaged ({META} is not that of step {step})")
+    for name, (size, written) in sizes.items():
+        if size != written:
+            raise Damaged(f"{place} is damaged ({name} has {size} of {written} bytes)")
+    return meta
 
 
 def _digest(identity: str) -> str:

@@ -14,21 +14,32 @@ the steps before n and none of those from n on, whatever was there: the files ar
 that was never interrupted.
 """
 
+import json
 import math
-import numbers
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from sparrow.dataflow.runs.lines import Lines, lines_by_step
 from sparrow.dataflow.runs.rollouts import (
     ROLLOUTS,
-    read_rollouts,
     rollout_steps,
     rollouts_file,
     write_rollouts,
 )
-from sparrow.files import SUMS, FolderLock, parse_line, refuse_links, write_sums, write_whole
+from sparrow.files import (
+    SUMS,
+    FolderLock,
+    check_regular,
+    explained,
+    open_append,
+    parse_json,
+    parse_line,
+    refuse_links,
+    sealed,
+    write_sums,
+    write_whole,
+)
 from sparrow.schema.base import Record
 from sparrow.schema.episode import Group
 from sparrow.schema.loading import RESOLVED as FILE_NAME
@@ -58,9 +69,7 @@ class RunFiles:
         self.folder = folder
         self._tensorboard = tensorboard
         self._lock = FolderLock(folder)
-        self._metrics: Lines | None = None
-        self._actions: Lines | None = None
-        self._validation: Lines | None = None
+        self._lines: dict[str, Lines] = {}  # none before the run has begun
         self._writer: SummaryWriter | None = None
 
     def __enter__(self) -> Self:
@@ -72,11 +81,11 @@ class RunFiles:
     def close(self) -> None:
         """Close the files and let others in."""
         try:
-            for file in (self._writer, self._metrics, self._actions, self._validation):
+            for file in (self._writer, *self._lines.values()):
                 if file is not None:
                     file.close()
         finally:
-            self._writer = self._metrics = self._actions = self._validation = None
+            self._writer, self._lines = None, {}
             self._lock.close()
 
     def begin(self, config: Record, next_step: int) -> list[int]:
@@ -98,12 +107,12 @@ class RunFiles:
         for name, lines in kept.items():
             write_whole(self.folder / name, (line for _, line in lines))
         self._remove_rollouts(next_step)
-        self._metrics, self._actions, self._validation = (Lines(self.folder / n) for n in kept)
+        self._lines = {name: Lines(self.folder / name) for name in kept}
         if open_writer is not None:
             place = str(self.folder / TENSORBOARD)
             self._writer = open_writer(place, purge_step=next_step, flush_secs=FLUSH_SECONDS)
             self._chart_again(next_step, kept[VALIDATION])
-        return _gap([step for step, _ in kept[METRICS]], next_step)
+        return sorted(set(range(next_step)) - {step for step, _ in kept[METRICS]})
 
     def finish(self) -> None:
         """The run has ended: its files are listed with their digests, so that none loses lines."""
@@ -115,16 +124,15 @@ class RunFiles:
 
         TensorBoard gets the finite ones.
         """
-        self._numbers(_begun(self._metrics), step, values)
+        self._numbers(METRICS, step, values)
 
     def validation(self, step: int, values: Mapping[str, float]) -> None:
         """Add what was measured after so many steps."""
-        self._numbers(_begun(self._validation), step, values)
+        self._numbers(VALIDATION, step, values)
 
-    def _numbers(self, lines: Lines, step: int, values: Mapping[str, float]) -> None:
-        numbers_by_name = _as_numbers(values)
-        finite = {name: x for name, x in numbers_by_name.items() if math.isfinite(x)}
-        lines.append({"step": step, **{name: finite.get(name) for name in numbers_by_name}})
+    def _numbers(self, name: str, step: int, values: Mapping[str, float]) -> None:
+        finite = {key: float(x) for key, x in values.items() if math.isfinite(x)}
+        self._file(name).append({"step": step, **{key: finite.get(key) for key in values}})
         self._chart(step, finite)
 
     def _chart(self, step: int, values: Mapping[str, float]) -> None:
@@ -134,24 +142,23 @@ class RunFiles:
 
     def action(self, what: Mapping[str, Any]) -> None:
         """Add a line that says what was done at a step and why. It names its "step"."""
-        if type(what.get("step")) is not int:
-            raise ValueError(f"action: got {dict(what)}, allowed: with a whole number 'step'")
-        _begun(self._actions).append(dict(what))
+        self._file(ACTIONS).append(dict(what))
 
     def rollouts(self, step: int, groups: Sequence[Group]) -> Path:
         """Keep a step's trajectories, with text, without hidden states."""
-        _begun(self._metrics)
+        self._file(METRICS)
         return write_rollouts(self.folder, step, groups)
 
-    def read_rollouts(self, step: int) -> list[Group]:
-        """The trajectories of a step as they were kept."""
-        return read_rollouts(self.folder, step)
+    def _file(self, name: str) -> "Lines":
+        if not self._lines:
+            raise ValueError("the run directory is not open for writing: call begin first")
+        return self._lines[name]
 
     def _before(self, name: str, next_step: int) -> list[tuple[int, str]]:
         lines = lines_by_step(self.folder / name)
         return [(step, line) for step, line in lines if step < next_step]
 
-    def _chart_again(self, next_step: int, validation: Iterable[tuple[int, str]]) -> None:
+    def _chart_again(self, next_step: int, validation: Sequence[tuple[int, str]]) -> None:
         """TensorBoard drops all from `next_step` on, of which the validation there still holds."""
         for values in (parse_line(line) for step, line in validation if step == next_step):
             del values["step"]
@@ -169,10 +176,6 @@ class RunFiles:
                 rollouts_file(self.folder, step).unlink()
 
 
-def _gap(steps: Iterable[int], next_step: int) -> list[int]:
-    return sorted(set(range(next_step)) - set(steps))
-
-
 def _summary_writer() -> "type[SummaryWriter]":
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -184,14 +187,61 @@ def _summary_writer() -> "type[SummaryWriter]":
     return SummaryWriter
 
 
-def _as_numbers(values: Mapping[str, float]) -> dict[str, float]:
-    for name, value in values.items():
-        if name == "step" or not isinstance(value, numbers.Real):
-            raise ValueError(f"metrics: got {name!r} = {value!r}, allowed: numbers by name")
-    return {name: float(value) for name, value in values.items()}
+class Lines:
+    """Appends lines. Each is on the disk when `append` returns, or not in the file at all.
+
+    So a checkpoint that is written afterwards never knows of steps that the file does not have.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open_append(path, buffering=0)
+
+    def append(self, line: dict[str, Any]) -> None:
+        rest = memoryview(f"{sealed(json.dumps(line, allow_nan=False))}\n".encode())
+        before = self._file.tell()
+        try:
+            while rest:
+                rest = rest[os.write(self._file.fileno(), rest) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._file.truncate(before)
+            raise explained(error, f"another line of {self._path}") from error
+
+    def close(self) -> None:
+        self._file.close()
 
 
-def _begun(lines: Lines | None) -> Lines:
-    if lines is None:
-        raise ValueError("the run directory is not open for writing: call begin first")
-    return lines
+def lines_by_step(path: Path) -> list[tuple[int, str]]:
+    """The lines with their steps; a last one that a killed process was writing is left out."""
+    text = ""
+    if path.exists():
+        check_regular(path)
+        text = path.read_bytes().decode(errors="replace")
+    *lines, unfinished = text.split("\n")
+    found: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append((_step(line), f"{line}\n"))
+        except ValueError as error:
+            last = number == len(lines) and not unfinished
+            if not (last and _is_torn(line)):
+                where = f"{path}, line {number}"
+                raise ValueError(f"{where}: got {line[:80]!r}: {error}") from error
+    return found
+
+
+def _step(line: str) -> int:
+    step = parse_line(line).get("step")
+    if type(step) is not int:
+        raise ValueError('allowed: a JSON object with a whole number "step"')
+    return step
+
+
+def _is_torn(line: str) -> bool:
+    """Whether a loss of power can have left it: not where only its digest is another."""
+    try:
+        parse_json(line)
+    except ValueError:
+        return True
+    return False

@@ -104,8 +104,8 @@ def _read(path: Path, number: int, line: bytes) -> tuple[Kept, int | None]:
 
 
 def _group(path: Path, baseline: float | None, trajectories: list[Trajectory]) -> Group:
+    members = {"prompt_id": trajectories[0].prompt_id, "trajectories": tuple(trajectories)}
     try:
-        first = trajectories[0].prompt_id
-        return Group(prompt_id=first, trajectories=tuple(trajectories), baseline=baseline)
+        return from_dict(Group, {**members, "baseline": baseline})
     except ValueError as error:
         raise ValueError(f"{path} has a group that is none: {error}") from error

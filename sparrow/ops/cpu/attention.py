@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparrow.ops.cpu.decode_kernel import CHUNK, Array, attend_blocks, find_fault, join_blocks
+from sparrow.ops.cpu.decode_kernel import CHUNK, attend_blocks, find_fault, join_blocks
+from sparrow.ops.cpu.simd import Array, floats, integers
 from sparrow.ops.cpu.threads import share
 from sparrow.ops.types import PageLists
 
@@ -53,8 +54,8 @@ def attend_decode(
 ) -> Tensor:
     kv_heads, page, size = k_NGPD.shape[1:]
     block = max(1, BLOCK_TOKENS // page)
-    lengths = _integers(lengths_B)
-    table = _integers(table_BM)
+    lengths = integers(lengths_B, np.int32)
+    table = integers(table_BM, np.int32)
     pages, counts = _lists(lists, lengths, page, kv_heads)
     fault = find_fault(table, lengths, pages, counts, lists is None, page, len(k_NGPD))
     if fault:
@@ -65,7 +66,7 @@ def attend_decode(
     top, total = np.empty((2, start_B[-1], q.shape[1]), np.float32)
     value = np.empty((start_B[-1], *q.shape[1:]), np.float32)
     lookup = (table, lengths, pages, counts, start_B, block)
-    arguments = (q, _pool(k_NGPD), _pool(v_NGPD), *lookup, top, total, value)
+    arguments = (q, floats(k_NGPD), floats(v_NGPD), *lookup, top, total, value)
     kept_bytes = 2 * int(counts.sum()) * page * size * k_NGPD.itemsize
     share(
         lambda first, last: attend_blocks(*arguments, first, last),
@@ -84,7 +85,9 @@ def _lists(
     if lists is None:
         counts_B = -(-lengths_B // page)
         return np.empty((0, 0, 0), np.int32), np.repeat(counts_B[:, None], kv_heads, axis=1)
-    return _integers(lists.pages), _integers(lists.counts) * (lengths_B[:, None] > 0)
+    return integers(lists.pages, np.int32), integers(lists.counts, np.int32) * (
+        lengths_B[:, None] > 0
+    )
 
 
 def _block_starts(counts_BG: Array, block: int) -> Array:
@@ -92,13 +95,3 @@ def _block_starts(counts_BG: Array, block: int) -> Array:
     start_B = np.zeros(len(counts_BG) + 1, np.int64)
     np.cumsum(-(-counts_BG.max(axis=1, initial=0) // block), out=start_B[1:])
     return start_B
-
-
-def _integers(tensor: Tensor) -> Array:
-    return np.ascontiguousarray(tensor.numpy(), dtype=np.int32)
-
-
-def _pool(pool_NGPD: Tensor) -> Array:
-    """The pool as numpy sees it; bf16, which numpy lacks, as its 16 bits."""
-    bits = pool_NGPD.view(torch.uint16) if pool_NGPD.dtype == torch.bfloat16 else pool_NGPD
-    return bits.detach().numpy()

@@ -11,16 +11,16 @@ scores; the others are in sparrow/ops/types.py. Single letters in the inner func
 positions: i of a query or value row, s and w of a row of scores or weights, d in a head.
 """
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
 from sparrow.ops.cpu.simd import (
     LANES,
+    Array,
     fma,
     kernel,
     load,
+    ordered,
     prefetch,
     splat,
     store,
@@ -32,12 +32,11 @@ TILE = 4  # tokens scored together; with three heads their twelve sums just fit 
 TILE_LANES = TILE * LANES
 CHUNK = 16  # lanes of values summed together: enough registers to keep both FMA units busy
 
-Array = np.ndarray[Any, Any]
 # A page of one KV head: where it lies in the pool, its tokens, where the next one lies, head size.
 Span = tuple[int, int, int, int]
 
 _NO_SCORE = np.float32(-np.inf)
-_NO_SCORE_KEY = np.int32(-2139095041)  # _ordered(-inf)
+_NO_SCORE_KEY = np.int32(-2139095041)  # ordered(-inf)
 
 _inline = njit(nogil=True, forceinline=True, error_model="numpy")
 
@@ -256,24 +255,14 @@ def _softmax(score_HW: Array, h: int, width: int) -> tuple[np.float32, np.float3
     """Scores of a head to weights, in place; returns the largest score and the sum of weights."""
     key = _NO_SCORE_KEY
     for w in range(width):
-        key = max(key, _ordered(np.float32(score_HW[h, w]).view(np.int32)))
-    top = np.int32(_ordered(key)).view(np.float32)
+        key = max(key, ordered(np.float32(score_HW[h, w]).view(np.int32)))
+    top = np.int32(ordered(key)).view(np.float32)
     total = np.float32(0)
     for w in range(width):
         weight = _exp2(score_HW[h, w] - top)
         score_HW[h, w] = weight
         total += weight
     return top, total
-
-
-@_inline
-def _ordered(bits: np.int32) -> np.int32:
-    """The bits of a float as an integer of the same order; its own inverse.
-
-    LLVM vectorises a maximum of integers, but not one of floats, for the sake of NaN. Here NaN is
-    the largest, so that it shows in the result.
-    """
-    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @njit(forceinline=True, fastmath={"contract"})

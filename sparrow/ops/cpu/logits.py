@@ -33,7 +33,7 @@ def supports(_op: str, hidden_TC: Tensor, head_VC: Tensor, *_: Any, **__: Any) -
 
 
 def logits(hidden_TC: Tensor, head_VC: Tensor) -> Tensor:
-    return logprob.logits(hidden_TC.float(), _widened(head_VC))
+    return logprob.logits.definition(hidden_TC.float(), _widened(head_VC))
 
 
 def _widened(head_VC: Tensor) -> Tensor:

@@ -15,15 +15,23 @@ from numba import njit, types
 from numba.extending import overload
 from torch import Tensor
 
-from sparrow.ops.cpu.simd import LANES, fma, kernel, load, store_sums, zeros
+from sparrow.ops.cpu.simd import (
+    LANES,
+    Array,
+    floats,
+    fma,
+    integers,
+    kernel,
+    load,
+    store_sums,
+    zeros,
+)
 from sparrow.ops.cpu.threads import share
 from sparrow.ops.types import PageLists
 
 DTYPES = {torch.float32, torch.bfloat16}
 BYTES_PER_THREAD = 1 << 21  # below this a helper costs more than it gives
 TILE = 4  # pages scored together
-
-Array = np.ndarray[Any, Any]
 
 # Per op, its float arguments, and those of them that are pools.
 _FLOATS = {
@@ -43,8 +51,8 @@ def supports(op: str, *tensors: Tensor, mass: float | None = None, **_: Any) -> 
     """One dtype that fits, and pools without gaps; tokens and queries may have any strides."""
     if op == "select_pages":
         return tensors[0].dtype == torch.float32 and mass is None
-    floats, pools = _FLOATS[op]
-    dtypes = {x.dtype for x in tensors[floats]}
+    numbers, pools = _FLOATS[op]
+    dtypes = {x.dtype for x in tensors[numbers]}
     return (
         len(dtypes) == 1
         and dtypes <= DTYPES
@@ -56,9 +64,9 @@ def supports(op: str, *tensors: Tensor, mass: float | None = None, **_: Any) -> 
 def write_pages(
     k_NGPD: Tensor, v_NGPD: Tensor, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor
 ) -> None:
-    k_pool, slots = _numbers(k_NGPD), _integers(slots_T)
+    k_pool, slots = floats(k_NGPD), integers(slots_T)
     _refuse_outside(slots, k_pool)
-    arguments = (k_pool, _numbers(v_NGPD), _numbers(k_TGD), _numbers(v_TGD), slots)
+    arguments = (k_pool, floats(v_NGPD), floats(k_TGD), floats(v_TGD), slots)
     share(
         lambda first, last: _write(*arguments, first, last),
         slots.size,
@@ -67,7 +75,7 @@ def write_pages(
 
 
 def summarise_pages(k_NGPD: Tensor, landmark_NGD: Tensor, slots_T: Tensor) -> None:
-    k_pool, landmark, slots = _numbers(k_NGPD), _numbers(landmark_NGD), _integers(slots_T)
+    k_pool, landmark, slots = floats(k_NGPD), floats(landmark_NGD), integers(slots_T)
     _refuse_outside(slots, k_pool)
     token_bytes = k_pool.strides[0] // max(1, k_pool.shape[2])
     share(
@@ -85,24 +93,24 @@ def append_pages(
     v_BGD: Tensor,
     slots_B: Tensor,
 ) -> None:
-    k_pool, slots = _numbers(k_NGPD), _integers(slots_B)
+    k_pool, slots = floats(k_NGPD), integers(slots_B)
     _refuse_outside(slots, k_pool)
-    _write(k_pool, _numbers(v_NGPD), _numbers(k_BGD), _numbers(v_BGD), slots, 0, slots.size)
-    _summarise(k_pool, _numbers(landmark_NGD), slots, 0, slots.size)
+    _write(k_pool, floats(v_NGPD), floats(k_BGD), floats(v_BGD), slots, 0, slots.size)
+    _summarise(k_pool, floats(landmark_NGD), slots, 0, slots.size)
 
 
 def score_pages(
     q_BHD: Tensor, landmark_NGD: Tensor, table_BM: Tensor, lengths_B: Tensor, *, page: int
 ) -> Tensor:
-    landmark, table = _numbers(landmark_NGD), _integers(table_BM)
+    landmark, table = floats(landmark_NGD), integers(table_BM)
     pool, kv_heads, _ = landmark.shape
     rows, width = table.shape
     finished = np.empty(rows, np.int64)
-    pages = _finish(_integers(lengths_B), table, page, pool, finished)
+    pages = _finish(integers(lengths_B), table, page, pool, finished)
     if pages < 0:
         raise ValueError(f"a table names pages outside the pool of {pool} pages")
     score = np.empty((rows, kv_heads, width), np.float32)
-    arguments = (_numbers(q_BHD), landmark, table, finished, score)
+    arguments = (floats(q_BHD), landmark, table, finished, score)
     share(
         lambda first, last: _score(*arguments, first, last),
         rows,
@@ -125,9 +133,9 @@ def select_pages(
     score = np.ascontiguousarray(score_BGM.detach().numpy())
     rows, kv_heads, scores = score.shape
     width = scores if width is None else width
-    budgets_BG = _integers(budgets if budgets.ndim == 2 else budgets[:, None].expand(-1, kv_heads))
+    budgets_BG = integers(budgets if budgets.ndim == 2 else budgets[:, None].expand(-1, kv_heads))
     plan_BG2 = np.empty((rows, kv_heads, 2), np.int64)
-    pages, kept = _plan(_integers(lengths_B), budgets_BG, page, first + last, plan_BG2)
+    pages, kept = _plan(integers(lengths_B), budgets_BG, page, first + last, plan_BG2)
     if pages > scores:
         raise ValueError(f"{pages} pages of a sequence, but {scores} scores")
     if kept > width:
@@ -147,17 +155,6 @@ def _refuse_outside(slots: Array, k_NGPD: Array) -> None:
     highest = _highest(slots)
     if highest >= pages * page:
         raise ValueError(f"slot {highest} is outside the pool of {pages} pages")
-
-
-def _integers(tensor: Tensor) -> Array:
-    return np.ascontiguousarray(tensor.numpy(), dtype=np.int64)
-
-
-def _numbers(tensor: Tensor) -> Array:
-    """The floats as numpy sees them; bf16 as its 16 bits."""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _widen(number: Any) -> Any:

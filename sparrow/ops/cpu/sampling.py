@@ -7,22 +7,18 @@ one thread's business from end to end: its bits depend on itself alone.
 Legend of the dimension letters: sparrow/ops/types.py; J = blocks of the vocabulary.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
 
-from sparrow.ops.cpu.simd import kernel
+from sparrow.ops.cpu.simd import Array, integers, kernel, ordered
 from sparrow.ops.cpu.threads import share
 from sparrow.ops.reference.sampling import Draws
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BLOCK = 128  # tokens summed at once: the walk is as long as this at most
 BYTES_PER_THREAD = 1 << 18  # of logits; below this a helper costs more than it gives
-
-Array = np.ndarray[Any, Any]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the constants of splitmix64
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -39,21 +35,17 @@ def fits(dtype: torch.dtype, _head_size: int) -> bool:
 def supports(
     _op: str,
     logits_BV: Tensor,
-    seeds_B: Tensor,
-    counters_B: Tensor,
+    _seeds_B: Tensor,
+    _counters_B: Tensor,
     temperature_B: Tensor,
-    top_k_B: Tensor | None = None,
-    top_p_B: Tensor | None = None,
-    forbidden_BS: Tensor | None = None,
+    *cuts: Tensor | None,
+    **named: Tensor | None,
 ) -> bool:
     """The whole vocabulary: cuts need a sort, which the definition does."""
     return (
-        top_k_B is None
-        and top_p_B is None
-        and forbidden_BS is None
+        all(cut is None for cut in (*cuts, *named.values()))
         and logits_BV.dtype in DTYPES
         and temperature_B.dtype == torch.float32
-        and temperature_B.shape == seeds_B.shape
     )
 
 
@@ -62,12 +54,11 @@ def sample(
     seeds_B: Tensor,
     counters_B: Tensor,
     temperature_B: Tensor,
-    top_k_B: Tensor | None = None,
-    top_p_B: Tensor | None = None,
-    forbidden_BS: Tensor | None = None,
+    *_: None,
+    **__: None,
 ) -> Draws:
     logits = np.ascontiguousarray(logits_BV.detach().float().numpy())
-    streams = _integers(seeds_B), _integers(counters_B)
+    streams = integers(seeds_B), integers(counters_B)
     temperature = np.ascontiguousarray(temperature_B.detach().numpy())
     rows = len(logits)
     draws = [np.empty(rows, dtype) for dtype in (np.int64, np.float32, np.float32, np.bool_)]
@@ -77,10 +68,6 @@ def sample(
         most=1 + logits.nbytes // BYTES_PER_THREAD,
     )
     return Draws(*(torch.from_numpy(values) for values in draws))
-
-
-def _integers(tensor: Tensor) -> Array:
-    return np.ascontiguousarray(tensor.numpy(), dtype=np.int64)
 
 
 @kernel
@@ -126,16 +113,10 @@ def _scale(
     for v in range(len(logits_V)):
         scaled = np.float32(logits_V[v] / temperature)
         scaled_V[v] = scaled
-        largest = max(largest, _ordered(np.float32(scaled).view(np.int32)))
+        largest = max(largest, ordered(np.float32(scaled).view(np.int32)))
         magnitude = np.float32(logits_V[v]).view(np.int32) & np.int32(0x7FFFFFFF)
         most = max(most, np.int32(magnitude))
-    return np.int32(_ordered(largest)).view(np.float32), most < _INFINITE
-
-
-@njit(forceinline=True)
-def _ordered(bits: np.int32) -> np.int32:
-    """The bits of a float as an integer of the same order; its own inverse."""
-    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+    return np.int32(ordered(largest)).view(np.float32), most < _INFINITE
 
 
 @njit

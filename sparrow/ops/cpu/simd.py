@@ -1,4 +1,6 @@
-"""Vectors of float32 for numba kernels, as thin names for LLVM's portable vector operations.
+"""What the numba kernels share: tensors as numpy sees them, and vectors of float32.
+
+Vectors are thin names for LLVM's portable vector operations.
 
 LLVM maps them to whatever the machine has: NEON, AVX2, AVX-512. Left to itself it vectorises plain
 loops too, but such a loop has no room for a prefetch between two loads, nor for sums that stay in
@@ -13,10 +15,15 @@ from contextlib import suppress
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import numpy as np
+import torch
 from llvmlite import ir
 from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
+from torch import Tensor
+
+Array = np.ndarray[Any, Any]
 
 # Lanes of one vector register: 8 with AVX2 (and enough with AVX-512, which has more registers).
 LANES = 8 if llvm.get_host_cpu_features().get("avx2") else 4
@@ -29,6 +36,27 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     with suppress(RuntimeError):  # no folder that numba may write to: compile in every process
         compiled.enable_caching()
     return compiled
+
+
+def integers(tensor: Tensor, dtype: type[np.integer[Any]] = np.int64) -> Array:
+    """Whole numbers of any integer type, without gaps, as one that kernels take."""
+    return np.ascontiguousarray(tensor.numpy(), dtype=dtype)
+
+
+def floats(tensor: Tensor) -> Array:
+    """Floats as numpy sees them; bf16, which numpy lacks, as its 16 bits."""
+    tensor = tensor.detach()
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+@njit(nogil=True, forceinline=True, error_model="numpy")
+def ordered(bits: np.int32) -> np.int32:
+    """The bits of a float as an integer of the same order; its own inverse.
+
+    LLVM vectorises a maximum of integers, but not one of floats, for the sake of NaN. Here NaN is
+    the largest, so that it shows in the result.
+    """
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 class Vector(types.Type):

@@ -186,7 +186,7 @@ def _split_pages(
 
 
 @triton.jit
-def _mask(real_r: tl.tensor, lane_d: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+def head_mask(real_r: tl.tensor, lane_d: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
     """Numbers of heads that exist; where heads fill their lanes, only rows are asked for."""
     mask = real_r[:, None]
     if lane_d.shape[0] != SIZE:
@@ -267,7 +267,7 @@ def _attend_split(
     begin, end = first * PAGE, tl.minimum(first + split_pages, count) * PAGE
     token_t = begin + lane_t
     block_t, real_t = _look_up(table, pages, token_t, count, length, table_column, PAGE, LISTED)
-    q_rd = tl.load(q, _mask(real_r, lane_d, SIZE), other=0.0)
+    q_rd = tl.load(q, head_mask(real_r, lane_d, SIZE), other=0.0)
     top_r = tl.full([PADDED], float("-inf"), tl.float32)
     total_r = tl.zeros([PADDED], tl.float32)
     value_rd = tl.zeros([PADDED, WIDE], tl.float32)
@@ -275,7 +275,7 @@ def _attend_split(
     for _ in range(begin, end, TILE):
         place_t = (block_t * KV_HEADS + kv_head) * (PAGE * SIZE) + token_t % PAGE * SIZE
         place_td = place_t[:, None] + lane_d[None, :]
-        real_td = _mask(real_t, lane_d, SIZE)
+        real_td = head_mask(real_t, lane_d, SIZE)
         k_td = tl.load(k + place_td, real_td, other=0.0)
         v_td = tl.load(v + place_td, real_td, other=0.0)
         score_rt = tl.dot(q_rd, tl.trans(k_td), input_precision="ieee") * scale
@@ -294,13 +294,13 @@ def _attend_split(
     if DIRECT:
         value_rd = value_rd / tl.where(total_r == 0, 1.0, total_r)[:, None]
         place_rd = place_r[:, None] * SIZE + lane_d[None, :]
-        tl.store(out + place_rd, value_rd.to(out.dtype.element_ty), _mask(real_r, lane_d, SIZE))
+        tl.store(out + place_rd, value_rd.to(out.dtype.element_ty), head_mask(real_r, lane_d, SIZE))
     else:
         place_r = place_r * splits + split
         tl.store(top + place_r, top_r, real_r)
         tl.store(total + place_r, total_r, real_r)
         place_rd = place_r[:, None] * SIZE + lane_d[None, :]
-        tl.store(value + place_rd, value_rd, _mask(real_r, lane_d, SIZE))
+        tl.store(value + place_rd, value_rd, head_mask(real_r, lane_d, SIZE))
 
 
 @triton.jit(do_not_specialize=["width", "splits", "shares", "least"])
@@ -342,7 +342,7 @@ def _join(
         top_x = tl.load(top + place_x, real_x, other=float("-inf"))
         total_x = tl.load(total + place_x, real_x, other=0.0)
         place_xd = place_x[:, None] * SIZE + lane_d[None, :]
-        value_xd = tl.load(value + place_xd, _mask(real_x, lane_d, SIZE), other=0.0)
+        value_xd = tl.load(value + place_xd, head_mask(real_x, lane_d, SIZE), other=0.0)
         higher = tl.maximum(top_so_far, tl.max(top_x, 0))
         grow_x = tl.exp2(top_x - higher)
         shrink = tl.exp2(top_so_far - higher)

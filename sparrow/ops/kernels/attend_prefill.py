@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-LEAST_SIZE, MOST_SIZE = 32, 256  # numbers of a head
+from sparrow.ops.kernels.attend_decode import fits as fits
+from sparrow.ops.kernels.attend_decode import head_mask
 
 
 class Plan(NamedTuple):
@@ -32,11 +32,6 @@ def plan(head_size: int, itemsize: int) -> Plan:
     if itemsize == 4:
         return Plan(queries=32, keys=16, warps=8, stages=2)
     return Plan(queries=128, keys=64 if head_size <= 128 else 32, warps=8, stages=3)
-
-
-def fits(dtype: torch.dtype, head_size: int) -> bool:
-    """bf16, fp16 or fp32, and heads of 32 to 256 numbers in eights."""
-    return dtype in DTYPES and LEAST_SIZE <= head_size <= MOST_SIZE and head_size % 8 == 0
 
 
 def supports(_op: str, q_THD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, **__: Any) -> bool:
@@ -117,15 +112,6 @@ def _look_up(
 
 
 @triton.jit
-def _mask(real_n: tl.tensor, lane_d: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """Numbers of heads that exist; where heads fill their lanes, only rows are asked for."""
-    mask = real_n[:, None]
-    if lane_d.shape[0] != SIZE:
-        mask = mask & (lane_d < SIZE)[None, :]
-    return mask
-
-
-@triton.jit
 def _walk(
     q_nd: tl.tensor,
     k: tl.tensor,
@@ -158,7 +144,7 @@ def _walk(
         place_t = block_t * (KV_HEADS * PAGE * SIZE) + key_t % PAGE * SIZE
         place_td = place_t[:, None] + lane_d[None, :]
         if MASKED or q_nd.shape[1] != SIZE:
-            real_td = _mask(key_t < length, lane_d, SIZE)
+            real_td = head_mask(key_t < length, lane_d, SIZE)
             k_td = tl.load(k + place_td, real_td, other=0.0)
             v_td = tl.load(v + place_td, real_td, other=0.0)
         else:
@@ -221,7 +207,7 @@ def _attend_block(
     token_n = (start + query_n).to(tl.int64)
     lane_d = tl.arange(0, WIDE)
     q += token_n[:, None] * q_token + head * q_head + lane_d[None, :]
-    q_nd = tl.load(q, _mask(real_n, lane_d, SIZE), other=0.0)
+    q_nd = tl.load(q, head_mask(real_n, lane_d, SIZE), other=0.0)
 
     kv_head = head // (HEADS // KV_HEADS)
     k += kv_head * (PAGE * SIZE)
@@ -275,4 +261,4 @@ def _attend_block(
     )
     value_nd = value_nd / total_n[:, None]
     out += (token_n[:, None] * HEADS + head) * SIZE + lane_d[None, :]
-    tl.store(out, value_nd.to(out.dtype.element_ty), _mask(real_n, lane_d, SIZE))
+    tl.store(out, value_nd.to(out.dtype.element_ty), head_mask(real_n, lane_d, SIZE))

@@ -32,18 +32,15 @@ def fits(_dtype: torch.dtype, _head_size: int) -> bool:
 def supports(
     _op: str,
     logits_BV: Tensor,
-    seeds_B: Tensor,
-    counters_B: Tensor,
+    _seeds_B: Tensor,
+    _counters_B: Tensor,
     temperature_B: Tensor,
-    top_k_B: Tensor | None = None,
-    top_p_B: Tensor | None = None,
-    forbidden_BS: Tensor | None = None,
+    *cuts: Tensor | None,
+    **named: Tensor | None,
 ) -> bool:
     """The whole vocabulary: cuts need a sort, which the definition does."""
     return (
-        top_k_B is None
-        and top_p_B is None
-        and forbidden_BS is None
+        all(cut is None for cut in (*cuts, *named.values()))
         and logits_BV.dtype in DTYPES
         and logits_BV.stride(1) == 1
         and temperature_B.dtype == torch.float32
@@ -55,9 +52,8 @@ def sample(
     seeds_B: Tensor,
     counters_B: Tensor,
     temperature_B: Tensor,
-    top_k_B: Tensor | None = None,
-    top_p_B: Tensor | None = None,
-    forbidden_BS: Tensor | None = None,
+    *_: None,
+    **__: None,
 ) -> Draws:
     rows, vocabulary = logits_BV.shape
     chunks = triton.cdiv(vocabulary, CHUNK)

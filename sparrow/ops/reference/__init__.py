@@ -1,1 +1,1 @@
-"""The definitions: plain torch, any device. What every faster version is tested against."""
+"""The ops: contract and definition in one. What every faster version is tested against."""

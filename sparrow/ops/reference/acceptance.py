@@ -1,5 +1,6 @@
-"""Definitions of acceptance: exact over the vocabulary, and what top-K lists alone tell of it.
+"""Acceptance: how much of the policy p an actor q keeps, token by token.
 
+Exact over the vocabulary, and what top-K lists alone tell of it.
 alpha = sum_v min(p(v), q(v)) of two distributions p and q over one vocabulary, by chunks of tokens.
 Legend of the dimension letters: sparrow/ops/types.py. Here K and J are the widths of top lists.
 """
@@ -9,18 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparrow.ops.reference.logprob import (
-    chunk_tokens,
-    chunks,
-    entropy,
-    log_softmax,
-    per_token,
-)
+from sparrow.ops.contracts import known_ids
+from sparrow.ops.dispatch import op
+from sparrow.ops.reference.logprob import chunk_tokens, chunks, entropy, log_softmax, per_token
 from sparrow.ops.reference.pages import accumulator
 
 ROUNDING = 1e-5
 """What fp32 may do to alpha and to its bounds. Log-probs of tokens that matter are off by at most
 2e-6, and so are the sums of the probabilities; a bound that misses alpha by more is an error."""
+MORE_THAN_ALL = 1e-3  # what rounding may add to the probability of a list
 
 
 class Comparison(NamedTuple):
@@ -42,7 +40,7 @@ class Comparison(NamedTuple):
     upper: Tensor
 
 
-@torch.no_grad()
+@op(gradients=False)
 def acceptance(
     p_TC: Tensor,
     q_TC: Tensor,
@@ -52,6 +50,11 @@ def acceptance(
     temperature: float | Tensor = 1.0,
     chunk: int | None = None,
 ) -> Tensor:
+    """Exact per-token acceptance alpha = sum_v min(p(v), q(v)), [T] in [0, 1]. No gradients.
+
+    p and q are given by final hidden states at the same positions of the same sequence, with one
+    LM head or, where the two sides differ in it, with q_head for q.
+    """
     q_head_VC = head_VC if q_head_VC is None else q_head_VC
     temperature_T = per_token(temperature, p_TC)
     alpha_T = p_TC.new_empty(len(p_TC), dtype=accumulator(p_TC.dtype))
@@ -62,7 +65,7 @@ def acceptance(
     return alpha_T
 
 
-@torch.no_grad()
+@op(gradients=False)
 def compare(
     p_TC: Tensor,
     q_TC: Tensor,
@@ -74,6 +77,13 @@ def compare(
     top_k: int = 20,
     chunk: int | None = None,
 ) -> Comparison:
+    """All that a measurement asks of two distributions, with the logits of each made once.
+
+    alpha has the bits of `acceptance`. lower and upper are `acceptance_bounds` of the top_k
+    log-probs of both sides. They come from other sums than alpha, so where one of them misses
+    alpha by no more than rounding (1e-5) it is moved there: lower <= alpha <= upper as stored. One
+    that misses by more is left, so that an error shows. No gradients.
+    """
     q_head_VC = head_VC if q_head_VC is None else q_head_VC
     temperature_T = per_token(temperature, p_TC)
     wide = accumulator(p_TC.dtype)
@@ -89,9 +99,8 @@ def compare(
 def _compare(p_nV: Tensor, q_nV: Tensor, ids_n: Tensor, top_k: int) -> Comparison:
     alpha_n = _overlap(p_nV, q_nV)
     p_top, q_top = p_nV.topk(top_k, dim=1), q_nV.topk(top_k, dim=1)
-    lower_n, upper_n = acceptance_bounds(
-        p_top.indices, p_top.values, q_top.indices, q_top.values, p_nV.shape[1]
-    )
+    lists = (p_top.indices, p_top.values, q_top.indices, q_top.values)
+    lower_n, upper_n = _bounds(*lists, p_nV.shape[1])
     ids_n1 = ids_n[:, None].long()
     return Comparison(
         alpha=alpha_n,
@@ -103,8 +112,45 @@ def _compare(p_nV: Tensor, q_nV: Tensor, ids_n: Tensor, top_k: int) -> Compariso
     )
 
 
-@torch.no_grad()
+@op(gradients=False)
 def acceptance_bounds(
+    p_ids_TK: Tensor,
+    p_logprobs_TK: Tensor,
+    q_ids_TJ: Tensor,
+    q_logprobs_TJ: Tensor,
+    vocabulary: int,
+) -> tuple[Tensor, Tensor]:
+    """What the most likely tokens of both sides tell of acceptance: (lower [T], upper [T]).
+
+    Lists are those of the K (of p) and J (of q) most likely tokens with their log-probs, in any
+    order, each token once: what an inference server returns. lower counts the tokens that stand in
+    both lists. upper is the largest acceptance that any two distributions with these lists have:
+    a token beyond a list has at most the least probability in it, and all of them together what
+    the list leaves over. That is best spent on the tokens of the other list, and only then on
+    tokens that neither names, where both sides have to spend. Both hold up to the rounding of the
+    log-probs that are given.
+    """
+    _check_list("p", p_ids_TK, p_logprobs_TK, vocabulary)
+    _check_list("q", q_ids_TJ, q_logprobs_TJ, vocabulary)
+    return _bounds(p_ids_TK, p_logprobs_TK, q_ids_TJ, q_logprobs_TJ, vocabulary)
+
+
+def _check_list(side: str, ids_TK: Tensor, logprobs_TK: Tensor, vocabulary: int) -> None:
+    if not logprobs_TK.is_floating_point():
+        raise ValueError(f"{side}_logprobs must be floating point, got {logprobs_TK.dtype}")
+    if not 1 <= ids_TK.shape[1] <= vocabulary:
+        raise ValueError(f"{side}_ids {[*ids_TK.shape]} must name 1 to {vocabulary} tokens a row")
+    if ids_TK.is_cuda or not len(ids_TK):
+        return  # values on a GPU are not looked at: that would wait for it
+    known_ids(f"{side}_ids", ids_TK, {"V": vocabulary})
+    if bool((ids_TK.sort(dim=1).values.diff(dim=1) == 0).any()):
+        raise ValueError(f"{side}_ids names a token twice in one row")
+    total = float(torch.logsumexp(logprobs_TK.double(), dim=1).exp().max())
+    if not total <= 1 + MORE_THAN_ALL:
+        raise ValueError(f"{side}_logprobs: the probabilities of a row have the sum {total:.4g}")
+
+
+def _bounds(
     p_ids_TK: Tensor,
     p_logprobs_TK: Tensor,
     q_ids_TJ: Tensor,

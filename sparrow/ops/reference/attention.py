@@ -1,8 +1,10 @@
-"""Definitions of attention: one new token over a page list, many tokens dense, many tokens sparse.
+"""Attention: one new token over a page list, many tokens dense, many tokens sparse.
 
 All many-token forms go through one block function, so a sparse call whose lists hold every page
 equals the dense call bit for bit, and a paged sequence equals a contiguous one bit for bit.
-Legend of the dimension letters: sparrow/ops/types.py.
+Legend of the dimension letters: sparrow/ops/types.py. Integer tensors may be int32 or int64. A page
+is P tokens; a *slot* is page * P + offset; a negative slot or a length of 0 is padding and has no
+effect.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from sparrow.ops.dispatch import op
 from sparrow.ops.reference.pages import DENSE, accumulator, block_mean, keep_pages, page_means
 from sparrow.ops.types import PageLists, Scorer, Scores
 
@@ -23,6 +26,7 @@ QUERY_BLOCK = 128
 GPU_SCORES = 2**27  # numbers of a block of queries on a GPU, where small blocks wait for launches
 
 
+@op(gradients=False)
 def attend_decode(
     q_BHD: Tensor,
     k_NGPD: Tensor,
@@ -33,6 +37,13 @@ def attend_decode(
     *,
     scale: float,
 ) -> Tensor:
+    """Attention of one new token per row over its pages, [B, H, D] in q's dtype.
+
+    lengths count the tokens in the cache, the new one included. Without lists every page is
+    attended (dense); the list of all pages gives the same bits. What lies in table entries beyond
+    a sequence, in unused slots and in pages off the list is never looked at. A row's result does
+    not depend on the other rows. Rows of length 0 give zeros. No gradients.
+    """
     kv_heads, page = k_NGPD.shape[1:3]
     out_BHD = torch.zeros_like(q_BHD)
     out_BGRD = out_BHD.view(len(q_BHD), kv_heads, -1, q_BHD.shape[2])
@@ -62,9 +73,14 @@ def _attend_rows(q_RD: Tensor, k_SD: Tensor, v_SD: Tensor, scale: float) -> Tens
     return (weight_RS @ v_SD.to(wide)).to(q_RD.dtype)
 
 
+@op()
 def attend_causal(
     q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, bounds: Tensor, *, scale: float
 ) -> Tensor:
+    """Causal attention over packed sequences, [T, H, D], with gradients.
+
+    bounds [B + 1] are the edges of the sequences: sequence b is tokens bounds[b] to bounds[b+1].
+    """
     outputs = [
         _attend_sequence(q_THD[span], k_TGD[span], v_TGD[span], 0, None, scale)
         for span in _spans(bounds, len(q_THD))
@@ -72,6 +88,7 @@ def attend_causal(
     return torch.cat([q_THD[:0], *outputs])
 
 
+@op(gradients=False)
 def attend_causal_paged(
     q_THD: Tensor,
     k_NGPD: Tensor,
@@ -82,6 +99,11 @@ def attend_causal_paged(
     *,
     scale: float,
 ) -> Tensor:
+    """Causal attention of the last tokens of each sequence over its pages, [T, H, D].
+
+    The queries of row b are tokens bounds[b] to bounds[b+1] of the pack and the last ones of the
+    lengths[b] tokens in its pages (a prompt, or a chunk of one). No gradients.
+    """
     outputs = []
     spans = _spans(bounds, len(q_THD))
     for row, (span, length) in enumerate(zip(spans, lengths_B.tolist(), strict=True)):
@@ -100,6 +122,7 @@ def gather_sequence(pool_NGPD: Tensor, table_M: Tensor, length: int) -> Tensor:
     return blocks_MGPD.transpose(1, 2).flatten(0, 1)[:length]
 
 
+@op()
 def attend_sparse(
     q_THD: Tensor,
     k_TGD: Tensor,
@@ -115,6 +138,15 @@ def attend_sparse(
     mass: float | None = None,
     scorer: Scorer | None = None,
 ) -> Tensor:
+    """Sparse causal attention of whole packed sequences at once, [T, H, D], with gradients.
+
+    The first dense[b] tokens of sequence b (its prompt) see everything before them. Each later
+    token keeps the pages that decoding would have kept when it was the newest token: scored by
+    `scorer` (None: the rule of `score_pages`) and chosen by the rule of `select_pages` under its
+    own budget, budgets[t] or, by KV head, budgets[t, g].
+    Pages are counted from the start of each sequence. The choice itself carries no gradient. Scores
+    of one token and of many are equal up to rounding, so a near tie may fall to either page.
+    """
     outputs = []
     choice = {"page": page, "first": first, "last": last, "mass": mass}
     begin = scorer or partial(block_mean_scores, page)

@@ -1,5 +1,7 @@
-"""Definitions of a decoder layer's dense parts: norm, projections, rotation, gate.
+"""A decoder layer's dense parts: norm, projections, rotation, gate.
 
+Products and norms are fused in one op where a fast version wants them so; each definition is the
+plain composition, with gradients.
 Legend of the dimension letters: sparrow/ops/types.py; E is the width of a projection, F the
 intermediate size of the MLP.
 """
@@ -8,27 +10,37 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sparrow.ops.dispatch import op
 
+
+@op(checked=False)
 def norm_linear(
     x_TC: Tensor, norm_C: Tensor, weight_EC: Tensor, bias_E: Tensor | None = None, *, eps: float
 ) -> Tensor:
+    """RMS norm, then a projection, [T, E]."""
     return F.linear(F.rms_norm(x_TC, norm_C.shape, norm_C, eps), weight_EC, bias_E)
 
 
+@op(checked=False)
 def linear_add(x_TE: Tensor, weight_CE: Tensor, residual_TC: Tensor) -> Tensor:
+    """A projection added to the residual stream, [T, C]; the stream given is left as it is."""
     return residual_TC + F.linear(x_TE, weight_CE)
 
 
+@op(checked=False)
 def norm_gated(x_TC: Tensor, norm_C: Tensor, weight_FC: Tensor, *, eps: float) -> Tensor:
-    return gate(norm_linear(x_TC, norm_C, weight_FC, eps=eps))
+    """RMS norm, then silu(gate) * up, [T, F]; the weight's first half is the gate's."""
+    return gate.definition(norm_linear.definition(x_TC, norm_C, weight_FC, eps=eps))
 
 
+@op(checked=False)
 def gate(gate_up_TF: Tensor) -> Tensor:
-    """silu(gate) * up, of the two halves of the last dimension."""
+    """silu(gate) * up, of the two halves of each row."""
     gate_TF, up_TF = gate_up_TF.chunk(2, dim=1)
     return F.silu(gate_TF) * up_TF
 
 
+@op(checked=False)
 def split_heads(
     qkv_TE: Tensor,
     cos_TD: Tensor,
@@ -39,6 +51,11 @@ def split_heads(
     kv_heads: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [T, H, D], keys and values [T, G, D] of a fused projection, ready to attend.
+
+    Queries and keys get their RMS norm per head, where there is one, and are then rotated in fp32:
+    cos and sin are fp32 [T, D / 2], channel i turns with channel i + D / 2.
+    """
     size = 2 * cos_TD.shape[1]
     heads = qkv_TE.shape[1] // size - 2 * kv_heads
     q_THD, k_TGD, v_TGD = qkv_TE.unflatten(1, (-1, size)).split((heads, kv_heads, kv_heads), 1)

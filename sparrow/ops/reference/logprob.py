@@ -1,4 +1,4 @@
-"""Definitions of what is read off final hidden states: log-prob, entropy, top-k.
+"""What is read off final hidden states: logits, log-prob, entropy, top-k.
 
 Logits are kept in fp32 (fp64 for fp64 inputs) whatever the weights' dtype: rounding them to bf16
 moves a logit of 20 by up to 0.06, which would show as a mismatch that no policy has. They exist
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sparrow.ops.dispatch import joiner, op
 from sparrow.ops.reference.pages import accumulator
 
 CHUNK_BYTES = 64 * 2**20
@@ -32,13 +33,19 @@ class TopK(NamedTuple):
     logprobs: Tensor
 
 
+@op()
 def logits(hidden_TC: Tensor, head_VC: Tensor) -> Tensor:
+    """Hidden states times the LM head, [T, V] in fp32 whatever the inputs' dtype.
+
+    For a handful of tokens; whole sequences go through the chunked ops below.
+    """
     wide = accumulator(hidden_TC.dtype)
     if hidden_TC.is_cuda and hidden_TC.dtype != wide and not _differentiated(hidden_TC, head_VC):
         return torch.mm(hidden_TC, head_VC.T, out_dtype=wide)
     return hidden_TC.to(wide) @ head_VC.to(wide).T
 
 
+@op()
 def token_stats(
     hidden_TC: Tensor,
     head_VC: Tensor,
@@ -46,13 +53,18 @@ def token_stats(
     *,
     temperature: float | Tensor = 1.0,
     chunk: int | None = None,
-    join: Join | None = None,
 ) -> TokenStats:
-    """join: what makes one kernel of the small ones behind the logits (torch.compile), if any."""
+    """Log-prob of each given token and entropy of its distribution, with gradients.
+
+    The one log-prob function for tokens that are given. (A sampler reports the log-prob of its
+    draw itself, under what it drew from; without truncation the two are equal up to rounding.)
+    Works through `chunk` tokens at a time (default: 64 MiB of logits). temperature divides the
+    logits; one number or one per token, above 0, without gradient.
+    """
     temperature_T = None if is_one(temperature) else per_token(temperature, hidden_TC)
     chunk = chunk or chunk_tokens(len(head_VC))
     logprob_T, entropy_T = _TokenStats.apply(
-        hidden_TC, head_VC, ids_T, temperature_T, chunk, join or _as_it_is
+        hidden_TC, head_VC, ids_T, temperature_T, chunk, joiner()
     )
     return TokenStats(logprob=logprob_T, entropy=entropy_T)
 
@@ -60,10 +72,6 @@ def token_stats(
 def is_one(temperature: float | Tensor) -> bool:
     """Whether logits stay as they are; a tensor is not looked at, which might wait for a GPU."""
     return isinstance(temperature, int | float) and temperature == 1
-
-
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
 
 
 class _TokenStats(torch.autograd.Function):
@@ -86,7 +94,7 @@ class _TokenStats(torch.autograd.Function):
         logprob_T = hidden_TC.new_empty(len(hidden_TC), dtype=wide)
         entropy_T = hidden_TC.new_empty(len(hidden_TC), dtype=wide)
         for part in chunks(len(hidden_TC), chunk):
-            logits_nV = logits(hidden_TC[part], head_VC)
+            logits_nV = logits.definition(hidden_TC[part], head_VC)
             found = join(_stats)(logits_nV, _part(temperature_T, part), ids_T[part])
             logprob_T[part], entropy_T[part] = found
         ctx.save_for_backward(hidden_TC, head_VC, ids_T, temperature_T, entropy_T)
@@ -106,7 +114,7 @@ class _TokenStats(torch.autograd.Function):
         grad_head_VC = torch.zeros_like(head_VC, dtype=wide) if wants_head else None
         for part in chunks(len(hidden_TC), ctx.chunk):
             grad_nV = ctx.join(_grad_logits)(
-                logits(hidden_TC[part], head_VC),
+                logits.definition(hidden_TC[part], head_VC),
                 _part(temperature_T, part),
                 ids_T[part],
                 entropy_T[part],
@@ -160,7 +168,7 @@ def _grad_logits(
     return grad_nV.to(dtype)
 
 
-@torch.no_grad()
+@op(gradients=False)
 def top_k(
     hidden_TC: Tensor,
     head_VC: Tensor,
@@ -169,6 +177,7 @@ def top_k(
     temperature: float | Tensor = 1.0,
     chunk: int | None = None,
 ) -> TopK:
+    """The k most likely tokens and their log-probs, best first, by chunks. No gradients."""
     temperature_T = per_token(temperature, hidden_TC)
     parts = []
     for part in chunks(len(hidden_TC), chunk or chunk_tokens(len(head_VC))):
@@ -194,7 +203,7 @@ def entropy(logp_nV: Tensor) -> Tensor:
 
 def log_softmax(hidden_nC: Tensor, head_VC: Tensor, temperature_n: Tensor | None) -> Tensor:
     """Log-probs [n, V]."""
-    return normalised(logits(hidden_nC, head_VC), temperature_n)
+    return normalised(logits.definition(hidden_nC, head_VC), temperature_n)
 
 
 def normalised(logits_nV: Tensor, temperature_n: Tensor | None) -> Tensor:

@@ -1,19 +1,27 @@
-"""Definitions of the page operations: write, summarise, append, score, select.
+"""The page operations: write, summarise, append, score, select.
 
-Legend of the dimension letters: sparrow/ops/types.py.
+Legend of the dimension letters: sparrow/ops/types.py. Integer tensors may be int32 or int64. A page
+is P tokens; a *slot* is page * P + offset; a negative slot or a length of 0 is padding and has no
+effect.
 """
 
 import torch
 from torch import Tensor
 
+from sparrow.ops.dispatch import op
 from sparrow.ops.types import PageLists
 
 DENSE = 2**31 - 1  # the budget of a row that keeps everything
 
 
+@op()
 def write_pages(
     k_NGPD: Tensor, v_NGPD: Tensor, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor
 ) -> None:
+    """Write the keys and values of T tokens into their slots, in place.
+
+    Slots that are not negative must differ from each other.
+    """
     page = k_NGPD.shape[2]
     if len(slots_T) and int(slots_T.max()) >= len(k_NGPD) * page:
         raise ValueError(f"slot {int(slots_T.max())} is outside the pool of {len(k_NGPD)} pages")
@@ -23,13 +31,21 @@ def write_pages(
     v_NGPD[block_T, :, offset_T] = v_TGD[real_T].to(v_NGPD.dtype)
 
 
+@op()
 def summarise_pages(k_NGPD: Tensor, landmark_NGD: Tensor, slots_T: Tensor) -> None:
+    """Store the landmark of every page that one of these slots finishes, in place.
+
+    Call after `write_pages` with the same slots. The landmark is the mean key of the page, summed
+    in fp32. Pages fill from the front, so a token in a page's last slot finishes it; other pages
+    keep what landmark they had.
+    """
     page = k_NGPD.shape[2]
     ends_page_T = (slots_T >= 0) & (slots_T % page == page - 1)
     finished = slots_T[ends_page_T] // page
     landmark_NGD[finished] = page_means(k_NGPD[finished], landmark_NGD.dtype)
 
 
+@op()
 def append_pages(
     k_NGPD: Tensor,
     v_NGPD: Tensor,
@@ -38,8 +54,12 @@ def append_pages(
     v_BGD: Tensor,
     slots_B: Tensor,
 ) -> None:
-    write_pages(k_NGPD, v_NGPD, k_BGD, v_BGD, slots_B)
-    summarise_pages(k_NGPD, landmark_NGD, slots_B)
+    """Write one token per sequence and store the landmarks of the pages they finish, in place.
+
+    `write_pages` and `summarise_pages` in one, for decoding: no two slots may lie in one page.
+    """
+    write_pages.definition(k_NGPD, v_NGPD, k_BGD, v_BGD, slots_B)
+    summarise_pages.definition(k_NGPD, landmark_NGD, slots_B)
 
 
 def page_means(k_MGPD: Tensor, dtype: torch.dtype) -> Tensor:
@@ -59,9 +79,15 @@ def block_mean(q_nHD: Tensor, landmark_MGD: Tensor) -> Tensor:
     return (q_nGD.transpose(0, 1) @ landmark_GDM).transpose(0, 1)
 
 
+@op()
 def score_pages(
     q_BHD: Tensor, landmark_NGD: Tensor, table_BM: Tensor, lengths_B: Tensor, *, page: int
 ) -> Tensor:
+    """Score every finished page by the block-mean rule, fp32 [B, G, M].
+
+    The score is the mean query of the group times the landmark. An unfinished page, and a table
+    entry beyond the sequence, scores -inf.
+    """
     rows, width = table_BM.shape
     kv_heads = landmark_NGD.shape[1]
     wide = accumulator(q_BHD.dtype)
@@ -131,6 +157,7 @@ def pages_for(ranked_BGM: Tensor, mass: float) -> Tensor:
     return (held_BGM < mass * held_BGM[:, :, -1:]).sum(2) + 1
 
 
+@op()
 def select_pages(
     score_BGM: Tensor,
     lengths_B: Tensor,
@@ -142,6 +169,25 @@ def select_pages(
     width: int | None = None,
     mass: float | None = None,
 ) -> PageLists:
+    """Choose the pages that each row and KV head keeps under a budget of tokens.
+
+    budgets are per row, [B], or per row and KV head, [B, G].
+
+    **The budget counts every kept token**: reserved pages and the unfinished page included. The
+    `first` pages and the `last` pages (the unfinished one is the very last) are always kept, even
+    under a smaller budget; of the others the best-scored ones, as many whole pages as the budget
+    still pays. Kept tokens therefore never exceed max(budget, reserved tokens), and a budget of
+    at least the length keeps everything. Equal scores go to the earlier page; NaN scores last.
+    Lists are ascending and padded with -1 to `width` (default: M). A list longer than `width`
+    is an error.
+
+    With `mass`, a share above 0 and up to 1, scores are masses (a negative or NaN score is none,
+    and an unfinished page has none), and the choice may end earlier: after the reserved pages, the
+    best others are added until what is kept, reserved pages included, holds at least that share of
+    the mass of all finished pages, or the budget is spent. A budget of 2**31 - 1 (DENSE) is that of
+    a dense row in a batch of sparse ones: it keeps everything, whatever the mass. Sums are in fp32,
+    so versions may differ by a page where the share is met within rounding.
+    """
     keep_BGM = keep_pages(
         score_BGM, lengths_B, budgets, page=page, first=first, last=last, mass=mass
     )

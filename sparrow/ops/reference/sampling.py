@@ -1,9 +1,9 @@
-"""Definition of sampling: logits to tokens, each with its log-prob under what it was drawn from.
+"""Sampling: logits to tokens, each with its log-prob; and what a decode step reads and writes.
 
 A draw inverts the cumulative distribution, in the order of the vocabulary, at one uniform number.
 That number is a hash of the row's seed and of how many tokens the row has drawn, so there is no
 generator to keep: a row draws the same wherever and beside whomever it runs.
-Legend of the dimension letters: sparrow/ops/types.py.
+Legend of the dimension letters: sparrow/ops/types.py; R are rows of resident sequences.
 """
 
 import math
@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from sparrow.ops.dispatch import op
+from sparrow.ops.types import RowState, StepInputs
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
@@ -25,6 +28,7 @@ class Draws(NamedTuple):
     ok: Tensor
 
 
+@op(gradients=False)
 def sample(
     logits_BV: Tensor,
     seeds_B: Tensor,
@@ -34,6 +38,14 @@ def sample(
     top_p_B: Tensor | None = None,
     forbidden_BS: Tensor | None = None,
 ) -> Draws:
+    """Draw one token per row; log-prob and entropy are of the distribution it was drawn from.
+
+    The distribution is softmax(logits / temperature), without the forbidden ids (negative ones are
+    padding), cut to the top k (0 is off), then to the fewest best tokens whose mass reaches top p
+    (1 is off), renormalised after each cut. Temperature 0 takes the best token, with log-prob and
+    entropy 0. The draw depends on the row's seed, counter (tokens drawn before) and logits alone.
+    A row with NaN or infinite logits, or with every token forbidden, is not ok and draws token 0.
+    """
     ok_B = logits_BV.isfinite().all(1)
     logits_BV = logits_BV.float()
     if forbidden_BS is not None:
@@ -100,3 +112,48 @@ def _invert(p_BV: Tensor, uniform_B: Tensor) -> Tensor:
     index_V = torch.arange(p_BV.shape[1], device=p_BV.device)
     last_B = torch.where(p_BV > 0, index_V, 0).amax(1)  # where rounding runs past the end
     return torch.minimum(token_B, last_B)
+
+
+@op(gradients=False)
+def step_inputs(at_B: Tensor, rows: RowState, *, page: int, width: int) -> StepInputs:
+    """What one decode step needs of the rows that take part, with tables cut to `width` pages.
+
+    A row's newest token is at position `length` and goes to the slot that the table names there;
+    lengths include it. A row of length -1 is padding: length 0, slot -1.
+    """
+    length_B = rows.length_R[at_B]
+    position_B = length_B.clamp(min=0)
+    table_BM = rows.table_RM[:, :width].index_select(0, at_B)
+    block_B = table_BM.gather(1, position_B[:, None] // page).squeeze(1)
+    slot_B = torch.where(length_B >= 0, block_B * page + position_B % page, -1)
+    return StepInputs(
+        ids_B=rows.token_R[at_B],
+        positions_B=position_B,
+        lengths_B=length_B + 1,
+        slots_B=slot_B,
+        table_BM=table_BM,
+        seeds_B=rows.seed_R[at_B],
+        counters_B=rows.drawn_R[at_B],
+        temperature_B=rows.temperature_R[at_B],
+    )
+
+
+@op(gradients=False)
+def step_outputs(at_B: Tensor, draws: Draws, rows: RowState, *, advance: bool) -> Tensor:
+    """Remember the draws as the rows' newest tokens, count them, and pack them as int32 [4, B].
+
+    With `advance` the token before has gone into the cache: lengths grow by one, but those of
+    padding rows stay. Packed are tokens, log-probs, entropies (floats by their bits) and ok.
+    """
+    rows.token_R.index_copy_(0, at_B, draws.tokens)
+    rows.drawn_R.index_copy_(0, at_B, rows.drawn_R[at_B] + 1)
+    if advance:
+        length_B = rows.length_R[at_B]
+        rows.length_R.index_copy_(0, at_B, torch.where(length_B >= 0, length_B + 1, length_B))
+    parts = (
+        draws.tokens.int(),
+        draws.logprobs.view(torch.int32),
+        draws.entropies.view(torch.int32),
+        draws.ok.int(),
+    )
+    return torch.stack(parts)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sparrow.sparse.flows.nodes import Node, fail
+from sparrow.sparse.flows.tensor import Node, fail
 
 UNARY = {
     "neg": "-{0}",
@@ -35,7 +35,7 @@ BINARY = {
     "where": "tl.where({0}, {1}, {2})",
 }
 NOTHING = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}
-LEAST_DIVISOR = 1e-30  # whose reciprocal is a float32 for sure
+LEAST_DIVISOR = 1e-30  # whose reciprocal is a float32 for sure, and so is that of its reciprocal
 MOST_NUMBERS = 1 << 16  # of one value of a page: more do not fit a program's registers
 
 
@@ -58,15 +58,42 @@ def literal(number: float) -> str:
     return repr(number) if math.isfinite(number) else f'float("{number}")'
 
 
-def signature(name: str, arguments: Sequence[str], fixed: Sequence[str], loose: str) -> list[str]:
-    """The first lines of a kernel; `loose` are arguments whose values it is not compiled for."""
-    return [
-        f"@triton.jit(do_not_specialize=[{loose}])",
-        f"def {name}(",
-        *(f"    {argument}," for argument in arguments),
-        *(f"    {argument}: tl.constexpr," for argument in fixed),
-        "):",
-    ]
+def along(expression: str, axis: int, rank: int) -> str:
+    """A vector laid along one axis of several."""
+    if rank == 1:
+        return expression
+    axes = ["None"] * rank
+    axes[axis] = ":"
+    return f"{expression}[{', '.join(axes)}]"
+
+
+def beside(shape: Sequence[int]) -> str:
+    """The index that lays a vector of pages beside values of a shape."""
+    return f"[{', '.join([':'] + ['None'] * len(shape))}]" if shape else ""
+
+
+def inside(size: int, axis: int, rank: int) -> str:
+    """Which entries of a padded axis are real."""
+    return along(f"(tl.arange(0, {padded(size)}) < {size})", axis, rank)
+
+
+def offsets(shape: Sequence[int], axes_before: int) -> tuple[str, str]:
+    """Where the entries of a block lie and which are real, as source; axes before them are None."""
+    rank = axes_before + len(shape)
+    places, real = [], []
+    for at, size in enumerate(shape):
+        stride = math.prod(shape[at + 1 :])
+        line = f"(tl.arange(0, {padded(size)}) * {stride})"
+        places.append(along(line, axes_before + at, rank))
+        if padded(size) != size:
+            real.append(inside(size, axes_before + at, rank))
+    return " + ".join(places) or "0", " & ".join(real)
+
+
+def load(start: str, shape: Sequence[int]) -> str:
+    """Numbers that lie side by side."""
+    place, real = offsets(shape, 0)
+    return f"tl.load({start} + {place}{', ' + real + ', other=0.0' if real else ''})"
 
 
 class Lines:
@@ -178,12 +205,9 @@ class Emitter:
         lead = (self.block,) if self.lead(node) else ()
         return (*lead, *wide(node.shape))
 
-    def aligned(self, node: Node, result: Node) -> str:
-        """A value with its axes where they are in the result."""
-        return self.laid(self.value(node), node, result)
-
-    def laid(self, name: str, node: Node, result: Node) -> str:
-        """The same for a name that stands for the node's value."""
+    def aligned(self, node: Node, result: Node, name: str | None = None) -> str:
+        """A value, or a name that stands for it, with its axes where they are in the result."""
+        name = name or self.value(node)
         rank = self.lead(result) + len(result.shape)
         own = self.lead(node) + len(node.shape)
         if not own or own == rank:
@@ -193,26 +217,16 @@ class Emitter:
         axes = [before] * self.lead(result) + ["None"] * missing + [":"] * len(node.shape)
         return f"{name}[{', '.join(axes)}]"
 
-    def along(self, expression: str, axis: int, rank: int) -> str:
-        """A vector laid along one axis of several."""
-        if rank == 1:
-            return expression
-        axes = ["None"] * rank
-        axes[axis] = ":"
-        return f"{expression}[{', '.join(axes)}]"
-
     def _over_common(self, node: Node) -> str:
         """Division by what all pages share: once divided, then multiplied."""
         top, bottom = node.inputs
         if bottom.op == "full":
             number = bottom.given[0]
-            if (
-                not LEAST_DIVISOR <= abs(number) <= 1 / LEAST_DIVISOR
-            ):  # its reciprocal is no float32
-                return BINARY["div"].format(self.aligned(top, node), self.aligned(bottom, node))
-            return f"({self.aligned(top, node)} * {literal(1.0 / number)})"
+            if LEAST_DIVISOR <= abs(number) <= 1 / LEAST_DIVISOR:
+                return f"({self.aligned(top, node)} * {literal(1.0 / number)})"
+            return BINARY["div"].format(self.aligned(top, node), self.aligned(bottom, node))
         share = self.lines.name(f"1.0 / {self.value(bottom)}", once=True)
-        return f"({self.aligned(top, node)} * {self.laid(share, bottom, node)})"
+        return f"({self.aligned(top, node)} * {self.aligned(bottom, node, share)})"
 
     def _full(self, node: Node) -> str:
         number, shape = literal(node.given[0]), self.shape(node)
@@ -223,9 +237,8 @@ class Emitter:
         size = source.shape[node.given[0]]
         name, at = self.value(source), self.lead(source) + node.given[0]
         if padded(size) != size:
-            rank = self.lead(source) + len(source.shape)
-            inside = self.along(f"(tl.arange(0, {padded(size)}) < {size})", at, rank)
-            name = f"tl.where({inside}, {name}, {NOTHING[node.op]})"
+            real = inside(size, at, self.lead(source) + len(source.shape))
+            name = f"tl.where({real}, {name}, {NOTHING[node.op]})"
         return f"tl.{node.op}({name}, {at})"
 
     def _reshape(self, node: Node) -> str:
@@ -263,7 +276,7 @@ class Emitter:
         most = padded(source.shape[axis]) - 1
         line = f"tl.arange(0, {padded(len(indices))}) * {step} + {indices[0]}"
         line = f"tl.minimum(tl.maximum({line}, 0), {most})"
-        place = f"tl.broadcast_to({self.along(f'({line})', at, rank)}, {self.shape(node)})"
+        place = f"tl.broadcast_to({along(f'({line})', at, rank)}, {self.shape(node)})"
         return f"tl.gather({self.value(source)}, {place}, {at})"
 
     # Products.
@@ -279,9 +292,8 @@ class Emitter:
         product = f"{left} * {right}"
         at, size = self.lead(node) + int(rows), a.shape[-1]
         if padded(size) != size:
-            rank = self.lead(node) + 1 + int(rows) + int(columns)
-            inside = self.along(f"(tl.arange(0, {padded(size)}) < {size})", at, rank)
-            product = f"tl.where({inside}, {product}, 0.0)"
+            real = inside(size, at, self.lead(node) + 1 + int(rows) + int(columns))
+            product = f"tl.where({real}, {product}, 0.0)"
         return f"tl.sum({product}, {at})"
 
     def _axes(self, node: Node, result: Node, inner: list[str]) -> str:
@@ -289,22 +301,3 @@ class Emitter:
         page = [":" if self.lead(node) else "None"] * self.lead(result)
         axes = [*page, *inner]
         return "" if all(axis == ":" for axis in axes) else f"[{', '.join(axes)}]"
-
-
-def strides(shape: Sequence[int]) -> list[int]:
-    """Of numbers that lie side by side."""
-    return [math.prod(shape[at + 1 :]) for at in range(len(shape))]
-
-
-def offsets(shape: Sequence[int], axes_before: int) -> tuple[str, str]:
-    """Where the entries of a block lie and which are real, as source; axes before them are None."""
-    rank = axes_before + len(shape)
-    places, inside = [], []
-    for at, (size, stride) in enumerate(zip(shape, strides(shape), strict=True)):
-        axes = ["None"] * rank
-        axes[axes_before + at] = ":"
-        index = f"[{', '.join(axes)}]" if rank > 1 else ""
-        places.append(f"(tl.arange(0, {padded(size)}) * {stride}){index}")
-        if padded(size) != size:
-            inside.append(f"(tl.arange(0, {padded(size)}) < {size}){index}")
-    return " + ".join(places) or "0", " & ".join(inside)

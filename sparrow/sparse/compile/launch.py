@@ -1,5 +1,7 @@
 """Compiled flows: sources kept by content, and the calls that a rule makes of them.
 
+At the end stand the device functions that generated kernels call.
+
 Legend of the dimension letters: sparrow/ops/types.py.
 """
 
@@ -17,21 +19,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from sparrow import ops
 from sparrow.ops.kernels.overlap import overlaps
 from sparrow.ops.kernels.select import MOST_PAGES, select_pages, warps_of
-from sparrow.sparse.compile import scores, source
+from sparrow.sparse.compile import kernels
 from sparrow.sparse.compile.emit import padded
 from sparrow.sparse.compile.pages import blocks_of, constants
-from sparrow.sparse.flows.nodes import Node, in_order
-from sparrow.sparse.flows.tracing import Program, check_weights
+from sparrow.sparse.flows.flow import Program, check_weights
+from sparrow.sparse.flows.tensor import Node, in_order
 
 BLOCK_BYTES = 8192  # of fields that a program of `score` takes at a time
 LEAST_BLOCK, MOST_BLOCK = 16, 32
 WARP_NUMBERS = 8192  # of a block of fields, for one warp
 LOOPS, STAGES = 4, 3
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+_LOG2_E, _LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 
 class Launch(NamedTuple):
@@ -66,7 +71,7 @@ class Compiled:
     def __init__(self, program: Program, keys: torch.dtype, launch: Launch | None = None) -> None:
         self.program, self.keys = program, keys
         self.launch = launch or launch_for(program, keys)
-        self.text = source.module(program, keys, block=self.launch.block)
+        self.text = kernels.module(program, keys, block=self.launch.block)
         self.module = _module(self.text)
         self._constants: dict[tuple[str, torch.device], list[Tensor]] = {}
 
@@ -134,12 +139,12 @@ class Compiled:
             },
         )
         score_BGM = call.room(1)[:, :, 0]
-        if not scores.staged(self.program):
+        if not kernels.staged(self.program):
             self._score(call, [score_BGM], cache, table_BM, rows_B)
             given = (score_BGM, call.lengths_B, call.budgets_BG)
             mass = self.program.mass
             return select_pages(*given, page=cache.page, first=first, last=last, mass=mass)
-        cuts = [call.room(cut.numbers) for cut in scores.cuts(self.program)]
+        cuts = [call.room(math.prod(cut.shape)) for cut in kernels.cuts(self.program)]
         self._score(call, cuts, cache, table_BM, rows_B)
         return self._choose(call, score_BGM, cuts)
 
@@ -188,12 +193,10 @@ class Compiled:
     def _arrays(self, part: str, device: torch.device) -> list[Tensor]:
         """The constants of the score, or of the summary, on the device."""
         if (part, device) not in self._constants:
-            nodes = (
-                constants(self.program.nodes)
-                if part == "score"
-                else [n for n in in_order(self.program.summary) if n.op == "constant"]
-            )
-            self._constants[part, device] = [_array(node).to(device) for node in nodes]
+            program = self.program
+            nodes = program.nodes if part == "score" else in_order(program.summary)
+            arrays = [_array(node).to(device) for node in constants(nodes)]
+            self._constants[part, device] = arrays
         return self._constants[part, device]
 
 
@@ -252,3 +255,57 @@ def _lists(like: Tensor, rows: int, kv_heads: int, width: int) -> ops.PageLists:
     pages = torch.empty((rows, kv_heads, width), dtype=torch.int32, device=like.device)
     counts = torch.empty((rows, kv_heads), dtype=torch.int32, device=like.device)
     return ops.PageLists(pages=pages, counts=counts if width else counts.zero_())
+
+
+# Device functions. Exponential and logarithm are the GPU's own instructions (off by a few units in
+# the last place); the library's are several times as long. Triton's interpreter knows no
+# instructions and takes these.
+
+
+@triton.jit
+def exponential(x: tl.tensor) -> tl.tensor:
+    if _INTERPRETED:
+        y = tl.exp(x)
+    else:
+        y = tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * _LOG2_E], tl.float32, is_pure=True, pack=1
+        )
+    return y
+
+
+@triton.jit
+def logarithm(x: tl.tensor) -> tl.tensor:
+    if _INTERPRETED:
+        y = tl.log(x)
+    else:
+        y = _LN_2 * tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1
+        )
+    return y
+
+
+@triton.jit
+def nibbles(packed: tl.tensor) -> tl.tuple:
+    """The low and the high 4 bits of every byte, n, as bf16 numbers 128 + n.
+
+    Four bytes at a time: the bits become the last ones of 128.0, whose upper byte is 0x43.
+    """
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 low, high;
+        and.b32 low, $4, 0x0F0F0F0F;
+        shr.u32 high, $4, 4;
+        and.b32 high, high, 0x0F0F0F0F;
+        prmt.b32 $0, low, 0x43434343, 0x4140;
+        prmt.b32 $1, low, 0x43434343, 0x4342;
+        prmt.b32 $2, high, 0x43434343, 0x4140;
+        prmt.b32 $3, high, 0x43434343, 0x4342;
+        }
+        """,
+        "=r,=r,=r,=r,r",
+        [packed],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=4,
+    )

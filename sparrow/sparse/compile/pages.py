@@ -1,13 +1,14 @@
 """Emitting what scores read: queries, fields of pages, state, positions and constants."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 
-from sparrow.sparse.compile.emit import Emitter, Lines, offsets, padded
-from sparrow.sparse.flows.formats import scale_of
-from sparrow.sparse.flows.nodes import Node, fail
-from sparrow.sparse.flows.tracing import PageField, Program
+from sparrow.sparse.compile.emit import Emitter, Lines, beside, load, offsets, padded
+from sparrow.sparse.flows.flow import Program
+from sparrow.sparse.flows.formats import PageField, scale_of
+from sparrow.sparse.flows.tensor import Node, fail
 
 DOT_COLUMNS = 16  # the fewest that the matrix units take
 TRITON = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16", torch.float32: "tl.float32"}
@@ -15,7 +16,7 @@ NIBBLE = "(({0}).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 83886
 """A whole number of 4 bits, minus 8: put into the last bits of 2**23 and taken out as a float."""
 
 
-def constants(nodes: list[Node]) -> list[Node]:
+def constants(nodes: Iterable[Node]) -> list[Node]:
     """Those of a program, each once."""
     return [node for node in nodes if node.op == "constant"]
 
@@ -61,27 +62,21 @@ class PageEmitter(Emitter):
         return f"tl.load(q + {at}, {inside}, other=0.0).to(tl.float32)"
 
     def _constant(self, node: Node) -> str:
-        index = self.constants.index(node)
-        start = f"constant{index}"
+        start = f"constant{self.constants.index(node)}"
         if node.given[1] == "by head":
-            size = math.prod(node.shape)
-            start = f"{start} + (layer * KV_HEADS + g) * {size}"
-        if not node.shape:
-            return f"tl.load({start})"
-        place, inside = offsets(node.shape, 0)
-        return f"tl.load({start} + {place}{', ' + inside + ', other=0.0' if inside else ''})"
+            start = f"{start} + (layer * KV_HEADS + g) * {math.prod(node.shape)}"
+        return load(start, node.shape) if node.shape else f"tl.load({start})"
 
     # Fields.
 
     def load(self, name: str, shape: tuple[int, ...]) -> str:
         """A block of a field for every page, as it is stored."""
-        numbers = math.prod(shape)
-        index = f"[{', '.join([':'] + ['None'] * len(shape))}]" if shape else ""
-        place, inside = offsets(shape, 1)
+        place, entries = offsets(shape, 1)
         packed = name in self.fields and self.fields[name].form.kind == "int4"
         nothing = "0" if packed else "0.0"
-        real = f"real{index}" + (f" & {inside}" if inside else "")
-        at = f"{pointer(self.program, name)} + (base * {numbers}){index} + {place}"
+        real = f"real{beside(shape)}" + (f" & {entries}" if entries else "")
+        start = f"{pointer(self.program, name)} + (base * {math.prod(shape)}){beside(shape)}"
+        at = f"{start} + {place}"
         return f"tl.load({at}, {real}, other={nothing})"
 
     def _field(self, field: PageField) -> str:

@@ -5,7 +5,7 @@
 See `flow.Flow` for what a flow is, docs/flows.md for a tour, and `library` for those that ship.
 """
 
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Fields, Flow, Position
 from sparrow.sparse.flows.formats import D, P, as_keys, bf16, fp8, fp16, fp32, int4
 from sparrow.sparse.flows.functions import (
     constant,
@@ -27,9 +27,7 @@ from sparrow.sparse.flows.functions import (
     weights,
     where,
 )
-from sparrow.sparse.flows.nodes import FlowError
-from sparrow.sparse.flows.tensor import Tensor
-from sparrow.sparse.flows.tracing import Fields, Position
+from sparrow.sparse.flows.tensor import FlowError, Tensor
 
 __all__ = [
     "D",

@@ -8,18 +8,37 @@
 
     block_mean = Flow(name="block-mean", fields={"mean": bf16(D)}, summarise=summarise, score=score)
 
-A flow is checked when it is made: it is traced once, and every mistake names its line.
+A flow is checked when it is made: its functions run once on traced tensors, and every mistake names
+its line. `trace` gives the program of a flow for the sizes of a model.
 """
 
+import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, NoReturn
 
-from sparrow.sparse.flows.formats import Format
-from sparrow.sparse.flows.nodes import Place, fail, here
-from sparrow.sparse.flows.tracing import Function, trace
+import torch
+
+from sparrow.sparse.flows.formats import Format, PageField
+from sparrow.sparse.flows.tensor import (
+    FlowError,
+    Node,
+    Place,
+    Tensor,
+    fail,
+    here,
+    in_order,
+    is_authors,
+)
 
 PROBE = (16, 128, 2)  # page, head size, query heads a group: what a new flow is traced for
+MOST_STORED = 8  # times the bytes of a page's keys and values
+
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,20 +75,14 @@ class Flow:
             object.__setattr__(self, name, dict(getattr(self, name)))
         if not self.name or not isinstance(self.name, str):
             raise fail(f"Flow.name: got {self.name!r}, allowed: a text")
-        if self.mass is not None and (
-            isinstance(self.mass, bool)
-            or not isinstance(self.mass, int | float)
-            or not 0 < self.mass <= 1
-        ):
+        share = isinstance(self.mass, int | float) and not isinstance(self.mass, bool)
+        if self.mass is not None and not (share and 0 < self.mass <= 1):
             raise fail(f"flow {self.name!r}: mass {self.mass!r}, allowed: above 0, at most 1")
         for name, start in self.state.items():
             if not isinstance(start, int | float) or not math.isfinite(start):
                 raise fail(f"flow {self.name!r}: state {name!r} starts at {start!r}: a number")
-        if not (
-            isinstance(self.probe, tuple)
-            and len(self.probe) == 3
-            and all(isinstance(size, int) and size > 0 for size in self.probe)
-        ):
+        sizes = self.probe if isinstance(self.probe, tuple) else ()
+        if len(sizes) != 3 or not all(isinstance(size, int) and size > 0 for size in sizes):
             raise fail(f"Flow.probe: got {self.probe!r}, allowed: page, head size, query heads")
         trace(self, *self.probe)
 
@@ -77,3 +90,338 @@ class Flow:
     def digest(self) -> str:
         """A name for the formula, by which schedules tell whether they were made for it."""
         return trace(self, *self.probe).digest
+
+
+# Programs.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Program:
+    """A flow for one page size, head size and group: operations with known shapes.
+
+    `summary` has a node for each field, `updates` one for each state. The digest names the content:
+    equal programs have equal ones, whatever their flow is called. A program that was traced without
+    a group (0) has no score: it says what is kept with pages.
+    """
+
+    name: str
+    page: int
+    head_size: int
+    group: int
+    fields: tuple[PageField, ...]
+    summary: tuple[Node, ...]
+    score: Node | None
+    state: tuple[tuple[str, float], ...]
+    updates: tuple[Node, ...]
+    mass: float | None
+    digest: str
+
+    def bytes(self, keys: torch.dtype = torch.bfloat16) -> int:
+        """What the fields of one page take for one KV head."""
+        return sum(item.bytes(keys) for item in self.fields)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Of the score and the updates, inputs first."""
+        return list(in_order([self.score, *self.updates] if self.score is not None else []))
+
+
+@cache
+def trace(flow: Flow, page: int, head_size: int, group: int | None) -> Program:
+    """The program of a flow for these sizes; FlowError with the author's line otherwise."""
+    sizes = {"P": page, "D": head_size}
+    fields = tuple(_field(flow, name, form, sizes) for name, form in flow.fields.items())
+    _check_size(flow, fields, page, head_size)
+    summary = _trace_summary(flow, fields, page, head_size)
+    score, updates = _trace_score(flow, fields, group, head_size) if group else (None, ())
+    state = tuple((name, float(value)) for name, value in flow.state.items()) if group else ()
+    program = Program(
+        name=flow.name,
+        page=page,
+        head_size=head_size,
+        group=group or 0,
+        fields=fields,
+        summary=summary,
+        score=score,
+        state=state,
+        updates=updates,
+        mass=flow.mass,
+        digest="",
+    )
+    return replace(program, digest=_digest(program))
+
+
+def _field(flow: Flow, name: str, form: object, sizes: dict[str, int]) -> PageField:
+    _check_name(flow, "field", name)
+    what = f"flow {flow.name!r}, field {name!r}"
+    if not isinstance(form, Format):
+        raise fail(f"{what}: got {form!r}, allowed: a format such as bf16(D)", flow.place)
+    try:
+        item = PageField(name=name, form=form, shape=form.resolve(sizes))
+        item.storage(torch.bfloat16)
+    except FlowError as error:
+        raise fail(f"{what}: {error}", flow.place) from None
+    return item
+
+
+def _check_name(flow: Flow, kind: str, name: object) -> None:
+    if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+        allowed = "a name that starts with a letter"
+    elif name in ("k", "v"):
+        allowed = "another name (k and v are the page's keys and values)"
+    elif kind == "state" and name in flow.fields:
+        allowed = "a name that no field has"
+    else:
+        return
+    raise fail(f"flow {flow.name!r}: a {kind} called {name!r}, allowed: {allowed}", flow.place)
+
+
+def _check_size(flow: Flow, fields: tuple[PageField, ...], page: int, head_size: int) -> None:
+    """What is kept of a page should be small beside its keys and values."""
+    stored = sum(item.bytes(torch.bfloat16) for item in fields)
+    whole = 2 * page * head_size * torch.bfloat16.itemsize
+    if stored > MOST_STORED * whole:
+        raise fail(
+            f"the fields take {stored} bytes a page, more than {MOST_STORED} times its keys and "
+            f"values ({whole}): keep less",
+            flow.place,
+        )
+
+
+# Summaries.
+
+
+def _trace_summary(
+    flow: Flow, fields: tuple[PageField, ...], page: int, head_size: int
+) -> tuple[Node, ...]:
+    if flow.summarise is None:
+        if fields:
+            wanted = f"nothing writes its fields ({', '.join(flow.fields)}); give summarise="
+            raise fail(f"flow {flow.name!r}: {wanted}", flow.place)
+        return ()
+    inputs = [_input(name, (page, head_size)) for name in ("keys", "values")]
+    written = _run(flow, flow.summarise, *inputs)
+    start = _start(flow, flow.summarise)
+    if not isinstance(written, dict):
+        raise fail(f"summarise returns {{field: tensor}}, got {_kind(written)}", start)
+    _check_returned("field", "summarise", written, [field.name for field in fields], start)
+    nodes = tuple(_written(field, written, start) for field in fields)
+    _check_inputs("summarise", nodes, inputs)
+    return nodes
+
+
+def _written(field: PageField, written: dict[str, Any], start: Place) -> Node:
+    value = written[field.name]
+    if not isinstance(value, Tensor):
+        raise fail(f"field {field.name!r} is a tensor, got {_kind(value)}", start)
+    if value.node.boolean:
+        raise fail(f"field {field.name!r} is a condition: where(condition, 1, 0)", value.node.place)
+    if value.shape != field.shape:
+        raise fail(
+            f"field {field.name!r} is declared with shape {field.shape}, got {value.shape}",
+            value.node.place,
+        )
+    return value.node
+
+
+def _check_returned(
+    kind: str, function: str, returned: Iterable[str], declared: Iterable[str], start: Place
+) -> None:
+    """What a function returns by name is what the flow declares."""
+    for name in returned:
+        if name not in declared:
+            hint = _close(name, declared) or f"; declare it or do not return it{_there(declared)}"
+            raise fail(f"{function} returns {name!r}, which is no declared {kind}{hint}", start)
+    for name in declared:
+        if name not in returned:
+            raise fail(f"{kind} {name!r} is declared, but {function} does not return it", start)
+
+
+# Scores.
+
+
+class Fields:
+    """The fields of a page, and the state, as attributes or items."""
+
+    def __init__(self, values: dict[str, Tensor], read: set[str]) -> None:
+        self._values, self._read = values, read
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._values:
+            hint = _close(name, self._values) + _there(self._values)
+            raise fail(f"there is no field {name!r}{hint}")
+        self._read.add(name)
+        return self._values[name]
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+
+class Position:
+    """Where the query stands: `length`, `pages` of the sequence; `page` is each page's number."""
+
+    def __init__(self) -> None:
+        self.length = _input("length", ())
+        self.pages = _input("pages", ())
+        self.page = _input("page", (), paged=True)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise fail(f"position has .length, .pages and .page, not .{name}")
+
+
+def _trace_score(
+    flow: Flow, fields: tuple[PageField, ...], group: int, head_size: int
+) -> tuple[Node | None, tuple[Node, ...]]:
+    if flow.score is None:
+        if fields or flow.state:
+            wanted = "fields or state, but no score that reads them"
+            raise fail(f"flow {flow.name!r} has {wanted}", flow.place)
+        return None, ()
+    values = {field.name: _input("field", field.shape, field.name, paged=True) for field in fields}
+    for name in flow.state:
+        _check_name(flow, "state", name)
+        values[name] = _input("state", (), name, paged=True)
+    read: set[str] = set()
+    query, position = _input("query", (group, head_size)), Position()
+    result = _run(flow, flow.score, query, Fields(values, read), position)
+    start = _start(flow, flow.score)
+    score, updates = _updates(flow, result, start)
+    unread = [name for name in values if name not in read]
+    if unread:
+        raise fail(f"score never reads {unread[0]!r}: it would take memory for nothing", start)
+    node = _one_number("score", score, start)
+    known = [query, *values.values(), position.length, position.pages, position.page]
+    _check_inputs("score", [node, *updates], known)
+    return node, updates
+
+
+def _updates(flow: Flow, result: Any, start: Place) -> tuple[Any, tuple[Node, ...]]:
+    if not flow.state:
+        if isinstance(result, tuple):
+            raise fail(
+                "score returns one number per page, got a tuple; a tuple (score, {state: new "
+                "value}) needs state= in the flow",
+                start,
+            )
+        return result, ()
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        names = ", ".join(f"{name!r}: new value" for name in flow.state)
+        raise fail(
+            f"the flow has state: score returns (score, {{{names}}}), got {_kind(result)}", start
+        )
+    score, updates = result
+    _check_returned("state", "score", updates, flow.state, start)
+    return score, tuple(_one_number(f"state {n!r}", updates[n], start) for n in flow.state)
+
+
+def _one_number(what: str, value: Any, start: Place) -> Node:
+    if not isinstance(value, Tensor):
+        forgot = "; does it end with return?" if value is None else ""
+        raise fail(f"{what} is one number per page, got {_kind(value)}{forgot}", start)
+    node = value.node
+    if node.boolean:
+        hint = "turn it into numbers with where(condition, a, b)"
+        raise fail(f"{what} is a condition: {hint}", node.place)
+    if node.shape:
+        raise fail(
+            f"{what} is one number per page, got shape {node.shape} for each: reduce it "
+            "(.sum(), .max(), .mean())",
+            node.place,
+        )
+    if not node.paged:
+        raise fail(
+            f"{what} is the same for every page: use a field (fields.name) or position.page in it",
+            node.place or start,
+        )
+    return node
+
+
+def _check_inputs(what: str, roots: Iterable[Node], known: Iterable[Tensor]) -> None:
+    """A tensor that was kept from another call has no meaning here."""
+    own = {id(each.node) for each in known}
+    for node in in_order(roots):
+        if not node.inputs and node.op not in ("constant", "full") and id(node) not in own:
+            raise fail(f"{what} uses the {node.op} of another call: fields carry what it needs")
+
+
+# Running an author's function.
+
+
+def _run(flow: Flow, function: Function, *arguments: object) -> Any:
+    try:
+        return function(*arguments)
+    except FlowError:
+        raise
+    except Exception as error:  # whatever an author's code can raise, told with its line
+        place = _place_of(error, function) or _start(flow, function)
+        raise fail(f"{type(error).__name__}: {error}", place) from error
+
+
+def _place_of(error: Exception, function: Function) -> Place | None:
+    """The innermost line of the author's file; of another one where the author called that."""
+    frames = traceback.walk_tb(error.__traceback__)
+    own = [(frame.f_code.co_filename, line) for frame, line in frames if is_authors(frame)]
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    return Place(*([place for place in own if place[0] == file] or own)[-1]) if own else None
+
+
+def _start(flow: Flow, function: Function) -> Place:
+    code = getattr(function, "__code__", None)
+    return flow.place if code is None else Place(code.co_filename, code.co_firstlineno)
+
+
+def _input(op: str, shape: tuple[int, ...], *given: str, paged: bool = False) -> Tensor:
+    return Tensor(Node(op, (), shape, paged, given))
+
+
+def _close(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _there(known: Iterable[str]) -> str:
+    return f" (declared: {', '.join(known) or 'none'})"
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def check_weights(program: Program, *, layers: int, kv_heads: int) -> None:
+    """Refuse weights that were made for another number of layers or KV heads."""
+    for node in in_order([*program.summary, *program.nodes]):
+        if node.op == "constant" and node.given[1] == "by head":
+            have = node.given[2]
+            if have[0] < layers or have[1] != kv_heads:
+                raise fail(
+                    f"weights for {have[0]} layers and {have[1]} KV heads, but the model has "
+                    f"{layers} and {kv_heads}",
+                    node.place,
+                )
+
+
+# Content.
+
+
+def _digest(program: Program) -> str:
+    """A name for the content: operations, shapes, formats; not what things are called."""
+    text = hashlib.sha256()
+    number: dict[int, int] = {}
+    names = {item.name: index for index, item in enumerate(program.fields)}
+    names |= {name: index for index, (name, _) in enumerate(program.state)}
+    roots = [*program.summary, *filter(None, [program.score]), *program.updates]
+    for node in in_order(roots):
+        number[id(node)] = len(number)
+        given = [names[node.given[0]]] if node.op in ("field", "state") else list(node.given)
+        inputs = [number[id(each)] for each in node.inputs]
+        text.update(repr((node.op, inputs, node.shape, node.paged, given)).encode())
+    text.update(repr([number[id(root)] for root in roots]).encode())
+    text.update(repr([(item.form.kind, item.shape) for item in program.fields]).encode())
+    sizes = [program.page, program.head_size, program.group, program.mass]
+    text.update(repr(sizes).encode())
+    text.update(repr([value for _, value in program.state]).encode())
+    return text.hexdigest()[:16]

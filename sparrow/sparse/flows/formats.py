@@ -12,16 +12,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sparrow.sparse.flows.nodes import FlowError, fail
+from sparrow.sparse.flows.tensor import FlowError, fail
 
 Kind = Literal["keys", "fp32", "fp16", "bf16", "fp8", "int4"]
 PLAIN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SCALE = torch.float16
 MOST_SCALE = 65504.0  # of fp16
 MOST_INT4 = 7
-MOST_FP8 = (
-    28.0  # of the 448 that e4m3 has, so that scales of small vectors stay normal fp16 numbers
-)
+MOST_FP8 = 28.0  # of the 448 of e4m3, so that scales of small vectors stay normal fp16 numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,53 +119,54 @@ def _format(kind: Kind, shape: tuple[int | Size, ...]) -> Format:
 # In memory.
 
 
-def storage(
-    name: str, form: Format, shape: tuple[int, ...], keys: torch.dtype
-) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-    """The blocks that a field takes for one page and KV head: name, shape, dtype."""
-    if form.kind == "int4":
-        if shape[-1] % 2:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageField:
+    """A field of a program: its format, and its shape in numbers."""
+
+    name: str
+    form: Format
+    shape: tuple[int, ...]
+
+    def storage(self, keys: torch.dtype) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+        """The blocks that it takes for one page and KV head: name, shape, dtype."""
+        name, shape, kind = self.name, self.shape, self.form.kind
+        if not self.form.scaled:
+            return [(name, shape, PLAIN.get(kind, keys))]
+        if kind == "int4" and shape[-1] % 2:
             raise FlowError(f"int4 keeps pairs, but its last axis is odd in {shape}")
-        data = (name, (*shape[:-1], shape[-1] // 2), torch.uint8)
-    elif form.kind == "fp8":
-        data = (name, shape, torch.float8_e4m3fn)
-    else:
-        return [(name, shape, PLAIN.get(form.kind, keys))]
-    return [data, (scale_of(name), shape[:-1], SCALE)]
+        packed = (*shape[:-1], shape[-1] // 2)
+        data = (packed, torch.uint8) if kind == "int4" else (shape, torch.float8_e4m3fn)
+        return [(name, *data), (scale_of(name), shape[:-1], SCALE)]
+
+    def bytes(self, keys: torch.dtype) -> int:
+        """What it takes for one page and KV head."""
+        return sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in self.storage(keys))
+
+    def encode(self, x: Tensor, keys: torch.dtype) -> dict[str, Tensor]:
+        """float32 [..., *shape] as the blocks of `storage` hold it, by name."""
+        if not self.form.scaled:
+            return {self.name: x.to(PLAIN.get(self.form.kind, keys))}
+        most = MOST_INT4 if self.form.kind == "int4" else MOST_FP8
+        scale = (x.abs().amax(-1) / most).clamp(max=MOST_SCALE).to(SCALE)
+        step = scale.float()[..., None]
+        data = torch.where(step > 0, x / step, 0.0).clamp(-most, most)
+        if self.form.kind == "fp8":
+            data = data.to(torch.float8_e4m3fn)
+        else:
+            low, high = (data.round() + 8).to(torch.uint8).chunk(2, dim=-1)
+            data = low | (high << 4)
+        return {self.name: data, scale_of(self.name): scale}
+
+    def decode(self, blocks: Mapping[str, Tensor]) -> Tensor:
+        """The float32 numbers that its blocks stand for."""
+        data = blocks[self.name]
+        if not self.form.scaled:
+            return data.float()
+        if self.form.kind == "int4":
+            data = torch.cat([data & 15, data >> 4], dim=-1).float() - 8
+        return data.float() * blocks[scale_of(self.name)].float()[..., None]
 
 
 def scale_of(name: str) -> str:
     """The block that holds the scales of a field."""
     return f"{name}.scale"
-
-
-def page_bytes(form: Format, shape: tuple[int, ...], keys: torch.dtype) -> int:
-    """Bytes of a field for one page and KV head."""
-    return sum(
-        math.prod(part) * dtype.itemsize for _, part, dtype in storage("", form, shape, keys)
-    )
-
-
-def encode(form: Format, x: Tensor, keys: torch.dtype) -> list[Tensor]:
-    """float32 [..., *shape] as the blocks of `storage` hold it."""
-    if not form.scaled:
-        return [x.to(PLAIN.get(form.kind, keys))]
-    most = MOST_INT4 if form.kind == "int4" else MOST_FP8
-    scale = (x.abs().amax(-1) / most).clamp(max=MOST_SCALE).to(SCALE)
-    step = scale.float()[..., None]
-    number = torch.where(step > 0, x / step, 0.0).clamp(-most, most)
-    if form.kind == "fp8":
-        return [number.to(torch.float8_e4m3fn), scale]
-    whole = (number.round() + 8).to(torch.uint8)
-    low, high = whole.chunk(2, dim=-1)
-    return [low | (high << 4), scale]
-
-
-def decode(form: Format, blocks: list[Tensor]) -> Tensor:
-    """The float32 numbers that the blocks stand for."""
-    if not form.scaled:
-        return blocks[0].float()
-    data, scale = blocks
-    if form.kind == "int4":
-        data = torch.cat([data & 15, data >> 4], dim=-1).float() - 8
-    return data.float() * scale.float()[..., None]

@@ -6,7 +6,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.sparse.flows.nodes import fail
 from sparrow.sparse.flows.tensor import (
     Number,
     Tensor,
@@ -15,6 +14,7 @@ from sparrow.sparse.flows.tensor import (
     broadcasting,
     check_sizes,
     elementwise,
+    fail,
     make,
     taken,
 )

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparrow.sparse.flows.formats import decode, encode
-from sparrow.sparse.flows.nodes import Node, fail, in_order
-from sparrow.sparse.flows.tracing import Program
+from sparrow.sparse.flows.flow import Program
+from sparrow.sparse.flows.tensor import Node, fail, in_order
 
 LEAD = 3  # axes before the inner ones: queries, KV heads, pages
 
@@ -76,9 +75,7 @@ def summarise(
     for field, node in zip(program.fields, program.summary, strict=True):
         lead = (1, k_MGPD.shape[1], k_MGPD.shape[0])
         value = values[id(node)].expand(*lead, *field.shape)[0].transpose(0, 1)
-        parts = encode(field.form, value, k_MGPD.dtype)
-        names = [name for name, *_ in field.storage(k_MGPD.dtype)]
-        blocks |= dict(zip(names, parts, strict=True))
+        blocks |= field.encode(value, k_MGPD.dtype)
     return blocks
 
 
@@ -89,25 +86,25 @@ def score(
     scene: Scene,
     state: Mapping[str, Tensor] | None = None,
     *,
-    pages: int | None = None,
+    pages: int,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Scores of M pages for n queries, fp32 [n, G, M], and the new state by name, alike.
 
-    pages    M (default: as many as the fields or the state have)
+    pages    M
     blocks   [M, G, ...] where the queries share their pages, or [n, M, G, ...] for one's own
     state    [n, G, M] by name. A page that does not exist for a query scores -inf and keeps its
              state
     """
     assert program.score is not None, f"{program.name} has no score: it keeps every page"
-    pages = _pages(program, blocks, state or {}) if pages is None else pages
-    reader = _Reader(program, q_nHD, blocks, scene, state or {}, pages)
+    state = state or {}
+    reader = _Reader(program, q_nHD, blocks, scene, state, pages)
     roots = (program.score, *program.updates)
     values = _evaluate(roots, reader.read, reader.exists_nM)
     shape = (len(q_nHD), reader.kv_heads, pages)
     missing = ~reader.exists_nM["finished"][:, None]
     score_nGM = values[id(program.score)].expand(shape).masked_fill(missing, -math.inf)
     fresh = {
-        name: torch.where(missing, (state or {})[name], values[id(node)].expand(shape))
+        name: torch.where(missing, state[name], values[id(node)].expand(shape))
         for (name, _), node in zip(program.state, program.updates, strict=True)
     }
     return score_nGM, fresh
@@ -127,51 +124,35 @@ class _Reader:
     ) -> None:
         self.program, self.scene, self.state = program, scene, state
         self.kv_heads = q_nHD.shape[1] // program.group
-        self.query = q_nHD.float().unflatten(1, (self.kv_heads, -1)).unsqueeze(2)
         self.fields = {field.name: field for field in program.fields}
         self.blocks = blocks
         lengths_n1 = scene.lengths.to(q_nHD.device)[:, None]
-        self.index_M = torch.arange(pages, device=q_nHD.device)
-        self.finished_n1 = lengths_n1 // program.page
-        self.length_n1 = lengths_n1
-        exists_nM = self.index_M < self.finished_n1
-        all_n1 = -(-lengths_n1 // program.page)
-        reserved_nM = (self.index_M < scene.first) | (self.index_M >= all_n1 - scene.last)
+        index_M = torch.arange(pages, device=q_nHD.device)
+        finished_n1, all_n1 = lengths_n1 // program.page, -(-lengths_n1 // program.page)
+        exists_nM = index_M < finished_n1
+        reserved_nM = (index_M < scene.first) | (index_M >= all_n1 - scene.last)
         self.exists_nM = {"finished": exists_nM, "free": exists_nM & ~reserved_nM}
+        self.given = {
+            "query": q_nHD.float().unflatten(1, (self.kv_heads, -1)).unsqueeze(2),
+            "length": lengths_n1[:, :, None].float(),
+            "pages": finished_n1[:, :, None].float(),
+            "page": index_M[None, None].float(),
+        }
 
     def read(self, node: Node) -> Tensor:
-        match node.op:
-            case "query":
-                return self.query
-            case "field":
-                return self._field(node.given[0])
-            case "state":
-                return self.state[node.given[0]]
-            case "length":
-                return self.length_n1[:, :, None].float()
-            case "pages":
-                return self.finished_n1[:, :, None].float()
-            case "page":
-                return self.index_M[None, None].float()
-            case "constant" | "full":
-                value = constant(node, self.scene.layer, self.kv_heads)
-                return value.to(self.index_M.device)
-        raise AssertionError(f"unknown input {node.op}")
+        if node.op == "field":
+            return self._field(node.given[0])
+        if node.op == "state":
+            return self.state[node.given[0]]
+        if node.op in self.given:
+            return self.given[node.op]
+        return constant(node, self.scene.layer, self.kv_heads).to(self.given["page"].device)
 
     def _field(self, name: str) -> Tensor:
         field = self.fields[name]
-        names = [part for part, *_ in field.storage(torch.float32)]
-        value = decode(field.form, [self.blocks[part] for part in names])
+        value = field.decode(self.blocks)
         own = value.ndim - len(field.shape) == LEAD
         return value.transpose(1, 2) if own else value.transpose(0, 1).unsqueeze(0)
-
-
-def _pages(program: Program, blocks: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> int:
-    for field in program.fields:
-        block = blocks[field.name]
-        return block.shape[block.ndim - len(field.shape) - 2]
-    assert state, "without fields and state the number of pages must be given"
-    return next(iter(state.values())).shape[2]
 
 
 def constant(node: Node, layer: int, kv_heads: int) -> Tensor:

@@ -6,11 +6,10 @@ of a group, qbar their mean.
 
 import math
 
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Fields, Flow, Position
 from sparrow.sparse.flows.formats import D, P, as_keys, fp16, int4
 from sparrow.sparse.flows.functions import logsumexp, maximum, softmax_over_pages
 from sparrow.sparse.flows.tensor import Summarise, Summary, Tensor
-from sparrow.sparse.flows.tracing import Fields, Position
 
 
 def _mean(keys: Tensor, values: Tensor) -> Summary:

@@ -26,7 +26,7 @@ from sparrow.schema.code import names_code
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.nodes import FlowError, Place
+from sparrow.sparse.flows.tensor import FlowError, Place
 
 FORMS = "path/to/file.py[:name], module:name, or a built-in flow such as quest or fine_means(2)"
 LIBRARY = "sparrow.sparse.flows.library"
@@ -56,7 +56,8 @@ def library_flow(text: str) -> Flow:
         raise ValueError(f"{text[:40]!r}... names no flow; a flow is {FORMS}")
     attribute, _ = _call(text, LIBRARY)
     if attribute not in built_in():
-        raise ValueError(f"{LIBRARY} has no flow {attribute!r}{_hint(library, attribute)}")
+        hint = _hint(library, attribute)
+        raise ValueError(f"{LIBRARY} has no flow {attribute!r}{hint} (a flow is {FORMS})")
     return _named(library, text, LIBRARY)
 
 
@@ -93,9 +94,9 @@ def resolve_flow(schedule: Schedule, named: str | None = None, *, force: bool = 
     return flow
 
 
-def built_in() -> list[str]:
+def built_in(module: ModuleType = library) -> list[str]:
     """The names in the library: flows, and functions that make one without arguments."""
-    own = {name: value for name, value in vars(library).items() if not name.startswith("_")}
+    own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     return sorted(n for n, v in own.items() if isinstance(v, Flow) or _makes_flows(v))
 
 
@@ -214,11 +215,6 @@ def _makes_flows(value: Any) -> bool:
 
 
 def _hint(module: ModuleType, name: str) -> str:
-    known = built_in() if module is library else []
-    known = known or [n for n, v in vars(module).items() if isinstance(v, Flow) or _makes_flows(v)]
+    known = built_in(module)
     close = get_close_matches(name, known, n=1)
-    if close:
-        return f", did you mean {close[0]}?"
-    return f"; it has {', '.join(known) or 'none'}" + (
-        f" (a flow is {FORMS})" if module is library else ""
-    )
+    return f", did you mean {close[0]}?" if close else f"; it has {', '.join(known) or 'none'}"

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.sparse.flows import interpret
+from sparrow.sparse.flows.flow import Program
 from sparrow.sparse.flows.interpret import Scene
-from sparrow.sparse.flows.tracing import Program
 
 
 def summarise(program: Program, cache: ops.PageCache, layer: int, slots_T: Tensor) -> None:

@@ -1,31 +1,126 @@
 """The language of flows: tensors that remember how they were made.
 
 Arithmetic, comparisons, `@`, reductions and what is in `functions` build a program instead of
-numbers. Every mistake is an error at the line that made it. Numbers are float32 throughout.
+numbers: nodes with their shapes, and the author's line of each. Every mistake is an error at the
+line that made it. Numbers are float32 throughout.
+
+A value belongs to one sequence and one KV head. It has an inner shape of whole numbers, and it is
+either one value for the whole sequence or, `paged`, one for every finished page: the page axis is
+not part of the shape, so a formula reads as it stands for one page.
 """
 
+import linecache
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from numbers import Real
+from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
 
-from sparrow.sparse.flows.nodes import FlowError, Node, broadcast, fail, here
-
 Number = int | float
-_SIGNS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "gt": ">",
-    "ge": ">=",
-    "lt": "<",
-    "le": "<=",
-}
+_ROOM = __name__.rpartition(".")[0]
+_MACHINERY = {f"{_ROOM}.{name}" for name in ("tensor", "functions", "flow", "formats")}
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "gt": ">", "ge": ">=", "lt": "<"}
+_SIGNS |= {"le": "<="}
 _NUMPY = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "div"}
+
+
+class FlowError(ValueError):
+    """A flow that cannot run: what is wrong, on which line, and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the author's file."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        text = linecache.getline(self.file, self.line).strip()
+        where = f"{self.file}:{self.line}"
+        return f"{where}: `{text}`" if text else where
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One operation of a program: how its value comes from others.
+
+    op        its name; `inputs` are the values it takes, `given` what else defines it
+    shape     the inner shape of its value; paged: whether every page has its own
+    boolean   whether it is a condition instead of a number
+    """
+
+    op: str
+    inputs: tuple["Node", ...]
+    shape: tuple[int, ...]
+    paged: bool
+    given: tuple[Any, ...] = ()
+    boolean: bool = False
+    place: Place | None = field(default=None, repr=False)
+
+
+def here() -> Place:
+    """The innermost line outside the machinery: the author's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_authors(frame):
+        frame = frame.f_back
+    assert frame is not None
+    return Place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def is_authors(frame: FrameType) -> bool:
+    """Whether a frame is outside the machinery; by module, as generated code has no file.
+
+    What an author calls of torch or numpy is not the author's either.
+    """
+    module = frame.f_globals.get("__name__", "")
+    return module not in _MACHINERY and module.split(".")[0] not in ("torch", "numpy")
+
+
+def fail(message: str, place: Place | None = None) -> FlowError:
+    """The error to raise for a mistake on the author's line."""
+    return FlowError(f"{place or here()}: {message}")
+
+
+def in_order(roots: Iterable[Node]) -> Iterator[Node]:
+    """Every node that the roots depend on, inputs first, each once."""
+    seen: set[int] = set()
+    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack += [(each, False) for each in reversed(node.inputs)]
+
+
+# Tensors.
+
+
+Binary = Callable[["Tensor", "Tensor | Number"], "Tensor"]
+Unary = Callable[["Tensor"], "Tensor"]
+
+
+def _binary(op: str, *, reverse: bool = False, boolean: bool = False) -> Binary:
+    def method(self: "Tensor", other: "Tensor | Number") -> "Tensor":
+        return elementwise(op, *((other, self) if reverse else (self, other)), boolean=boolean)
+
+    return method
+
+
+def _unary(op: str) -> Unary:
+    def method(self: "Tensor") -> "Tensor":
+        (x,) = as_tensors(op, (self,))
+        return make(op, (x,), x.shape)
+
+    return method
 
 
 class Tensor:
@@ -53,56 +148,22 @@ class Tensor:
 
     # Arithmetic.
 
-    def __add__(self, other: "Tensor | Number") -> "Tensor":
-        return elementwise("add", self, other)
-
-    def __sub__(self, other: "Tensor | Number") -> "Tensor":
-        return elementwise("sub", self, other)
-
-    def __mul__(self, other: "Tensor | Number") -> "Tensor":
-        return elementwise("mul", self, other)
-
-    def __truediv__(self, other: "Tensor | Number") -> "Tensor":
-        return elementwise("div", self, other)
-
-    def __radd__(self, other: Number) -> "Tensor":
-        return elementwise("add", other, self)
-
-    def __rsub__(self, other: Number) -> "Tensor":
-        return elementwise("sub", other, self)
-
-    def __rmul__(self, other: Number) -> "Tensor":
-        return elementwise("mul", other, self)
-
-    def __rtruediv__(self, other: Number) -> "Tensor":
-        return elementwise("div", other, self)
-
-    def __neg__(self) -> "Tensor":
-        return _unary("neg", self)
-
-    def __abs__(self) -> "Tensor":
-        return _unary("abs", self)
-
-    def abs(self) -> "Tensor":
-        return _unary("abs", self)
-
-    def exp(self) -> "Tensor":
-        return _unary("exp", self)
-
-    def log(self) -> "Tensor":
-        return _unary("log", self)
-
-    def sqrt(self) -> "Tensor":
-        return _unary("sqrt", self)
-
-    def relu(self) -> "Tensor":
-        return _unary("relu", self)
-
-    def sigmoid(self) -> "Tensor":
-        return _unary("sigmoid", self)
-
-    def silu(self) -> "Tensor":
-        return _unary("silu", self)
+    __add__ = _binary("add")
+    __sub__ = _binary("sub")
+    __mul__ = _binary("mul")
+    __truediv__ = _binary("div")
+    __radd__ = _binary("add", reverse=True)
+    __rsub__ = _binary("sub", reverse=True)
+    __rmul__ = _binary("mul", reverse=True)
+    __rtruediv__ = _binary("div", reverse=True)
+    __neg__ = _unary("neg")
+    __abs__ = abs = _unary("abs")
+    exp = _unary("exp")
+    log = _unary("log")
+    sqrt = _unary("sqrt")
+    relu = _unary("relu")
+    sigmoid = _unary("sigmoid")
+    silu = _unary("silu")
 
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
@@ -118,17 +179,10 @@ class Tensor:
 
     # Conditions.
 
-    def __gt__(self, other: "Tensor | Number") -> "Tensor":
-        return elementwise("gt", self, other, boolean=True)
-
-    def __ge__(self, other: "Tensor | Number") -> "Tensor":
-        return elementwise("ge", self, other, boolean=True)
-
-    def __lt__(self, other: "Tensor | Number") -> "Tensor":
-        return elementwise("lt", self, other, boolean=True)
-
-    def __le__(self, other: "Tensor | Number") -> "Tensor":
-        return elementwise("le", self, other, boolean=True)
+    __gt__ = _binary("gt", boolean=True)
+    __ge__ = _binary("ge", boolean=True)
+    __lt__ = _binary("lt", boolean=True)
+    __le__ = _binary("le", boolean=True)
 
     def __eq__(self, other: object) -> NoReturn:
         raise fail("flows have no == and !=: compare with <, <=, > and >=")
@@ -274,6 +328,19 @@ def elementwise(
     return broadcasting(op, as_tensors(op, (a, b)), boolean=boolean)
 
 
+def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The common shape of these, aligned at their ends; None where they do not fit."""
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    result = []
+    for sizes in zip(*padded, strict=True):
+        wide = {size for size in sizes if size != 1}
+        if len(wide) > 1:
+            return None
+        result.append(wide.pop() if wide else 1)
+    return tuple(result)
+
+
 def broadcasting(op: str, inputs: Sequence[Tensor], *, boolean: bool) -> Tensor:
     shape = broadcast([each.shape for each in inputs])
     if shape is None:
@@ -297,11 +364,6 @@ def _foreign(library: str, name: str) -> FlowError:
         f"{library}.{name} does not know a flow's tensors: use {own}, and constant(array) for "
         "numbers that are known beforehand"
     )
-
-
-def _unary(op: str, x: Tensor) -> Tensor:
-    (x,) = as_tensors(op, (x,))
-    return make(op, (x,), x.shape)
 
 
 def axis_of(x: Tensor, axis: int) -> int:

@@ -16,16 +16,11 @@ from sparrow.train.objectives.advantages import (
     remax,
     rloo,
 )
-from sparrow.train.objectives.aggregates import (
-    Aggregate,
-    seq_mean_token_mean,
-    seq_mean_token_sum_norm,
-    token_mean,
-)
 from sparrow.train.objectives.algorithms import Algorithm, algorithm_of
 from sparrow.train.objectives.corrections import (
     Correction,
     combine,
+    diagnose,
     geometric_mask,
     icepop,
     m2po,
@@ -35,8 +30,8 @@ from sparrow.train.objectives.corrections import (
     token_tis,
     veto,
 )
-from sparrow.train.objectives.diagnostics import diagnose
 from sparrow.train.objectives.surrogates import (
+    Aggregate,
     Surrogate,
     Terms,
     cispo,
@@ -44,40 +39,7 @@ from sparrow.train.objectives.surrogates import (
     gspo,
     ppo,
     reinforce,
+    seq_mean_token_mean,
+    seq_mean_token_sum_norm,
+    token_mean,
 )
-
-__all__ = [
-    "Advantage",
-    "Aggregate",
-    "Algorithm",
-    "Correction",
-    "Rewards",
-    "Surrogate",
-    "Terms",
-    "algorithm_of",
-    "batch_normalised",
-    "cispo",
-    "combine",
-    "diagnose",
-    "dppo_tv",
-    "geometric_mask",
-    "grpo",
-    "gspo",
-    "icepop",
-    "informative",
-    "m2po",
-    "mean_centred",
-    "overlong_penalty",
-    "ppo",
-    "reinforce",
-    "remax",
-    "rloo",
-    "seq_mean_token_mean",
-    "seq_mean_token_sum_norm",
-    "sequence_tis",
-    "sparse_rl_paper",
-    "sparse_rl_release",
-    "token_mean",
-    "token_tis",
-    "veto",
-]

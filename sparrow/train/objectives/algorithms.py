@@ -12,7 +12,8 @@
 GRPO as first published takes seq-mean-token-mean; here the mean is over tokens, as Sparrow's own
 objective has it. All use PPO's clip, also those published with -A log pi: at one update per rollout
 the gradient is the same, and with several it stays bounded. Names here are the functions' with
-hyphens; module:function names anybody's.
+hyphens: a function of the modules beside has its name by being there. module:function names
+anybody's.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,56 +24,22 @@ import numpy as np
 import torch
 
 from sparrow.schema.train import AlgorithmConfig, Choice
-from sparrow.train.objectives import advantages, aggregates, corrections, surrogates
+from sparrow.train.objectives import advantages, corrections, surrogates
 from sparrow.train.objectives.advantages import Advantage, Rewards
-from sparrow.train.objectives.aggregates import Aggregate
 from sparrow.train.objectives.corrections import Correction, combine
 from sparrow.train.objectives.functions import (
     bind,
-    by_name,
     find_function,
+    functions_of,
     keyword_only,
     try_function,
 )
-from sparrow.train.objectives.surrogates import Surrogate, Terms
+from sparrow.train.objectives.surrogates import Aggregate, Surrogate, Terms
 
-ADVANTAGES = by_name(
-    (
-        advantages.grpo,
-        advantages.mean_centred,
-        advantages.rloo,
-        advantages.remax,
-        advantages.batch_normalised,
-    )
-)
-SURROGATES = by_name(
-    (
-        surrogates.ppo,
-        surrogates.gspo,
-        surrogates.cispo,
-        surrogates.dppo_tv,
-        surrogates.reinforce,
-    )
-)
-AGGREGATES = by_name(
-    (
-        aggregates.token_mean,
-        aggregates.seq_mean_token_mean,
-        aggregates.seq_mean_token_sum_norm,
-    )
-)
-CORRECTIONS = by_name(
-    (
-        corrections.token_tis,
-        corrections.sequence_tis,
-        corrections.icepop,
-        corrections.geometric_mask,
-        corrections.veto,
-        corrections.sparse_rl_paper,
-        corrections.sparse_rl_release,
-        corrections.m2po,
-    )
-)
+ADVANTAGES = functions_of(advantages, "groups")
+SURROGATES = functions_of(surrogates, "terms")
+AGGREGATES = functions_of(surrogates, "lengths")
+CORRECTIONS = functions_of(corrections, "log_rho_T", "sequence_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +73,7 @@ class Preset:
 PRESETS = {
     "grpo": Preset(advantage="grpo"),
     "dr-grpo": Preset(advantage="mean-centred", aggregate="seq-mean-token-sum-norm"),
-    "dapo": Preset(
-        advantage="grpo",
-        surrogate=CLIP_HIGHER,
-        dynamic=True,
-        overlong=True,
-    ),
+    "dapo": Preset(advantage="grpo", surrogate=CLIP_HIGHER, dynamic=True, overlong=True),
     "rloo": Preset(advantage="rloo"),
     "remax": Preset(advantage="remax"),
     "reinforce++": Preset(advantage="batch-normalised"),

@@ -6,7 +6,7 @@ with what would: an unknown name or setting, a value of the wrong kind, a settin
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -19,9 +19,17 @@ KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def by_name(functions: Iterable[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Functions under their names with hyphens."""
-    return {function.__name__.replace("_", "-"): function for function in functions}
+def functions_of(module: ModuleType, *names: str) -> dict[str, Callable[..., Any]]:
+    """A module's own functions whose positional parameters are these, by name with hyphens."""
+
+    def fits(function: object) -> bool:
+        if not inspect.isfunction(function) or function.__module__ != module.__name__:
+            return False
+        parameters = inspect.signature(function).parameters.values()
+        return names == tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+
+    public = {name: found for name, found in vars(module).items() if not name.startswith("_")}
+    return {name.replace("_", "-"): found for name, found in public.items() if fits(found)}
 
 
 def find_function(

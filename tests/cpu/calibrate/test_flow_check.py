@@ -8,6 +8,8 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.calibrate.flows.check import check
+from sparrow.schema.base import to_dict
+from sparrow.schema.flow import FlowCheck, FlowField
 from sparrow.sparse.flows import interpret, paged
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.formats import D, as_keys
@@ -18,31 +20,31 @@ from sparrow.sparse.flows.loading import built_in, load_flow
 SMALL = {"page": 8, "head_size": 16, "group": 3}
 
 
-def failed(result: dict) -> set[tuple[str, str]]:
-    return {(t["compared"], t["sequence"]) for t in result["tests"] if not t["passed"]}
+def failed(result: FlowCheck) -> set[tuple[str, str]]:
+    return {(t.compared, t.sequence) for t in result.tests if not t.passed}
 
 
 @pytest.mark.parametrize("name", built_in())
 def test_every_built_in_flow_passes(name: str) -> None:
     page = {"sub_quest": 16}.get(name, 8)
     result = check(load_flow(name), **{**SMALL, "page": page})
-    assert result["passed"], failed(result)
-    json.dumps(result)
+    assert result.passed, failed(result)
+    json.dumps(to_dict(result))
 
 
 def test_what_is_said_of_a_program() -> None:
     result = check(fine_means(4), page=16, head_size=128, group=2)
-    (field,) = result["fields"]
-    assert field == {"name": "means", "kind": "int4", "shape": [4, 128], "bytes": 4 * 64 + 4 * 2}
-    assert result["of_mean"] == 264 / 256
-    assert result["of_kv"] == 264 / (2 * 16 * 256)
-    assert result["over_pages"] == {"pages_max": 1, "pages_sum": 1}
-    assert result["kernels"] == {} or isinstance(result["kernels"], dict)
-    assert check(dense)["tests"] == []
+    (field,) = result.fields
+    wanted = FlowField(name="means", kind="int4", shape=(4, 128), bytes=4 * 64 + 4 * 2)
+    assert field == wanted
+    assert result.of_mean == 264 / 256
+    assert result.of_kv == 264 / (2 * 16 * 256)
+    assert result.over_pages == {"pages_max": 1, "pages_sum": 1}
+    assert check(dense).tests == ()
 
 
 def test_the_trials_are_odd_tied_short_and_exact() -> None:
-    names = {test["sequence"] for test in check(quest, **SMALL)["tests"]}
+    names = {test.sequence for test in check(quest, **SMALL).tests}
     assert {"odd length", "ties", "one page", "budget of the length", "one below it"} <= names
 
 
@@ -55,9 +57,9 @@ def test_wrong_scores_while_decoding_are_noticed(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(paged, "score", reversed_)
     result = check(quest, **SMALL)
-    assert not result["passed"]
+    assert not result.passed
     assert ("decode and one pass", "odd length") in failed(result)
-    assert "length" in next(t["first"] for t in result["tests"] if t["first"])
+    assert "length" in next(t.first for t in result.tests if t.first)
 
 
 def test_fields_of_the_wrong_page_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +69,7 @@ def test_fields_of_the_wrong_page_are_noticed(monkeypatch: pytest.MonkeyPatch) -
         return {name: block.roll(1, 0) for name, block in inner(*given, **named).items()}
 
     monkeypatch.setattr(interpret, "summarise", rolled)
-    assert not check(quest, **SMALL)["passed"]
+    assert not check(quest, **SMALL).passed
 
 
 def test_a_version_that_breaks_ties_otherwise_is_not_held_against_it(monkeypatch) -> None:
@@ -82,9 +84,9 @@ def test_a_version_that_breaks_ties_otherwise_is_not_held_against_it(monkeypatch
 
     monkeypatch.setattr(ops, "select_pages", last_first)
     result = check(softmax_sum, **SMALL)
-    assert result["passed"], failed(result)
-    ties = [t for t in result["tests"] if t["sequence"] == "ties"]
-    assert ties[0]["near_ties"] > 0
+    assert result.passed, failed(result)
+    ties = [t for t in result.tests if t.sequence == "ties"]
+    assert ties[0].near_ties > 0
 
 
 def test_weights_by_head_and_mass() -> None:
@@ -97,8 +99,8 @@ def test_weights_by_head_and_mass() -> None:
         mass=0.6,
     )
     result = check(flow, page=8)
-    assert result["passed"], failed(result)
-    assert result["mass"] == 0.6
+    assert result.passed, failed(result)
+    assert result.mass == 0.6
 
 
 def test_scores_that_are_no_numbers_are_counted() -> None:
@@ -108,5 +110,5 @@ def test_scores_that_are_no_numbers_are_counted() -> None:
         summarise=lambda keys, values: {"mean": keys.mean(0)},
         score=lambda q, f, p: (q.mean(0) @ f.mean).log(),
     )
-    assert check(flow, **SMALL)["unordered"] > 0
-    assert check(oracle, **SMALL)["unordered"] == 0
+    assert check(flow, **SMALL).unordered > 0
+    assert check(oracle, **SMALL).unordered == 0

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from functools import cache
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,17 @@ import numpy as np
 import pytest
 from support.specs import TINY as SPEC
 
-from sparrow.bench import trace_points
 from sparrow.calibrate.planning import cost
 from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.calibrate.planning.hardware import EngineTimes, Hardware, StepModel, known, stretched
-from sparrow.calibrate.planning.hardware_fit import Point, errors, fit, non_negative
 from sparrow.models.shapes import shape
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse import preset
 
 RESULTS = Path(__file__).parents[3] / "bench"
+sys.path.insert(0, str(RESULTS))
+fit_hardware = import_module("fit_hardware")
+errors, fit, non_negative = fit_hardware.errors, fit_hardware.fit, fit_hardware.non_negative
 SHAPES = ("1.7b", "4b", "8b", "14b")
 FIXED = Schedule.fixed(52)  # layers 0 and 1 dense
 VECTOR, LANDMARK, WEIGHTS = 2 * 2 * 16 * 2, 2 * 16 * 2, SPEC.parameters() * 2
@@ -57,8 +59,8 @@ def result(size: str) -> dict[str, Any]:
 
 
 @cache
-def points(size: str) -> list[Point]:
-    return trace_points.points(result(size))
+def points(size: str) -> list[Any]:
+    return fit_hardware.points(result(size))
 
 
 # Steps.
@@ -74,12 +76,11 @@ def test_a_step_by_hand() -> None:
     assert steps.per_row(3, 100)[100] == pytest.approx(row)
     lengths = np.array([[100, 100, 100], [96, 1, 1]])
     assert steps(lengths)[0] == pytest.approx(fixed + 3 * row)
-
-
-def test_a_dense_step_chooses_nothing() -> None:
-    steps = StepModel(machine(), ByteModel(spec=SPEC))
-    assert steps.fixed(1, 100) == pytest.approx(3 * 5e-6 + WEIGHTS / 1e9)
-    assert steps.per_row(1, 100)[100] == pytest.approx(3 * 100 * VECTOR / 4e9)
+    dense = StepModel(machine(), ByteModel(spec=SPEC))  # which chooses nothing
+    assert dense.fixed(1, 100) == pytest.approx(3 * 5e-6 + WEIGHTS / 1e9)
+    assert dense.per_row(1, 100)[100] == pytest.approx(3 * 100 * VECTOR / 4e9)
+    with pytest.raises(ValueError, match="0 rows"):
+        steps.fixed(0, 5)
 
 
 def test_landmarks_count_as_the_engine_reads_them() -> None:
@@ -136,19 +137,13 @@ def test_rows_and_width_cost() -> None:
     assert steps.fixed(1, 2048) < steps.fixed(1, 2049)
 
 
-def test_steps_that_cannot_be() -> None:
-    steps = StepModel(machine(), ByteModel(spec=SPEC))
-    with pytest.raises(ValueError, match="got 0 rows, the longest of 5 tokens"):
-        steps.fixed(0, 5)
-
-
 # What was measured.
 
 
 @pytest.mark.parametrize("size", SHAPES)
 def test_measured_steps_within_a_tenth(size: str) -> None:
     hardware, found = Hardware.load("h200"), []
-    for reads in trace_points.reads_of(result(size)):
+    for reads in fit_hardware.reads_of(result(size)):
         own = [p for p in points(size) if p.reads.schedule == reads.schedule]
         steps = StepModel(hardware, reads)
         found += [steps(p.lengths[None, :])[0] / p.seconds - 1 for p in own]
@@ -157,15 +152,10 @@ def test_measured_steps_within_a_tenth(size: str) -> None:
     assert np.median(np.abs(found)) < 0.03
     assert hardware.engine is not None
     assert sorted(found) == pytest.approx(sorted(errors(hardware.engine, points(size))))
-
-
-@pytest.mark.parametrize("size", SHAPES)
-def test_measured_rollouts(size: str) -> None:
-    hardware, (whole, _) = Hardware.load("h200"), trace_points.traces(result(size))
-    both = trace_points.reads_of(result(size))
+    whole, _ = fit_hardware.traces(result(size))
+    both = fit_hardware.reads_of(result(size))
     dense, sparse = (cost.rollout_seconds(whole, StepModel(hardware, reads)) for reads in both)
-    told = [row["seconds"] for row in result(size)["rows"]]
-    assert [dense, sparse] == pytest.approx(told, rel=0.05)
+    assert [dense, sparse] == pytest.approx([r["seconds"] for r in result(size)["rows"]], rel=0.05)
     assert dense / sparse == pytest.approx(result(size)["speed_up"], rel=0.03)
 
 
@@ -180,14 +170,16 @@ def test_the_shipped_constants_are_those_of_the_fit() -> None:
 def test_points_of_another_benchmark_are_refused() -> None:
     given = json.loads(json.dumps(result("1.7b")))
     given["points"][3]["bytes"] += 1
-    with pytest.raises(ValueError, match="not made by this version of the benchmark"):
-        trace_points.points(given)
+    with pytest.raises(ValueError, match="bytes"):
+        fit_hardware.points(given)
 
 
 # The fit.
 
 
 def test_a_fit_finds_the_constants() -> None:
+    with pytest.raises(ValueError, match="0 points"):
+        fit([])
     truth = TIMES.replace(product_rows=16, narrow_pages=128, landmark_bytes_per_s=3e9)
     draw, made = np.random.default_rng(1), []
     for rows in (1, 4, 16, 20, 40, 60):
@@ -196,25 +188,13 @@ def test_a_fit_finds_the_constants() -> None:
             for schedule in (None, FIXED):
                 reads = ByteModel(spec=SPEC, schedule=schedule)
                 seconds = float(StepModel(machine(truth), reads)(lengths[None, :])[0])
-                made.append(Point(reads=reads, lengths=lengths, seconds=seconds))
+                made.append(fit_hardware.Point(reads=reads, lengths=lengths, seconds=seconds))
     found = fit(made)
     assert found.worst_error < 1e-3
     assert (found.points, found.most_rows) == (48, 60)
     # One model cannot tell its layers from its weights; everything else is found.
     for name in ("product_flops_per_s", "dense_bytes_per_s", "kept_bytes_per_s", "choice_us"):
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.01)
-
-
-def test_too_few_points() -> None:
-    with pytest.raises(ValueError, match="got 0 points, allowed: 8 and more"):
-        fit([])
-
-
-def test_non_negative_by_hand() -> None:
-    matrix = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
-    assert non_negative(matrix, np.array([3.0, 5.0, 7.0])) == pytest.approx(np.array([1, 2]))
-    # A falling line: its slope would be negative, so the mean is left.
-    assert non_negative(matrix, np.array([3.0, 2.0, 1.0])) == pytest.approx(np.array([2, 0]))
 
 
 def test_non_negative_is_optimal() -> None:
@@ -248,38 +228,27 @@ def test_capacity() -> None:
     )
 
 
-@pytest.mark.parametrize("engine", [TIMES, None])
-def test_round_trip(tmp_path: Path, engine: EngineTimes | None) -> None:
+def test_files_of_machines(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    machine(engine).save(path)
-    assert Hardware.load(path) == machine(engine)
-
-
-def test_unknown_machines(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no machine 'h2000'; known: h200, or a \.json file"):
-        Hardware.load("h2000")
-    with pytest.raises(ValueError, match=r"gone\.json cannot be read"):
-        Hardware.load(tmp_path / "gone.json")
+    for engine in (TIMES, None):
+        machine(engine).save(path)
+        assert Hardware.load(path) == machine(engine)
     (tmp_path / "odd.json").write_text('{"name": "odd"}')
-    with pytest.raises(ValueError, match=r"odd\.json: Hardware: missing key"):
-        Hardware.load(tmp_path / "odd.json")
+    for name in ("h2000", tmp_path / "gone.json", tmp_path / "odd.json"):
+        with pytest.raises(ValueError, match=Path(name).stem):
+            Hardware.load(name)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("layer_us", -1.0), ("dense_bytes_per_s", 0.0), ("product_rows", 0)]
-)
-def test_constants_that_cannot_be(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"EngineTimes.{field}: got {value}"):
-        TIMES.replace(**{field: value})
-
-
-def test_machines_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match=r"Hardware.bytes_per_s: got 0\.0, allowed: > 0"):
+def test_figures_that_cannot_be() -> None:
+    for field, value in {"layer_us": -1.0, "dense_bytes_per_s": 0.0, "product_rows": 0}.items():
+        with pytest.raises(ValueError, match=field):
+            TIMES.replace(**{field: value})
+    with pytest.raises(ValueError, match="bytes_per_s"):
         Hardware.plain("none", bytes_per_s=0, flops_per_s=1, memory=1)
 
 
 def test_no_torch() -> None:
-    modules = "hardware, hardware_fit, eflops"
+    modules = "hardware, eflops, plan"
     what = f"from sparrow.calibrate.planning import {modules}"
     program = f"import sys; {what}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

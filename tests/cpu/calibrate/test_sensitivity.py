@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support.specs import TINY
 
-from sparrow.calibrate.arms import DENSE, Arm, arm, schedule_of, variant_of
-from sparrow.calibrate.sensitivity import groups_of, only, shares, slope
+from sparrow.calibrate.arms import DENSE, Arm, arm, layers_alone, variant_of
+from sparrow.calibrate.deciding import groups_of, shares, slope
 from sparrow.schema.schedule import DENSE as EVERYTHING
 from sparrow.schema.surface import Cell, LayerLoss
 from sparrow.sparse.flows.library import block_mean
@@ -42,7 +42,7 @@ def test_groups() -> None:
 
 def test_only_leaves_the_others_dense() -> None:
     variant = variant_of(block_mean, "block_mean", TINY, shares=(2.0, 1.0, 0.5))
-    schedule = only(variant, block_mean, 64, (1,), 3).schedule
+    schedule = layers_alone(variant, block_mean, 64, (1,), 3).schedule
     assert schedule is not None
     assert schedule.dense_layers == (0, 2)
     assert schedule.budgets_of(1).tolist() == [64]
@@ -74,7 +74,7 @@ def test_extreme_shares_are_cut_and_the_mean_stays() -> None:
 
 def test_shares_become_budgets_of_layers() -> None:
     variant = variant_of(block_mean, "block_mean", TINY, shares=(0.25, 1.0, 2.0))
-    schedule = schedule_of(variant, [0, 100], [96, EVERYTHING])
+    schedule = variant.schedule([0, 100], [96, EVERYTHING])
     assert schedule.budgets_of(0).tolist() == [48, EVERYTHING]  # never below reserved pages
     assert schedule.budgets_of(1).tolist() == [96, EVERYTHING]
     assert schedule.budgets_of(2).tolist() == [192, EVERYTHING]

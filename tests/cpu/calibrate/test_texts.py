@@ -1,7 +1,6 @@
 """The texts that flows are scored on: found, named, long enough, and carried to another machine."""
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,8 +33,8 @@ def test_they_have_as_many_tokens_as_a_score_asks_for(standard) -> None:
 
 
 def test_another_version_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = replace(SOURCES[0], sha256="0" * 64)
-    same = replace(other, sha256=hashlib.sha256(other.file().read_bytes()).hexdigest())
+    other = SOURCES[0]._replace(sha256="0" * 64)
+    same = other._replace(sha256=hashlib.sha256(other.file().read_bytes()).hexdigest())
     assert "another version" in other.read().note
     assert "not comparable" in other.read().note
     assert same.read().note == ""
@@ -43,19 +42,11 @@ def test_another_version_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     texts.standard(notes.append)
     assert notes == [other.read().note]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        replace(SOURCES[0], package="no_such_package"),
-        replace(SOURCES[0], path="nothing.py"),
-        replace(SOURCES[1], package="no-such-distribution"),
-    ],
-)
-def test_a_text_that_is_not_there_is_an_error(source) -> None:
-    with pytest.raises(ValueError, match="give a folder of texts instead"):
-        source.read()
+    for gone in ({"package": "no_such_package"}, {"path": "nothing.py"}):
+        with pytest.raises(ValueError, match=other.name):
+            other._replace(**gone).read()
+    with pytest.raises(ValueError, match=SOURCES[1].name):
+        SOURCES[1]._replace(package="no-such-distribution").read()
 
 
 def test_a_written_folder_reads_as_the_same_texts(standard, tmp_path: Path) -> None:
@@ -75,13 +66,12 @@ def test_a_folder_has_texts_by_their_endings(tmp_path: Path) -> None:
 
 
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no folder"):
-        texts.from_folder(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="no text in it"):
-        texts.from_folder(tmp_path)
+    for folder in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(ValueError, match=folder.name):
+            texts.from_folder(folder)
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="is no text"):
+    with pytest.raises(ValueError, match=r"a\.txt"):
         texts.from_folder(tmp_path)
     (tmp_path / "a.md").write_text("x")
-    with pytest.raises(ValueError, match="two texts are called 'a'"):
+    with pytest.raises(ValueError, match="'a'"):
         texts.from_folder(tmp_path)

@@ -45,13 +45,8 @@ def loaded_step(checkpoints: Checkpoints, step: int) -> int:
 
 
 @pytest.fixture
-def notes() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def kept(tmp_path: Path, notes: list[str]) -> Checkpoints:
-    return Checkpoints(tmp_path / "checkpoints", 2, report=notes.append)
+def kept(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "checkpoints", 2, report=list[str]().append)
 
 
 def test_reads_what_was_written(kept: Checkpoints) -> None:
@@ -88,41 +83,34 @@ def test_orders_by_number_beyond_six_digits(kept: Checkpoints) -> None:
     assert kept.latest() == 1_000_000
 
 
-def test_a_step_that_is_there_stays(kept: Checkpoints) -> None:
+def test_a_step_that_is_there_stays_and_others_are_refused(kept: Checkpoints) -> None:
     kept.save(10, state(10), CONFIG)
     file = kept.folder / "step_000010" / "state.safetensors"
     before = file.stat().st_mtime_ns
     kept.save(10, state(10), CONFIG)
     assert file.stat().st_mtime_ns == before
-    with pytest.raises(ValueError, match="another configuration"):
+    with pytest.raises(ValueError, match="configuration"):
         kept.save(10, state(10), "another")
-    with pytest.raises(ValueError, match="has a checkpoint of step 10, after step 5"):
+    with pytest.raises(ValueError, match="step 5"):
         kept.save(5, state(5), CONFIG)
-
-
-def test_another_configuration_is_refused(kept: Checkpoints) -> None:
-    kept.save(10, state(10), CONFIG)
-    with pytest.raises(ValueError, match=r"another configuration; go back .* \(run.dir\)"):
+    with pytest.raises(ValueError, match=r"run\.dir"):
         kept.load(10, "another")
-
-
-def test_a_missing_step_names_those_there(kept: Checkpoints) -> None:
-    kept.save(10, state(10), CONFIG)
-    with pytest.raises(ValueError, match="no checkpoint of step 7; it has: 10"):
+    with pytest.raises(ValueError, match="step 7"):
         kept.load(7, CONFIG)
 
 
-@pytest.mark.parametrize("other", [1, 3])
-def test_another_format_is_refused_and_not_removed(kept: Checkpoints, other: int) -> None:
+def test_another_format_is_refused_and_not_removed(kept: Checkpoints) -> None:
     """Also that of earlier versions, which had neither these files nor a digest."""
     place = kept.save(10, state(10), CONFIG)
     for name in ("state.json", "state.safetensors"):
         (place / name).unlink()
-    (place / "meta.json").write_text(json.dumps({"format": other, "step": 10}))
-    with pytest.raises(ValueError, match=f"step_000010 has format {other}, allowed: 2"):
-        kept.latest()
-    with pytest.raises(ValueError, match=f"step_000010 has format {other}, allowed: 2"):
-        kept.save(20, state(20), CONFIG)
+    for other in (1, 3):
+        (place / "meta.json").write_text(json.dumps({"format": other, "step": 10}))
+        for use in (kept.latest, lambda: kept.save(20, state(20), CONFIG)):
+            with pytest.raises(ValueError, match=f"format {other}") as caught:
+                use()
+            assert not isinstance(caught.value, Damaged)
+        assert place.exists()
 
 
 def test_nothing_of_it_is_pickled(kept: Checkpoints) -> None:
@@ -154,43 +142,28 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damaged_ones_are_passed_over(
-    kept: Checkpoints, notes: list[str], damage: Callable[[Path], object]
-) -> None:
-    for step in (10, 20):
-        kept.save(step, state(step), CONFIG)
-    damage(kept.folder / "step_000020")
-    assert kept.steps() == [10]
-    assert not notes
-    assert kept.latest() == 10
-    assert len(notes) == 1
-    assert "step_000020 is damaged" in notes[0]
-    with pytest.raises(Damaged, match="step_000020 is damaged"):
-        kept.load(20, CONFIG)
-    kept.save(20, state(20), CONFIG)  # the run gets there again
-    assert kept.steps() == [10, 20]
-    assert loaded_step(kept, 20) == 20
+def test_damaged_ones_are_passed_over(tmp_path: Path) -> None:
+    for name, damage in DAMAGES.items():
+        notes: list[str] = []
+        kept = Checkpoints(tmp_path / name, 2, report=notes.append)
+        for step in (10, 20):
+            kept.save(step, state(step), CONFIG)
+        damage(kept.folder / "step_000020")
+        assert kept.steps() == [10], name
+        assert not notes
+        assert kept.latest() == 10
+        assert len(notes) == 1
+        assert "step_000020" in notes[0]
+        with pytest.raises(Damaged, match="step_000020"):
+            kept.load(20, CONFIG)
+        kept.save(20, state(20), CONFIG)  # the run gets there again
+        assert kept.steps() == [10, 20]
+        assert loaded_step(kept, 20) == 20
 
 
 def test_a_folder_of_another_step_is_damaged(kept: Checkpoints) -> None:
     shutil.copytree(kept.save(10, state(10), CONFIG), kept.folder / "step_000030")
     assert kept.latest() == 10
-
-
-@pytest.mark.parametrize("name", ["state.json", "state.safetensors"])
-@pytest.mark.parametrize("all_of_it", [True, False])
-def test_changed_bytes_are_found_when_read(kept: Checkpoints, name: str, all_of_it: bool) -> None:
-    """Also where the file can still be read, and a weight is another number."""
-    file = kept.save(10, state(10), CONFIG) / name
-    content = bytearray(file.read_bytes())
-    if all_of_it:
-        content[:] = bytes(len(content))
-    else:
-        content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(Damaged, match=rf"{name} are not those that were written.*remove it to go"):
-        kept.load(10, CONFIG)
 
 
 def test_damage_anywhere_is_found_and_names_the_file(kept: Checkpoints) -> None:
@@ -211,36 +184,33 @@ def test_damage_anywhere_is_found_and_names_the_file(kept: Checkpoints) -> None:
     assert loaded_step(kept, 10) == 10
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
+def test_forged_files_with_matching_digests(kept: Checkpoints) -> None:
+    place = kept.save(10, state(10), CONFIG)
+    for name, text in (
         ("state.json", "[1]"),
         ("state.json", '{"dict": [["a", {"tensor": "nowhere"}]]}'),
         ("state.json", '{"dict": [[[], 1]]}'),
         ("state.json", '{"call": "os.system"}'),
         ("state.json", "[" * 100_000),
+        ("state.json", None),  # a pipe
         ("state.safetensors", "x" * 100),
-    ],
-)
-def test_forged_files_with_matching_digests(kept: Checkpoints, name: str, text: str) -> None:
-    place = kept.save(10, state(10), CONFIG)
-    (place / name).write_text(text)
-    meta = read_document(place / "meta.json")
-    meta["files"][name] = {"bytes": len(text), "sha256": file_digest(place / name)}
-    (place / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(Damaged, match=name.replace(".", r"\.")):
-        kept.load(10, CONFIG)
-
-
-def test_a_pipe_in_place_of_the_state(kept: Checkpoints) -> None:
-    place = kept.save(10, state(10), CONFIG)
-    (place / "state.json").unlink()
-    os.mkfifo(place / "state.json")
-    meta = read_document(place / "meta.json")
-    meta["files"]["state.json"]["bytes"] = 0
-    (place / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(Damaged, match=r"state\.json is not a regular file"):
-        kept.load(10, CONFIG)
+    ):
+        whole = {other: (place / other).read_bytes() for other in FILES}
+        meta = read_document(place / "meta.json")
+        (place / name).unlink()
+        if text is None:
+            os.mkfifo(place / name)
+            meta["files"][name]["bytes"] = 0
+        else:
+            (place / name).write_text(text)
+            meta["files"][name] = {"bytes": len(text), "sha256": file_digest(place / name)}
+        (place / "meta.json").write_text(json.dumps(meta))
+        with pytest.raises(Damaged, match=name.replace(".", r"\.")):
+            kept.load(10, CONFIG)
+        (place / name).unlink()
+        for other, content in whole.items():
+            (place / other).write_bytes(content)
+    assert loaded_step(kept, 10) == 10
 
 
 def test_every_kind_of_tensor_comes_back(kept: Checkpoints) -> None:
@@ -379,29 +349,24 @@ def test_an_error_while_writing_leaves_nothing(
     assert os.listdir(kept.folder) == ["step_000010"]
 
 
-@pytest.mark.parametrize("name", ["state.json", "state.safetensors"])
-def test_a_full_disk_says_what_to_do(
-    kept: Checkpoints, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_full_disk_says_what_to_do(kept: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.save(10, state(10), CONFIG)
     open_path = Path.open
+    for name in ("state.json", "state.safetensors"):
 
-    def full(path: Path, *arguments: Any, **options: Any) -> Any:
-        target = Path("/dev/full") if path.name == name else path
-        return open_path(target, *arguments, **options)
+        def full(path: Path, *arguments: Any, full: str = name, **options: Any) -> Any:
+            target = Path("/dev/full") if path.name == full else path
+            return open_path(target, *arguments, **options)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", full)
-        with pytest.raises(OSError, match="no space left for a checkpoint") as caught:
-            kept.save(20, state(20), CONFIG)
-    size = 300 * 7 * 4 + 3 * 8 + 4 + len(torch.Generator().get_state())
-    assert str(caught.value) == (
-        f"no space left for a checkpoint of {size / 1024:.1f} KiB in {kept.folder}; the last one "
-        "is step 10; free space and start again: it goes on from there"
-    )
-    assert caught.value.errno == errno.ENOSPC
-    assert os.listdir(kept.folder) == ["step_000010"]
-    assert loaded_step(kept, 10) == 10
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "open", full)
+            with pytest.raises(OSError, match="step 10") as caught:
+                kept.save(20, state(20), CONFIG)
+        size = 300 * 7 * 4 + 3 * 8 + 4 + len(torch.Generator().get_state())
+        assert f"{size / 1024:.1f} KiB in {kept.folder}" in str(caught.value)
+        assert caught.value.errno == errno.ENOSPC
+        assert os.listdir(kept.folder) == ["step_000010"]
+        assert loaded_step(kept, 10) == 10
 
 
 def test_a_full_disk_at_the_last_moment(kept: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +374,7 @@ def test_a_full_disk_at_the_last_moment(kept: Checkpoints, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"there is none before it; free space and start again$"):
+    with pytest.raises(OSError, match="none before"):
         kept.save(20, state(20), CONFIG)
     assert os.listdir(kept.folder) == []
 
@@ -424,27 +389,18 @@ def test_other_errors_are_not_renamed(kept: Checkpoints, monkeypatch: pytest.Mon
     assert os.listdir(kept.folder) == []
 
 
-@pytest.mark.parametrize(
-    ("value", "where"),
-    [
-        ({"a": [np.float64(1.0)]}, r"state\['a'\]\[0\]: got a numpy.float64"),
-        ({"rng": np.random.default_rng(0)}, r"state\['rng'\]: got a numpy"),
-        ({np.int64(1): 1}, "the keys of state: got a numpy.int64"),
-        ({"dtype": torch.bfloat16}, r"state\['dtype'\]: got a torch.dtype"),
-        ({"bytes": b"a"}, r"state\['bytes'\]: got a builtins.bytes"),
-        ({"a": (torch.zeros(2, dtype=torch.complex64),)}, r"state\['a'\]\[0\]: got .*complex64"),
-        ({"a": torch.eye(2).to_sparse()}, r"state\['a'\]: got .*sparse"),
-        ({"a": torch.empty(2, device="meta")}, r"state\['a'\]: got a torch"),
-    ],
-)
-def test_what_cannot_be_read_back_is_refused_at_once(
-    kept: Checkpoints, value: dict[str, Any], where: str
-) -> None:
-    with pytest.raises(ValueError, match=where):
-        kept.save(10, value, CONFIG)
+def test_what_cannot_be_read_back_is_refused_at_once(kept: Checkpoints) -> None:
+    refused: list[tuple[dict[Any, Any], str]] = [
+        ({"a": [np.float64(1.0)]}, r"state\['a'\]\[0\]"),
+        ({"rng": np.random.default_rng(0)}, r"state\['rng'\]"),
+        ({np.int64(1): 1}, "keys of state"),
+        ({"dtype": torch.bfloat16}, r"state\['dtype'\]"),
+        ({"bytes": b"a"}, r"state\['bytes'\]"),
+        ({"a": (torch.zeros(2, dtype=torch.complex64),)}, "complex64"),
+        ({"a": torch.eye(2).to_sparse()}, "sparse"),
+        ({"a": torch.empty(2, device="meta")}, r"state\['a'\]"),
+    ]
+    for value, where in refused:
+        with pytest.raises(ValueError, match=where):
+            kept.save(10, value, CONFIG)
     assert kept.steps() == []
-
-
-def test_keep_must_be_positive(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep: got 0, allowed: 1 at least"):
-        Checkpoints(tmp_path, 0)

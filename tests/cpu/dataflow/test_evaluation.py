@@ -1,7 +1,10 @@
-"""Answers through the engine: their order, samples, limits, verdicts; and what they come to."""
+"""Evaluation: answers, their order, limits and verdicts; figures; rows, attention, language."""
 
 import asyncio
 import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,16 +13,24 @@ import pytest
 pytest.importorskip("pydantic")
 
 from sparrow import models
-from sparrow.dataflow.evaluation import Answered, Part, answer, cell_of, evaluate
-from sparrow.dataflow.language import PUZZLE_LANGUAGE
+from sparrow.dataflow.evaluation import (
+    Answered,
+    Part,
+    attending,
+    cell_of,
+    evaluate,
+    file_parts,
+    task_parts,
+)
+from sparrow.dataflow.language import PUZZLE_LANGUAGE, language_of, speaks_puzzles
 from sparrow.engine import Engine
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
+from sparrow.sparse import preset
 from sparrow.sparse.rule import Rule
-from sparrow.tasks.base import Verdict
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example, Verdict
 from sparrow.tasks.words import EOS, VOCABULARY, WORDS, decode, encode
 
 CONTEXT = 256
@@ -61,10 +72,15 @@ class Recorder:
         return Verdict(0.5, float(example.ground_truth % 2), f"judged {example.id}")
 
 
+def part_of(rows: Sequence[Example], judge: Any = None, **changes: Any) -> Part:
+    given: dict[str, Any] = {"source": "a", "length": 3, "examples": tuple(rows)}
+    return Part(**(given | {"judge": judge or Recorder()} | changes))
+
+
 def answers(model: models.Decoder, rows: Any, judge: Any = None, **settings: Any) -> list[Answered]:
-    chosen = settings.pop("params", params())
-    judge = judge or Recorder()
-    return answer(engine_of(model), rows, judge, PUZZLE_LANGUAGE, chosen, **settings)
+    chosen, parts = settings.pop("params", params()), [part_of(rows, judge)]
+    found = evaluate(engine_of(model), parts, PUZZLE_LANGUAGE, chosen, model="m", **settings)
+    return found.answers[0]
 
 
 class TestAnswer:
@@ -75,8 +91,7 @@ class TestAnswer:
         assert [one.example for one in found] == ROWS
         for one in found:
             assert isinstance(one.example.prompt, str)
-            assert list(one.prompt_ids) == encode(one.example.prompt)
-            assert one.prompt_ids == tuple(one.completion.prompt_ids.tolist())
+            assert one.completion.prompt_ids.tolist() == encode(one.example.prompt)
             assert one.verdict.reason == f"judged {one.example.id}"
         assert [len(one.completion.token_ids) for one in found] == [12, 20, 5, 20]
         assert len(done) == 4
@@ -108,21 +123,6 @@ class TestAnswer:
             assert asked[one.example.id] == decode(one.completion.token_ids.tolist())
             assert one.completion.text == asked[one.example.id]
             assert EOS not in asked[one.example.id]
-
-    def test_no_rows(self, model: models.Decoder) -> None:
-        assert answers(model, []) == []
-
-    def test_prompts_beyond_the_context_are_told_or_refused(self, model: models.Decoder) -> None:
-        """A prompt of the whole context leaves nothing for an answer."""
-        rows = [ROWS[0], example(1, CONTEXT, id="long one")]
-        told: list[str] = []
-        found = answers(model, rows, on_skip=told.append)
-        assert [one.example.id for one in found] == ["row 0"]
-        assert told == ["the prompt of long one has 256 tokens, the context 256"]
-        with pytest.raises(ValueError, match="1 of 2 prompts do not fit: the prompt of long one"):
-            answers(model, rows)
-        with pytest.raises(ValueError, match="1 of 1 prompts do not fit"):
-            answers(model, rows[1:], on_skip=told.append)
 
     def test_an_engine_that_failed_is_not_judged(self, model: models.Decoder) -> None:
         broken = models.random(model.spec)
@@ -161,13 +161,114 @@ class TestParts:
         ]
         assert {one.max_tokens for part in parts for one in part.examples} == {9}
 
+    def test_of_a_task(self) -> None:
+        with ExitStack() as judges:
+            parts = task_parts("graph", [100, 200], rows=2, first=7, open_judges=judges)
+        assert [(part.source, part.length) for part in parts] == [("graph", 100), ("graph", 200)]
+        assert [one.id for one in parts[0].examples] == ["graph-100-7", "graph-100-8"]
+        assert [one.max_tokens for part in parts for one in part.examples] == [250, 250, 500, 500]
+
+    def test_the_longest_answer_is_as_asked(self) -> None:
+        with ExitStack() as judges:
+            (part,) = task_parts("graph", [100], rows=1, max_tokens=999, open_judges=judges)
+        assert part.examples[0].max_tokens == 999
+
+    def test_an_unknown_task_and_a_length_it_does_not_have(self) -> None:
+        with ExitStack() as judges:
+            with pytest.raises(ValueError, match="sudoku"):
+                task_parts("sudoku", [100], rows=1, open_judges=judges)
+            with pytest.raises(ValueError, match="100 to 8000"):
+                task_parts("graph", [50], rows=1, open_judges=judges)
+
+    def test_of_a_file(self, tmp_path: Path) -> None:
+        """Rows are taken in order, by data_source; those without ground truth are told."""
+        truth = {"family": "graph", "seed": 0, "length": 100}
+        rows: list[dict[str, Any]] = [
+            {"prompt": f"p{i}", "data_source": source, "reward_model": {"ground_truth": truth}}
+            for i, source in enumerate(["a", "b", "a", ""])
+        ]
+        rows.insert(1, {"prompt": "no truth", "data_source": "a"})
+        file = tmp_path / "rows.jsonl"
+        file.write_text("\n".join(map(json.dumps, rows)))
+        with ExitStack() as judges:
+            parts, left_out = file_parts(str(file), open_judges=judges)
+            assert [part.source for part in parts] == ["a", "b", str(file)]
+            assert [one.prompt for one in parts[0].examples] == ["p0", "p2"]
+            assert len(left_out) == 1
+            assert left_out[0].startswith("row 1: no reward_model.ground_truth")
+            parts, _ = file_parts(str(file), first=1, rows=2, open_judges=judges)
+            assert [one.prompt for part in parts for one in part.examples] == ["p1", "p2"]
+            with pytest.raises(ValueError, match="4 rows"):
+                file_parts(str(file), first=4, open_judges=judges)
+
+
+class TestAttending:
+    def test_dense_without_anything(self, model: models.Decoder) -> None:
+        engine, schedule = attending(model)
+        assert schedule is None
+        assert engine.rule is None
+
+    def test_a_budget_and_a_window_have_no_dense_layer(self, model: models.Decoder) -> None:
+        for settings in ({"budget": 64}, {"window": 64}):
+            engine, schedule = attending(model, **settings)
+            assert schedule is not None
+            assert schedule.budget(500) == 64
+            assert schedule.dense_layers == ()
+            assert engine.rule is not None
+            assert engine.rule.dense_layers == frozenset()
+        assert (schedule.first, schedule.last) == (0, 4)
+
+    def test_a_flow_under_a_budget(self, model: models.Decoder) -> None:
+        engine, schedule = attending(model, budget=64, flow="quest")
+        assert schedule is not None
+        assert schedule.flow == "quest"
+        assert engine.rule is not None
+        assert engine.rule.name == "quest"
+
+    def test_a_published_schedule(self, model: models.Decoder) -> None:
+        _, schedule = attending(model, schedule="qwen3-1.7b-0.86")
+        assert schedule == preset("qwen3-1.7b-0.86")
+
+    def test_a_schedule_of_another_family_is_refused_unless_forced(self) -> None:
+        sizes = {"layers": 3, "hidden": 32, "intermediate": 48, "heads": 2, "kv_heads": 1}
+        other = models.random("smollm2-135m", **sizes, head_size=16, max_positions=256)
+        with pytest.raises(ValueError, match="family 'qwen3'"):
+            attending(other, schedule="qwen3-1.7b-0.86")
+        _, schedule = attending(other, schedule="qwen3-1.7b-0.86", force=True)
+        assert schedule is not None
+        assert "FORCED" in schedule.describe()
+
+    def test_a_schedule_under_another_flow_is_refused_unless_forced(
+        self, model: models.Decoder
+    ) -> None:
+        with pytest.raises(ValueError, match="flow"):
+            attending(model, schedule="qwen3-1.7b-0.86", flow="quest")
+        engine, _ = attending(model, schedule="qwen3-1.7b-0.86", flow="quest", force=True)
+        assert engine.rule is not None
+        assert engine.rule.name == "quest"
+
+    def test_refuses(self, model: models.Decoder) -> None:
+        name = "qwen3-1.7b-0.86"
+        refused: list[tuple[dict[str, Any], str]] = [
+            ({"budget": 64, "window": 64}, "window"),
+            ({"budget": 64, "schedule": name}, "schedule"),
+            ({"window": 40}, "40"),
+            ({"flow": "quest"}, "flow"),
+            ({"flow": "quest", "window": 64}, "flow"),
+            ({"force": True}, "force"),
+            ({"schedule": "nowhere.json"}, "nowhere.json"),
+        ]
+        for settings, told in refused:
+            with pytest.raises(ValueError, match=told):
+                attending(model, **settings)
+
 
 class TestEvaluate:
     def test_a_cell_for_every_part_by_its_own_judge(self, model: models.Decoder) -> None:
         judges = Recorder(), Recorder()
         parts = [
-            Part(source="a", length=3, examples=tuple(ROWS[:2]), judge=judges[0]),
-            Part(source="b", length=None, examples=tuple(ROWS[2:]), judge=judges[1]),
+            part_of(ROWS[:2], judges[0]),
+            part_of(ROWS[2:], judges[1], source="b", length=None),
         ]
         found = evaluate(
             engine_of(model), parts, PUZZLE_LANGUAGE, params(n=2), model="m", left_out=["row 8: no"]
@@ -186,14 +287,14 @@ class TestEvaluate:
         assert found.evaluation.left_out == ("row 8: no",)
 
     def test_goes_to_json_and_back(self, model: models.Decoder) -> None:
-        parts = [Part(source="a", length=3, examples=(ROWS[0],), judge=Recorder())]
+        parts = [part_of(ROWS[:1])]
         found = evaluate(engine_of(model), parts, PUZZLE_LANGUAGE, params(), model="m").evaluation
         assert found.cells[0].mean.low is None  # of one row
         assert from_dict(Evaluation, json.loads(json.dumps(to_dict(found)))) == found
 
     def test_a_schedule_is_what_ran(self, model: models.Decoder) -> None:
         schedule = Schedule.fixed(64, dense_layers=())
-        parts = [Part(source="a", length=3, examples=tuple(ROWS[:2]), judge=Recorder())]
+        parts = [part_of(ROWS[:2])]
         engine, language = engine_of(model), PUZZLE_LANGUAGE
         found = evaluate(engine, parts, language, params(), model="m", schedule=schedule)
         assert found.evaluation.attention == schedule.describe()
@@ -203,13 +304,12 @@ class TestEvaluate:
         self, model: models.Decoder
     ) -> None:
         long = example(1, CONTEXT)
-        some = Part(source="a", length=None, examples=(ROWS[0], long), judge=Recorder())
-        none = Part(source="b", length=9, examples=(long,), judge=Recorder())
+        some, none = part_of([ROWS[0], long]), part_of([long], source="b", length=9)
         found = evaluate(engine_of(model), [some], PUZZLE_LANGUAGE, params(), model="m")
         (cell,) = found.evaluation.cells
         assert cell.rows == 1
         assert cell.skipped == ("the prompt of row 1 has 256 tokens, the context 256",)
-        with pytest.raises(ValueError, match="no prompt of b of length 9 leaves room"):
+        with pytest.raises(ValueError, match="b of length 9"):
             evaluate(engine_of(model), [some, none], PUZZLE_LANGUAGE, params(), model="m")
 
 
@@ -224,8 +324,7 @@ def answered(row: int, acc: float, tokens: int = 4, reason: str = "length") -> A
         attention="dense",
     )
     verdict = Verdict(acc, acc, reason)
-    own = example(row)
-    return Answered(example=own, prompt_ids=(1,), completion=completion, verdict=verdict)
+    return Answered(example=example(row), completion=completion, verdict=verdict)
 
 
 class TestCell:
@@ -260,3 +359,37 @@ class TestCell:
 
     def test_nothing_sampled_has_no_entropy(self) -> None:
         assert cell_of("s", None, [answered(0, 0, 0), answered(1, 0, 0)]).entropy is None
+
+
+class TestLanguage:
+    def test_shipped_models_speak_it_and_others_do_not(
+        self, model: models.Decoder, tmp_path: Path
+    ) -> None:
+        assert speaks_puzzles(models.load("tiny", device="cpu"))
+        assert not speaks_puzzles(model)  # as many words, but no tokenizer says which
+        folder = models.save(model, tmp_path / "other", tokenizer=models.locate("tiny"))
+        file = folder / "tokenizer.json"
+        file.write_text(file.read_text().replace('"yes":', '"sure":'))
+        (folder / "SHA256SUMS").unlink()
+        assert not speaks_puzzles(models.load(folder, device="cpu"))
+
+    def test_chats_need_a_template(self) -> None:
+        tiny = models.load("tiny", device="cpu")
+        chat = ({"role": "user", "content": "x1 + x2"},)
+        with pytest.raises(ValueError, match="template"):
+            language_of(tiny).encode(chat)
+        with pytest.raises(ValueError, match="puzzles"):
+            PUZZLE_LANGUAGE.encode(chat)
+
+    def test_texts_and_chats_by_a_tokenizer(self) -> None:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(models.locate("tiny"))
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ m['content'] }} ; {% endfor %}"
+            "{% if add_generation_prompt %}<think>{% endif %}"
+        )
+        language = language_of(models.load("tiny", device="cpu")).of(tokenizer, "mine")
+        said = [{"role": "user", "content": "x1"}, {"role": "assistant", "content": "x2"}]
+        assert language.decode(language.encode(tuple(said))) == "x1 ; x2 ; <think>"
+        assert language.decode(language.encode("x1")) == "x1 ; <think>"

@@ -1,33 +1,40 @@
-"""What goes wrong in a run: bad rows, bad verifiers, no finite loss, a full disk, a run in use."""
+"""What goes wrong in a run: rows, verifiers, losses, states, a full disk, other configurations.
+
+Nothing of it passes unnoticed, and nothing that was done is lost.
+"""
 
 import errno
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("pydantic")
 
 from support import cli, toys
-from support.training import config, metrics, model_folder, noisy, trained, weights_of
+from support.training import config, lines, metrics, noisy, trained, weights_of
 
 from sparrow.dataflow.local.loop import step, train
+from sparrow.dataflow.local.messages import Diverged
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
-from sparrow.dataflow.local.run import Diverged
+from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.local.watching import Nobody
+from sparrow.dataflow.place import schedule_notes
 from sparrow.dataflow.runs import states
 from sparrow.dataflow.runs.rollouts import read_rollouts
-from sparrow.schema.loading import save_resolved
+from sparrow.schema.errors import ConfigError
+from sparrow.schema.loading import load_config, save_resolved
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import TrainConfig
+from sparrow.train.learner import Learner
 
-SHORT = {"max_tokens": 8}
+SHORT = {"max_tokens": 8, "samples": 2}
 NAN = "support.toys:nan_later"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("made") / "model")
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +50,24 @@ class Hears(Nobody):
 
     def event(self, text: str, style: str = "") -> None:
         self.told.append(text)
+
+
+def opened(chosen: TrainConfig, **settings: Any) -> Run:
+    return open_run(chosen, parts=Parts(judge=noisy), **settings)
+
+
+def after(chosen: TrainConfig, steps: int = 1, *, save: bool = True) -> Run:
+    """A run that was closed after some steps."""
+    run = opened(chosen)
+    for _ in range(steps):
+        step(run)
+    if save:
+        run.save()
+    close_run(run)
+    return run
+
+
+# Rows and verifiers.
 
 
 def rows_file(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -63,49 +88,38 @@ def test_rows_that_cannot_be_used_are_counted_and_named(model: Path, tmp_path: P
     long = " ".join(["x1 = 3 ;"] * 20)
     data = rows_file(tmp_path, [{}, {"answer": None}, {"prompt": long}, {"prompt": None}, {}])
     told: list[str] = []
-    run = open_run(
-        config(model, tmp_path / "run", data=data, rollout=SHORT, run={"steps": 1}),
-        parts=Parts(judge=noisy),
-        report=told.append,
-    )
+    chosen = config(model, tmp_path / "run", data=data, rollout=SHORT, run={"steps": 1})
+    run = opened(chosen, report=told.append)
     try:
         train(run)
     finally:
         close_run(run)
-    assert f"{data['file']}: 3 rows are left out (all in left_out.txt):" in told
     named = (tmp_path / "run" / "left_out.txt").read_text(encoding="utf-8").splitlines()
     assert [line.partition(":")[0] for line in named] == ["row 1", "row 3", "row 2"]
     said = "\n".join(told)
-    assert "row 1: no reward_model.ground_truth" in said
+    assert all(line in said for line in named)
     assert "row 2: prompt of 80 tokens, over 40" in said
-    assert 'row 3: "prompt" must be a text or chat messages' in said
-    ids = {group.prompt_id for group in read_rollouts(tmp_path / "run", 0)}
-    assert ids == {"row 0", "row 4"}
-
-
-def test_no_row_that_can_be_used_is_an_error(model: Path, tmp_path: Path) -> None:
-    data = rows_file(tmp_path, [{"prompt": " ".join(["x1 = 3 ;"] * 20)}])
-    with pytest.raises(ValueError, match=r"no row can be used. row 0: prompt of 80 tokens"):
-        open_run(config(model, tmp_path / "run", data=data, rollout=SHORT))
+    assert metrics(tmp_path / "run")[0]["faults/left_out_rows"] == 3
+    assert {g.prompt_id for g in read_rollouts(tmp_path / "run", 0)} == {"row 0", "row 4"}
+    none = rows_file(tmp_path, [{"prompt": long}])
+    with pytest.raises(ValueError, match="row 0"):
+        open_run(config(model, tmp_path / "none", data=none, rollout=SHORT))
 
 
 def test_prompts_of_a_task_that_are_too_long_are_left_out(model: Path, tmp_path: Path) -> None:
     """Rows 1, 2 and 4 of these have 33 tokens, the others 27."""
     watch = Hears()
-    data = {"first": 5004}
-    rollout = {**SHORT, "max_prompt": 30}
+    data, rollout = {"first": 5004}, {**SHORT, "max_prompt": 30}
     run = trained(
         config(model, tmp_path / "run", data=data, rollout=rollout, run={"steps": 2}), watch=watch
     )
     found = metrics(tmp_path / "run")
     assert [line["data/overlong_prompts"] for line in found] == [2, 1]
     assert [line["faults/overlong_prompts"] for line in found] == [2, 3]
-    assert run.position == 7
-    assert watch.told[0] == (
-        "step 0: 2 prompts over 30 tokens were left out: assignments-100-5005 (33 tokens), "
-        "assignments-100-5006 (33 tokens)"
-    )
-    with pytest.raises(ValueError, match="1001 prompts in a row have more than 10 tokens"):
+    assert run.ledger.position == 7
+    assert "over 30 tokens" in watch.told[0]
+    assert "assignments-100-5005 (33 tokens), assignments-100-5006" in watch.told[0]
+    with pytest.raises(ValueError, match="max_prompt"):
         trained(config(model, tmp_path / "no", rollout={**SHORT, "max_prompt": 10}))
 
 
@@ -118,25 +132,24 @@ def test_a_verifier_that_hangs_crashes_or_raises_gives_0_and_is_counted(
         model,
         tmp_path / "run",
         data=data,
-        rollout={**SHORT, "prompts": 4, "samples": 2},
+        rollout={**SHORT, "prompts": 4},
         run={"steps": 2, "save_every": 1},
     )
     watch = Hears()
     run = open_run(chosen, watch=watch)
+    header = "\n".join(run.header())
+    assert "(pid namespace)" in header or "(subreaper)" in header
     step(run)
     close_run(run)
     (first,) = metrics(tmp_path / "run")
     kinds = ("timeouts", "crashes", "errors")
     assert [first[f"faults/verifier_{kind}"] for kind in kinds] == [2, 2, 2]
-    assert (
-        "step 0: 6 of 8 verdicts failed and gave 0 (2 timeouts, 2 crashes, 2 errors)"
-        in watch.told[0]
-    )
-    by_row = {group.prompt_id: group for group in read_rollouts(chosen.run.dir, 0)}
+    assert "6 of 8 verdicts failed" in watch.told[0]
+    assert "(2 timeouts, 2 crashes, 2 errors)" in watch.told[0]
+    by_row = {group.prompt_id: group for group in read_rollouts(tmp_path / "run", 0)}
     for row in ("row 0", "row 1", "row 2"):
         assert {one.reward for one in by_row[row].trajectories} == {0.0}
-    assert by_row["row 0"].trajectories[0].note is not None
-    assert "0.5" in by_row["row 0"].trajectories[0].note, "it says after how many seconds"
+    assert "0.5" in str(by_row["row 0"].trajectories[0].note), "it says after how many seconds"
     trained(chosen)
     second = metrics(tmp_path / "run")[1]
     assert second["faults/verifier_timeouts"] == 2, "counts go through a resume"
@@ -144,42 +157,35 @@ def test_a_verifier_that_hangs_crashes_or_raises_gives_0_and_is_counted(
 
 def test_a_step_whose_verdicts_all_fail_ends_the_run(model: Path, tmp_path: Path) -> None:
     data = rows_file(tmp_path, [{"extra_info": {"fault": "raise"}}])
-    chosen = config(model, tmp_path / "run", data=data, rollout=SHORT)
-    file = save_resolved(chosen, tmp_path / "own")
+    file = save_resolved(config(model, tmp_path / "run", data=data, rollout=SHORT), tmp_path)
     ended = cli.run("train", file)
     assert ended.code == 5, ended.said
-    assert "every verdict of step 0 failed" in ended.said
+    assert "every verdict of step 0" in ended.said
     assert (tmp_path / "run" / "checkpoints" / "step_000001").is_dir()
+
+
+# Losses and dense passes that are no numbers.
 
 
 def test_a_loss_that_is_no_number_skips_the_update(model: Path, tmp_path: Path) -> None:
     watch = Hears()
     surrogate = {"use": NAN, "settings": {"since": 1, "until": 2}}
-    chosen = config(
-        model,
-        tmp_path / "run",
-        algorithm={"surrogate": surrogate},
-        rollout={**SHORT, "samples": 2},
-        run={"steps": 3},
-    )
-    run = open_run(chosen, parts=Parts(judge=noisy), watch=watch)
+    chosen = config(model, tmp_path / "run", algorithm={"surrogate": surrogate}, rollout=SHORT)
+    run = opened(chosen, watch=watch)
     step(run)
     before = weights_of(run)
     step(run)
     assert all(torch.equal(weight, before[name]) for name, weight in weights_of(run).items())
-    assert (run.skips, run.counts["skipped_updates"]) == (1, 1)
+    assert (run.ledger.skips, run.ledger.counts["skipped_updates"]) == (1, 1)
     step(run)
     close_run(run)
-    assert run.skips == 0
+    assert run.ledger.skips == 0
     assert any(not torch.equal(weight, before[name]) for name, weight in weights_of(run).items())
     found = metrics(tmp_path / "run")
     assert [line["actor/skipped"] for line in found] == [0, 1, 0]
     assert [line["faults/skipped_updates"] for line in found] == [0, 1, 1]
     assert found[1]["actor/pg_loss"] is None
-    told = [text for text in watch.told if "the update was skipped" in text]
-    assert told == [
-        "step 1: loss nan, gradient nan: the update was skipped, weights are as before (1 in a row)"
-    ]
+    assert len([text for text in watch.told if "step 1: loss nan, gradient nan" in text]) == 1
 
 
 def test_too_many_in_a_row_end_the_run_with_a_checkpoint(model: Path, tmp_path: Path) -> None:
@@ -188,105 +194,225 @@ def test_too_many_in_a_row_end_the_run_with_a_checkpoint(model: Path, tmp_path: 
         model,
         tmp_path / "run",
         algorithm={"surrogate": {"use": NAN, "settings": {"since": 1, "until": 3}}},
-        rollout={**SHORT, "samples": 2, "episode": "support.toys:episode"},
+        rollout={**SHORT, "episode": "support.toys:episode"},
         run={"steps": 4, "save_every": 50, "skips": 2},
     )
     file = save_resolved(chosen, tmp_path / "own")
     ended = cli.run("train", file)
     assert ended.code == 4, ended.said
-    told = ended.said
-    assert "no finite loss and gradient at 2 steps in a row: lower optimiser.rate" in told
-    assert "after 3 steps; the checkpoint is there" in told
+    assert "2 steps in a row: lower optimiser.rate" in ended.said
+    assert "after 3 steps; the checkpoint is there" in ended.said
     again = cli.run("train", file, "--optimiser.rate=1e-4")
     assert again.code == 0, again.said
-    assert "with changes: optimiser.rate 0.001 -> 0.0001" in again.said
+    assert "optimiser.rate 0.001 -> 0.0001" in again.said
     assert [line["actor/lr"] for line in metrics(tmp_path / "run")] == [1e-3] * 3 + [1e-4]
 
 
-def test_diverged_from_python(model: Path, tmp_path: Path) -> None:
-    chosen = config(
-        model,
-        tmp_path / "run",
-        algorithm={"surrogate": {"use": NAN, "settings": {"since": 0}}},
-        rollout={**SHORT, "samples": 2},
-        run={"skips": 1},
-    )
-    with pytest.raises(Diverged):
-        trained(chosen)
+def test_a_dense_pass_that_gives_no_numbers_is_skipped_counted_and_ends_the_run(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probs from the second step on. Acceptance that is no number is no tail either."""
+    inner, spoilt = Learner.read, {"since": 1, "part": "logprob"}
+
+    def read(self: Learner, *given: Any, **named: Any) -> Any:
+        found, part = inner(self, *given, **named), spoilt["part"]
+        spoilt["since"] -= 1
+        if spoilt["since"] >= 0:
+            return found
+        nans = [np.full_like(one.logprob, np.nan) for one in found]
+        known = [getattr(one, part) is not None for one in found]
+        return [
+            one._replace(**{part: nan}) if has else one
+            for one, nan, has in zip(found, nans, known, strict=True)
+        ]
+
+    monkeypatch.setattr(Learner, "read", read)
+    run = opened(config(model, tmp_path / "run", rollout=SHORT, run={"steps": 9, "skips": 2}))
+    with pytest.raises(Diverged, match="2 steps"):
+        train(run)
+    close_run(run)
+    assert run.ledger.checkpoints.steps() == [2, 3]
+    found = metrics(tmp_path / "run")
+    assert [line["actor/skipped"] for line in found] == [0, 1, 1]
+    assert found[-1]["faults/skipped_updates"] == 2
+    assert found[-1]["actor/pg_loss"] is None
+    spoilt |= {"since": 0, "part": "alpha"}
+    gate = {"mode": "act", "sample": 8, "least": 10, "prompts": 2, "patience": 1}
+    trained(config(model, tmp_path / "alpha", gate=gate, rollout=SHORT, run={"steps": 1}))
+    assert metrics(tmp_path / "alpha")[0]["actor/skipped"] == 1
+    assert not lines(tmp_path / "alpha" / "actions.jsonl")
+
+
+# The disk and the run directory.
 
 
 def test_a_full_disk_is_told_and_the_checkpoint_before_it_stays(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And a run that ended is made longer, where the rate does not depend on the end."""
     whole, broken = (
-        config(model, tmp_path / name, rollout={**SHORT, "samples": 2}, run={"save_every": 1})
+        config(model, tmp_path / name, rollout=SHORT, run={"save_every": 1, "steps": 3})
         for name in ("whole", "broken")
     )
     inner = states.sync
 
     def sync(file: Any) -> None:
-        if "step_000003" in file.name:
+        if "step_000002" in file.name:
             raise OSError(errno.ENOSPC, "No space left on device")
         inner(file)
 
     with monkeypatch.context() as patched:
         patched.setattr(states, "sync", sync)
-        with pytest.raises(
-            OSError, match=r"no space left for a checkpoint of .* last one is step 2"
-        ):
+        with pytest.raises(OSError, match="step 1"):
             trained(broken)
     folders = sorted(path.name for path in (tmp_path / "broken" / "checkpoints").iterdir())
-    assert folders == ["step_000001", "step_000002"]
+    assert folders == ["step_000001"]
+    trained(config(model, tmp_path / "broken", rollout=SHORT, run={"save_every": 1, "steps": 2}))
+    with pytest.raises(ValueError, match=r"run\.dir"):
+        opened(broken)
+    shutil.rmtree(tmp_path / "broken" / "model")
     mine, other = trained(whole), trained(broken)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "broken")
     equal = zip(weights_of(mine).values(), weights_of(other).values(), strict=True)
     assert all(torch.equal(*pair) for pair in equal)
 
 
-def test_a_run_directory_in_use_of_another_configuration_or_finished(
+def test_a_run_directory_in_use_or_of_another_configuration(model: Path, tmp_path: Path) -> None:
+    """Nothing in it is touched. Opened again, it is cleared of what killed processes wrote."""
+    chosen = config(model, tmp_path / "run", rollout=SHORT, run={"steps": 2, "save_every": 1})
+    folder, ended = tmp_path / "run", subprocess.Popen(["true"])
+    ended.wait()
+    (folder / f".model.{ended.pid}.unfinished").mkdir(parents=True)
+    (folder / f".model.{ended.pid}.unfinished" / "model.safetensors").write_text("a part")
+    (folder / f".x.{ended.pid}.unfinished").write_text("a part")
+    run = opened(chosen)
+    assert not list(folder.glob(".*.unfinished"))
+    assert any(f"{model} (verified)" in line for line in run.header())
+    step(run)
+    with pytest.raises(ValueError, match="in use"):
+        opened(chosen)
+    close_run(run)
+    other = config(model, folder, rollout={**SHORT, "samples": 3}, run={"steps": 2})
+    with pytest.raises(ValueError, match=r"rollout\.samples 2 -> 3"):
+        opened(other)
+    assert [line["step"] for line in metrics(folder)] == [0]
+
+
+def test_schedules_and_tokenizers_that_were_changed_are_another_run(
     model: Path, tmp_path: Path
 ) -> None:
-    chosen = config(
-        model, tmp_path / "run", rollout={**SHORT, "samples": 2}, run={"steps": 2, "save_every": 1}
-    )
-    run = open_run(chosen, parts=Parts(judge=noisy))
-    step(run)
-    with pytest.raises(ValueError, match=r"is in use by another process \(id \d+\)"):
-        open_run(chosen, parts=Parts(judge=noisy))
-    close_run(run)
-    other = config(
-        model, tmp_path / "run", rollout={**SHORT, "samples": 3}, run={"steps": 2, "save_every": 1}
-    )
-    told = (
-        r"is of another configuration; go back to that one, .*\. Changed: rollout\.samples 2 -> 3"
-    )
-    with pytest.raises(ValueError, match=told):
-        open_run(other, parts=Parts(judge=noisy))
-    trained(chosen)
-    with pytest.raises(ValueError, match=r"this run has ended. Name another run.dir"):
-        open_run(chosen, parts=Parts(judge=noisy))
-    assert [line["step"] for line in metrics(tmp_path / "run")] == [0, 1], "nothing was touched"
+    """A schedule that was moved is the same, as those of a study's cells are with its folder."""
+    copied = shutil.copytree(model, tmp_path / "model")
+
+    def chosen(file: str, *budgets: int) -> TrainConfig:
+        own = Schedule(
+            name="own", lengths=np.array([0, 40], np.int32), budgets=np.array(budgets, np.int32)
+        )
+        own.save(tmp_path / file)
+        rollout = {**SHORT, "attention": {"schedule": str(tmp_path / file)}}
+        return config(copied, tmp_path / "run", rollout=rollout, run={"steps": 9})
+
+    assert after(chosen("here.json", 48, 64)).step == 1
+    assert after(chosen("there.json", 48, 64)).step == 2
+    with pytest.raises(ValueError, match="configuration"):
+        opened(chosen("here.json", 48, 96))
+    file = copied / "tokenizer_config.json"
+    tokenizer = json.loads(file.read_text())
+    file.write_text(json.dumps({**tokenizer, "eos_token": "<pad>"}))
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
+        opened(chosen("here.json", 48, 64))
+    (copied / "SHA256SUMS").unlink()
+    with pytest.raises(ValueError, match="configuration"):
+        opened(chosen("here.json", 48, 64))
 
 
-def test_a_run_is_made_longer(model: Path, tmp_path: Path) -> None:
-    """Where the rate does not depend on the end."""
-    rollout = {**SHORT, "samples": 2}
-    whole, first, longer = (
-        config(model, tmp_path / name, rollout=rollout, run={"steps": steps})
-        for name, steps in (("whole", 3), ("run", 2), ("run", 3))
-    )
-    trained(whole), trained(first)
-    for file in (tmp_path / "run" / "model").iterdir():
-        file.unlink()
-    (tmp_path / "run" / "model").rmdir()
-    trained(longer)
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
+def test_what_is_said_and_refused_at_a_resume(model: Path, tmp_path: Path) -> None:
+    """Fewer steps than were taken, a gap in the metrics, changes: also where it goes on twice."""
+    folder, told = tmp_path / "run", list[str]()
+
+    def chosen(rate: float = 1e-3, **run: int) -> TrainConfig:
+        run = {"save_every": 100, **run}
+        return config(model, folder, rollout=SHORT, optimiser={"rate": rate}, run=run)
+
+    after(chosen(), 2)
+    with pytest.raises(ValueError, match=r"run\.steps"):
+        opened(chosen(steps=1))
+    file = folder / "metrics.jsonl"
+    file.write_text(file.read_text(encoding="utf-8").splitlines(keepends=True)[0], encoding="utf-8")
+    again = opened(chosen(), report=told.append)
+    close_run(again)
+    assert again.step == 2
+    assert any("metrics.jsonl lacks 1 steps" in line for line in told)
+    for _ in range(2):
+        after(chosen(2e-3), save=False)
+    (noted,) = [one for one in lines(folder / "actions.jsonl") if one["kind"] == "changed"]
+    assert noted["reason"] == "optimiser.rate 0.001 -> 0.002"
 
 
-def test_the_header_says_how_verifiers_are_isolated(model: Path, tmp_path: Path) -> None:
-    run = open_run(config(model, tmp_path / "run", data=rows_file(tmp_path, [{}])))
+def test_a_state_of_strangers_is_refused(model: Path, tmp_path: Path) -> None:
+    """And that of a run which was stopped before its first step is taken."""
+    run = open_run(config(model, tmp_path / "run"))
+    wrong: list[tuple[str | None, str, Any]] = [
+        (None, "position", "text"),
+        (None, "step", 0),
+        (None, "position", 10**400),
+        (None, "stopped", {"reason": 1}),
+        (None, "stopped", {"reason": "why"}),
+        (None, "stopped", 1),
+        (None, "counts", {"x": None}),
+        ("gate", "step", None),
+        ("gate", "watches", [1]),
+        ("learner", "taken", "many"),
+        ("learner", "weights", {}),
+    ]
     try:
-        header = "\n".join(run.header())
-        assert "(pid namespace)" in header or "(subreaper)" in header
+        run.save()
+        before = run.state()["gate"]
+        run.load_checkpoint(0)
+        assert (run.step, run.state()["gate"]) == (0, before)
+        for section, key, value in wrong:
+            state = run.state() | {"step": 1}
+            (state if section is None else state[section])[key] = value
+            place = run.ledger.checkpoints.save(1, state, run.ledger.identity)
+            with pytest.raises(ValueError, match="step 1"):
+                run.load_checkpoint(1)
+            shutil.rmtree(place)
     finally:
         close_run(run)
+
+
+# Settings.
+
+
+def test_rows_that_are_trained_on_are_no_validation() -> None:
+    base, task = ["--model.name=tiny", "--validation.every=1"], ["--data.task=graph"]
+    few = [*task, "--data.first=0", "--data.rows=5"]
+    for words, field in (
+        ([*task, "--data.first=10"], "validation.first"),
+        (few, "validation.first"),
+        (["--data.file=rows.jsonl"], "validation.file"),
+    ):
+        with pytest.raises(ConfigError, match=field):
+            load_config(TrainConfig, [], [*base, *words])
+    load_config(TrainConfig, [], [*base, *few, "--validation.first=5"])
+
+
+def test_what_a_schedule_may_not_be_is_said() -> None:
+    lengths = np.zeros(1, np.int32)
+    made = Schedule(name="s", lengths=lengths, budgets=np.array([512], np.int32), model="small")
+    measured, never = schedule_notes(made, "tiny", 300)
+    assert "measured on small" in measured
+    assert "never sparse" in never
+    assert schedule_notes(made, "small", 600) == schedule_notes(None, "tiny", 600) == []
+    named = Schedule.fixed(64).replace(model="Qwen3-0.6B")
+    assert not schedule_notes(named, "Qwen/Qwen3-0.6B@main", 1000), "a revision is no name"
+    assert schedule_notes(named, "Qwen/Qwen3-1.7B@main", 1000)
+
+
+def test_words_of_the_command_that_cannot_be(model: Path, tmp_path: Path) -> None:
+    file = save_resolved(config(model, tmp_path / "run"), tmp_path / "own")
+    assert "--dry-run" in cli.refused("train", file, "--json")
+    for word, told in (("--data.task=chess", "chess"), ("--rollout.episode=no:way", "no:way")):
+        assert told in cli.refused("train", file, "--dry-run", word)
+    small = cli.run("train", file, "--dry-run", "--rollout.kv_gib=1e-6")
+    assert small.code == 1, small.said

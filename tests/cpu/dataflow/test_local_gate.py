@@ -16,6 +16,7 @@ from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
 from sparrow.dataflow.local.run import GateStop
 from sparrow.schema.loading import save_resolved
+from sparrow.schema.train import TrainConfig
 from sparrow.train.learner import Learner, Read
 
 ROLLOUT = {"attention": SPARSE, "max_tokens": 60, "samples": 3}
@@ -25,7 +26,7 @@ WATCH |= {"factor": 1.1, "patience": 1}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straying(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weights so large that a budget of 48 strays far from dense."""
     return model_folder(tmp_path_factory.mktemp("made") / "model", size=24)
 
@@ -48,10 +49,10 @@ def _with_tail(one: Read, to: float) -> Read:
     return one._replace(alpha=np.where(places, np.float32(to), one.alpha))
 
 
-def test_act_raises_then_runs_dense_and_the_tail_recovers(model: Path, tmp_path: Path) -> None:
+def test_act_raises_then_runs_dense_and_the_tail_recovers(straying: Path, tmp_path: Path) -> None:
     """From 64 tokens on the budget goes up once, by a page, and then the bin keeps everything."""
     chosen = config(
-        model,
+        straying,
         tmp_path / "run",
         rollout=ROLLOUT,
         gate={**WATCH, "mode": "act"},
@@ -80,29 +81,36 @@ def test_act_raises_then_runs_dense_and_the_tail_recovers(model: Path, tmp_path:
     assert run.gate.schedule.name == f"fixed-48+gate{len(actions)}"
 
 
-@pytest.mark.parametrize(("mode", "kinds"), [("warn", {"warn"}), ("off", set())])
-def test_warn_tells_and_off_does_not_look(
-    model: Path, tmp_path: Path, mode: str, kinds: set[str]
-) -> None:
-    gate = {**WATCH, "mode": mode}
-    chosen = config(model, tmp_path / "run", rollout=ROLLOUT, gate=gate, run={"steps": 2})
-    run = trained(chosen)
-    actions, found = lines(tmp_path / "run" / "actions.jsonl"), metrics(tmp_path / "run")
-    assert {action["kind"] for action in actions} == kinds
-    assert run.gate.schedule is not None
-    assert set(run.gate.schedule.budgets.tolist()) == {48}
-    assert ("sparse/accept_p05" in found[0]) == (mode == "warn")
-    assert all(0.8 < step["sparse/accept_estimate"] < 1 for step in found)
+def test_warn_tells_and_off_does_not_look(straying: Path, tmp_path: Path) -> None:
+    for mode, kinds in (("warn", {"warn"}), ("off", set[str]())):
+        folder, gate = tmp_path / mode, {**WATCH, "mode": mode}
+        run = trained(config(straying, folder, rollout=ROLLOUT, gate=gate, run={"steps": 1}))
+        (found,) = metrics(folder)
+        assert {action["kind"] for action in lines(folder / "actions.jsonl")} == kinds
+        assert run.gate.schedule is not None
+        assert set(run.gate.schedule.budgets.tolist()) == {48}
+        assert ("sparse/accept_p05" in found) == (mode == "warn")
+        assert 0.8 < found["sparse/accept_estimate"] < 1
+    judged = {n: v for n, v in metrics(tmp_path / "warn")[0].items() if "/bin_" in n}
+    worst = min(v for n, v in judged.items() if n.startswith("sparse/accept_p05/"))
+    assert metrics(tmp_path / "warn")[0]["sparse/accept_p05_min"] == worst
+    for figure in ("p01", "p05_low", "p05_high", "p50", "mean", "estimate"):
+        assert any(name.startswith(f"sparse/accept_{figure}/bin_") for name in judged), figure
 
 
 def test_an_injected_drop_is_answered_in_its_step(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    straying: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tail that is fine at first: nothing happens before the drop, and more budget after it."""
     drop(monkeypatch, 0.3, lambda call: call >= 2)
     gate = {**WATCH, "mode": "act", "target": 0.6}
     chosen = config(
-        model, tmp_path / "run", rollout=ROLLOUT, gate=gate, optimiser={"rate": 0}, run={"steps": 3}
+        straying,
+        tmp_path / "run",
+        rollout=ROLLOUT,
+        gate=gate,
+        optimiser={"rate": 0},
+        run={"steps": 3},
     )
     trained(chosen)
     actions = lines(tmp_path / "run" / "actions.jsonl")
@@ -115,30 +123,39 @@ def test_an_injected_drop_is_answered_in_its_step(
 
 
 def test_a_dense_rollout_that_strays_stops_the_run_and_a_checkpoint_is_there(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    straying: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drop(monkeypatch, 0.3, lambda call: call >= 1)
-    gate = {**WATCH, "mode": "act"}
-    chosen = config(model, tmp_path / "run", rollout=DENSE, gate=gate, run={"save_every": 100})
-    run = open_run(chosen, parts=Parts(judge=noisy))
-    with pytest.raises(
-        GateStop, match="the rollout is dense, so the engine and the trainer differ"
-    ):
-        train(run)
-    close_run(run)
-    assert run.checkpoints.steps() == [2]
-    (action, *_) = lines(tmp_path / "run" / "actions.jsonl")
-    assert (action["step"], action["kind"]) == (1, "stop")
-    assert len(metrics(tmp_path / "run")) == 2
-    assert not (tmp_path / "run" / "model").exists()
+    """It goes on with another gate only, whether or not a checkpoint was due."""
+    for save_every in (1, 100):
+        folder = tmp_path / str(save_every)
+        drop(monkeypatch, 0.3, lambda call: True)
+
+        def chosen(mode: str, folder: Path = folder, save_every: int = save_every) -> TrainConfig:
+            gate, run = {**WATCH, "mode": mode}, {"save_every": save_every}
+            return config(straying, folder, rollout=DENSE, gate=gate, run=run)
+
+        run = open_run(chosen("act"), parts=Parts(judge=noisy))
+        with pytest.raises(GateStop, match="the rollout is dense"):
+            train(run)
+        close_run(run)
+        assert run.ledger.checkpoints.steps() == [1]
+        (action, *_) = lines(folder / "actions.jsonl")
+        assert (action["step"], action["kind"]) == (0, "stop")
+        assert len(metrics(folder)) == 1
+        assert not (folder / "model").exists()
+        with pytest.raises(ValueError, match=r"gate\.mode"):
+            open_run(chosen("act"), parts=Parts(judge=noisy))
+        again = open_run(chosen("warn"), parts=Parts(judge=noisy))
+        assert (again.step, again.ledger.stopped) == (1, {})
+        close_run(again)
 
 
 def test_the_command_ends_with_3_and_goes_on_when_the_gate_is_told_otherwise(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    straying: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drop(monkeypatch, 0.3, lambda call: call < 2)
     chosen = config(
-        model,
+        straying,
         tmp_path / "run",
         rollout={**DENSE, "episode": "support.toys:episode"},
         gate={**WATCH, "mode": "act"},

@@ -20,7 +20,6 @@ from support.training import (
     config,
     lines,
     metrics,
-    model_folder,
     noisy,
     trained,
     weights_of,
@@ -38,39 +37,34 @@ from sparrow.schema.episode import Trajectory
 from sparrow.schema.loading import read_resolved, save_resolved
 from sparrow.schema.sampling import Completion
 from sparrow.schema.train import TrainConfig
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example
 
 STILL = {"rate": 0.0}
+GOLDEN = Path(__file__).with_name("golden_run.json")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("made") / "model")
-
-
-@pytest.fixture(scope="module")
-def done(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sparse run of three steps with all its checkpoints."""
-    folder = tmp_path_factory.mktemp("run") / "run"
-    trained(
-        config(
-            model,
-            folder,
-            rollout={"attention": SPARSE, "samples": 3},
-            run={"steps": 3, "save_every": 1, "keep": 9, "tensorboard": True},
-            validation={"every": 2, "rows": 2},
-        )
-    )
-    return folder
+def test_a_run_gives_the_numbers_that_it_gave_before(done: Path) -> None:
+    """Up to the rounding of another CPU. Written by the commit before the sides of a run."""
+    found = {
+        "metrics": metrics(done),
+        "validation": lines(done / "validation.jsonl"),
+        "actions": lines(done / "actions.jsonl"),
+    }
+    expected = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert found.keys() == expected.keys()
+    for name, before in expected.items():
+        for line, known in zip(found[name], before, strict=True):
+            assert list(line) == list(known)
+            assert line == pytest.approx(known, rel=1e-3, abs=1e-6)
 
 
 def test_dense_rollout_is_the_policy_however_often_the_engine_got_weights(
     model: Path, tmp_path: Path
 ) -> None:
     """With a rate, so that a stale weight in the engine would show."""
-    trained(config(model, tmp_path / "run", run={"steps": 4}, rollout={"max_tokens": 20}))
+    trained(config(model, tmp_path / "run", run={"steps": 3}, rollout={"max_tokens": 16}))
     found = metrics(tmp_path / "run")
-    assert len(found) == 4
+    assert len(found) == 3
     for step in found:
         assert step["actor/grad_norm"] > 0
         assert abs(step["mismatch/k3"]) < 1e-6
@@ -88,21 +82,21 @@ def test_rate_0_keeps_the_mismatch_flat(model: Path, tmp_path: Path) -> None:
             rollout={"attention": SPARSE},
             optimiser=STILL,
             gate={"window": 1},
-            run={"steps": 6},
+            run={"steps": 4},
         )
     )
     before = hf_views(load(model, dtype="float32", device="cpu"))
     for name, weight in weights_of(run).items():
         assert torch.equal(weight, before[name]), name
-    for name, weight in hf_views(run.engine.model).items():
+    for name, weight in hf_views(run.rollout.engine.model).items():
         assert torch.equal(weight, before[name]), name
     found = metrics(tmp_path / "run")
     for name, near in (("mismatch/accept_estimate", 0.006), ("sparse/accept_p05", 0.02)):
         values = np.array([step[name] for step in found])
         assert np.abs(values - values.mean()).max() < near, (name, values)
-        assert abs(np.polyfit(np.arange(6), values, 1)[0]) < near / 4, (name, values)
+        assert abs(np.polyfit(np.arange(4), values, 1)[0]) < near / 4, (name, values)
     assert {step["critic/score/mean"] for step in found} != {found[0]["critic/score/mean"]}
-    assert [step["actor/lr"] for step in found] == [0.0] * 6
+    assert [step["actor/lr"] for step in found] == [0.0] * 4
 
 
 def test_sleep_changes_nothing(model: Path, tmp_path: Path) -> None:
@@ -111,7 +105,7 @@ def test_sleep_changes_nothing(model: Path, tmp_path: Path) -> None:
             config(
                 model,
                 tmp_path / str(sleep),
-                rollout={"attention": SPARSE, "sleep": sleep, "max_tokens": 24},
+                rollout={"attention": SPARSE, "sleep": sleep, "max_tokens": 16},
                 run={"steps": 2},
             )
         )
@@ -160,7 +154,7 @@ def test_tokens_go_from_engine_to_trainer_as_they_are(
         assert one.text == ""
     assert {int(v) for one in kept[:8] for v in one.weight_version} == {-1, 0}
     assert {int(v) for one in kept[8:] for v in one.weight_version} == {-1, 1}
-    assert run.engine.version == 2
+    assert run.rollout.engine.version == 2
 
 
 def test_what_a_run_leaves_behind(done: Path) -> None:
@@ -199,32 +193,30 @@ def test_the_folder_at_the_end_is_the_learner_s_model_in_transformers(done: Path
     assert transformers.AutoTokenizer.from_pretrained(done / "model").encode("x1 = 5") != []
 
 
-@pytest.mark.parametrize("step", [0, 2])
-def test_a_rollout_played_again_gives_the_same_tokens(done: Path, step: int) -> None:
+def test_a_rollout_played_again_gives_the_same_tokens(done: Path) -> None:
     """The judge of the configuration, which differs from the run's, changes rewards alone."""
-    found = replay(done, step, "rollout")
-    assert (found["step"], found["kept"], found["same_tokens"]) == (step, 6, 6)
+    for step in (0, 2):
+        found = replay(done, step, "rollout")
+        assert (found["step"], found["kept"], found["same_tokens"]) == (step, 6, 6)
 
 
-@pytest.mark.parametrize("step", [0, 2])
-def test_an_update_done_again_gives_the_same_numbers(done: Path, step: int) -> None:
+def test_an_update_done_again_gives_the_same_numbers(done: Path) -> None:
     """All but what the gate sees, as hidden states are not kept."""
-    before, found = metrics(done)[step], replay(done, step, "train")
-    compared = [name for name in before if name.startswith(("actor/", "critic/", "mismatch/"))]
-    compared.remove("critic/acc/played")  # it is of the rollout
-    assert {name: found[name] for name in compared} == {name: before[name] for name in compared}
-    assert len(compared) > 20
+    for step in (0, 2):
+        before, found = metrics(done)[step], replay(done, step, "train")
+        compared = [name for name in before if name.startswith(("actor/", "critic/", "mismatch/"))]
+        compared.remove("critic/acc/played")  # it is of the rollout
+        assert {name: found[name] for name in compared} == {n: before[n] for n in compared}
+        assert len(compared) > 20
 
 
 def test_replay_says_what_is_possible(done: Path, tmp_path: Path) -> None:
     assert replay(done, None, "train")["step"] == 2
     assert replay(done, None, "rollout", out=tmp_path)["step"] == 2
     assert len(read_rollouts(tmp_path, 2)) == 2
-    with pytest.raises(
-        ValueError, match=r"step 7: cannot be replayed.* before steps \[0, 1, 2, 3\]"
-    ):
+    with pytest.raises(ValueError, match="step 7"):
         replay(done, 7, "train")
-    with pytest.raises(ValueError, match=r"is .* a run directory of sparrow train"):
+    with pytest.raises(ValueError, match=r"config\.resolved\.toml"):
         replay(tmp_path, None, "train")
     assert not (done / "rollouts" / "step_000003.jsonl").exists()
 
@@ -258,8 +250,7 @@ def test_replay_imports_no_code_unless_asked(given: Path, monkeypatch: pytest.Mo
     for key, change in settings.items():
         (given / "config.resolved.toml").write_bytes(original)
         write_config(given, **change)
-        told = rf"config\.resolved\.toml names code .{re.escape(key)}.*--allow-code"
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=re.escape(key)):
             replay(given, 0, "rollout")
         assert "planted" not in sys.modules
         with pytest.raises((ValueError, SystemExit), match="imported"):
@@ -286,20 +277,20 @@ FAULTS: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "damage"), FAULTS.values(), ids=FAULTS)
-def test_replay_names_the_file_that_is_wrong(
-    given: Path, name: str, damage: Callable[[Path], object]
-) -> None:
-    damage(given / name)
-    with pytest.raises(ValueError, match=re.escape(Path(name).name)) as error:
-        replay(given, 2, "train")
-    assert str(given) in str(error.value)
+def test_replay_names_the_file_that_is_wrong(given: Path) -> None:
+    for name, damage in FAULTS.values():
+        file, whole = given / name, (given / name).read_bytes()
+        damage(file)
+        with pytest.raises(ValueError, match=re.escape(file.name)) as error:
+            replay(given, 2, "train")
+        assert str(given) in str(error.value)
+        file.write_bytes(whole)
 
 
 def test_replay_names_the_run_whose_step_is_not_there(given: Path) -> None:
     for gone, part in (("checkpoints/step_000002", "rollout"), ("rollouts", "train")):
         shutil.rmtree(given / gone)
-        with pytest.raises(ValueError, match=rf"{given}.*step 2: cannot be replayed"):
+        with pytest.raises(ValueError, match=rf"{given}.*step 2"):
             replay(given, 2, part)
 
 

@@ -13,18 +13,18 @@ from rich.console import Console
 from sparrow.calibrate.planning.hardware import Hardware
 from sparrow.cli.preview import lines, show
 from sparrow.dataflow import place
-from sparrow.dataflow.preview import Preview, preview
-from sparrow.dataflow.preview_words import gate_words
-from sparrow.dataflow.step_time import UTILISATION
+from sparrow.dataflow import preview as module
+from sparrow.dataflow.preview import UTILISATION, Preview, gate_words, preview
 from sparrow.models.shapes import shape
 from sparrow.schema.base import from_dict, to_dict
+from sparrow.schema.layers import shipped_configs
 from sparrow.schema.loading import load_config
 from sparrow.schema.train import GateConfig, TrainConfig
 from sparrow.sparse import preset
-from sparrow.train.flops import forward_flops, training_flops
+from sparrow.train.costs import forward_flops, training_flops
 
 ROOT = Path(__file__).parents[3]
-RECIPES = sorted((ROOT / "configs/train").glob("*.toml"))
+RECIPES = list(shipped_configs("train"))
 GIB = 2**30
 DOWNLOADED = place._downloaded
 
@@ -61,18 +61,18 @@ def said(found: Preview) -> str:
 # Recipes.
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_can_be_previewed(recipe: Path) -> None:
+def test_every_recipe_can_be_previewed() -> None:
     """Without the model of the hub, without its data, without a GPU."""
-    found = preview(load_config(TrainConfig, [recipe]))
-    assert found.fits
-    assert found.kept
-    assert from_dict(Preview, json.loads(json.dumps(to_dict(found)))) == found
-    assert f"{found.batch.sequences}, of the run" in said(found)
+    for recipe in RECIPES:
+        found = preview(load_config(TrainConfig, [recipe]))
+        assert found.fits, recipe
+        assert found.kept
+        assert from_dict(Preview, json.loads(json.dumps(to_dict(found)))) == found
+        assert f"{found.batch.sequences}, of the run" in said(found)
 
 
 def test_the_recipe_of_qwen_is_planned_for_the_machine_that_it_names() -> None:
-    recipe = load_config(TrainConfig, [ROOT / "configs/train/qwen3-1.7b-math.toml"])
+    recipe = load_config(TrainConfig, ["qwen3-1.7b-math"])
     found = preview(recipe)
     assert found.machine.name == "h200"
     assert not found.machine.here
@@ -86,7 +86,7 @@ def test_the_recipe_of_qwen_is_planned_for_the_machine_that_it_names() -> None:
 
 
 def test_a_recipe_for_this_cpu_says_that_no_time_is_known() -> None:
-    found = preview(load_config(TrainConfig, [ROOT / "configs/train/tiny.toml"]))
+    found = preview(load_config(TrainConfig, ["tiny"]))
     assert found.machine.kind == "cpu"
     assert found.times == ()
     assert dict(lines(found))["time of a step"].startswith("not predicted: step times are known")
@@ -109,8 +109,11 @@ def test_batch_by_hand() -> None:
     assert alone.micro_batches == 4
 
 
-def test_a_step_of_a_million_answers_is_planned_from_a_sample() -> None:
-    few = preview(config(rollout={"prompts": 512, "samples": 4}))
+def test_a_step_of_a_million_answers_is_planned_from_a_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_SAMPLE", 512)
+    few = preview(config(rollout={"prompts": 128, "samples": 4}))
     many = preview(config(rollout={"prompts": 1024, "samples": 1024}))
     assert many.batch.sequences == 2**20
     assert many.batch.tokens == 2**20 * (192 + 8000)
@@ -118,13 +121,15 @@ def test_a_step_of_a_million_answers_is_planned_from_a_sample() -> None:
     assert any("1048576 answers" in note for note in many.notes)
     assert not any("answers, scaled" in note for note in few.notes)
     for one, other in zip(few.times, many.times, strict=True):
-        assert other.step == pytest.approx(512 * one.step, rel=0.05)
+        assert other.step == pytest.approx(2**20 / 512 * one.step, rel=0.05)
 
 
-def test_one_sequence_at_a_time_is_planned_within_seconds() -> None:
+def test_long_answers_one_at_a_time_are_planned_from_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SAMPLE_TOKENS", 2**21)
     rollout = {"prompts": 64, "samples": 1024, "max_tokens": 30_000, "max_running": 1}
     found = preview(config(rollout=rollout))
     assert found.batch.tokens == 2**16 * (192 + 30_000)
+    assert any(f"{2**21 // 30_000} of the" in note for note in found.notes)
     assert found.times[0].step > found.times[1].step > 0
 
 
@@ -222,10 +227,10 @@ def test_a_model_that_can_be_fetched_has_a_shape_before() -> None:
     assert place.model_of("smollm2-135m").spec == shape("smollm2-135m")
 
 
-@pytest.mark.parametrize("name", ["nobody/model-7b", "qwen3-1.7b", "no-such", "a/b/qwen3-1.7b"])
-def test_an_unknown_model_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"no model '{name}' at hand"):
-        place.model_of(name)
+def test_an_unknown_model_is_refused() -> None:
+    for name in ("nobody/model-7b", "qwen3-1.7b", "no-such", "a/b/qwen3-1.7b"):
+        with pytest.raises(ValueError, match=f"'{name}'"):
+            place.model_of(name)
 
 
 def test_a_broken_config_is_named(tmp_path: Path) -> None:
@@ -250,7 +255,7 @@ def test_a_gpu_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
         found = place.machine_of("auto")
         assert (found.name, found.memory, found.hardware) == (name, 7 * GIB, hardware)
         assert found.here
-    with pytest.raises(ValueError, match="there are 1 GPUs"):
+    with pytest.raises(ValueError, match="cuda:3"):
         place.machine_of("cuda:3")
 
 
@@ -261,7 +266,7 @@ def test_a_schedule_for_another_family_is_refused_unless_forced() -> None:
     model = {"name": "smollm2-135m"}
     attention = {"schedule": "qwen3-1.7b-0.86"}
     rollout = {"max_tokens": 4000, "attention": attention}
-    with pytest.raises(ValueError, match="was not made for this: family 'qwen3'"):
+    with pytest.raises(ValueError, match="family 'qwen3'"):
         preview(config(model=model, rollout=rollout))
     attention["force"] = True
     forced = preview(config(model=model, rollout=rollout))
@@ -270,7 +275,7 @@ def test_a_schedule_for_another_family_is_refused_unless_forced() -> None:
 
 def test_answers_longer_than_the_model_are_refused() -> None:
     for rollout in ({"max_tokens": 40960}, {"max_tokens": 40900, "max_prompt": 61}):
-        with pytest.raises(ValueError, match="40960 positions"):
+        with pytest.raises(ValueError, match="40960"):
             preview(config(rollout=rollout))
     tight = preview(config(rollout={"max_tokens": 40900, "max_prompt": 60})).batch
     assert (tight.context, tight.longest, tight.prompt) == (40960, 40960, 60)
@@ -309,17 +314,15 @@ def test_more_answers_than_counted_are_mentioned() -> None:
 # Words.
 
 
-@pytest.mark.parametrize(
-    ("settings", "sparse", "expected"),
-    [
+def test_the_gate_in_words() -> None:
+    said: list[tuple[dict[str, Any], bool, str]] = [
         ({"mode": "off"}, True, "off"),
-        ({"mode": "warn"}, True, "below it: a warning"),
-        ({}, True, "raised by 1.5, up to 3 times, then it runs dense, then the run stops"),
+        ({"mode": "warn"}, True, "warning"),
+        ({}, True, "raised by 1.5, up to 3 times"),
         ({"raises": 0}, True, "or surely: it runs dense"),
-        ({"lower": True}, True, "budgets fall where p05 is surely 0.04 above"),
-        ({"bin": 250}, True, "by bins of 250 tokens"),
-        ({}, False, "the run stops, as rollout is dense already"),
-    ],
-)
-def test_the_gate_in_words(settings: dict[str, Any], sparse: bool, expected: str) -> None:
-    assert expected in gate_words(GateConfig(**settings), sparse=sparse)
+        ({"lower": True}, True, "surely 0.04 above"),
+        ({"bin": 250}, True, "bins of 250 tokens"),
+        ({}, False, "rollout is dense already"),
+    ]
+    for settings, sparse, expected in said:
+        assert expected in gate_words(GateConfig(**settings), sparse=sparse)

@@ -20,10 +20,10 @@ pytest.importorskip("tomli_w")
 from sparrow.dataflow.runs import rollouts
 from sparrow.dataflow.runs.files import RunFiles
 from sparrow.dataflow.runs.rollouts import read_rollouts, rollout_steps
-from sparrow.files import read_lines
-from sparrow.report.page.runs import read_run
+from sparrow.files import parse_line, read_lines
 from sparrow.schema.episode import NOT_SAMPLED, Group, Trajectory, Turn
 from sparrow.schema.loading import load_config
+from sparrow.schema.run_folder import read_run
 from sparrow.schema.train import TrainConfig
 
 CONFIG = TrainConfig.model_validate({"model": {"name": "tiny"}, "data": {"task": "countdown"}})
@@ -110,15 +110,16 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "actions.jsonl")[1]["reason"] == "p05 0.80 < 0.86"
 
 
-@pytest.mark.parametrize("checkpoint", [0, 2, 5])
-def test_going_on_gives_the_files_of_an_uninterrupted_run(tmp_path: Path, checkpoint: int) -> None:
+def test_going_on_gives_the_files_of_an_uninterrupted_run(tmp_path: Path) -> None:
     run(tmp_path / "whole", 0, 6)
-    run(tmp_path / "parts", 0, 5)
-    torn = tmp_path / "parts" / "metrics.jsonl"
-    torn.write_text(torn.read_text() + '{"step": 5, "critic/sc')
-    (tmp_path / "parts" / "rollouts" / ".step_000005.jsonl.99.unfinished").write_text("{")
-    run(tmp_path / "parts", checkpoint, 6)
-    assert tree(tmp_path / "parts") == tree(tmp_path / "whole")
+    for checkpoint in (0, 2, 5):
+        folder = tmp_path / f"parts-{checkpoint}"
+        run(folder, 0, 5)
+        torn = folder / "metrics.jsonl"
+        torn.write_text(torn.read_text() + '{"step": 5, "critic/sc')
+        (folder / "rollouts" / ".step_000005.jsonl.99.unfinished").write_text("{")
+        run(folder, checkpoint, 6)
+        assert tree(folder) == tree(tmp_path / "whole")
 
 
 def test_a_last_line_of_zeros_is_torn_too(tmp_path: Path) -> None:
@@ -139,16 +140,17 @@ def test_missing_lines_are_told_and_the_others_stay(tmp_path: Path) -> None:
     assert [line["step"] for line in read_lines(file)] == [0, 2]
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[1]", '{"step": "1"}', '{"loss": 1}', "", "true"])
-def test_garbage_between_lines_is_refused(tmp_path: Path, line: str) -> None:
+def test_garbage_between_lines_is_refused(tmp_path: Path) -> None:
     run(tmp_path, 0, 2)
     file = tmp_path / "metrics.jsonl"
-    file.write_text(line + "\n" + file.read_text())
-    with (
-        open_files(tmp_path) as files,
-        pytest.raises(ValueError, match=rf"metrics.jsonl, line 1: got {re.escape(repr(line))}"),
-    ):
-        files.begin(CONFIG, 1)
+    whole = file.read_text()
+    for line in ("nonsense", "[1]", '{"step": "1"}', '{"loss": 1}', "", "true"):
+        file.write_text(line + "\n" + whole)
+        with (
+            open_files(tmp_path) as files,
+            pytest.raises(ValueError, match=r"metrics\.jsonl, line 1"),
+        ):
+            files.begin(CONFIG, 1)
 
 
 def test_a_changed_line_is_refused_wherever_it_stands(tmp_path: Path) -> None:
@@ -186,21 +188,6 @@ def test_numbers_that_json_has_not_become_null(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("values", [{"loss": "0.1"}, {"loss": None}, {"step": 3.0}])
-def test_metrics_are_numbers(tmp_path: Path, values: dict[str, Any]) -> None:
-    with open_files(tmp_path) as files:
-        files.begin(CONFIG, 0)
-        with pytest.raises(ValueError, match="allowed: numbers by name"):
-            files.metrics(0, values)
-
-
-def test_an_action_names_its_step(tmp_path: Path) -> None:
-    with open_files(tmp_path) as files:
-        files.begin(CONFIG, 0)
-        with pytest.raises(ValueError, match="allowed: with a whole number 'step'"):
-            files.action({"reason": "none"})
-
-
 def test_nothing_is_written_before_the_beginning(tmp_path: Path) -> None:
     with open_files(tmp_path) as files:
         for write in (
@@ -209,15 +196,8 @@ def test_nothing_is_written_before_the_beginning(tmp_path: Path) -> None:
             lambda: files.action({"step": 0}),
             lambda: files.rollouts(0, groups(0)),
         ):
-            with pytest.raises(ValueError, match="call begin first"):
+            with pytest.raises(ValueError, match="begin"):
                 write()
-
-
-def test_lines_are_there_at_once(tmp_path: Path) -> None:
-    with open_files(tmp_path) as files:
-        files.begin(CONFIG, 0)
-        files.metrics(0, {"a": 1.0})
-        assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 0, "a": 1.0}]
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,9 +211,10 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
     with open_files(tmp_path) as files:
         files.begin(CONFIG, 0)
         files.metrics(0, {"a": 1.0})
+        assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 0, "a": 1.0}], "at once"
         with monkeypatch.context() as patched:
             patched.setattr(os, "write", nearly_full)
-            with pytest.raises(OSError, match=r"no space left for another line of .*metrics.jsonl"):
+            with pytest.raises(OSError, match=r"metrics\.jsonl"):
                 files.metrics(1, {"a": 2.0})
         files.metrics(1, {"a": 3.0})
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 0, "a": 1.0}, {"step": 1, "a": 3.0}]
@@ -246,7 +227,7 @@ def test_rollouts_come_back_equal(tmp_path: Path) -> None:
         files.begin(CONFIG, 0)
         path = files.rollouts(12, written)
         assert path == tmp_path / "rollouts" / "step_000012.jsonl"
-        assert files.read_rollouts(12) == written
+        assert read_rollouts(tmp_path, 12) == written
     lines = read_lines(path)
     assert len(lines) == count
     assert [line["group_index"] for line in lines] == [0, 0, 1, 2]
@@ -271,24 +252,28 @@ def test_rollouts_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fsync", full)
     for step in (3, 4):
-        with pytest.raises(OSError, match=f"no space left for step_00000{step}.jsonl in"):
+        with pytest.raises(OSError, match=f"step_00000{step}.jsonl"):
             rollouts.write_rollouts(tmp_path, step, groups(4))
     assert tree(tmp_path) == {"rollouts/step_000003.jsonl": before}
 
 
-def test_rollouts_that_are_not_there(tmp_path: Path) -> None:
-    rollouts.write_rollouts(tmp_path, 3, groups(3))
-    with pytest.raises(ValueError, match="no rollouts of step 4; it has those of: 3"):
-        read_rollouts(tmp_path, 4)
-
-
-@pytest.mark.parametrize(
-    "line", ["{", "[]", '{"group_index": 0}', '{"group_index": 0, "baseline": 1}']
-)
-def test_rollouts_that_are_none(tmp_path: Path, line: str) -> None:
+def test_rollouts_that_are_none(tmp_path: Path) -> None:
     path = rollouts.write_rollouts(tmp_path, 3, groups(3))
-    path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(ValueError, match=r"step_000003.jsonl, line 5 is no trajectory"):
+    with pytest.raises(ValueError, match="step 4"):
+        read_rollouts(tmp_path, 4)
+    whole = path.read_text()
+    for line in ("{", "[]", '{"group_index": 0}', '{"group_index": 0, "baseline": 1}'):
+        path.write_text(whole + line + "\n")
+        with pytest.raises(ValueError, match=r"step_000003\.jsonl, line 5"):
+            read_rollouts(tmp_path, 3)
+    lines = list(map(parse_line, whole.splitlines()))
+    lines[0]["prompt_id"] = "b"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match=r"step_000003\.jsonl"):
+        read_rollouts(tmp_path, 3)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="regular"):
         read_rollouts(tmp_path, 3)
 
 
@@ -303,7 +288,7 @@ def test_damaged_rollouts_are_named(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"step_000003\.jsonl, line \d"):
             read_rollouts(tmp_path, 3)
     path.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
-    with pytest.raises(ValueError, match=r"step_000003\.jsonl is damaged: got 3 lines"):
+    with pytest.raises(ValueError, match=r"step_000003\.jsonl"):
         read_rollouts(tmp_path, 3)
 
 
@@ -335,15 +320,6 @@ def test_the_files_of_a_run_that_has_ended_lose_no_line(tmp_path: Path) -> None:
         files.begin(CONFIG, 3)
         files.metrics(3, {"critic/score/mean": 1.0})
     assert len(read_run(tmp_path).steps) == 4
-
-
-def test_groups_that_are_none(tmp_path: Path) -> None:
-    path = rollouts.write_rollouts(tmp_path, 3, groups(3))
-    lines = read_lines(path)
-    lines[0]["prompt_id"] = "b"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ValueError, match="a group that is none"):
-        read_rollouts(tmp_path, 3)
 
 
 def test_two_in_one_directory_are_refused(tmp_path: Path) -> None:
@@ -384,12 +360,6 @@ os.kill(os.getpid(), 9)
     holder.stdout.close()
 
 
-def test_a_file_is_no_run_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"is no folder; name another run.dir"):
-        open_files(tmp_path / "file")
-
-
 def test_tensorboard_has_one_curve_after_going_on(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -418,7 +388,7 @@ def test_without_tensorboard_the_choice_is_named(
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with (
         RunFiles(tmp_path) as files,
-        pytest.raises(ValueError, match=r"pip install tensorboard, or set run.tensorboard=false"),
+        pytest.raises(ValueError, match=r"run\.tensorboard"),
     ):
         files.begin(CONFIG, 0)
     assert tree(tmp_path) == {}
@@ -426,17 +396,8 @@ def test_without_tensorboard_the_choice_is_named(
 
 def test_a_pipe_in_place_of_metrics_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl is not a regular file"):
+    with pytest.raises(ValueError, match="regular"):
         run(tmp_path, 1, 2)
-
-
-def test_a_pipe_in_place_of_rollouts_is_refused(tmp_path: Path) -> None:
-    run(tmp_path, 0, 1)
-    file = tmp_path / "rollouts" / "step_000000.jsonl"
-    file.unlink()
-    os.mkfifo(file)
-    with pytest.raises(ValueError, match="regular file"):
-        read_rollouts(tmp_path, 0)
 
 
 def test_a_validation_that_is_no_number_names_the_file(tmp_path: Path) -> None:
@@ -450,9 +411,13 @@ def test_a_validation_that_is_no_number_names_the_file(tmp_path: Path) -> None:
         files.begin(CONFIG, 1)
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "rollouts", "tensorboard"])
-def test_folders_that_are_links_are_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / name).symlink_to(tmp_path)
-    with pytest.raises(ValueError, match=f"{name} is a symbolic link"):
-        open_files(tmp_path / "run")
+def test_folders_that_are_links_or_files_are_refused(tmp_path: Path) -> None:
+    for name in ("checkpoints", "rollouts", "tensorboard"):
+        folder = tmp_path / f"with {name}"
+        folder.mkdir()
+        (folder / name).symlink_to(tmp_path)
+        with pytest.raises(ValueError, match=f"{name} is a symbolic link"):
+            open_files(folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"run\.dir"):
+        open_files(tmp_path / "file")

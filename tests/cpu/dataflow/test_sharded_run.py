@@ -40,7 +40,7 @@ def torchrun(place: Path, folder: Path, fault: str = "") -> "subprocess.Complete
     file = place / f"{folder.name}.toml"
     file.write_text(tomli_w.dumps(plain(place / "model", folder)))
     words = ["--standalone", "--nproc_per_node=2", "-m", "sparrow", "train", str(file)]
-    path = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    path = f"{os.environ['PYTHONPATH']}{os.pathsep}{ROOT / 'tests'}"
     own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SPARROW_RANK_FAULT": fault}
     return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *words],

@@ -1,10 +1,13 @@
 """The asyncio engine gives what the engine gives, to many coroutines at once."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from support import engines
+from support.engines import engine_of, same_bits, tiny, weights_of
 
 from sparrow import models
 from sparrow.engine import AsyncEngine, Engine
@@ -13,31 +16,50 @@ from sparrow.schema.sampling import SamplingParams
 PROMPTS = [[5, 9, 2], list(range(40)), [7] * 33, [1], list(range(20, 90))]
 
 
-@pytest.fixture(scope="module")
-def model() -> models.Decoder:
-    sizes = {"layers": 3, "hidden": 64, "intermediate": 64, "heads": 4, "kv_heads": 2}
-    return models.random("qwen3-0.6b", **sizes, head_size=32, vocabulary=101, max_positions=512)
-
-
 def params(**changes: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": 30, "seed": 3, **changes})
+    return engines.params(**{"max_tokens": 20, **changes})
 
 
+@pytest.fixture
 def engine(model: models.Decoder) -> Engine:
-    return Engine(model, max_running=6, max_context=256)
+    return engine_of(model, max_running=6, max_context=256)
 
 
-def test_many_coroutines_get_what_the_engine_gives(model: models.Decoder) -> None:
-    async def play() -> list[Any]:
-        async with AsyncEngine(engine(model)) as rollouts:
-            return await asyncio.gather(*(rollouts.generate(p, params(n=2)) for p in PROMPTS))
+def play(engine: Engine, work: Callable[[AsyncEngine], Awaitable[Any]]) -> Any:
+    async def inside() -> Any:
+        async with AsyncEngine(engine) as rollouts:
+            return await work(rollouts)
 
-    calm = engine(model).generate(PROMPTS, params(n=2))
-    busy = [completion for group in asyncio.run(play()) for completion in group]
-    assert [c.token_ids.tolist() for c in busy] == [c.token_ids.tolist() for c in calm]
+    return asyncio.run(inside())
 
 
-def test_an_episode_of_several_turns(model: models.Decoder) -> None:
+async def first_token(rollouts: AsyncEngine) -> None:
+    """Until a step has brought something: the request of another is in the engine by then."""
+    async for _ in rollouts.stream([3], params(max_tokens=2)):
+        pass
+
+
+def test_many_coroutines_get_what_the_engine_gives(engine, model) -> None:
+    """Some stream, some wait; nothing is kept of requests that have ended."""
+
+    async def stream(rollouts: AsyncEngine) -> list[Any]:
+        return [output async for output in rollouts.stream(PROMPTS[1], params())]
+
+    async def work(rollouts: AsyncEngine) -> tuple[list[Any], list[Any], int]:
+        waiting = (rollouts.generate(p, params(n=2)) for p in PROMPTS)
+        *groups, outputs = await asyncio.gather(*waiting, stream(rollouts))
+        return groups, outputs, await rollouts.run(lambda _: len(rollouts._listeners))
+
+    groups, outputs, listeners = play(engine, work)
+    calm = engine_of(model, max_running=6).generate(PROMPTS, params(n=2))
+    busy = [completion for group in groups for completion in group]
+    same_bits(busy, calm)
+    tokens = [token for output in outputs for token in output.tokens]
+    assert busy[2].token_ids.tolist() == tokens
+    assert (len(outputs), listeners) == (20, 0)
+
+
+def test_an_episode_of_several_turns(engine) -> None:
     async def episode(rollouts: AsyncEngine, prompt: list[int]) -> list[int]:
         ids = list(prompt)
         for _ in range(3):
@@ -45,133 +67,79 @@ def test_an_episode_of_several_turns(model: models.Decoder) -> None:
             ids += [*answer.token_ids.tolist(), 4, 4]
         return ids
 
-    async def play() -> list[list[int]]:
-        async with AsyncEngine(engine(model)) as rollouts:
-            return await asyncio.gather(*(episode(rollouts, prompt) for prompt in PROMPTS))
+    async def work(rollouts: AsyncEngine) -> list[list[int]]:
+        return await asyncio.gather(*(episode(rollouts, prompt) for prompt in PROMPTS))
 
-    assert [len(ids) for ids in asyncio.run(play())] == [len(p) + 21 for p in PROMPTS]
-
-
-def test_streams_tokens_as_they_come(model: models.Decoder) -> None:
-    async def play() -> list[Any]:
-        async with AsyncEngine(engine(model)) as rollouts:
-            return [output async for output in rollouts.stream(PROMPTS[0], params())]
-
-    outputs = asyncio.run(play())
-    tokens = [token for output in outputs for token in output.tokens]
-    assert tokens == outputs[-1].completion.token_ids.tolist()
-    assert len(outputs) == 30
+    assert [len(ids) for ids in play(engine, work)] == [len(p) + 21 for p in PROMPTS]
 
 
-def test_one_who_streams_and_one_who_waits_get_the_same(model: models.Decoder) -> None:
-    async def stream(rollouts: AsyncEngine) -> list[Any]:
-        return [output async for output in rollouts.stream(PROMPTS[1], params())]
+def test_cancelled_coroutines_abort_their_requests_and_hurt_nobody_else(engine, model) -> None:
+    """Cancelled before, while and after the engine's thread takes the request in."""
 
-    async def play() -> tuple[list[Any], list[Any]]:
-        async with AsyncEngine(engine(model)) as rollouts:
-            waited = rollouts.generate(PROMPTS[1], params(n=2))
-            return await asyncio.gather(waited, stream(rollouts))
-
-    waited, outputs = asyncio.run(play())
-    assert len(waited) == 2
-    tokens = [token for output in outputs for token in output.tokens]
-    assert waited[0].token_ids.tolist() == tokens
-    assert np.array_equal(waited[0].logprobs, outputs[-1].completion.logprobs)
-
-
-def test_a_cancelled_coroutine_aborts_its_request(model: models.Decoder) -> None:
-    inner = engine(model)
-
-    async def play() -> None:
-        async with AsyncEngine(inner) as rollouts:
+    async def work(rollouts: AsyncEngine) -> list[Any]:
+        calm = [asyncio.create_task(rollouts.generate(p, params(n=2))) for p in PROMPTS]
+        for number in range(40):
             task = asyncio.create_task(rollouts.generate(PROMPTS[0], params(max_tokens=200)))
-            await asyncio.sleep(0.05)
+            for _ in range(number % 4):
+                await asyncio.sleep(0)
+            if number % 10 == 0:
+                await first_token(rollouts)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert len(await rollouts.generate(PROMPTS[1], params())) == 1
+        done = await asyncio.gather(*calm)
+        await rollouts.run(lambda _: None)
+        return done
 
-    asyncio.run(play())
-    inner.check_integrity()
-
-
-def test_a_storm_of_cancellations_hurts_nobody_else(model: models.Decoder) -> None:
-    """Cancelled before, while and after the engine's thread takes the request in."""
-    inner = engine(model)
-
-    async def play() -> list[Any]:
-        async with AsyncEngine(inner) as rollouts:
-            calm = [asyncio.create_task(rollouts.generate(p, params(n=2))) for p in PROMPTS]
-            for number in range(60):
-                task = asyncio.create_task(rollouts.generate(PROMPTS[0], params(max_tokens=200)))
-                for _ in range(number % 4):
-                    await asyncio.sleep(0)
-                await asyncio.sleep(0.001 * (number % 3))
-                task.cancel()
-            done = await asyncio.gather(*calm)
-            await rollouts.run(lambda _: None)
-            return done
-
-    groups = asyncio.run(play())
-    wanted = engine(model).generate(PROMPTS, params(n=2))
-    given = [completion for group in groups for completion in group]
-    assert [c.token_ids.tolist() for c in given] == [c.token_ids.tolist() for c in wanted]
-    list(inner.stream())
-    assert inner.idle
-    inner.check_integrity()
+    given = [completion for group in play(engine, work) for completion in group]
+    same_bits(given, engine_of(model).generate(PROMPTS, params(n=2)))
+    list(engine.stream())
+    assert engine.idle
+    engine.check_integrity()
 
 
-def test_nothing_is_kept_of_requests_that_have_ended(model: models.Decoder) -> None:
-    async def play() -> int:
-        async with AsyncEngine(engine(model)) as rollouts:
-            for prompt in PROMPTS * 3:
-                await rollouts.generate(prompt, params(max_tokens=2))
-            return await rollouts.run(lambda _: len(rollouts._listeners))
+def test_refusals_reach_the_one_who_asked(engine) -> None:
+    async def work(rollouts: AsyncEngine) -> None:
+        with pytest.raises(ValueError, match="prompt"):
+            await rollouts.generate([], params())
+        with pytest.raises(ValueError, match="already"):
+            await AsyncEngine(engine).__aenter__()
+        await asyncio.to_thread(asyncio.run, elsewhere(rollouts))
+        assert len(await rollouts.generate(PROMPTS[0], params())) == 1
 
-    assert asyncio.run(play()) == 0
+    async def elsewhere(rollouts: AsyncEngine) -> None:
+        with pytest.raises(ValueError, match="event loop"):
+            await rollouts.generate([1], params())
 
-
-def test_refusals_reach_the_one_who_asked(model: models.Decoder) -> None:
-    async def play() -> None:
-        async with AsyncEngine(engine(model)) as rollouts:
-            with pytest.raises(ValueError, match="prompt is empty"):
-                await rollouts.generate([], params())
-            assert len(await rollouts.generate(PROMPTS[0], params())) == 1
-
-    asyncio.run(play())
-    outside = AsyncEngine(engine(model))
-    with pytest.raises(ValueError, match="enter the asynchronous engine first"):
-        asyncio.run(outside.generate(PROMPTS[0], params()))
+    play(engine, work)
+    with pytest.raises(ValueError, match="enter"):
+        asyncio.run(AsyncEngine(engine).generate(PROMPTS[0], params()))
 
 
-def test_a_failure_of_the_engine_reaches_everybody(model: models.Decoder) -> None:
-    inner = engine(model)
-
+def test_a_failure_of_the_engine_reaches_everybody(engine) -> None:
     def broken() -> Any:
         raise MemoryError("no memory")
 
-    async def play() -> None:
-        async with AsyncEngine(inner) as rollouts:
-            inner.step = broken  # type: ignore[method-assign]
-            with pytest.raises(RuntimeError, match="the engine has failed"):
-                await rollouts.generate(PROMPTS[0], params())
-            with pytest.raises(RuntimeError, match="has ended"):
+    async def work(rollouts: AsyncEngine) -> None:
+        engine.step = broken
+        for told in ("failed", "ended"):
+            with pytest.raises(RuntimeError, match=told):
                 await rollouts.generate(PROMPTS[0], params())
 
-    asyncio.run(play())
+    play(engine, work)
 
 
-def test_weights_change_between_steps(model: models.Decoder) -> None:
-    async def play() -> np.ndarray:
-        async with AsyncEngine(engine(model)) as rollouts:
-            task = asyncio.create_task(rollouts.generate(PROMPTS[0], params(max_tokens=200)))
-            await asyncio.sleep(0.1)
-            items = models.hf_views(model).items()
-            await rollouts.run(lambda inner: inner.update(items, version=1))
-            (completion,) = await task
-            return completion.weight_versions
+def test_weights_change_between_steps() -> None:
+    model = tiny()
 
-    versions = asyncio.run(play())
-    assert versions[0] == 0
-    assert versions[-1] == 1
+    async def work(rollouts: AsyncEngine) -> np.ndarray:
+        items, versions = weights_of(model).items(), []
+        async for output in rollouts.stream(PROMPTS[0], params(max_tokens=60)):
+            if len(versions) == 3:
+                await rollouts.run(lambda inner: inner.update(items, version=1))
+            versions.append(output.completion)
+        return versions[-1].weight_versions
+
+    versions = play(engine_of(model), work)
+    assert (versions[0], versions[-1]) == (0, 1)
     assert (np.diff(versions) >= 0).all()

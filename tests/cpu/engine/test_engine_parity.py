@@ -1,4 +1,6 @@
-"""The parity ladder of the engine: readable loop, prefill, batches, groups, swaps, budgets."""
+"""The parity ladder of the engine: readable loop, prefill, batches, groups, swaps, budgets; with
+the paper's flow and with others, that have state, a mass, or formats of their own.
+"""
 
 from typing import Any
 
@@ -9,59 +11,72 @@ from support import engines
 from support.engines import (
     HIDDEN,
     SPARSE,
+    alone,
     count_prefill,
     dense_hidden,
     engine_of,
     logp,
+    page_bytes,
     prompt,
     recorded_hidden,
     run,
     same_bits,
-    tiny,
+    steps,
 )
 
-from sparrow import models, ops
+from sparrow import ops
 from sparrow.engine import generate as readable_loop
 from sparrow.engine.engine import EXACT_BATCH
 from sparrow.engine.requests import sample_seeds
 from sparrow.models.attention import PackedSparse
 from sparrow.models.lora import Adapter
 from sparrow.schema.sampling import Completion, SamplingParams
-from sparrow.schema.schedule import Schedule
+from sparrow.schema.schedule import LayerBudgets, Schedule
+from sparrow.sparse.flows import library
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.formats import D, P, fp8
 from sparrow.sparse.rule import Rule
 
 PROMPTS = [[5, 9, 2], prompt(40), prompt(16, 1), prompt(150, 2)]
-
-
-@pytest.fixture(scope="module")
-def model() -> models.Decoder:
-    return tiny()
+LONGEST = PROMPTS[3]
+WAYS = pytest.mark.parametrize("schedule", [None, SPARSE], ids=["dense", "sparse"])
+MASS = Flow(
+    name="top-p",
+    fields=library.block_mean.fields,
+    summarise=library.block_mean.summarise,
+    score=library.softmax_sum.score,
+    mass=0.8,
+)
+IN_FP8 = Flow(
+    name="fp8-quarters",
+    fields={"means": fp8(P // 4, D)},
+    summarise=lambda k, v: {"means": k.reshape(k.shape[0] // 4, 4, k.shape[1]).mean(1)},
+    score=lambda query, fields, position: (query @ fields.means.T).max(),
+)
+COUNTING = Flow(
+    name="counting",
+    state={"seen": 1.0},
+    score=lambda query, fields, position: (
+        fields.seen * query.mean(),
+        {"seen": fields.seen + 0.3 * position.page},
+    ),
+)
+AVERAGE, FINE = library.running_average(0.7), library.fine_means(4)
 
 
 def params(**changes: Any) -> SamplingParams:
     return engines.params(**{"max_tokens": 14, **changes})
 
 
-def alone(model: models.Decoder, ids: list[int], own: SamplingParams, **how: Any) -> Completion:
-    (completion,) = engine_of(model).generate([ids], own, **how)
-    return completion
+def keep(flow: Flow, budget: int = 64, **changes: Any) -> Schedule:
+    return Schedule.fixed(budget, flow=flow.name, dense_layers=(0,), **changes)
 
 
-@pytest.mark.parametrize("schedule", [None, SPARSE], ids=["dense", "sparse"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"n": 2},
-        {"temperature": 0.7, "top_k": 30, "top_p": 0.9},
-        {"temperature": 0.0, "max_tokens": 12},
-        {"stop_token_ids": tuple(range(0, 60, 2)), "min_tokens": 9},
-    ],
-    ids=["plain", "truncated", "greedy", "minimum"],
-)
-def test_the_engine_equals_the_readable_loop(model, schedule, changes) -> None:
-    own = params(**changes)
-    wanted = readable_loop(model, PROMPTS, own, schedule=schedule)
-    given = engine_of(model).generate(PROMPTS, own, schedule=schedule)
+def rule_of(flow: Flow) -> Rule:
+    return Rule(flow=flow, dense_layers=frozenset((0,)))
+
+
+def assert_close(given: list[Completion], wanted: list[Completion]) -> None:
     for mine, other in zip(given, wanted, strict=True):
         assert mine.token_ids.tolist() == other.token_ids.tolist()
         np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-4)
@@ -69,6 +84,35 @@ def test_the_engine_equals_the_readable_loop(model, schedule, changes) -> None:
         np.testing.assert_array_equal(mine.kept, other.kept)
         assert (mine.finish_reason, mine.seed) == (other.finish_reason, other.seed)
         assert mine.attention == other.attention
+
+
+@WAYS
+def test_the_engine_equals_the_readable_loop(model, schedule) -> None:
+    for changes in (
+        {"n": 2},
+        {"temperature": 0.7, "top_k": 30, "top_p": 0.9},
+        {"temperature": 0.0, "max_tokens": 12},
+        {"stop_token_ids": tuple(range(0, 60, 2)), "min_tokens": 9},
+    ):
+        own = params(**changes)
+        wanted = readable_loop(model, PROMPTS, own, schedule=schedule)
+        assert_close(engine_of(model).generate(PROMPTS, own, schedule=schedule), wanted)
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [FINE, AVERAGE, library.quest, library.window, MASS, IN_FP8, COUNTING],
+    ids=lambda flow: flow.name,
+)
+def test_with_any_flow_it_equals_the_readable_loop(model, flow: Flow) -> None:
+    schedule, own, prompts = keep(flow), params(n=2), [PROMPTS[1], LONGEST]
+    wanted = readable_loop(model, prompts, own, schedule=schedule, flow=flow)
+    given = engine_of(model, rule=rule_of(flow)).generate(prompts, own, schedule=schedule)
+    assert_close(given, wanted)
+    assert all((each.kept is None) == (flow.mass is not None) for each in given)
+    assert flow.name in given[0].attention
+    dense = engine_of(model).generate(prompts, own)
+    assert not np.array_equal(given[-1].logprobs, dense[-1].logprobs)
 
 
 def test_decode_equals_prefill(model) -> None:
@@ -81,7 +125,7 @@ def test_decode_equals_prefill(model) -> None:
 
 def test_sparse_decode_equals_one_sparse_pass(model) -> None:
     """And differs from a dense one, or the comparison would say nothing."""
-    (completion,) = engine_of(model).generate([PROMPTS[3]], params(), schedule=SPARSE)
+    completion = alone(model, LONGEST, params(), schedule=SPARSE)
     ids = torch.tensor([*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
     attention = PackedSparse(
         bounds=torch.tensor([0, len(ids)]),
@@ -98,7 +142,7 @@ def test_sparse_decode_equals_one_sparse_pass(model) -> None:
     assert not np.allclose(completion.logprobs, exact.logprob.detach(), atol=1e-2)
 
 
-@pytest.mark.parametrize("schedule", [None, SPARSE], ids=["dense", "sparse"])
+@WAYS
 def test_one_equals_many_bit_for_bit(model, schedule) -> None:
     """Beside fewer and more neighbours than the padded batch, of other lengths, come and gone."""
     crowd = engine_of(model, pages=320)
@@ -109,27 +153,43 @@ def test_one_equals_many_bit_for_bit(model, schedule) -> None:
         same_bits([together[number, 0]], [alone(model, each, params(), schedule=schedule)])
 
 
-def test_settings_of_neighbours_change_nothing(model) -> None:
-    """Truncation, minimum and greedy rows run the wider sampler for the whole batch."""
-    engine = engine_of(model)
-    plain = engine.add(PROMPTS[1], params())
+def test_neighbours_of_any_kind_change_nothing(model) -> None:
+    """Truncation, minimum and greedy rows run the wider sampler for the whole batch; others are
+    sparse, or have an adapter.
+    """
+    engine, small = engine_of(model), Schedule.fixed(64)
+    engine.load_adapter("one", Adapter.random(model.spec, 4, b_std=0.5))
+    ways = [None, SPARSE, small]
+    ids = [engine.add(LONGEST, params(seed=i), schedule=w) for i, w in enumerate(ways)]
     engine.add(PROMPTS[0], params(top_k=5, top_p=0.5))
     engine.add(PROMPTS[0], params(temperature=0.0))
     engine.add(PROMPTS[2], params(min_tokens=10, stop_token_ids=tuple(range(20))))
-    same_bits([run(engine)[plain, 0]], [alone(model, PROMPTS[1], params())])
+    adapted = engine.add(LONGEST, params(seed=0), adapter="one")
+    together = run(engine)
+    for seed, (number, way) in enumerate(zip(ids, ways, strict=True)):
+        lonely = alone(model, LONGEST, params(seed=seed), schedule=way)
+        same_bits([together[number, 0]], [lonely])
+        assert together[number, 0].attention == ("dense" if way is None else way.describe())
+    assert together[adapted, 0].token_ids.tolist() != together[0, 0].token_ids.tolist()
 
 
-@pytest.mark.parametrize("schedule", [None, SPARSE], ids=["dense", "sparse"])
-def test_a_group_equals_separate_requests(model, schedule, monkeypatch) -> None:
-    own = params(n=3)
-    engine = engine_of(model)
-    group = engine.generate([PROMPTS[3]], own, schedule=schedule)
-    apart = engine_of(model, reuse="none")
-    for seed in sample_seeds(own):
-        monkeypatch.setattr("sparrow.engine.requests.sample_seeds", lambda _, seed=seed: [seed])
-        apart.add(PROMPTS[3], params(), schedule=schedule)
-    separate = run(apart)
-    same_bits(group, [separate[number, 0] for number in range(3)])
+@pytest.mark.parametrize("flow", [None, AVERAGE, COUNTING], ids=["paper", "average", "counting"])
+def test_a_group_equals_separate_requests(model, flow, monkeypatch) -> None:
+    """Samples share pages and no state; rows are used again, and begin with nothing remembered."""
+    schedule = SPARSE if flow is None else keep(flow)
+    rule = Rule() if flow is None else rule_of(flow)
+    own = params(n=3, max_tokens=30)
+    engine = engine_of(model, rule=rule, max_running=3)
+    group = engine.generate([LONGEST], own, schedule=schedule)
+    assert len({tuple(each.token_ids.tolist()) for each in group}) == 3
+    assert flow is None or engine.runner.cache.state(*flow.state, 2).any()
+    for number, seed in enumerate(sample_seeds(own)):
+        with monkeypatch.context() as patch:
+            patch.setattr("sparrow.engine.requests.sample_seeds", lambda _, seed=seed: [seed])
+            fresh = engine_of(model, rule=rule, reuse="none")
+            for each in (engine, fresh):  # the first one in rows that others have left
+                apart = each.generate([LONGEST], params(max_tokens=30), schedule=schedule)
+                same_bits(apart, [group[number]])
 
 
 @pytest.mark.parametrize("reuse", ["prompts", "all"])
@@ -145,36 +205,39 @@ def test_reused_prefixes_change_no_bit(model, reuse) -> None:
     assert [chunks[0].start for chunks in passes if chunks[0].start == 0] == [0]
 
 
-@pytest.mark.parametrize("schedule", [None, SPARSE], ids=["dense", "sparse"])
-def test_swapped_equals_not_swapped(model, schedule) -> None:
-    tight = engine_of(model, pages=14, max_context=200)
-    wide = engine_of(model, max_context=200)
-    own = params(n=3, max_tokens=60)
+@pytest.mark.parametrize(
+    "flow", [None, library.block_mean, FINE, AVERAGE, IN_FP8, COUNTING], ids=lambda f: f and f.name
+)
+def test_swapped_equals_not_swapped(model, flow) -> None:
+    schedule = None if flow is None else keep(flow, 48)
+    rule = rule_of(flow or library.block_mean)
+    own = params(n=3, max_tokens=70)
+    tight = engine_of(model, rule=rule, pages=14, max_context=200)
     swapped = tight.generate([prompt(30)], own, schedule=schedule)
+    wide = engine_of(model, rule=rule, max_context=200)
     same_bits(swapped, wide.generate([prompt(30)], own, schedule=schedule))
     assert sum(each.swaps for each in swapped) > 0
     assert all(each.recomputed == () for each in swapped)
 
 
-def test_a_budget_of_the_length_is_dense_bit_for_bit(model) -> None:
+def test_recompute_finishes_and_says_so(model) -> None:
+    engine = engine_of(model, pages=14, max_context=200, preempt="recompute")
+    own = params(n=3, max_tokens=60)
+    given = engine.generate([prompt(30)], own)
+    assert any(each.recomputed for each in given)
+    assert all(30 <= length < 90 for each in given for length in each.recomputed)
+    assert all(each.swaps == 0 for each in given)
+    assert_close(given, engine_of(model).generate([prompt(30)], own))
+
+
+def test_a_budget_of_the_length_and_the_dense_flow_are_dense_bit_for_bit(model) -> None:
     own = params(n=2, max_tokens=40)
     dense = engine_of(model).generate(PROMPTS, own)
     whole = engine_of(model).generate(PROMPTS, own, schedule=Schedule.fixed(200))
     same_bits(dense, whole)
     assert all("budget 200" in each.attention for each in whole)
-
-
-def test_dense_and_sparse_in_one_batch_equal_each_alone(model) -> None:
-    engine, small = engine_of(model), Schedule.fixed(64)
-    ways = [None, SPARSE, small, None]
-    ids = [engine.add(PROMPTS[3], params(seed=i), schedule=w) for i, w in enumerate(ways)]
-    together = run(engine)
-    for seed, (number, way) in enumerate(zip(ids, ways, strict=True)):
-        lonely = alone(model, PROMPTS[3], params(seed=seed), schedule=way)
-        same_bits([together[number, 0]], [lonely])
-    assert together[0, 0].attention == "dense"
-    assert "budget 48" in together[1, 0].attention
-    assert "budget 64" in together[2, 0].attention
+    engine = engine_of(model, rule=rule_of(library.dense))
+    same_bits(dense, engine.generate(PROMPTS, own, schedule=keep(library.dense)))
 
 
 def test_long_prompts_do_not_hold_up_the_others(model) -> None:
@@ -189,52 +252,86 @@ def test_long_prompts_do_not_hold_up_the_others(model) -> None:
         assert came.count(short) == 1
         assert (late in came) == (begun == 4)
         assert len(passes) == begun
-    assert [(c[0].start, c[0].stop) for c in passes] == [
-        (0, 128),
-        (128, 256),
-        (256, 384),
-        (384, 400),
-    ]
+    chunks = [(chunk[0].start, chunk[0].stop) for chunk in passes]
+    assert chunks == [(0, 128), (128, 256), (256, 384), (384, 400)]
     done = run(engine)
     same_bits([done[late, 0]], [alone(model, long, params())])
     same_bits([done[short, 0]], [alone(model, [1, 2, 3], params())])
 
 
-def test_recompute_finishes_and_says_so(model) -> None:
-    engine = engine_of(model, pages=14, max_context=200, preempt="recompute")
-    own = params(n=3, max_tokens=60)
-    given = engine.generate([prompt(30)], own, options=HIDDEN)
-    assert any(each.recomputed for each in given)
-    assert all(each.swaps == 0 for each in given)
-    wanted = engine_of(model).generate([prompt(30)], own)
-    for mine, other in zip(given, wanted, strict=True):
-        assert mine.token_ids.tolist() == other.token_ids.tolist()
-        np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-4)
-        assert all(30 <= length < 90 for length in mine.recomputed)
-
-
 def test_exact_acceptance_from_recorded_hidden_states(model) -> None:
     """alpha = sum of min(p, q) of the dense policy and the sparse actor, on the actor's tokens."""
-    own = params(max_tokens=40)
-    engine = engine_of(model)
-    (sparse,) = engine.generate([PROMPTS[3]], own, schedule=SPARSE, options=HIDDEN)
+    own, head = params(max_tokens=40), model.head.detach()
+    sparse = alone(model, LONGEST, own, schedule=SPARSE, options=HIDDEN)
     p, q = dense_hidden(model, sparse), recorded_hidden(sparse)
-    alpha = ops.acceptance(p, q, model.head.detach())
+    alpha = ops.acceptance(p, q, head)
     by_hand = torch.minimum(logp(model, p).exp(), logp(model, q).exp()).sum(1)
     torch.testing.assert_close(alpha, by_hand, atol=1e-5, rtol=0)
     assert alpha[0] > 1 - 1e-5  # the first token comes from the prompt, which is dense
     assert alpha[1:].min() < 0.999
-    (dense,) = engine.generate([PROMPTS[3]], own, options=HIDDEN)
-    exact = ops.acceptance(dense_hidden(model, dense), recorded_hidden(dense), model.head.detach())
+    dense = alone(model, LONGEST, own, options=HIDDEN)
+    exact = ops.acceptance(dense_hidden(model, dense), recorded_hidden(dense), head)
     assert exact.min() > 1 - 1e-5
 
 
-def test_plain_requests_are_the_same_beside_adapted_ones(model) -> None:
-    engine = engine_of(model)
-    engine.load_adapter("one", Adapter.random(model.spec, 4, b_std=0.5))
-    plain = [engine.add(each, params()) for each in PROMPTS]
-    adapted = engine.add(PROMPTS[1], params(), adapter="one")
+# State, mass, heads.
+
+
+def test_state_counts_and_outlives_a_sleep(model) -> None:
+    """Without its memory the same flow draws other tokens, or tests of state would say nothing."""
+    own = params(max_tokens=40)
+    flows = [library.running_average(share) for share in (0.95, 0.0)]
+    remembers, forgets = (
+        engine_of(model, rule=rule_of(flow)).generate([LONGEST], own, schedule=keep(flow))[0]
+        for flow in flows
+    )
+    assert not np.array_equal(remembers.logprobs, forgets.logprobs)
+    paper = engine_of(model, rule=rule_of(library.block_mean))
+    (plain,) = paper.generate([LONGEST], own, schedule=keep(library.block_mean))
+    assert forgets.token_ids.tolist() == plain.token_ids.tolist()
+    engine = engine_of(model, rule=rule_of(flows[0]))
+    number = engine.add(LONGEST, own, schedule=keep(flows[0]))
+    outputs = steps(engine, 12)
+    engine.sleep(weights="keep")
+    engine.wake()
+    same_bits([run(engine, outputs=outputs)[number, 0]], [remembers])
+
+
+def test_dense_requests_beside_those_of_a_mass_are_dense(model) -> None:
+    engine = engine_of(model, rule=rule_of(MASS))
+    dense = engine.add(LONGEST, params(max_tokens=30))
+    sparse = engine.add(LONGEST, params(max_tokens=30), schedule=keep(MASS, 512))
     done = run(engine)
-    wanted = engine_of(model).generate(PROMPTS, params())
-    same_bits([done[number, 0] for number in plain], wanted)
-    assert done[adapted, 0].token_ids.tolist() != wanted[1].token_ids.tolist()
+    same_bits([done[dense, 0]], [alone(model, LONGEST, params(max_tokens=30))])
+    assert done[dense, 0].kept is not None
+    assert done[sparse, 0].kept is None
+    assert not np.array_equal(done[sparse, 0].logprobs, done[dense, 0].logprobs)
+
+
+def test_budgets_by_head_differ_from_common_ones(model) -> None:
+    engine = engine_of(model, rule=rule_of(FINE))
+    by_head = keep(FINE, 48, layers=(LayerBudgets(layer=2, head=1, budgets=[128]),))
+    common, own = (
+        engine.generate([LONGEST], params(), schedule=schedule)[0]
+        for schedule in (keep(FINE, 48), by_head)
+    )
+    assert not np.array_equal(own.logprobs[1:], common.logprobs[1:])
+    assert own.logprobs[0] == common.logprobs[0]  # from the prompt, which is dense
+    # Layer 0 is dense; of the other two layers one KV head keeps 128 tokens less its rounding.
+    length = np.arange(151, 164)
+    tail = (length - 1) % 16 + 1
+    less, more = (((budget - tail) // 16) * 16 + tail for budget in (48, 128))
+    kept = (length + less + (less + more) / 2) / (3 * length)
+    np.testing.assert_allclose(own.kept[1:], kept, rtol=1e-6)
+    assert_close([own], readable_loop(model, [LONGEST], params(), schedule=by_head, flow=FINE))
+
+
+def test_memory_holds_what_the_flow_asks_for(model) -> None:
+    spec = model.spec
+    more = page_bytes(model, rule_of(FINE)) - page_bytes(model, None)
+    assert more == spec.layers * spec.kv_heads * 4 * (spec.head_size // 2 + 2)
+    engine = engine_of(model, rule=rule_of(AVERAGE), max_running=4, max_context=100)
+    state = engine.runner.cache.state("r", 0)
+    assert state.shape == (5, spec.kv_heads, 7)
+    assert state.dtype == torch.float32
+    assert engine.memory.page_bytes == page_bytes(model, rule_of(AVERAGE))

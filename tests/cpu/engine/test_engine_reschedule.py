@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.engines import (
     SPARSE,
+    alone,
     assert_same_bits,
     changed,
     count_prefill,
@@ -19,8 +20,8 @@ from support.engines import (
     tokens_of,
 )
 
-from sparrow import models
 from sparrow.engine import AsyncEngine, Engine
+from sparrow.engine.requests import Course
 from sparrow.schema.sampling import Completion
 from sparrow.schema.schedule import DENSE, Schedule
 from sparrow.sparse.flows import library
@@ -28,11 +29,6 @@ from sparrow.sparse.rule import Rule
 
 LONG = 100
 WIDE = Schedule.fixed(80)
-
-
-@pytest.fixture(scope="module")
-def model() -> models.Decoder:
-    return tiny()
 
 
 def at_length(length: int, before: int, after: int) -> Schedule:
@@ -44,49 +40,47 @@ def drawn(engine: Engine) -> int:
     return next(iter(engine.loop.requests.values())).samples[0].drawn
 
 
-def from_the_start(model: models.Decoder, schedule: Schedule | None) -> Completion:
-    (done,) = engine_of(model).generate([prompt(LONG)], params(), schedule=schedule)
-    return done
+def changing(
+    engine: Engine, after: int, new: Schedule | None, old: Schedule | None = SPARSE
+) -> tuple[Completion, int]:
+    """A request under `old` whose schedule changes after so many steps, and at which token."""
+    number = engine.add(prompt(LONG), params(), schedule=old)
+    before = steps(engine, after)
+    count = drawn(engine)
+    assert engine.reschedule(number, new) == [number]
+    return run(engine, outputs=before)[number, 0], count
 
 
 def test_before_the_first_decode_step_it_is_the_new_schedule(model) -> None:
     for begun in (0, 1):
-        engine = engine_of(model)
-        number = engine.add(prompt(LONG), params(), schedule=SPARSE)
-        before = steps(engine, begun)
-        assert drawn(engine) == begun
-        assert engine.reschedule(number, WIDE) == [number]
-        done = run(engine, outputs=before)[number, 0]
-        assert_same_bits(done, from_the_start(model, WIDE))
+        done, count = changing(engine_of(model), begun, WIDE)
+        assert count == begun
+        assert_same_bits(done, alone(model, prompt(LONG), params(), schedule=WIDE))
         assert done.attention == WIDE.describe()
 
 
-def test_before_a_budget_bites_tokens_are_those_of_the_new_schedule(model) -> None:
-    short = prompt(20)
-    engine = engine_of(model)
-    number = engine.add(short, params(max_tokens=60), schedule=SPARSE)
-    before = steps(engine, 10)
-    engine.reschedule(SPARSE, Schedule.fixed(64))
-    done = run(engine, outputs=before)[number, 0]
-    (other,) = engine_of(model).generate(
-        [short], params(max_tokens=60), schedule=Schedule.fixed(64)
-    )
-    assert_same_bits(done, other)
-
-
-def test_on_the_way_it_is_a_bin_of_its_own(model) -> None:
-    """A change at a length is what a schedule with a bin from that length on does."""
-    engine = engine_of(model)
-    number = engine.add(prompt(LONG), params(), schedule=SPARSE)
-    before = steps(engine, 9)
-    length = LONG + drawn(engine)
-    assert engine.reschedule(SPARSE, WIDE) == [number]
-    done = run(engine, outputs=before)[number, 0]
-    assert_same_bits(done, from_the_start(model, at_length(length, 48, 80)))
-    said = f"{SPARSE.describe()}; from length {length}: {WIDE.describe()}"
-    assert done.attention == said
-    assert len(np.unique(done.kept.round(2))) > 2
-    assert done.token_ids.tolist() != from_the_start(model, SPARSE).token_ids.tolist()
+@pytest.mark.parametrize("asleep", [False, True])
+def test_on_the_way_it_is_a_bin_of_its_own(model, asleep) -> None:
+    """A change at a length is what a schedule with a bin from that length on does, also for
+    samples that are out; dense is a bin that keeps all.
+    """
+    for new, budget in ((WIDE, 80), (None, DENSE)):
+        engine = engine_of(model)
+        number = engine.add(prompt(LONG), params(), schedule=SPARSE)
+        before = steps(engine, 9)
+        length = LONG + drawn(engine)
+        if asleep:
+            engine.sleep(weights="keep")
+        assert engine.reschedule(SPARSE, new) == [number]
+        if asleep:
+            engine.wake()
+        done = run(engine, outputs=before)[number, 0]
+        binned = alone(model, prompt(LONG), params(), schedule=at_length(length, 48, budget))
+        assert_same_bits(done, binned)
+        said = f"from length {length}: {'dense' if new is None else new.describe()}"
+        assert done.attention == f"{SPARSE.describe()}; {said}"
+        assert done.swaps == asleep
+        assert len(np.unique(done.kept.round(2))) > 2
 
 
 def test_a_request_becomes_dense_and_sparse_again(model) -> None:
@@ -100,8 +94,7 @@ def test_a_request_becomes_dense_and_sparse_again(model) -> None:
     sparse_at = drawn(engine)
     engine.reschedule(number, SPARSE)
     done = run(engine, outputs=before)[number, 0]
-    sparse = from_the_start(model, SPARSE)
-    expected = sparse.kept.copy()
+    expected = alone(model, prompt(LONG), params(), schedule=SPARSE).kept.copy()
     expected[dense_at:sparse_at] = 1
     np.testing.assert_array_equal(done.kept, expected)
     said = f"; from length {LONG + dense_at}: dense; from length {LONG + sparse_at}: "
@@ -109,30 +102,15 @@ def test_a_request_becomes_dense_and_sparse_again(model) -> None:
     assert (engine.runner.budgets._budgets_LAEG[:, 0] == DENSE).all()  # the dense slot
 
 
-def test_dense_from_a_length_on_is_a_bin_that_keeps_all(model) -> None:
-    engine = engine_of(model)
-    number = engine.add(prompt(LONG), params(), schedule=SPARSE)
-    before = steps(engine, 5)
-    length = LONG + drawn(engine)
-    engine.reschedule(number, None)
-    done = run(engine, outputs=before)[number, 0]
-    assert_same_bits(done, from_the_start(model, at_length(length, 48, DENSE)))
-
-
 def test_a_dense_request_becomes_sparse(model) -> None:
-    engine = engine_of(model)
-    number = engine.add(prompt(LONG), params())
-    before = steps(engine, 8)
-    count = drawn(engine)
-    engine.reschedule(number, SPARSE)
-    done = run(engine, outputs=before)[number, 0]
-    dense, sparse = from_the_start(model, None), from_the_start(model, SPARSE)
+    done, count = changing(engine_of(model), 8, SPARSE, old=None)
+    dense, sparse = (alone(model, prompt(LONG), params(), schedule=s) for s in (None, SPARSE))
     assert done.token_ids[:count].tolist() == dense.token_ids[:count].tolist()
     assert done.kept.tolist() == [*dense.kept[:count], *sparse.kept[count:]]
     assert done.attention == f"dense; from length {LONG + count}: {SPARSE.describe()}"
 
 
-def test_only_those_under_the_schedule_change(model) -> None:
+def test_only_those_under_the_schedule_change_and_nothing_is_built_anew(model) -> None:
     engine = engine_of(model)
     asked = [SPARSE, None, Schedule.fixed(64), SPARSE]
     numbers = [
@@ -140,60 +118,34 @@ def test_only_those_under_the_schedule_change(model) -> None:
         for seed, schedule in enumerate(asked)
     ]
     before = steps(engine, 12)
+    runner = engine.runner
+    tensors = (runner.rows.schedule_R, runner.budgets._starts_AE, runner.budgets._budgets_LAEG)
+    places = [tensor.data_ptr() for tensor in tensors]
     assert engine.reschedule(SPARSE, WIDE) == [numbers[0], numbers[3]]
     done = run(engine, outputs=before)
+    assert engine.runner is runner
+    tensors = (runner.rows.schedule_R, runner.budgets._starts_AE, runner.budgets._budgets_LAEG)
+    assert places == [tensor.data_ptr() for tensor in tensors]
     assert all("; from length" in done[numbers[at], 0].attention for at in (0, 3))
     for at in (1, 2):
-        (alone,) = engine_of(model).generate(
-            [prompt(LONG, at)], params(seed=at), schedule=asked[at]
-        )
-        assert_same_bits(done[numbers[at], 0], alone)
-        assert done[numbers[at], 0].attention == alone.attention
-
-
-def test_nothing_is_built_anew(model) -> None:
-    engine = engine_of(model)
-    engine.add(prompt(LONG), params(), schedule=SPARSE)
-    steps(engine, 4)
-    tables = engine.runner.budgets
-    parts = (engine.runner, engine.runner.cache, engine.runner.rows, engine.pool, tables)
-    tensors = (engine.runner.rows.schedule_R, tables._starts_AE, tables._budgets_LAEG)
-    places = [tensor.data_ptr() for tensor in tensors]
-    engine.reschedule(SPARSE, WIDE)
-    steps(engine, 2)
-    now = engine.runner
-    same = (now, now.cache, now.rows, engine.pool, now.budgets)
-    assert all(a is b for a, b in zip(parts, same, strict=True))
-    tensors = (now.rows.schedule_R, now.budgets._starts_AE, now.budgets._budgets_LAEG)
-    assert places == [tensor.data_ptr() for tensor in tensors]
+        other = alone(model, prompt(LONG, at), params(seed=at), schedule=asked[at])
+        assert_same_bits(done[numbers[at], 0], other)
+        assert done[numbers[at], 0].attention == other.attention
 
 
 def test_any_number_of_changes(model) -> None:
     """A gate raises a bin again and again; only schedules in use need a place."""
     engine = engine_of(model)
-    beside = engine.add(prompt(LONG, 1), params(max_tokens=60), schedule=WIDE)
-    number = engine.add(prompt(LONG), params(max_tokens=60), schedule=SPARSE)
+    beside = engine.add(prompt(LONG, 1), params(max_tokens=40), schedule=WIDE)
+    number = engine.add(prompt(LONG), params(max_tokens=40), schedule=SPARSE)
     old, before = SPARSE, steps(engine, 3)
-    for budget in range(49, 80):
+    for budget in range(49, 70):
         new = Schedule.fixed(budget)
         assert engine.reschedule(old, new) == [number]
         old, before = new, before + steps(engine, 1)
     done = run(engine, outputs=before)
-    assert done[number, 0].attention.count("from length") == 31
+    assert done[number, 0].attention.count("from length") == 21
     assert done[beside, 0].attention == WIDE.describe()
-
-
-def test_samples_that_are_out_follow_too(model) -> None:
-    engine = engine_of(model)
-    number = engine.add(prompt(LONG), params(), schedule=SPARSE)
-    before = steps(engine, 9)
-    length = LONG + drawn(engine)
-    engine.sleep(weights="keep")
-    engine.reschedule(SPARSE, WIDE)
-    engine.wake()
-    done = run(engine, outputs=before)[number, 0]
-    assert done.swaps == 1
-    assert_same_bits(done, from_the_start(model, at_length(length, 48, 80)))
 
 
 def test_each_sample_tells_its_own_length(model) -> None:
@@ -214,7 +166,7 @@ def test_each_sample_tells_its_own_length(model) -> None:
     assert third == WIDE.describe()
 
 
-def test_a_restart_is_under_the_new_schedule_alone(model) -> None:
+def test_a_restart_or_an_abort_tells_what_ran(model) -> None:
     own = tiny()
     engine = engine_of(own)
     number = engine.add(prompt(LONG), params(), schedule=SPARSE)
@@ -223,13 +175,9 @@ def test_a_restart_is_under_the_new_schedule_alone(model) -> None:
     steps(engine, 6)
     engine.update(changed(own), version=1, in_flight="restart")
     done = run(engine)[number, 0]
-    assert done.restarts == 1
-    assert done.attention == WIDE.describe()
-    np.testing.assert_array_equal(done.kept, from_the_start(model, WIDE).kept)
-
-
-def test_one_that_is_aborted_tells_too(model) -> None:
-    engine = engine_of(model)
+    assert (done.restarts, done.attention) == (1, WIDE.describe())
+    wide = alone(model, prompt(LONG), params(), schedule=WIDE)
+    np.testing.assert_array_equal(done.kept, wide.kept)
     number = engine.add(prompt(LONG), params(), schedule=SPARSE)
     steps(engine, 6)
     engine.reschedule(number, WIDE)
@@ -243,58 +191,47 @@ def test_a_once_sparse_answer_is_never_shared(model) -> None:
     def computed_of(schedule: Schedule | None) -> int:
         """Prompt tokens to compute for a prompt that goes on from an answer that ended dense."""
         engine = engine_of(model, reuse="all")
-        number = engine.add(prompt(LONG), params(max_tokens=200), schedule=schedule)
-        before = steps(engine, 50)
+        number = engine.add(prompt(LONG), params(max_tokens=60), schedule=schedule)
+        before = steps(engine, 20)
         engine.reschedule(number, None)
         done = run(engine, outputs=before)[number, 0]
         passes = count_prefill(engine)
         engine.generate([[*prompt(LONG), *done.token_ids.tolist(), 1, 2]], params(max_tokens=1))
         return tokens_of(passes)
 
-    assert computed_of(None) < 302 - 128  # the answer's pages too
-    assert computed_of(SPARSE) == 302  # its prompt has no whole chunk of 128
+    assert computed_of(None) == 162 - 128  # the answer's pages too
+    assert computed_of(SPARSE) == 162  # its prompt has no whole chunk of 128
 
 
 def test_kept_is_not_counted_under_a_mass(model) -> None:
     flow = replace(library.quest, name="mass", mass=0.9)
-    schedule = Schedule.fixed(48, flow="mass")
     engine = engine_of(model, rule=Rule(flow=flow))
-    number = engine.add(prompt(LONG), params(), schedule=schedule)
-    before = steps(engine, 6)
-    engine.reschedule(number, None)
-    done = run(engine, outputs=before)[number, 0]
+    done, _ = changing(engine, 6, None, old=Schedule.fixed(48, flow="mass"))
     assert done.kept is None
     assert done.attention.endswith(": dense")
 
 
-@pytest.mark.parametrize(
-    ("new", "message"),
-    [
-        (Schedule.fixed(96, page=32), r"page 32 \(the engine runs 16\)"),
-        (Schedule.fixed(48, dense_layers=()), "dense_layers"),
-        (Schedule.fixed(48, family="llama"), r"family 'llama' \(the engine runs 'qwen3'\)"),
-        ("wide", "give a Schedule"),
-    ],
-)
-def test_a_schedule_of_another_place_is_refused(model, new, message) -> None:
+def test_what_does_not_fit_is_refused_and_changes_nothing(model) -> None:
     engine = engine_of(model)
     number = engine.add(prompt(LONG), params(), schedule=SPARSE)
     before = steps(engine, 4)
-    for which in (number, SPARSE):
-        with pytest.raises(ValueError, match=message):
-            engine.reschedule(which, new)
-    assert_same_bits(run(engine, outputs=before)[number, 0], from_the_start(model, SPARSE))
-
-
-def test_who_is_meant_must_be_said(model) -> None:
-    engine = engine_of(model)
-    with pytest.raises(ValueError, match="got None, allowed: a request's number, a Schedule"):
+    for new, field in (
+        (Schedule.fixed(96, page=32), "page"),
+        (Schedule.fixed(48, dense_layers=()), "dense_layers"),
+        (Schedule.fixed(48, family="llama"), "family"),
+        ("wide", "Schedule"),
+    ):
+        for which in (number, SPARSE):
+            with pytest.raises(ValueError, match=field):
+                engine.reschedule(which, new)
+    with pytest.raises(ValueError, match="reschedule"):
         engine.reschedule(None, SPARSE)
-    assert engine.reschedule(7, SPARSE) == []
-    assert engine.reschedule(SPARSE, WIDE) == []
+    assert engine.reschedule(7, SPARSE) == engine.reschedule(WIDE, SPARSE) == []
+    done = run(engine, outputs=before)[number, 0]
+    assert_same_bits(done, alone(model, prompt(LONG), params(), schedule=SPARSE))
     dense_only = engine_of(model, rule=None)
     number = dense_only.add([1], params(max_tokens=2))
-    with pytest.raises(ValueError, match="dense only"):
+    with pytest.raises(ValueError, match="rule=None"):
         dense_only.reschedule(number, SPARSE)
     assert dense_only.reschedule(number, None) == [number]
     assert run(dense_only)[number, 0].attention == "dense"
@@ -315,3 +252,40 @@ def test_in_an_asynchronous_engine(model) -> None:
     done = asyncio.run(play())
     assert len(done.token_ids) == 24
     assert SPARSE.describe() in done.attention
+
+
+# The record of it.
+
+
+def shares(made: Schedule | None) -> np.ndarray:
+    return np.full(6, 1.0 if made is None else made.budget(0) / 100, np.float32)
+
+
+def test_a_course_joins_what_ran() -> None:
+    course = Course(SPARSE)
+    course.change(2, WIDE)
+    course.change(4, None)
+    np.testing.assert_allclose(course.join(shares), [0.48, 0.48, 0.8, 0.8, 1, 1])
+    narrow, wide = SPARSE.describe(), WIDE.describe()
+    assert course.describe(10, 6) == f"{narrow}; from length 12: {wide}; from length 14: dense"
+    assert course.describe(10, 4) == f"{narrow}; from length 12: {wide}"  # ended before the last
+    assert course.describe(10, 0) == narrow
+    assert course.join(lambda made: None if made is WIDE else shares(made)) is None
+
+
+def test_a_course_has_no_stretch_without_a_token() -> None:
+    """The first token comes from the prompt: until a second nothing has been decoded."""
+    course = Course(WIDE)
+    course.change(1, None)
+    assert course.describe(0, 6) == "dense"
+    assert course.dense
+    course.change(3, WIDE)
+    course.change(3, SPARSE)
+    assert course.describe(0, 6) == f"dense; from length 3: {SPARSE.describe()}"
+    assert not course.dense
+    course.change(3, None)
+    course.change(4, None)
+    assert course.describe(0, 6) == "dense"
+    course.change(5, WIDE)
+    course.change(6, None)
+    assert not course.dense  # what was sparse once is no dense answer

@@ -10,6 +10,7 @@ import torch
 from support.engines import (
     SPARSE,
     Done,
+    alone,
     assert_same_bits,
     changed,
     engine_of,
@@ -29,11 +30,6 @@ from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 
 STEMS = [prompt(200, seed) for seed in range(2)]  # prompts begin alike, for prefixes to share
-
-
-@pytest.fixture(scope="module")
-def model() -> models.Decoder:
-    return tiny()
 
 
 @dataclass(kw_only=True)
@@ -143,11 +139,10 @@ def _assert_calm(given: Completion, wanted: Completion, *, aborted: bool) -> Non
         assert_same_bits(given, wanted)
 
 
-@pytest.mark.parametrize(("seed", "reuse"), [(5, "all")])
-def test_recomputing_traffic_gives_the_calm_tokens(model, seed, reuse) -> None:
+def test_recomputing_traffic_gives_the_calm_tokens(model) -> None:
     """Bits where nothing was recomputed; tokens where dense keys were computed anew."""
-    engine = crowded(model, reuse=reuse, preempt="recompute")
-    traffic = Traffic(engine=engine, dice=random.Random(seed))
+    engine = crowded(model, reuse="all", preempt="recompute")
+    traffic = Traffic(engine=engine, dice=random.Random(5))
     done = traffic.finish(16)
     assert set(done) == everyone(traffic)
     assert any(each.recomputed for each in done.values())
@@ -181,13 +176,6 @@ def test_traffic_with_updates_ends_and_says_which_weights(seed, preempt, reuse) 
 # Preemption, one case at a time.
 
 
-def test_swapped_samples_alone_go_on(model) -> None:
-    """Whoever ran has ended, and all that is left is out: the next step brings it back."""
-    engine = engine_of(model, pages=14, max_context=200)
-    given = engine.generate([prompt(30)], params(n=3, max_tokens=60))
-    assert sum(each.swaps for each in given) > 0
-
-
 @pytest.mark.parametrize("preempt", ["swap", "recompute"])
 def test_the_oldest_sample_is_never_preempted(model, preempt) -> None:
     """Not even for one that is being computed anew and holds the last pages."""
@@ -211,29 +199,23 @@ def test_the_oldest_runs_on_beside_one_that_is_computed_anew(model) -> None:
     assert len(done[oldest, 0].recomputed) == 1
 
 
-@pytest.mark.parametrize("length", [66, 72])
-def test_a_group_runs_where_only_one_sequence_fits(model, length) -> None:
+def test_a_group_runs_where_only_one_sequence_fits(model) -> None:
     """The prompt takes every page and its last one is unfinished: no room for a copy of it."""
-    engine, own = engine_of(model, pages=5, max_context=80), params(n=3, max_tokens=8)
-    request = engine.add(prompt(length), own)
-    done = run(engine, most=60)
-    wanted = engine_of(model).generate([prompt(length)], own)
-    same_bits([done[request, number] for number in range(3)], wanted)
+    for length in (66, 72):
+        engine, own = engine_of(model, pages=5, max_context=80), params(n=3, max_tokens=8)
+        request = engine.add(prompt(length), own)
+        done = run(engine, most=60)
+        wanted = engine_of(model).generate([prompt(length)], own)
+        same_bits([done[request, number] for number in range(3)], wanted)
 
 
-def test_one_row_serves_everybody_in_turn(model) -> None:
+def test_older_requests_go_first_and_one_row_serves_everybody(model) -> None:
     engine = engine_of(model, max_running=1)
-    given = engine.generate([[1, 2], prompt(40)], params(n=3, max_tokens=5))
-    wanted = engine_of(model).generate([[1, 2], prompt(40)], params(n=3, max_tokens=5))
-    same_bits(given, wanted)
-
-
-def test_older_requests_go_first(model) -> None:
-    engine = engine_of(model, max_running=2)
     for seed in range(4):
         engine.add(prompt(20, seed), params(seed=seed, max_tokens=6))
-    ended = [output.request for output in engine.stream() if output.completion is not None]
-    assert ended == [0, 1, 2, 3]
+    ended = [output.completion for output in engine.stream() if output.completion is not None]
+    own = [params(seed=seed, max_tokens=6) for seed in range(4)]
+    same_bits(ended, engine_of(model).generate([prompt(20, seed) for seed in range(4)], own))
 
 
 def test_cached_prefixes_give_way_to_who_needs_pages(model) -> None:
@@ -258,7 +240,7 @@ def test_what_lies_in_unused_pages_does_not_matter(model) -> None:
     done = run(engine, outputs=outputs)
     wanted = engine_of(model).generate([STEMS[0]], params(n=2), schedule=SPARSE)
     same_bits([done[request, 0], done[request, 1]], wanted)
-    same_bits([done[dense, 0]], engine_of(model).generate([prompt(40)], params()))
+    same_bits([done[dense, 0]], [alone(model, prompt(40), params())])
 
 
 def _poison(engine: Engine) -> None:

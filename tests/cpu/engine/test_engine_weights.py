@@ -8,6 +8,7 @@ import torch
 from support.engines import (
     HIDDEN,
     SPARSE,
+    alone,
     assert_same_bits,
     changed,
     count_prefill,
@@ -50,14 +51,19 @@ def close(left: Tensor, right: Tensor) -> bool:
 
 
 def test_a_continuing_sample_goes_on_under_the_new_weights(model) -> None:
-    """Per-token versions, and distributions as if the new weights had been there all along."""
+    """Per-token versions, and distributions as if the new weights had been there all along. The
+    cache of a sparse one is computed anew densely, and the record says at which length.
+    """
     engine, new = engine_of(model), changed(model)
     request = engine.add(prompt(40), params(n=2), options=HIDDEN)
+    sparse = engine.add(prompt(100), params(), schedule=SPARSE)
     outputs = steps(engine, 9)
     old = with_weights(weights_of(model))
     engine.update(new.items(), version=3)
     engine.check_integrity()
     done = run(engine, outputs=outputs)
+    assert done[sparse, 0].recomputed == (108,)
+    assert np.isfinite(done[sparse, 0].logprobs).all()
     for number in range(2):
         completion = done[request, number]
         assert completion.weight_versions.tolist() == [0] * 9 + [3] * 15
@@ -70,18 +76,6 @@ def test_a_continuing_sample_goes_on_under_the_new_weights(model) -> None:
 
 def _under(model: models.Decoder, completion: Completion) -> Tensor:
     return logp(model, dense_hidden(model, completion))
-
-
-def test_a_sparse_sample_starts_dense_again_after_an_update(model) -> None:
-    """Its cache is computed anew densely; the record says at which length."""
-    engine, new = engine_of(model), changed(model)
-    request = engine.add(prompt(100), params(), schedule=SPARSE, options=HIDDEN)
-    outputs = steps(engine, 9)
-    engine.update(new.items(), version=1)
-    completion = run(engine, outputs=outputs)[request, 0]
-    assert completion.recomputed == (108,)
-    assert completion.weight_versions.tolist() == [0] * 9 + [1] * 15
-    assert np.isfinite(completion.logprobs).all()
 
 
 def test_every_state_of_a_request_survives_an_update(model) -> None:
@@ -164,50 +158,38 @@ def _whole(model: models.Decoder, **changes: Any) -> list[tuple[str, Any]]:
     return list({**changed(model), **changes}.items())
 
 
-REFUSED = {
-    "older base": (lambda m: [(DOWN, changed(m)[DOWN])], 4, "made from version 4.*has 2"),
-    "part without base": (lambda m: [(DOWN, changed(m)[DOWN])], None, "weights are missing"),
-    "unknown": (lambda m: [*_whole(m), ("model.nothing", torch.zeros(1))], None, "model.nothing"),
-    "twice": (lambda m: [*_whole(m), (NORM, torch.ones(64))], None, f"{NORM} is given twice"),
-    "shape": (lambda m: _whole(m, **{NORM: torch.ones(63)}), None, r"shape \(63,\), not \(64,\)"),
-    "transposed": (lambda m: [(DOWN, changed(m)[DOWN].T)], 2, "has shape"),
-    "dtype": (lambda m: _whole(m, **{NORM: torch.ones(64).long()}), None, "int64, not a float"),
-    "head differs": (
-        lambda m: _whole(m, **{"lm_head.weight": torch.zeros(211, 64)}),
-        None,
-        "differs from the embedding",
-    ),
-    "head alone": (
-        lambda m: [("lm_head.weight", changed(m)[EMBEDDING])],
-        2,
-        "differs from the embedding",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_refused_update_changes_nothing(model, case) -> None:
-    items, base, message = REFUSED[case]
+def test_a_refused_update_changes_nothing(model) -> None:
     engine = engine_of(model)
     engine.version = 2
     request = engine.add([1, 2, 3], params(max_tokens=6))
     outputs = steps(engine, 3)
-    before = weights_of(model)
-    with pytest.raises(ValueError, match=message):
-        engine.update(iter(items(model)), version=3, base_version=base)
-    assert engine.version == 2
-    assert all(torch.equal(view, before[name]) for name, view in models.hf_views(model).items())
+    before, new = weights_of(model), changed(model)
+    head = "lm_head.weight"
+    cases: list[tuple[list[tuple[str, Any]], dict[str, Any], str]] = [
+        ([(DOWN, new[DOWN])], {"base_version": 4}, "version"),
+        ([(DOWN, new[DOWN])], {}, "base_version"),
+        ([*_whole(model), ("model.nothing", torch.zeros(1))], {}, "model.nothing"),
+        ([*_whole(model), (NORM, torch.ones(64))], {}, NORM),
+        (_whole(model, **{NORM: torch.ones(63)}), {}, NORM),
+        ([(DOWN, new[DOWN].T)], {"base_version": 2}, DOWN),
+        (_whole(model, **{NORM: torch.ones(64).long()}), {}, NORM),
+        (_whole(model, **{NORM: torch.ones(64).to("meta")}), {}, NORM),
+        (_whole(model, **{NORM: torch.ones(64).to_sparse()}), {}, NORM),
+        (_whole(model, **{NORM: torch.ones(64).numpy()}), {}, NORM),
+        (_whole(model, **{head: torch.zeros(211, 64)}), {}, head),
+        ([(head, new[EMBEDDING])], {"base_version": 2}, head),
+        (_whole(model), {"in_flight": "stop"}, "in_flight"),
+        *((_whole(model), {"version": wrong}, "version") for wrong in (2, 1.5, 2**31, -1, "2")),
+    ]
+    for items, settings, field in cases:
+        with pytest.raises(ValueError, match=field):
+            engine.update(iter(items), **{"version": 3, **settings})
+        assert engine.version == 2
+        views = models.hf_views(model).items()
+        assert all(torch.equal(view, before[name]) for name, view in views)
     completion = run(engine, outputs=outputs)[request, 0]
     assert completion.recomputed == ()
-    assert_same_bits(completion, engine_of(model).generate([[1, 2, 3]], params(max_tokens=6))[0])
-
-
-def test_versions_go_up_and_modes_are_known(model) -> None:
-    engine = engine_of(model)
-    with pytest.raises(ValueError, match="version 0 is not newer than the engine's 0"):
-        engine.update(changed(model).items(), version=0)
-    with pytest.raises(ValueError, match="in_flight must be one of"):
-        engine.update(changed(model).items(), version=1, in_flight="stop")
+    assert_same_bits(completion, alone(model, [1, 2, 3], params(max_tokens=6)))
 
 
 def test_a_copy_of_a_tied_head_is_accepted(model) -> None:
@@ -281,28 +263,21 @@ def test_an_adapter_may_be_replaced_in_flight(model, in_flight) -> None:
 
 
 def test_adapters_in_use_stay(model) -> None:
-    engine = engine_of(model, adapters=1)
+    engine = engine_of(model, adapters=1, adapter_rank=4)
     engine.load_adapter("one", Adapter.random(model.spec, 4))
     request = engine.add([1], params(max_tokens=3), adapter="one")
-    with pytest.raises(ValueError, match=rf"'one' is in use by requests \[{request}\]"):
+    outputs = steps(engine, 1)
+    with pytest.raises(ValueError, match="'one'"):
         engine.drop_adapter("one")
-    with pytest.raises(ValueError, match="no room for adapter 'two'"):
+    with pytest.raises(ValueError, match="'two'"):
         engine.load_adapter("two", Adapter.random(model.spec, 4))
-    run(engine)
-    engine.drop_adapter("one")
-    with pytest.raises(ValueError, match="no adapter 'one' is loaded; loaded: none"):
-        engine.add([1], params(), adapter="one")
-    engine.load_adapter("two", Adapter.random(model.spec, 4))
-
-
-def test_a_refused_adapter_changes_nothing(model) -> None:
-    engine = engine_of(model, adapter_rank=4)
-    engine.load_adapter("one", Adapter.random(model.spec, 4, b_std=0.3))
-    request = engine.add([1, 2], params(max_tokens=6), adapter="one")
-    outputs = steps(engine, 2)
-    with pytest.raises(ValueError, match="rank 8 exceeds"):
+    with pytest.raises(ValueError, match="rank 8"):
         engine.load_adapter("one", Adapter.random(model.spec, 8))
     assert run(engine, outputs=outputs)[request, 0].recomputed == ()
+    engine.drop_adapter("one")
+    with pytest.raises(ValueError, match="'one'"):
+        engine.add([1], params(), adapter="one")
+    engine.load_adapter("two", Adapter.random(model.spec, 4))
 
 
 # Sleep.
@@ -349,9 +324,9 @@ def test_dropped_weights_come_back_by_an_update(model) -> None:
     engine.sleep(weights="drop")
     assert sum(parameter.nbytes for parameter in model.parameters()) == 0
     engine.wake()
-    with pytest.raises(ValueError, match="weights were dropped"):
+    with pytest.raises(ValueError, match="dropped"):
         engine.step()
-    with pytest.raises(ValueError, match="weights were dropped"):
+    with pytest.raises(ValueError, match="dropped"):
         engine.update([(DOWN, copy[DOWN])], version=1, base_version=0)
     engine.update(copy.items(), version=1)
     done = [each for _, each in sorted(run(engine, outputs=outputs).items())]
@@ -362,26 +337,18 @@ def test_dropped_weights_come_back_by_an_update(model) -> None:
     assert done[0].weight_versions.tolist() == [0] * 7 + [1] * 17
 
 
-@pytest.mark.parametrize("second", ["keep", "host"])
-def test_dropped_weights_do_not_come_back_by_another_sleep(model, second) -> None:
-    engine = engine_of(model)
-    engine.sleep(weights="drop")
-    engine.wake()
-    engine.sleep(weights=second)
-    engine.wake()
-    engine.add([1], params())
-    with pytest.raises(ValueError, match="weights were dropped"):
-        engine.step()
-
-
-def test_an_update_after_sleep_reaches_the_model(model) -> None:
+def test_dropped_weights_do_not_come_back_by_another_sleep_but_by_an_update(model) -> None:
     """Views are renewed with the storage."""
     engine, new = engine_of(model), changed(model)
-    engine.sleep()
-    engine.wake()
+    for way in ("drop", "keep", "host"):
+        engine.sleep(weights=way)
+        engine.wake()
+    request = engine.add([1, 2], params(max_tokens=4))
+    with pytest.raises(ValueError, match="update"):
+        engine.step()
     engine.update(new.items(), version=1)
-    (mine,) = engine.generate([[1, 2]], params(max_tokens=4))
-    assert_same_bits(mine, engine_of(with_weights(new)).generate([[1, 2]], params(max_tokens=4))[0])
+    mine = run(engine)[request, 0]
+    assert_same_bits(mine, alone(with_weights(new), [1, 2], params(max_tokens=4)))
 
 
 def test_a_sleeping_engine_takes_requests_and_aborts(model) -> None:
@@ -391,38 +358,21 @@ def test_a_sleeping_engine_takes_requests_and_aborts(model) -> None:
     engine.sleep()
     stays = engine.add([1], params(max_tokens=3))
     engine.abort(gone)
-    for action in (engine.step, engine.sleep):
-        with pytest.raises(ValueError, match="sleeps"):
+    adapter = Adapter.random(model.spec, 4, b_std=0.3)
+    for action in (
+        engine.step,
+        engine.sleep,
+        lambda: engine.update([], version=1),
+        lambda: engine.load_adapter("one", adapter),
+    ):
+        with pytest.raises(ValueError, match="wake"):
             action()
-    with pytest.raises(ValueError, match="sleeps"):
-        engine.update([], version=1)
     engine.wake()
     with pytest.raises(ValueError, match="awake"):
         engine.wake()
+    with pytest.raises(ValueError, match="weights"):
+        engine.sleep(weights="disk")
+    assert not engine.asleep
     done = run(engine, outputs=outputs)
     assert [done[gone, n].finish_reason for n in (0, 1)] == ["abort", "abort"]
     assert done[stays, 0].finish_reason == "length"
-
-
-def test_a_misspelt_sleep_leaves_the_engine_as_it_was(model) -> None:
-    engine = engine_of(model)
-    request = engine.add([1, 2], params(max_tokens=6))
-    outputs = steps(engine, 2)
-    with pytest.raises(ValueError, match="weights must be one of"):
-        engine.sleep(weights="disk")
-    completion = run(engine, outputs=outputs)[request, 0]
-    assert completion.swaps == 0
-
-
-def test_adapters_can_be_loaded_in_sleep_or_are_refused(model) -> None:
-    engine, adapter = engine_of(model), Adapter.random(model.spec, 4, b_std=0.3)
-    engine.sleep()
-    try:
-        engine.load_adapter("one", adapter)
-    except ValueError:
-        engine.wake()
-        engine.load_adapter("one", adapter)
-    else:
-        engine.wake()
-    (mine,) = engine.generate([[1, 2]], params(max_tokens=3), adapter="one")
-    assert mine.adapter == "one"

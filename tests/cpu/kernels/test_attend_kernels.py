@@ -4,6 +4,7 @@ Where there is a GPU they run on it. The interpreter computes bf16 wrongly witho
 and fp16 stand for it here; real sizes and bf16 are tested in tests/gpu.
 """
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ from sparrow.ops.kernels import attend_decode as decode
 from sparrow.ops.kernels import attend_prefill as prefill
 from sparrow.ops.reference import attention as definition
 
-LENGTHS = [1, 15, 16, 17, 0, 33, 100]
+LENGTHS = [1, 16, 17, 0, 70]
 SCALE = 0.3
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PLAN = decode.plan
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 
 
@@ -36,12 +38,16 @@ def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned)
 
 
-@pytest.fixture(params=[1, 3, 64], ids=lambda splits: f"splits{splits}")
-def split(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Rows cut into so many splits at most, each of 32 tokens at least."""
-    cut = decode.Plan(tile=32, splits=request.param, least=32, warps=4, stages=2)
+@pytest.fixture(autouse=True)
+def _splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are cut into three splits at most, unless a test says otherwise."""
+    cut_into(3, monkeypatch)
+
+
+def cut_into(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most so many splits, each of 32 tokens at least."""
+    cut = decode.Plan(tile=32, splits=splits, least=32, warps=4, stages=2)
     monkeypatch.setattr(decode, "plan", lambda *_: cut)
-    return request.param
 
 
 def paged(lengths: list[int], **options: Any) -> Batch:
@@ -56,7 +62,7 @@ def attend(batch: Batch, lists: PageLists | None = None, *, scale: float = SCALE
 
 
 def assert_decodes(batch: Batch, lists: PageLists | None = None) -> None:
-    expected = definition.attend_decode(batch.q_BHD, *batch.pool, lists, scale=SCALE)
+    expected = definition.attend_decode.definition(batch.q_BHD, *batch.pool, lists, scale=SCALE)
     tolerance = TOLERANCE[expected.dtype]
     torch.testing.assert_close(attend(batch, lists), expected, atol=tolerance, rtol=tolerance)
 
@@ -68,19 +74,16 @@ def chosen(batch: Batch, budget: int, *, width: int | None = None) -> PageLists:
     return ops.select_pages(score, lengths, budgets, page=page, width=width)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "dtype"),
-    [(1, torch.float32), (2, torch.float16), (3, torch.float32), (5, torch.float16)],
-)
-def test_decode_dense(split: int, ratio: int, dtype: torch.dtype) -> None:
-    assert_decodes(paged(LENGTHS, heads=2 * ratio, kv_heads=2, head_size=32, dtype=dtype))
-
-
-@pytest.mark.parametrize("budget", [48, 80])
-def test_decode_over_lists(split: int, budget: int) -> None:
-    batch = paged(LENGTHS, head_size=32)
-    assert_decodes(batch, chosen(batch, budget))
-    assert_decodes(batch, chosen(batch, budget, width=5))
+@pytest.mark.parametrize("splits", [1, 3, 64])
+def test_decode(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense and over lists; heads of odd sizes, whose neighbours must not come in."""
+    cut_into(splits, monkeypatch)
+    for ratio, dtype in ((1, torch.float32), (3, torch.float16)):
+        assert_decodes(paged(LENGTHS, heads=2 * ratio, kv_heads=2, head_size=32, dtype=dtype))
+    for head_size in (32, 48):
+        batch = paged(LENGTHS, heads=4, head_size=head_size)
+        assert_decodes(batch, chosen(batch, 48))
+        assert_decodes(batch, chosen(batch, 64, width=5))
 
 
 SHAPES = [(64, 16), (128, 32), (32, 4), (32, 64), (40, 16), (80, 16), (96, 4), (32, 256)]
@@ -91,47 +94,44 @@ def test_decode_of_other_shapes(head_size: int, page: int) -> None:
     assert_decodes(paged([70, 3], heads=2, kv_heads=1, head_size=head_size, page=page))
 
 
-def test_heads_of_odd_sizes_in_several_splits(split: int) -> None:
-    """What lies behind a head is the next token's: it must not come in."""
-    batch = paged([100, 0, 33], heads=4, kv_heads=2, head_size=48)
-    assert_decodes(batch)
-    assert_decodes(batch, chosen(batch, 64))
+def test_many_query_heads_of_a_group() -> None:
+    for ratio in (17, 64):
+        assert_decodes(paged([20, 40], heads=ratio, kv_heads=1, head_size=32))
 
 
-@pytest.mark.parametrize("ratio", [17, 64])
-def test_many_query_heads_of_a_group(ratio: int) -> None:
-    assert_decodes(paged([20, 40], heads=ratio, kv_heads=1, head_size=32))
-
-
-@pytest.mark.parametrize(
-    ("kept", "splits", "used"),
-    [(1, 64, 1), (3, 3, 2), (6, 3, 3), (7, 3, 2), (20, 3, 3), (20, 64, 10)],
-)
-def test_kept_pages_are_shared_by_many_splits(kept, splits, used, monkeypatch) -> None:
+def test_kept_pages_are_shared_by_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as there may be, in whole tiles, however wide the table is."""
-    cut = decode.Plan(tile=32, splits=splits, least=32, warps=4, stages=2)
-    monkeypatch.setattr(decode, "plan", lambda *_: cut)
     partials: list[Tensor] = []
     make = decode._partials
     monkeypatch.setattr(decode, "_partials", lambda *args: partials.extend(make(*args)) or partials)
-    batch = paged([40 * 16], heads=1, kv_heads=1, head_size=32)
-    pages = torch.arange(40, device=DEVICE).view(1, 1, 40)
-    assert_decodes(batch, PageLists(pages, torch.full((1, 1), kept, device=DEVICE)))
-    _, top_BHX, _ = partials
-    assert top_BHX.isfinite().sum() == used
+    batch = paged([24 * 16], heads=1, kv_heads=1, head_size=32)
+    pages = torch.arange(24, device=DEVICE).view(1, 1, 24)
+    for kept, splits, used in (
+        (1, 64, 1),
+        (3, 3, 2),
+        (6, 3, 3),
+        (7, 3, 2),
+        (20, 3, 3),
+        (20, 64, 10),
+    ):
+        cut_into(splits, monkeypatch)
+        partials.clear()
+        assert_decodes(batch, PageLists(pages, torch.full((1, 1), kept, device=DEVICE)))
+        _, top_BHX, _ = partials
+        assert top_BHX.isfinite().sum() == used
 
 
-def test_the_list_of_all_pages_is_dense(split: int) -> None:
+def test_the_list_of_all_pages_is_dense() -> None:
     batch = paged(LENGTHS, head_size=32)
     dense = attend(batch)
     assert torch.equal(attend(batch, chosen(batch, 1000)), dense)
     assert torch.equal(attend(batch, chosen(batch, 1000, width=20)), dense)
 
 
-def test_a_row_does_not_depend_on_the_others(split: int) -> None:
+def test_a_row_does_not_depend_on_the_others() -> None:
     batch = paged(LENGTHS, head_size=32)
     together = attend(batch)
-    for row in (1, 6):
+    for row in (1, 4):
         only = slice(row, row + 1)
         alone = batch._replace(
             q_BHD=batch.q_BHD[only], table_BM=batch.table_BM[only], lengths_B=batch.lengths_B[only]
@@ -150,7 +150,7 @@ def relaid(batch: Batch) -> Batch:
     )
 
 
-def test_decode_of_other_layouts_and_integers(split: int) -> None:
+def test_decode_of_other_layouts_and_integers() -> None:
     batch = paged([17, 0, 60], head_size=32)
     lists = chosen(batch, 64)
     expected = attend(batch, lists)
@@ -164,7 +164,7 @@ def test_decode_of_other_layouts_and_integers(split: int) -> None:
     assert torch.equal(attend(relaid(batch)), attend(batch))
 
 
-def test_pages_off_the_list_are_never_read(split: int) -> None:
+def test_pages_off_the_list_are_never_read() -> None:
     """Unused slots of the pool hold NaN already; here the pages that no head keeps do, too."""
     batch = paged([150], heads=2, head_size=32)
     lists = chosen(batch, 48)
@@ -177,7 +177,7 @@ def test_pages_off_the_list_are_never_read(split: int) -> None:
     assert expected.isfinite().all()
 
 
-def test_rows_and_heads_without_pages_give_zeros(split: int) -> None:
+def test_rows_and_heads_without_pages_give_zeros() -> None:
     batch = paged([0, 40, 0], heads=4, kv_heads=2, head_size=32)
     assert (attend(batch)[[0, 2]] == 0).all()
     pages = torch.tensor([[[-1], [-1]], [[-1], [1]], [[0], [0]]], device=DEVICE)
@@ -193,8 +193,8 @@ def test_batches_without_tokens(lengths: list[int]) -> None:
     assert torch.equal(attend(batch), torch.zeros_like(batch.q_BHD))
 
 
-def test_a_nan_in_a_used_key_shows_in_its_own_heads_only(split: int) -> None:
-    batch = paged([100, 100], heads=6, kv_heads=2, head_size=32)
+def test_a_nan_in_a_used_key_shows_in_its_own_heads_only() -> None:
+    batch = paged([70, 70], heads=6, kv_heads=2, head_size=32)
     batch.k_NGPD[batch.table_BM[0, 3], 1, 5, 7] = torch.nan
     out = attend(batch)
     assert out[0, 3:].isnan().all()
@@ -202,24 +202,17 @@ def test_a_nan_in_a_used_key_shows_in_its_own_heads_only(split: int) -> None:
     assert out[1].isfinite().all()
 
 
-@pytest.mark.parametrize("rows", [1, 4, 32, 64, 256])
-@pytest.mark.parametrize("tokens", [16, 128, 2048, 32768, 131072])
-def test_plans_cut_by_whole_tiles_and_pages(rows: int, tokens: int) -> None:
-    for size in (32, 80, 128, 256):
-        for itemsize in (2, 4):
-            cut = decode.plan(rows, 8, tokens, size, itemsize)
-            assert cut.tile.bit_count() == cut.least.bit_count() == 1
-            assert cut.least % cut.tile == 0
-            assert 1 <= cut.splits <= min(decode.MOST_SPLITS, max(1, tokens // cut.least))
-            assert cut.splits * rows * 8 <= decode.MOST_PROGRAMS
-
-
-@pytest.mark.parametrize(
-    ("rows", "tokens", "splits"),
-    [(1, 2**18, 64), (1, 4096, 32), (16, 32768, 16), (32, 32768, 16), (32, 2048, 1), (60, 4096, 2)],
-)
-def test_plans(rows: int, tokens: int, splits: int) -> None:
-    assert decode.plan(rows, 8, tokens, 128, 2).splits == splits
+def test_plans_cut_by_whole_tiles_and_pages() -> None:
+    numbers = (1, 4, 32, 64, 256), (16, 128, 2048, 32768, 131072), (32, 80, 128, 256), (2, 4)
+    for rows, tokens, size, itemsize in product(*numbers):
+        cut = PLAN(rows, 8, tokens, size, itemsize)
+        assert cut.tile.bit_count() == cut.least.bit_count() == 1
+        assert cut.least % cut.tile == 0
+        assert 1 <= cut.splits <= min(decode.MOST_SPLITS, max(1, tokens // cut.least))
+        assert cut.splits * rows * 8 <= decode.MOST_PROGRAMS
+    known = [(1, 2**18, 64), (1, 4096, 32), (16, 32768, 16), (32, 32768, 16), (32, 2048, 1)]
+    for rows, tokens, splits in (*known, (60, 4096, 2)):
+        assert PLAN(rows, 8, tokens, 128, 2).splits == splits
 
 
 def queries_of(batch: Batch, counts: list[int]) -> tuple[Tensor, Tensor]:
@@ -236,12 +229,12 @@ def attend_chunks(batch: Batch, q_THD: Tensor, bounds: Tensor) -> Tensor:
     return prefill.attend_causal_paged(*arguments, scale=SCALE)
 
 
-@pytest.mark.parametrize("counts", [LENGTHS, [1, 15, 1, 2, 0, 20, 70], [0, 0, 3, 0, 0, 33, 1]])
+@pytest.mark.parametrize("counts", [LENGTHS, [1, 15, 2, 0, 50], [0, 3, 0, 0, 33]])
 @pytest.mark.parametrize(("ratio", "dtype"), [(1, torch.float16), (3, torch.float32)])
 def test_prefill(ratio: int, dtype: torch.dtype, counts: list[int]) -> None:
     batch = paged(LENGTHS, heads=2 * ratio, kv_heads=2, head_size=32, dtype=dtype)
     q, bounds = queries_of(batch, counts)
-    expected = definition.attend_causal_paged(q, *batch.pool, bounds, scale=SCALE)
+    expected = definition.attend_causal_paged.definition(q, *batch.pool, bounds, scale=SCALE)
     tolerance = TOLERANCE[dtype]
     out = attend_chunks(batch, q, bounds)
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
@@ -251,7 +244,7 @@ def test_prefill(ratio: int, dtype: torch.dtype, counts: list[int]) -> None:
 def test_prefill_of_heads_of_odd_sizes(head_size: int) -> None:
     batch = paged([40, 3], heads=2, kv_heads=1, head_size=head_size)
     q, bounds = queries_of(batch, [35, 3])
-    expected = definition.attend_causal_paged(q, *batch.pool, bounds, scale=SCALE)
+    expected = definition.attend_causal_paged.definition(q, *batch.pool, bounds, scale=SCALE)
     torch.testing.assert_close(attend_chunks(batch, q, bounds), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -265,11 +258,11 @@ def test_prefill_of_other_layouts_and_integers() -> None:
 
 def test_a_sequence_does_not_depend_on_its_neighbours() -> None:
     batch = paged(LENGTHS, head_size=32)
-    q, bounds = queries_of(batch, [1, 15, 1, 2, 0, 20, 70])
+    q, bounds = queries_of(batch, [1, 15, 2, 0, 50])
     together = attend_chunks(batch, q, bounds)
-    last = batch._replace(table_BM=batch.table_BM[6:], lengths_B=batch.lengths_B[6:])
-    alone = attend_chunks(last, q[bounds[6] :], bounds[6:] - bounds[6])
-    assert torch.equal(alone, together[bounds[6] :])
+    last = batch._replace(table_BM=batch.table_BM[4:], lengths_B=batch.lengths_B[4:])
+    alone = attend_chunks(last, q[bounds[4] :], bounds[4:] - bounds[4])
+    assert torch.equal(alone, together[bounds[4] :])
 
 
 def test_prefill_without_queries() -> None:

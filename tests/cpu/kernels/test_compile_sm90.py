@@ -49,6 +49,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run(tmp_path_factory.mktemp("triton"), "-m", "support.compile_sm90")
 
 
+def test_small_kernels_compile_and_fit(tmp_path: Path) -> None:
+    """The quick tier's share of the sweep below."""
+    found = run(tmp_path, "-m", "support.compile_sm90", "store", "rows")
+    assert {kernel["name"].partition(".")[0] for kernel in found} == {"store", "rows"}
+    check_resources(found)
+
+
+@pytest.mark.slow
 def test_every_launched_kernel_compiles(compiled: list[dict[str, Any]], tmp_path: Path) -> None:
     (names,) = run(tmp_path, "-c", NAMES)
     assert len(names) >= 11
@@ -56,6 +64,7 @@ def test_every_launched_kernel_compiles(compiled: list[dict[str, Any]], tmp_path
     assert set(names) == {k["name"] for k in compiled if not k["name"].startswith(GENERATED)}
 
 
+@pytest.mark.slow
 def test_every_flow_compiles(compiled: list[dict[str, Any]]) -> None:
     made = {k["name"] for k in compiled if k["name"].startswith(GENERATED)}
     flows = len(LIBRARY) + len(ODD) + len(ON_GPU)
@@ -64,12 +73,14 @@ def test_every_flow_compiles(compiled: list[dict[str, Any]]) -> None:
     assert sum(name.endswith(".choose") for name in made) >= 8
 
 
+@pytest.mark.slow
 def test_kernels_fit_a_multiprocessor(compiled: list[dict[str, Any]]) -> None:
+    check_resources(compiled)
+
+
+def check_resources(compiled: list[dict[str, Any]]) -> None:
+    """Nothing spills, but generated kernels may keep a word on the stack."""
     for kernel in compiled:
         assert kernel["shared"] <= SHARED_MEMORY, kernel
         assert kernel["registers"] * kernel["warps"] * 32 <= 65536, kernel
-
-
-def test_no_kernel_spills(compiled: list[dict[str, Any]]) -> None:
-    """Generated ones may keep a word on the stack."""
-    assert [k for k in compiled if k["stack"] > 16 * k["name"].startswith(GENERATED)] == []
+        assert kernel["stack"] <= 16 * kernel["name"].startswith(GENERATED), kernel

@@ -1,9 +1,11 @@
-"""The sampling kernel against its definition: in Triton's interpreter, or on a GPU."""
+"""The sampling and row kernels against their definitions: in Triton's interpreter, or on a GPU."""
 
 import pytest
 import torch
+from support.rowstates import check_steps
 
 pytest.importorskip("triton")
+from sparrow.ops.kernels import rows
 from sparrow.ops.kernels import sample as kernel
 from sparrow.ops.reference import sampling as definition
 
@@ -26,7 +28,7 @@ def check(logits, seeds, counters, temperatures) -> definition.Draws:
         torch.as_tensor(temperatures, device=DEVICE, dtype=torch.float32),
     )
     assert kernel.supports("sample", *arguments)
-    expected, actual = definition.sample(*arguments), kernel.sample(*arguments)
+    expected, actual = definition.sample.definition(*arguments), kernel.sample(*arguments)
     assert [x.dtype for x in actual] == [x.dtype for x in expected]
     assert actual.tokens.tolist() == expected.tokens.tolist()
     assert actual.ok.tolist() == expected.ok.tolist()
@@ -38,22 +40,22 @@ def check(logits, seeds, counters, temperatures) -> definition.Draws:
     return actual
 
 
-@pytest.mark.parametrize("vocabulary", [1, 15, 16, 17, 101])
 @pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
-def test_draws(vocabulary: int, spread: float) -> None:
-    torch.manual_seed(vocabulary)
-    logits = torch.randn(8, vocabulary) * spread
-    check(logits, torch.arange(8) * 7, torch.arange(8), [1.0, 0.7, 0.01, 2.0, 1.0, 0.0, 1.3, 0.5])
+def test_draws(spread: float) -> None:
+    for vocabulary in (1, 16, 17, 101):
+        torch.manual_seed(vocabulary)
+        logits, rows = torch.randn(6, vocabulary) * spread, torch.arange(6)
+        check(logits, rows * 7, rows, [1.0, 0.7, 0.01, 2.0, 0.0, 0.5])
 
 
 def test_uniform_numbers_are_the_definition_s() -> None:
-    """In a flat distribution the token is the uniform number, to within one part in 480."""
+    """In a flat distribution the token is the uniform number, to within one part in 240."""
     seeds = [0, 1, -1, 2**62, -(2**63), 2**63 - 1, 1234567, 42]
     counters = [0, 1, 2, 3, 2**31, 0, 2**40, 5]
-    draws = check(torch.zeros(8, 480), seeds, counters, [1.0] * 8)
+    draws = check(torch.zeros(8, 240), seeds, counters, [1.0] * 8)
     uniforms = definition.uniforms(torch.tensor(seeds), torch.tensor(counters))
-    assert draws.tokens.tolist() == (uniforms * 480).long().tolist()
-    check(torch.zeros(2, 480), torch.tensor([3, 4]).int(), torch.tensor([0, 9]).int(), [1.0] * 2)
+    assert draws.tokens.tolist() == (uniforms * 240).long().tolist()
+    check(torch.zeros(2, 240), torch.tensor([3, 4]).int(), torch.tensor([0, 9]).int(), [1.0] * 2)
 
 
 def test_greedy_takes_the_earliest_best_token() -> None:
@@ -79,9 +81,9 @@ def test_rows_that_are_not_finite_are_not_ok(temperature: float) -> None:
 
 
 def test_tokens_without_mass_are_never_drawn() -> None:
-    logits = torch.full((40, 64), -1e4)
+    logits = torch.full((12, 64), -1e4)
     logits[:, 17] = logits[:, 30] = 0.0
-    draws = check(logits, torch.arange(40), [0] * 40, [1.0] * 40)
+    draws = check(logits, torch.arange(12), [0] * 12, [1.0] * 12)
     assert set(draws.tokens.tolist()) == {17, 30}
 
 
@@ -119,3 +121,7 @@ def test_cuts_are_left_to_the_definition() -> None:
     assert not kernel.supports("sample", logits, ints, ints, floats, None, floats)
     assert not kernel.supports("sample", logits, ints, ints, floats, None, None, ints[:, None])
     assert not kernel.supports("sample", logits.double(), ints, ints, floats)
+
+
+def test_row_kernels_do_what_the_definitions_do() -> None:
+    check_steps(rows, device=DEVICE)

@@ -1,6 +1,8 @@
 """Loading whole or not at all, saving what transformers loads, and the errors on the way."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from sparrow.models.attention import Packed
 from sparrow.models.spec import spec_from_hf, spec_to_hf
 
 IDS = torch.arange(30) % 50
+WEIGHTS = "model.safetensors"
 
 
 @torch.no_grad()
@@ -128,24 +131,15 @@ def test_configs_of_published_shapes_survive_the_round_trip() -> None:
 def test_random_weights_follow_the_seed() -> None:
     assert torch.equal(tiny().head, tiny().head)
     assert not torch.equal(tiny().head, models.random(tiny().spec, seed=2).head)
-    with pytest.raises(ValueError, match=r"no published shape 'qwen9'.*qwen3-0\.6b"):
+    with pytest.raises(ValueError, match=r"qwen9.*qwen3"):
         models.random("qwen9")
-
-
-def truncate(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def garbage(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"not a tensor file at all")
 
 
 def edit_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
-        tensors = load_file(folder / "model.safetensors")
+        tensors = load_file(folder / WEIGHTS)
         change(tensors)
-        save_file(tensors, folder / "model.safetensors")
+        save_file(tensors, folder / WEIGHTS)
 
     return edit
 
@@ -159,74 +153,56 @@ def edit_config(**changes: Any) -> Callable[[Path], None]:
 
 
 K_PROJ = "model.layers.1.self_attn.k_proj.weight"
-BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "truncated": (truncate, r"model\.safetensors: not a whole safetensors file"),
-    "garbage": (garbage, r"model\.safetensors: not a whole safetensors file"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no such file"),
-    "no config": (lambda f: (f / "config.json").unlink(), r"config\.json: no such file"),
-    "config not json": (
-        lambda f: (f / "config.json").write_text("{"),
-        r"config\.json: not valid JSON",
-    ),
-    "config a list": (lambda f: (f / "config.json").write_text("[]"), "holds list"),
-    "missing tensor": (
-        edit_tensors(lambda t: t.pop(K_PROJ)),
-        rf"tensor {K_PROJ} is missing",
-    ),
-    "wrong shape": (
-        edit_tensors(lambda t: t.update({K_PROJ: torch.zeros(3, 5)})),
-        rf"model\.safetensors: tensor {K_PROJ} has shape \(3, 5\).*\(16, 32\)",
-    ),
-    "wrong dtype": (
-        edit_tensors(lambda t: t.update({K_PROJ: torch.zeros(16, 32, dtype=torch.int8)})),
-        rf"tensor {K_PROJ} has dtype I8",
-    ),
-    "unknown tensor": (
-        edit_tensors(lambda t: t.update({"model.vision.weight": torch.zeros(1)})),
-        r"tensor model\.vision\.weight is not known",
-    ),
-    "unknown architecture": (edit_config(model_type="mamba"), r"'mamba'.*llama, qwen2, qwen3"),
-    "missing key": (edit_config(hidden_size=None), r"config\.json: the key 'hidden_size'"),
-    "odd heads": (edit_config(num_key_value_heads=3), "heads must be a multiple of kv_heads"),
-    "text as size": (
-        edit_config(num_hidden_layers="two"),
-        "num_hidden_layers: layers must be a whole",
-    ),
-    "no heads": (edit_config(num_attention_heads=0, head_dim=None), "heads must be a whole"),
-    "text as number": (edit_config(rms_norm_eps="1e-5"), "norm_eps must be a number"),
-    "another head": (
-        edit_config(architectures=["Qwen3ForSequenceClassification"]),
-        "lack Qwen3ForCausalLM",
-    ),
-    "no KV heads": (edit_config(num_key_value_heads=None), "the key 'num_key_value_heads'"),
-    "rope text": (
-        edit_config(rope_scaling={"rope_type": "linear", "factor": "2"}),
-        r"rope_scaling\.factor must be a number .*, got '2'",
-    ),
-    "tied as text": (edit_config(tie_word_embeddings="yes"), "tie_word_embeddings must be"),
-    "eos beyond": (edit_config(eos_token_id=99), "special token 99 is not an id below 64"),
-    "eos in a table": (edit_config(eos_token_id={}), "special token {} is not an id"),
-    "no head size": (edit_config(head_dim=0), "head_size must be a whole number"),
-    "rope theta": (edit_config(rope_theta=-4), "rope_theta must be a number .*, got -4"),
-    "other activation": (edit_config(hidden_act="gelu"), "hidden_act='gelu' is not supported"),
-    "sliding window": (edit_config(use_sliding_window=True), "use_sliding_window=True"),
-    "layer types": (edit_config(layer_types=["sliding_attention"]), "sliding_attention"),
-    "quantised": (edit_config(quantization_config={"bits": 4}), "quantization_config"),
-    "dynamic rope": (
-        edit_config(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
-        r"rope scaling 'dynamic' is not supported.*llama3.*yarn",
-    ),
-    "rope lacks": (edit_config(rope_scaling={"type": "linear"}), "'linear' lacks factor"),
-    "partial rope": (edit_config(partial_rotary_factor=0.5), "partial_rotary_factor=0.5"),
-}
+BROKEN_FILES: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda f: os.truncate(f / WEIGHTS, (f / WEIGHTS).stat().st_size - 100), WEIGHTS),
+    (lambda f: (f / WEIGHTS).write_bytes(b"not a tensor file at all"), WEIGHTS),
+    (lambda f: (f / WEIGHTS).unlink(), WEIGHTS),
+    (lambda f: (f / "config.json").unlink(), "config.json"),
+    (lambda f: (f / "config.json").write_text("{"), "config.json"),
+    (lambda f: (f / "config.json").write_text("[]"), "config.json"),
+    (edit_tensors(lambda t: t.pop(K_PROJ)), K_PROJ),
+    (edit_tensors(lambda t: t.update({K_PROJ: torch.zeros(3, 5)})), K_PROJ),
+    (edit_tensors(lambda t: t.update({K_PROJ: torch.zeros(16, 32, dtype=torch.int8)})), K_PROJ),
+    (edit_tensors(lambda t: t.update({"model.vision.weight": torch.zeros(1)})), "model.vision"),
+]
+BROKEN_CONFIGS: list[dict[str, Any]] = [  # the first key is the one that is named
+    {"model_type": "mamba"},
+    {"hidden_size": None},
+    {"num_attention_heads": 4, "num_key_value_heads": 3},
+    {"num_hidden_layers": "two"},
+    {"num_attention_heads": 0, "head_dim": None},
+    {"rms_norm_eps": "1e-5"},
+    {"architectures": ["Qwen3ForSequenceClassification"]},
+    {"num_key_value_heads": None},
+    {"tie_word_embeddings": "yes"},
+    {"eos_token_id": 99},
+    {"eos_token_id": {}},
+    {"head_dim": 0},
+    {"rope_theta": -4},
+    {"hidden_act": "gelu"},
+    {"use_sliding_window": True},
+    {"layer_types": ["sliding_attention"]},
+    {"quantization_config": {"bits": 4}},
+    {"partial_rotary_factor": 0.5},
+]
+BROKEN_ROPES = [
+    ({"rope_type": "linear", "factor": "2"}, "rope_scaling.factor"),
+    ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
+    ({"type": "linear"}, "factor"),
+]
 
 
-@pytest.mark.parametrize("case", list(BROKEN))
-def test_broken_folders_are_refused_by_name(case: str, saved: Path) -> None:
-    breaks, message = BROKEN[case]
-    breaks(saved)
-    with pytest.raises(ValueError, match=message):
-        models.load(saved, device="cpu")
+def test_broken_folders_are_refused_by_name(saved: Path, tmp_path: Path) -> None:
+    cases = [
+        *BROKEN_FILES,
+        *((edit_config(**changes), next(iter(changes))) for changes in BROKEN_CONFIGS),
+        *((edit_config(rope_scaling=rope), field) for rope, field in BROKEN_ROPES),
+    ]
+    for number, (breaks, field) in enumerate(cases):
+        breaks(place := shutil.copytree(saved, tmp_path / str(number)))
+        with pytest.raises(ValueError, match=re.escape(field)) as refused:
+            models.load(place, device="cpu")
+        assert str(place) in str(refused.value)
 
 
 def test_a_tied_model_may_store_its_head_again_but_no_other(tmp_path: Path) -> None:
@@ -236,13 +212,13 @@ def test_a_tied_model_may_store_its_head_again_but_no_other(tmp_path: Path) -> N
     edit_tensors(lambda t: t.update(head))(place)
     assert torch.equal(logits_of(models.load(place, device="cpu")), logits_of(model))
     edit_tensors(lambda t: t.update({name: 2 * w for name, w in head.items()}))(place)
-    with pytest.raises(ValueError, match=r"lm_head\.weight differs from the embedding"):
+    with pytest.raises(ValueError, match="lm_head"):
         models.load(place, device="cpu")
 
 
 def test_two_sets_of_weights_are_refused(saved: Path) -> None:
     (saved / "model.safetensors.index.json").write_text('{"weight_map": {}}')
-    with pytest.raises(ValueError, match="which one counts"):
+    with pytest.raises(ValueError, match="index"):
         models.load(saved, device="cpu")
 
 
@@ -251,19 +227,19 @@ def test_missing_shard_and_broken_index(tmp_path: Path, monkeypatch: pytest.Monk
     place = without_digests(models.save(tiny(), tmp_path / "out"))
     copy = shutil.copytree(place, tmp_path / "copy")
     sorted(copy.glob("*.safetensors"))[0].unlink()
-    with pytest.raises(ValueError, match=r"model-0000\d-of-\d+\.safetensors: no such file"):
+    with pytest.raises(ValueError, match=r"model-0000\d-of"):
         models.load(copy, device="cpu")
     (place / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ValueError, match="not a weight index"):
+    with pytest.raises(ValueError, match="weight_map"):
         models.load(place, device="cpu")
 
 
 def test_unknown_names_say_what_is_known(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no model 'gpt-7'.*smollm2-135m"):
+    with pytest.raises(ValueError, match=r"gpt-7.*smollm2"):
         models.load("gpt-7")
-    with pytest.raises(ValueError, match="no model '~nobody-here/x'"):
+    with pytest.raises(ValueError, match="nobody-here"):
         models.load("~nobody-here/x")
-    with pytest.raises(ValueError, match="is this a Hugging Face folder"):
+    with pytest.raises(ValueError, match="config"):
         models.load(tmp_path)
 
 
@@ -275,22 +251,22 @@ def test_a_hub_name_without_a_network_says_what_to_do(monkeypatch: pytest.Monkey
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(ValueError, match=r"Qwen/Qwen3-0\.6B.*pass its folder"):
+    with pytest.raises(ValueError, match="Qwen/Qwen3"):
         models.load("Qwen/Qwen3-0.6B")
 
 
 def test_devices_and_dtypes_are_checked(saved: Path) -> None:
-    with pytest.raises(ValueError, match="dtype must be auto, float32, bfloat16, float16"):
+    with pytest.raises(ValueError, match="dtype"):
         models.load(saved, device="cpu", dtype="int8")
-    with pytest.raises(ValueError, match="unknown device"):
+    with pytest.raises(ValueError, match="abacus"):
         models.load(saved, device="abacus")
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="no GPU"):
+        with pytest.raises(ValueError, match="cuda"):
             models.load(saved, device="cuda")
 
 
 def test_saving_never_overwrites(saved: Path) -> None:
-    with pytest.raises(ValueError, match="not an empty folder"):
+    with pytest.raises(ValueError, match="saved"):
         models.save(tiny(), saved)
     (saved.parent / "empty").mkdir()
     models.save(tiny(), saved.parent / "empty")

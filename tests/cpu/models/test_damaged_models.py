@@ -46,17 +46,18 @@ def problem(folder: Path) -> str:
     return ""
 
 
-def test_values_of_another_kind_or_size_are_refused_by_key(folder: Path) -> None:
-    file = folder / "config.json"
+def test_values_of_another_kind_or_size_are_refused_by_key() -> None:
+    """The file alone is read: a config that passes still meets its weights in `load`."""
     for key in KEYS:
         for value in ODD:
-            file.write_text(json.dumps({**CONFIG, key: value}))
-            said = problem(folder)
-            assert said == "" or str(folder) in said, (key, value)
+            said = ""
+            try:
+                spec_from_hf({**CONFIG, key: value}, "some file")
+            except ValueError as error:
+                said = str(error)
+            assert said == "" or "some file" in said, (key, value)
             if isinstance(value, str | list | dict) and value not in ("", "x", "2", [], {}):
-                word = "rope" if "rope" in key else key
-                assert str(file) in said, (key, value)
-                assert word in said, (key, value)
+                assert ("rope" if "rope" in key else key) in said, (key, value)
 
 
 def test_numbers_that_would_take_all_memory_are_refused_by_key() -> None:
@@ -94,7 +95,7 @@ def test_damaged_weights_are_refused_by_name(folder: Path) -> None:
     draw = random.Random(3)
     whole = (folder / "model.safetensors").read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
-    for number in range(90):
+    for number in range(30):
         place = draw.randrange(header)
         cut = whole[: draw.randrange(len(whole))]
         flipped = bytes([whole[place] ^ 1 << draw.randrange(8)])
@@ -105,19 +106,17 @@ def test_damaged_weights_are_refused_by_name(folder: Path) -> None:
         assert said or number % 3
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["/etc/x.safetensors", "../x.safetensors", "a/x.safetensors", "..", "x.bin", "", 5, [], {}],
-)
-def test_an_index_names_files_of_its_folder(folder: Path, name: Any) -> None:
+def test_an_index_names_files_of_its_folder(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     (folder / "model.safetensors").rename(folder / "x.safetensors")
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": "x.safetensors"}}))
     load(folder, device="cpu")
-    index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
-    with pytest.raises(ValueError, match="weight_map") as refused:
-        load(folder, device="cpu")
-    assert str(index) in str(refused.value)
+    outside = ("/etc/x.safetensors", "../x.safetensors", "a/x.safetensors", "..", "x.bin", "")
+    for name in (*outside, 5, [], {}):
+        index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+        with pytest.raises(ValueError, match="weight_map") as refused:
+            load(folder, device="cpu")
+        assert str(index) in str(refused.value)
 
 
 def test_json_that_is_too_deep_is_refused(folder: Path) -> None:

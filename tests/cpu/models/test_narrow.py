@@ -9,7 +9,7 @@ import torch
 from sparrow import models
 from sparrow.models import Decoder
 from sparrow.models.attention import Packed
-from sparrow.models.narrow import narrowed
+from sparrow.models.checkpoint import narrowed
 
 IDS = torch.arange(30) % 50
 WIDTH = 48
@@ -96,30 +96,13 @@ def test_dtype_stays() -> None:
     assert narrowed(model, replace(model.spec, intermediate=20)).dtype == torch.bfloat16
 
 
-def test_refuses_a_wider_one() -> None:
+def test_refuses_what_differs_otherwise() -> None:
     model = tiny()
-    with pytest.raises(ValueError, match="MLPs of 48 channels cannot give 49"):
-        narrowed(model, replace(model.spec, intermediate=49))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"layers": 1},
-        {"hidden": 64},
-        {"heads": 2},
-        {"kv_heads": 4},
-        {"head_size": 16},
-        {"vocabulary": 65},
-        {"tied": False},
-        {"norm_eps": 1e-5},
-        {"family": "llama"},
-        {"eos_ids": (3,)},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_refuses_what_differs_otherwise(changes: dict[str, Any]) -> None:
-    model = tiny()
-    other = replace(model.spec, intermediate=20, **changes)
-    with pytest.raises(ValueError, match="only the context and the width of the MLPs may differ"):
-        narrowed(model, other)
+    changes: list[dict[str, Any]] = [
+        *({"intermediate": 49}, {"layers": 1}, {"hidden": 64}, {"heads": 2}, {"kv_heads": 4}),
+        *({"head_size": 16}, {"vocabulary": 65}, {"tied": False}, {"norm_eps": 1e-5}),
+        *({"family": "llama"}, {"eos_ids": (3,)}),
+    ]
+    for change in changes:
+        with pytest.raises(ValueError, match=r"MLPs|differ"):
+            narrowed(model, replace(model.spec, **({"intermediate": 20} | change)))

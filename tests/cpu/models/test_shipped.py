@@ -128,10 +128,10 @@ def test_answers_end_with_the_end_of_the_language(name: str) -> None:
     assert models.load(name, device="cpu").spec.eos_ids == (WORDS.index("<eos>"),)
 
 
-@pytest.mark.parametrize("wanted", ["tinny", "Tiny", "tiny.gguf"])
-def test_unknown_names_are_told_the_shipped_ones(wanted: str) -> None:
-    with pytest.raises(ValueError, match=f"no model '{wanted}': .* not one of small, tiny, "):
-        models.load(wanted)
+def test_unknown_names_are_told_the_shipped_ones() -> None:
+    for wanted in ("tinny", "Tiny", "tiny.gguf"):
+        with pytest.raises(ValueError, match=f"'{wanted}'.*small, tiny"):
+            models.load(wanted)
 
 
 def test_a_folder_of_that_name_wins(tmp_path: Path) -> None:
@@ -165,14 +165,14 @@ def _one_thread() -> Iterator[None]:
 def test_tiny_solves_short_puzzles_more_often_than_not() -> None:
     """At temperature 1, by seeds that training never draws; about 85 % are right."""
     puzzle = PUZZLES["countdown"]
-    rows = [puzzle.row(seed, 200) for seed in range(12)]
+    rows = [puzzle.row(seed, 100) for seed in range(8)]
     model = models.load("tiny", device="cpu")
     engine = Engine(model, rule=None, max_context=1024, exact_batches=False)
-    own = SamplingParams(max_tokens=400, seed=0)
+    own = SamplingParams(max_tokens=200, seed=0)
     completions = engine.generate([encode(row.prompt) for row in rows], own)
     texts = [decode(completion.token_ids.tolist()) for completion in completions]
     right = sum(puzzle.reward(row, text).acc for row, text in zip(rows, texts, strict=True))
-    assert right > 6
+    assert right > 4
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -60,7 +60,7 @@ def attempt(file: Path) -> None:
 
 
 def damaged(content: bytes, draw: random.Random) -> Iterator[bytes]:
-    for _ in range(8):
+    for _ in range(5):
         place = draw.randrange(len(content))
         yield content[:place]
         yield (
@@ -108,33 +108,22 @@ def test_values_of_another_kind_are_named(folder: Path) -> None:
             (key,) for key in ("chat_template", "added_tokens_decoder", "init_inputs", "auto_map")
         ]
         for path in paths:
-            for value in draw.sample(ODD, 3):
+            for value in draw.sample(ODD, 1):
                 (folder / name).write_text(json.dumps(replaced(json.loads(whole), path, value)))
                 attempt(folder / name)
         (folder / name).write_text(whole)
 
 
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"tokenizer_class": "AutoTokenizer"}, "tokenizer_class"),
-        ({"tokenizer_class": "AutoModelForCausalLM"}, "tokenizer_class"),
-        ({"tokenizer_class": "RagTokenizer"}, "tokenizer_class"),
-        ({"tokenizer_class": ["TokenizersBackend"]}, "tokenizer_class"),
-        ({"fast_tokenizer_files": ["../other/tokenizer.1.json"]}, "fast_tokenizer_files"),
-        ({"gguf_file": "../other.gguf"}, "gguf_file"),
-    ],
-)
-def test_a_file_names_no_other_class_and_no_other_file(
-    folder: Path, changes: dict[str, Any], key: str
-) -> None:
-    edit(folder / CONFIG, lambda config: {**config, **changes})
-    with pytest.raises(ValueError, match=key) as refused:
-        models.load_tokenizer(folder)
-    assert str(folder / CONFIG) in str(refused.value)
-
-
-def test_the_class_in_the_models_config_is_checked_too(folder: Path) -> None:
+def test_a_file_names_no_other_class_and_no_other_file(folder: Path) -> None:
+    whole = (folder / CONFIG).read_text()
+    classes = ("AutoTokenizer", "AutoModelForCausalLM", "RagTokenizer", ["TokenizersBackend"])
+    other_files = {"fast_tokenizer_files": ["../other/1.json"], "gguf_file": "../other.gguf"}
+    for key, value in (*(("tokenizer_class", name) for name in classes), *other_files.items()):
+        (folder / CONFIG).write_text(json.dumps({**json.loads(whole), key: value}))
+        with pytest.raises(ValueError, match=key) as refused:
+            models.load_tokenizer(folder)
+        assert str(folder / CONFIG) in str(refused.value)
+    (folder / CONFIG).write_text(whole)
     edit(folder / "config.json", lambda config: {**config, "tokenizer_class": "AutoModel"})
     with pytest.raises(ValueError, match=r"config\.json: tokenizer_class"):
         models.load_tokenizer(folder)
@@ -164,27 +153,27 @@ def test_code_of_the_folder_is_not_run(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ 1 / 0 }}",
-        "{{ 'a' + 1 }}",
-        "{{ messages.__class__.__mro__ }}{{ ().__class__.__base__.__subclasses__() }}",
-        "{{ range(10 ** 9) | list }}",
-        "{{ 'a' * 10 ** 18 }}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{{ raise_exception('no') }}",
-        "{% for %}",
-        "{{ messages[5].content }}",
-        "{{ 10.0 ** 400 }}",
-        "{{ strftime_now(5) }}",
-    ],
-)
-def test_a_bad_chat_template_is_a_value_error_with_the_model(template: str) -> None:
+BAD_TEMPLATES = [
+    "{{ 1 / 0 }}",
+    "{{ 'a' + 1 }}",
+    "{{ messages.__class__.__mro__ }}{{ ().__class__.__base__.__subclasses__() }}",
+    "{{ range(10 ** 9) | list }}",
+    "{{ 'a' * 10 ** 18 }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{{ raise_exception('no') }}",
+    "{% for %}",
+    "{{ messages[5].content }}",
+    "{{ 10.0 ** 400 }}",
+    "{{ strftime_now(5) }}",
+]
+
+
+def test_a_bad_chat_template_is_a_value_error_with_the_model() -> None:
     tokenizer = models.load_tokenizer("tiny")
-    tokenizer.chat_template = template
-    with pytest.raises(ValueError, match="some-model"):
-        encode_messages(tokenizer, [{"role": "user", "content": TEXT}], model="some-model")
+    for template in BAD_TEMPLATES:
+        tokenizer.chat_template = template
+        with pytest.raises(ValueError, match="some-model"):
+            encode_messages(tokenizer, [{"role": "user", "content": TEXT}], model="some-model")
 
 
 def test_a_chat_has_the_ids_that_transformers_gives_it() -> None:
@@ -196,17 +185,14 @@ def test_a_chat_has_the_ids_that_transformers_gives_it() -> None:
     assert encode_prompt(tokenizer, TEXT, chat=True, model="tiny") == theirs
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_who_ends_the_program_ends_it(kind: type[BaseException]) -> None:
-    with pytest.raises(kind), library_errors("reading"):
-        raise kind
-
-
-def test_what_is_no_exception_becomes_one() -> None:
+def test_a_librarys_error_is_a_value_error_but_the_end_of_the_program() -> None:
     class Panic(BaseException):
         pass
 
-    with pytest.raises(ValueError, match="reading: Panic: in Rust"), library_errors("reading"):
+    for kind in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(kind), library_errors("reading"):
+            raise kind
+    with pytest.raises(ValueError, match="Panic"), library_errors("reading"):
         raise Panic("in Rust")
 
 

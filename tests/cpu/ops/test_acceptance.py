@@ -34,8 +34,7 @@ def bounds(p: list[float], q: list[float], width: int) -> tuple[float, float]:
     return float(lower), float(upper)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 37, None])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(("chunk", "temperature"), [(1, 1.0), (7, 0.6), (None, 1.0)])
 def test_a_comparison_against_double_precision(inputs, chunk, temperature) -> None:
     p_TC, q_TC, head_VC, ids_T = inputs
     found = ops.compare(p_TC, q_TC, head_VC, ids_T, temperature=temperature, chunk=chunk)
@@ -84,25 +83,12 @@ def test_a_temperature_per_token(inputs) -> None:
         torch.testing.assert_close(whole[17:18], single)
 
 
-def test_two_heads(inputs) -> None:
-    p_TC, _, head_VC, ids_T = inputs
-    other_VC = head_VC + 0.2 * torch.randn(
-        head_VC.shape, generator=torch.Generator().manual_seed(1)
-    )
-    found = ops.compare(p_TC, p_TC, head_VC, ids_T, q_head_VC=other_VC)
-    p_TV, q_TV = full(p_TC, head_VC), full(p_TC, other_VC)
-    alpha_T = torch.minimum(p_TV, q_TV).exp().sum(1)
-    torch.testing.assert_close(found.alpha.double(), alpha_T, atol=1e-5, rtol=0)
-    logq_T = q_TV[torch.arange(TOKENS), ids_T]
-    torch.testing.assert_close(found.logq.double(), logq_T, atol=1e-5, rtol=1e-5)
-    assert (found.lower <= found.alpha).all()
-    assert (found.alpha <= found.upper).all()
-
-
 def test_the_logits_of_both_sides_are_made_once(inputs, monkeypatch) -> None:
     rows: list[int] = []
-    whole = logprob.logits
-    monkeypatch.setattr(logprob, "logits", lambda h, w: rows.append(len(h)) or whole(h, w))
+    whole = logprob.logits.definition
+    monkeypatch.setattr(
+        logprob.logits, "definition", lambda h, w: rows.append(len(h)) or whole(h, w)
+    )
     ops.compare(*inputs, chunk=5)
     assert max(rows) == 5
     assert sum(rows) == 2 * TOKENS
@@ -171,75 +157,30 @@ class TestBounds:
 def test_only_rounding_is_smoothed(inputs, monkeypatch) -> None:
     """A bound that is wrong by more than rounding stays wrong, for everyone to see."""
     p_TC, q_TC, head_VC, ids_T = inputs
-    whole = definitions.acceptance_bounds
+    whole = definitions._bounds
     for shift, holds in ((0.5e-5, True), (1e-3, False)):
 
         def wrong(*lists: Tensor, by: float = shift) -> tuple[Tensor, Tensor]:
             lower_T, upper_T = whole(*lists)
             return lower_T + by, upper_T - by
 
-        monkeypatch.setattr(definitions, "acceptance_bounds", wrong)
+        monkeypatch.setattr(definitions, "_bounds", wrong)
         found = ops.compare(p_TC, q_TC, head_VC, ids_T, top_k=VOCABULARY)
         assert bool((found.lower <= found.alpha).all()) is holds
         assert bool((found.alpha <= found.upper).all()) is holds
 
 
-@pytest.mark.parametrize("temperature", [0.05, 1.0, 20.0])
-def test_the_bracket_over_a_large_vocabulary(temperature: float) -> None:
+def test_the_bracket_over_a_large_vocabulary() -> None:
     """Where fp32 sums are at their worst: 150 thousand terms, peaked, usual and flat."""
     generator = torch.Generator().manual_seed(5)
     head_VC = torch.randn(151_936, 8, generator=generator)
-    p_TC = 2 * torch.randn(12, 8, generator=generator)
-    noise_TC = torch.randn(12, 8, generator=generator) * torch.logspace(-6, 0, 12)[:, None]
-    for top_k in (20, 151_936):
-        found = ops.compare(
-            p_TC,
-            p_TC + noise_TC,
-            head_VC,
-            torch.zeros(12, dtype=torch.long),
-            temperature=temperature,
-            top_k=top_k,
-        )
-        assert (found.lower <= found.alpha).all()
-        assert (found.alpha <= found.upper).all()
-    assert (found.upper - found.lower).max() < definitions.ROUNDING
-
-
-def test_wrong_arguments_are_named(inputs) -> None:
-    p_TC, q_TC, head_VC, ids_T = inputs
-    with pytest.raises(ValueError, match="top_k must be between 1 and the vocabulary 101, got 102"):
-        ops.compare(p_TC, q_TC, head_VC, ids_T, top_k=102)
-    with pytest.raises(ValueError, match="ids must have 37 rows"):
-        ops.compare(p_TC, q_TC, head_VC, ids_T[1:])
-    with pytest.raises(ValueError, match=r"ids must be in 0\.\.100"):
-        ops.compare(p_TC, q_TC, head_VC, ids_T + 60)
-    with pytest.raises(ValueError, match="must have one shape"):
-        ops.compare(p_TC, q_TC[1:], head_VC, ids_T)
-    with pytest.raises(ValueError, match=r"head .* and q_head .* must have one shape"):
-        ops.compare(p_TC, q_TC, head_VC, ids_T, q_head_VC=head_VC[1:])
-
-
-def test_wrong_lists_are_named() -> None:
-    ids, logprobs = torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.2]]).log()
-
-    def of(p_ids: Tensor, p_logprobs: Tensor, vocabulary: int = 5) -> None:
-        ops.acceptance_bounds(p_ids, p_logprobs, ids, logprobs, vocabulary)
-
-    with pytest.raises(ValueError, match="p_ids names a token twice"):
-        of(torch.tensor([[1, 1]]), logprobs)
-    with pytest.raises(ValueError, match=r"p_ids \(1, 2\) and p_logprobs \(1, 1\)"):
-        of(ids, logprobs[:, :1])
-    with pytest.raises(ValueError, match="between 1 and all 1 tokens"):
-        of(ids, logprobs, 1)
-    with pytest.raises(ValueError, match=r"ids must be in 0\.\.4"):
-        of(ids + 4, logprobs)
-    with pytest.raises(ValueError, match=r"p_logprobs must be log-probs.* a row has 1\.5"):
-        of(ids, torch.tensor([[0.8, 0.7]]).log())
-    with pytest.raises(ValueError, match=r"p_logprobs must be log-probs.* a row has nan"):
-        of(ids, torch.tensor([[0.0, float("nan")]]))
-    with pytest.raises(ValueError, match="p_logprobs must be floating point"):
-        of(ids, ids)
-    with pytest.raises(ValueError, match="must be of the same tokens"):
-        of(ids.repeat(2, 1), logprobs.repeat(2, 1))
-    with pytest.raises(ValueError, match="p_ids must be int32 or int64"):
-        of(logprobs, logprobs)
+    p_TC = 2 * torch.randn(3, 8, generator=generator)
+    noise_TC = torch.randn(3, 8, generator=generator) * torch.logspace(-6, 0, 3)[:, None]
+    ids_T = torch.zeros(3, dtype=torch.long)
+    for temperature in (0.05, 1.0, 20.0):
+        for top_k in (20, 151_936):
+            options = {"temperature": temperature, "top_k": top_k}
+            found = ops.compare(p_TC, p_TC + noise_TC, head_VC, ids_T, **options)
+            assert (found.lower <= found.alpha).all()
+            assert (found.alpha <= found.upper).all()
+        assert (found.upper - found.lower).max() < definitions.ROUNDING

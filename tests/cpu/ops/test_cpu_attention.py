@@ -15,7 +15,7 @@ pytest.importorskip("numba")
 from sparrow.ops import PageLists
 from sparrow.ops.cpu import attention, decode_kernel
 from sparrow.ops.cpu.threads import share
-from sparrow.ops.reference.attention import attend_decode as definition
+from sparrow.ops.reference.attention import attend_decode
 
 LENGTHS = [1, 15, 16, 17, 0, 100, 1003]
 RATIOS = [1, 2, 3, 4, 5, 7]
@@ -49,7 +49,7 @@ def make_lists(batch: Batch, kind: str) -> PageLists | None:
 
 def worst_error(batch: Batch, lists: PageLists | None, out: Tensor) -> float:
     wide = (t.double() for t in (batch.q_BHD, batch.k_NGPD, batch.v_NGPD))
-    exact = definition(*wide, batch.table_BM, batch.lengths_B, lists, scale=SCALE)
+    exact = attend_decode.definition(*wide, batch.table_BM, batch.lengths_B, lists, scale=SCALE)
     return float((out.double() - exact).abs().max())
 
 
@@ -63,41 +63,17 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", ["dense", "random", "last"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize(("head_size", "page"), [(64, 16), (128, 16), (80, 16), (16, 5), (32, 64)])
-def test_no_less_exact_than_the_definition(
-    head_size: int, page: int, ratio: int, dtype: torch.dtype, kind: str
-) -> None:
-    batch = make_batch(
-        LENGTHS, heads=2 * ratio, kv_heads=2, head_size=head_size, page=page, dtype=dtype
-    )
-    lists = make_lists(batch, kind)
-    plain = worst_error(batch, lists, definition(batch.q_BHD, *batch.pool, lists, scale=SCALE))
+def test_no_less_exact_than_the_definition(head_size, page, dtype) -> None:
     rounding = torch.finfo(torch.float32).eps  # sums of few tokens may be exact by luck
-    assert worst_error(batch, lists, attend(batch, lists)) <= 2 * plain + rounding
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_the_list_of_all_pages_is_dense(ratio: int, dtype: torch.dtype) -> None:
-    batch = make_batch(LENGTHS, heads=3 * ratio, kv_heads=3, head_size=64, dtype=dtype)
-    assert torch.equal(attend(batch), attend(batch, make_lists(batch, "all")))
-
-
-@pytest.mark.parametrize("kind", ["dense", "random"])
-def test_a_row_does_not_depend_on_the_others(kind: str) -> None:
-    batch = make_batch(LENGTHS, heads=9, kv_heads=3, head_size=64)
-    lists = make_lists(batch, kind)
-    together = attend(batch, lists)
-    for row in range(len(LENGTHS)):
-        only = slice(row, row + 1)
-        alone = batch._replace(
-            q_BHD=batch.q_BHD[only], table_BM=batch.table_BM[only], lengths_B=batch.lengths_B[only]
-        )
-        own = None if lists is None else PageLists(lists.pages[only], lists.counts[only])
-        assert torch.equal(attend(alone, own), together[only])
+    sizes = {"kv_heads": 2, "head_size": head_size, "page": page, "dtype": dtype}
+    for ratio, kind in zip(RATIOS, ("dense", "random", "last") * 2, strict=True):
+        batch = make_batch([1, 16, 17, 0, 300], heads=2 * ratio, **sizes)
+        lists = make_lists(batch, kind)
+        plain = attend_decode.definition(batch.q_BHD, *batch.pool, lists, scale=SCALE)
+        allowed = 2 * worst_error(batch, lists, plain) + rounding
+        assert worst_error(batch, lists, attend(batch, lists)) <= allowed
 
 
 @pytest.mark.parametrize("kind", ["dense", "random"])
@@ -223,38 +199,20 @@ def test_a_failure_in_shared_work_is_raised() -> None:
         share(fail, 10)
 
 
-def broken(kind: str) -> tuple[list[torch.Tensor], PageLists | None]:
-    batch = make_batch([40, 20], head_size=16)
-    k, v, table, lengths = (tensor.clone() for tensor in batch.pool)
-    pages, counts = torch.zeros(2, 2, 3).int(), torch.ones(2, 2).int()
-    if kind == "length beyond the table":
-        lengths[0] = 49
-    elif kind == "negative length":
-        lengths[0] = -1
-    elif kind == "page outside the pool":
-        table[0, 2] = len(k)
-    elif kind == "padding used":
-        table[0, 0] = -1
-    elif kind == "count beyond the width":
-        counts[1, 0] = 4
-    elif kind == "page beyond the sequence":
-        pages[1, 1, 0] = 2
-    lists = PageLists(pages, counts) if kind.split()[1] == "beyond" else None
-    return [batch.q_BHD, k, v, table, lengths], lists
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "length beyond the table",
-        "negative length",
-        "page outside the pool",
-        "padding used",
-        "count beyond the width",
-        "page beyond the sequence",
-    ],
-)
-def test_wrong_places_are_refused_before_the_kernel_reads_them(kind: str) -> None:
-    arguments, lists = broken(kind)
-    with pytest.raises(ValueError, match=r"a length is|a table names|a page list"):
-        attention.attend_decode(*arguments, lists, scale=1.0)
+def test_wrong_places_are_refused_before_the_kernel_reads_them() -> None:
+    faults: list[tuple[str, tuple[int, ...], int]] = [
+        ("lengths", (0,), 49),  # beyond the table
+        ("lengths", (0,), -1),
+        ("table", (0, 2), 10**6),  # outside the pool
+        ("table", (0, 0), -1),  # padding
+        ("counts", (1, 0), 4),  # beyond the width
+        ("pages", (1, 1, 0), 2),  # beyond the sequence
+    ]
+    for name, place, value in faults:
+        batch = make_batch([40, 20], head_size=16)
+        k, v, table, lengths = batch.pool
+        pages, counts = torch.zeros(2, 2, 3).int(), torch.ones(2, 2).int()
+        {"lengths": lengths, "table": table, "counts": counts, "pages": pages}[name][place] = value
+        lists = PageLists(pages, counts) if name in ("counts", "pages") else None
+        with pytest.raises(ValueError, match=r"length|table|list"):
+            attention.attend_decode(batch.q_BHD, k, v, table, lengths, lists, scale=1.0)

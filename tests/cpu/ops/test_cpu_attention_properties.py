@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.paging import Batch, make_batch
 
 from sparrow.ops import PageLists
-from sparrow.ops.cpu.attention import attend_decode
-from sparrow.ops.reference.attention import attend_decode as definition
+from sparrow.ops.cpu import attention
+from sparrow.ops.reference.attention import attend_decode
 
 EDGES = st.sampled_from([0, 1, 15, 16, 17, 255, 256, 257, 512])
 SCALE = 0.25
@@ -50,8 +50,8 @@ def test_equals_the_definition(drawn: tuple[Batch, PageLists]) -> None:
     batch, lists = drawn
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[batch.q_BHD.dtype]
     for chosen in (None, lists):
-        found = attend_decode(batch.q_BHD, *batch.pool, chosen, scale=SCALE)
-        expected = definition(batch.q_BHD, *batch.pool, chosen, scale=SCALE)
+        found = attention.attend_decode(batch.q_BHD, *batch.pool, chosen, scale=SCALE)
+        expected = attend_decode.definition(batch.q_BHD, *batch.pool, chosen, scale=SCALE)
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
@@ -61,8 +61,10 @@ def test_the_list_of_all_pages_is_dense_bit_for_bit(batch: Batch) -> None:
     counts = total_B[:, None].repeat(1, batch.k_NGPD.shape[1])
     pages = torch.arange(batch.table_BM.shape[1]).repeat(*counts.shape, 1)
     pages = pages.masked_fill(pages >= counts[:, :, None], -1)
-    dense = attend_decode(batch.q_BHD, *batch.pool, scale=SCALE)
-    listed = attend_decode(batch.q_BHD, *batch.pool, PageLists(pages, counts), scale=SCALE)
+    dense = attention.attend_decode(batch.q_BHD, *batch.pool, scale=SCALE)
+    listed = attention.attend_decode(
+        batch.q_BHD, *batch.pool, PageLists(pages, counts), scale=SCALE
+    )
     assert torch.equal(dense, listed)
 
 
@@ -70,8 +72,8 @@ def test_the_list_of_all_pages_is_dense_bit_for_bit(batch: Batch) -> None:
 def test_a_row_alone_gives_the_same_bits(drawn: tuple[Batch, PageLists], data: st.DataObject):
     batch, lists = drawn
     row = data.draw(st.integers(0, len(batch.keys) - 1))
-    together = attend_decode(batch.q_BHD, *batch.pool, lists, scale=SCALE)
-    alone = attend_decode(
+    together = attention.attend_decode(batch.q_BHD, *batch.pool, lists, scale=SCALE)
+    alone = attention.attend_decode(
         batch.q_BHD[row, None],
         batch.k_NGPD,
         batch.v_NGPD,

@@ -1,6 +1,7 @@
 """Sampling in numba against its definition, and the bits that must not depend on others."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -46,24 +47,24 @@ def assert_exact_up_to_rounding(arguments: list[Tensor], draws: ops.Draws) -> No
 @pytest.mark.parametrize(
     ("rows", "vocabulary", "spread"),
     [
-        (4000, 2048, 3.0),
-        (4000, 300, 1.0),
-        (200, 49152, 2.0),
-        (3000, 127, 10.0),
-        (2000, 129, 30.0),
+        (500, 2048, 3.0),
+        (1000, 300, 1.0),
+        (20, 49152, 2.0),
+        (1000, 127, 10.0),
+        (1000, 129, 30.0),
         (500, 1, 1.0),
-        (2000, 2, 0.1),
+        (1000, 2, 0.1),
         (1, 151_936, 1.0),
     ],
 )
 def test_tokens_are_those_of_the_definition_and_figures_exact(rows, vocabulary, spread) -> None:
     arguments = rows_of(rows, vocabulary, spread=spread)
     assert sampling.supports("sample", *arguments)
-    ours, theirs = sampling.sample(*arguments), definition.sample(*arguments)
+    ours, theirs = sampling.sample(*arguments), definition.sample.definition(*arguments)
     for left, right in zip(ours, theirs, strict=True):
         assert left.dtype == right.dtype
         assert left.shape == right.shape
-    assert int((ours.tokens != theirs.tokens).sum()) <= rows // 1000  # u within rounding of a step
+    assert int((ours.tokens != theirs.tokens).sum()) <= 1  # u within rounding of a step
     assert_exact_up_to_rounding(arguments, ours)
     assert ours.ok.all()
 
@@ -73,7 +74,9 @@ def test_dtypes_strides_and_integers(dtype: torch.dtype) -> None:
     logits, seeds, counters, temperature = rows_of(50, 400)
     logits, seeds = logits.to(dtype), seeds % 1000
     plain = sampling.sample(logits, seeds, counters, temperature)
-    assert torch.equal(plain.tokens, definition.sample(logits, seeds, counters, temperature).tokens)
+    assert torch.equal(
+        plain.tokens, definition.sample.definition(logits, seeds, counters, temperature).tokens
+    )
     strided = torch.cat([logits, logits], dim=1)[:, :400]
     columns = logits.T.contiguous().T
     for other in (strided, columns, logits.float()):
@@ -87,24 +90,23 @@ def test_greedy_takes_the_earliest_best() -> None:
     logits = logits.round()
     temperature[::2] = 0
     ours = sampling.sample(logits, seeds, counters, temperature)
-    theirs = definition.sample(logits, seeds, counters, temperature)
+    theirs = definition.sample.definition(logits, seeds, counters, temperature)
     assert torch.equal(ours.tokens, theirs.tokens)
     assert (ours.logprobs[::2] == 0).all()
     assert (ours.entropies[::2] == 0).all()
     assert (ours.logprobs[1::2] < 0).all()
 
 
-@pytest.mark.parametrize("value", [NAN, -NAN, INF, -INF])
-@pytest.mark.parametrize("place", [0, 130, 299])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_rows_that_are_not_finite_are_not_ok(value, place, temperature) -> None:
-    logits, seeds, counters, _ = rows_of(3, 300)
-    logits[1, place] = value
-    draws = sampling.sample(logits, seeds, counters, torch.full((3,), temperature))
-    assert draws.ok.tolist() == [True, False, True]
-    assert draws.tokens[1] == draws.logprobs[1] == draws.entropies[1] == 0
-    whole = definition.sample(logits, seeds, counters, torch.full((3,), temperature))
-    assert torch.equal(draws.tokens, whole.tokens)
+def test_rows_that_are_not_finite_are_not_ok(temperature) -> None:
+    for value, place in product((NAN, -NAN, INF, -INF), (0, 130, 299)):
+        logits, seeds, counters, _ = rows_of(3, 300)
+        logits[1, place] = value
+        arguments = (logits, seeds, counters, torch.full((3,), temperature))
+        draws = sampling.sample(*arguments)
+        assert draws.ok.tolist() == [True, False, True]
+        assert draws.tokens[1] == draws.logprobs[1] == draws.entropies[1] == 0
+        assert torch.equal(draws.tokens, definition.sample.definition(*arguments).tokens)
 
 
 def test_a_certain_token_has_no_entropy() -> None:
@@ -118,14 +120,14 @@ def test_a_certain_token_has_no_entropy() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_has_the_same_bits_alone_and_on_any_number_of_threads(threads: int) -> None:
-    arguments = rows_of(70, 3001)
+    arguments = rows_of(20, 3001)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         many = sampling.sample(*arguments)
     finally:
         torch.set_num_threads(before)
-    for row in range(70):
+    for row in range(20):
         alone = sampling.sample(*(argument[row : row + 1] for argument in arguments))
         for left, right in zip(alone, many, strict=True):
             assert left.tolist() == right[row : row + 1].tolist()
@@ -149,7 +151,7 @@ def test_uniform_numbers_are_those_of_the_definition() -> None:
 
 
 def test_exp() -> None:
-    x = np.concatenate([np.linspace(-87, 0, 20_001), -np.logspace(-9, 0, 2_000)])
+    x = np.concatenate([np.linspace(-87, 0, 5_001), -np.logspace(-9, 0, 500)])
     x = x.astype(np.float32)
     found = np.array([sampling._exp(value) for value in x])
     np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=1.2e-7)
@@ -166,6 +168,5 @@ def test_what_is_left_to_the_definition() -> None:
         assert not sampling.supports("sample", logits, seeds, counters, temperature, *one)
     assert not sampling.supports("sample", logits.double(), seeds, counters, temperature)
     assert not sampling.supports("sample", logits, seeds, counters, temperature.double())
-    assert not sampling.supports("sample", logits, seeds, counters, temperature[:1])
     draws = ops.sample(logits, seeds, counters, temperature, *cuts)
     assert (draws.tokens != 7).all()

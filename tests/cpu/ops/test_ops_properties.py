@@ -4,7 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("hypothesis")
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.paging import Batch, make_batch
 
@@ -117,6 +117,7 @@ def test_pages_off_the_list_do_not_matter(batch: Batch, budget: int) -> None:
     first=st.integers(0, 2),
     last=st.integers(1, 3),
 )
+@settings(max_examples=settings().max_examples // 4)
 def test_many_tokens_sparse_is_one_token_at_a_time(
     batch: Batch, seed: int, prompt: int, first: int, last: int
 ) -> None:
@@ -126,18 +127,9 @@ def test_many_tokens_sparse_is_one_token_at_a_time(
     q_SHD = torch.randn(length, heads, head_size)
     generator = torch.Generator().manual_seed(seed)
     budgets_S = torch.randint(100, (length,), generator=generator)
-    many = ops.attend_sparse(
-        q_SHD,
-        k_SGD,
-        v_SGD,
-        torch.tensor([0, length]),
-        torch.tensor([prompt]),
-        budgets_S,
-        page=batch.page,
-        first=first,
-        last=last,
-        scale=SCALE,
-    )
+    options = {"page": batch.page, "first": first, "last": last, "scale": SCALE}
+    edges, dense = torch.tensor([0, length]), torch.tensor([prompt])
+    many = ops.attend_sparse(q_SHD, k_SGD, v_SGD, edges, dense, budgets_S, **options)
     for position in range(length):
         now = batch._replace(
             q_BHD=q_SHD[position, None],
@@ -160,11 +152,6 @@ def test_a_budget_of_at_least_the_length_is_dense_bit_for_bit(
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
     packed = (q_THD, torch.cat(batch.keys), torch.cat(batch.values), bounds)
     own_length = torch.cat([torch.arange(1, length + 1) for length in lengths])
-    sparse = ops.attend_sparse(
-        *packed,
-        torch.full((len(lengths),), prompt),
-        own_length + extra,
-        page=batch.page,
-        scale=SCALE,
-    )
+    dense = torch.full((len(lengths),), prompt)
+    sparse = ops.attend_sparse(*packed, dense, own_length + extra, page=batch.page, scale=SCALE)
     assert torch.equal(sparse, ops.attend_causal(*packed, scale=SCALE))

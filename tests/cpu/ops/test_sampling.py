@@ -1,15 +1,16 @@
-"""Sampling: frequencies, seeds, log-probs, and the rows that cannot be drawn from."""
+"""Sampling: frequencies, seeds, log-probs, rows that cannot be drawn from; a step's two ends."""
 
 import math
 
 import pytest
 import torch
+from support.rowstates import make_draws, make_rows
 
 from sparrow import ops
 from sparrow.ops.reference.sampling import uniforms
 
 LOGITS = torch.tensor([1.0, -0.5, 2.0, 0.0, 0.5, -2.0, 1.5, 0.25])
-DRAWS = 40_000
+DRAWS = 20_000
 INF, NAN = float("inf"), float("nan")
 
 
@@ -47,33 +48,26 @@ def expected(temperature: float, top_k: int = 0, top_p: float = 1.0, forbidden=(
     return [m / sum(mass) for m in mass]
 
 
-@pytest.mark.parametrize(
-    "cuts",
-    [
-        {},
-        {"top_k": 3},
-        {"top_k": 1},
-        {"top_k": 100},
-        {"top_p": 0.8},
-        {"top_p": 0.01},
-        {"top_k": 5, "top_p": 0.7},
-        {"forbidden": [2, -1, 6]},
-        {"forbidden": [2], "top_k": 2},
-        {"forbidden": [-1, -1]},
-    ],
-)
+CUTS: list[dict] = [
+    *({}, {"top_k": 3}, {"top_k": 1}, {"top_k": 100}, {"top_p": 0.8}, {"top_p": 0.01}),
+    *({"top_k": 5, "top_p": 0.7}, {"forbidden": [2, -1, 6]}, {"forbidden": [2], "top_k": 2}),
+    {"forbidden": [-1, -1]},
+]
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_frequencies_logprobs_and_entropy(temperature: float, cuts: dict) -> None:
+def test_frequencies_logprobs_and_entropy(temperature: float) -> None:
     names = {"top_k": "top_k_B", "top_p": "top_p_B", "forbidden": "forbidden_BS"}
-    arguments = {names[name]: value for name, value in cuts.items()}
-    draws = draw(LOGITS.expand(DRAWS, -1), temperature, **arguments)
-    p = torch.tensor(expected(temperature, **cuts), dtype=torch.float64)
-    frequency = torch.bincount(draws.tokens, minlength=len(p)) / DRAWS
-    assert ((frequency - p).abs() <= 5 * (p * (1 - p) / DRAWS).sqrt()).all()
-    torch.testing.assert_close(draws.logprobs, p[draws.tokens].log().float())
-    entropy = -torch.special.xlogy(p, p).sum().float()
-    torch.testing.assert_close(draws.entropies, entropy.expand(DRAWS), atol=1e-5, rtol=1e-5)
-    assert draws.ok.all()
+    for cuts in CUTS:
+        arguments = {names[name]: value for name, value in cuts.items()}
+        draws = draw(LOGITS.expand(DRAWS, -1), temperature, **arguments)
+        p = torch.tensor(expected(temperature, **cuts), dtype=torch.float64)
+        frequency = torch.bincount(draws.tokens, minlength=len(p)) / DRAWS
+        assert ((frequency - p).abs() <= 5 * (p * (1 - p) / DRAWS).sqrt()).all()
+        torch.testing.assert_close(draws.logprobs, p[draws.tokens].log().float())
+        entropy = -torch.special.xlogy(p, p).sum().float()
+        torch.testing.assert_close(draws.entropies, entropy.expand(DRAWS), atol=1e-5, rtol=1e-5)
+        assert draws.ok.all()
 
 
 def test_rows_have_their_own_cuts() -> None:
@@ -117,12 +111,12 @@ def test_uniform_numbers_fill_the_interval_evenly() -> None:
     assert 99 - 5 * math.sqrt(198) < chi_square < 99 + 5 * math.sqrt(198)
 
 
-@pytest.mark.parametrize("lag", [(0, 1), (1, 0), (1, 1), (1, -1), (7, 0), (0, 64)])
-def test_neighbouring_seeds_and_counters_are_unrelated(lag: tuple[int, int]) -> None:
+def test_neighbouring_seeds_and_counters_are_unrelated() -> None:
     seeds = torch.arange(1000, 1200).repeat_interleave(200)
     counters = torch.arange(100, 300).repeat(200)
-    pair = [uniforms(seeds, counters), uniforms(seeds + lag[0], counters + lag[1])]
-    assert torch.corrcoef(torch.stack(pair))[0, 1].abs() < 5 / math.sqrt(len(seeds))
+    for seed, counter in ((0, 1), (1, 0), (1, 1), (1, -1), (7, 0), (0, 64)):
+        pair = [uniforms(seeds, counters), uniforms(seeds + seed, counters + counter)]
+        assert torch.corrcoef(torch.stack(pair))[0, 1].abs() < 5 / math.sqrt(len(seeds))
 
 
 def test_draws_of_one_seed_follow_its_counter() -> None:
@@ -188,15 +182,32 @@ def test_half_precision_logits_are_widened() -> None:
     assert draw(logits).tokens.tolist() == draw(logits.float()).tokens.tolist()
 
 
-def test_wrong_arguments_are_refused() -> None:
-    index, ones = torch.arange(2), torch.ones(2)
-    with pytest.raises(ValueError, match="logits"):
-        ops.sample(torch.zeros(5), index, index, ones)
-    with pytest.raises(ValueError, match="logits"):
-        ops.sample(torch.zeros(2, 0), index, index, ones)
-    with pytest.raises(ValueError, match="seeds"):
-        ops.sample(torch.zeros(2, 5), ones, index, ones)
-    with pytest.raises(ValueError, match="counters"):
-        ops.sample(torch.zeros(2, 5), index, torch.arange(3), ones)
-    with pytest.raises(ValueError, match="forbidden"):
-        ops.sample(torch.zeros(2, 5), index, index, ones, forbidden_BS=index)
+def test_inputs_of_a_row_are_its_own_and_padding_has_none() -> None:
+    rows = make_rows(6, 4)
+    rows.length_R[2] = 37
+    step = ops.step_inputs(torch.tensor([2, 5]), rows, page=16, width=3)
+    assert step.lengths_B.tolist() == [38, 0]
+    assert step.positions_B.tolist() == [37, 0]
+    assert step.slots_B.tolist() == [int(rows.table_RM[2, 2]) * 16 + 5, -1]
+    assert torch.equal(step.table_BM, rows.table_RM[[2, 5], :3])
+    assert step.ids_B[0] == rows.token_R[2]
+    assert step.seeds_B[0] == rows.seed_R[2]
+    assert step.counters_B[0] == rows.drawn_R[2]
+    assert step.temperature_B[0] == rows.temperature_R[2]
+
+
+def test_outputs_move_rows_on_and_pack_the_draws() -> None:
+    rows, draws = make_rows(6, 4), make_draws(2)
+    before = ops.RowState(*(tensor.clone() for tensor in rows))
+    packed = ops.step_outputs(torch.tensor([2, 5]), draws, rows, advance=True)
+    assert rows.token_R[2] == draws.tokens[0]
+    assert rows.drawn_R[2] == before.drawn_R[2] + 1
+    assert rows.length_R[2] == before.length_R[2] + 1
+    assert rows.length_R[5] == -1
+    assert torch.equal(rows.token_R[[0, 1, 3, 4]], before.token_R[[0, 1, 3, 4]])
+    assert torch.equal(packed[0], draws.tokens.int())
+    assert torch.equal(packed[1].view(torch.float32), draws.logprobs)
+    assert torch.equal(packed[2].view(torch.float32), draws.entropies)
+    assert torch.equal(packed[3].bool(), draws.ok)
+    ops.step_outputs(torch.tensor([2]), make_draws(1), rows, advance=False)
+    assert rows.length_R[2] == before.length_R[2] + 1

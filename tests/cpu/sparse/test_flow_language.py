@@ -16,11 +16,10 @@ import torch
 
 from sparrow.sparse.flows import functions as t
 from sparrow.sparse.flows import interpret
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, Program, trace
 from sparrow.sparse.flows.formats import fp32
 from sparrow.sparse.flows.interpret import Scene
-from sparrow.sparse.flows.nodes import FlowError
-from sparrow.sparse.flows.tracing import Program, trace
+from sparrow.sparse.flows.tensor import FlowError
 
 PAGE, SIZE, GROUP, HEADS, PAGES = 3, 5, 3, 2, 6
 LENGTHS = [2, 3, 10, 19, 18, 8, 17, 13]  # 0, 1, 3, 6, 6, 2, 5 and 4 finished pages
@@ -158,10 +157,6 @@ def free_pages(here: Here) -> list[int]:
 # Entry by entry, within a page.
 
 ELEMENTWISE: dict[str, tuple[Formula, Formula]] = {
-    "add": (lambda q, f, p: f.x + q, lambda q, f, p: q + f.x),
-    "sub": (lambda q, f, p: q - f.m[:1], lambda q, f, p: q - f.m[0]),
-    "mul": (lambda q, f, p: q * f.x, lambda q, f, p: q * f.x),
-    "div": (lambda q, f, p: q / (f.x * f.x + 1), lambda q, f, p: q / (f.x**2 + 1)),
     "numbers on the left": (
         lambda q, f, p: 1 - (2 / ((3 * f.x) * f.x + (4 + 0.5))),
         lambda q, f, p: 1 - 2 / (3 * f.x**2 + 4.5),
@@ -170,7 +165,7 @@ ELEMENTWISE: dict[str, tuple[Formula, Formula]] = {
         lambda q, f, p: np.float64(2) * f.x / np.float32(4) + np.int64(1) - np.float32(3),
         lambda q, f, p: f.x / 2 - 2,
     ),
-    "neg": (lambda q, f, p: -f.x, lambda q, f, p: -f.x),
+    "neg and shapes": (lambda q, f, p: q - -f.m[:1], lambda q, f, p: q + f.m[0]),
     "abs": (lambda q, f, p: abs(f.x) + f.y.abs(), lambda q, f, p: np.abs(f.x) + np.abs(f.y)),
     "exp": (lambda q, f, p: f.x.exp(), lambda q, f, p: np.exp(f.x)),
     "log": (lambda q, f, p: (abs(f.x) + 1).log(), lambda q, f, p: np.log(np.abs(f.x) + 1)),
@@ -260,47 +255,6 @@ INNER: dict[str, tuple[Formula, Formula]] = {
         lambda q, f, p: t.kron(q[1], f.x),
         lambda q, f, p: np.array([a * b for a in q[1] for b in f.x]),
     ),
-    "take": (
-        lambda q, f, p: t.take(f.m, [2, 0, 2, 4], axis=1),
-        lambda q, f, p: np.stack([f.m[:, i] for i in (2, 0, 2, 4)], 1),
-    ),
-    "take of the first axis": (
-        lambda q, f, p: t.take(f.cube, (1, 0, 1)) + t.take(q, [2]).reshape(1, SIZE),
-        lambda q, f, p: np.stack([f.cube[1], f.cube[0], f.cube[1]]) + q[2],
-    ),
-    "index": (
-        lambda q, f, p: f.cube[-1][0] * q[0] + f.x[1],
-        lambda q, f, p: f.cube[1, 0] * q[0] + f.x[1],
-    ),
-    "slices": (
-        lambda q, f, p: f.x[1:4] + f.y[::-2][:3] + f.x[-3:],
-        lambda q, f, p: f.x[1:4] + np.array([f.y[4], f.y[2], f.y[0]]) + f.x[2:],
-    ),
-    "transpose": (
-        lambda q, f, p: f.m.T,
-        lambda q, f, p: np.array([[f.m[i, j] for i in range(PAGE)] for j in range(SIZE)]),
-    ),
-    "reshape": (
-        lambda q, f, p: f.cube.reshape(3, 5, 2),
-        lambda q, f, p: np.array(list(f.cube.ravel())).reshape(3, 5, 2),
-    ),
-    "reshape to a number": (
-        lambda q, f, p: f.x[2:3].reshape() + f.s.reshape(1, 1),
-        lambda q, f, p: np.array([[f.x[2] + f.s]]),
-    ),
-    "vector @ vector": (lambda q, f, p: f.x @ f.y, lambda q, f, p: sum(f.x * f.y)),
-    "matrix @ vector": (
-        lambda q, f, p: f.m @ f.x,
-        lambda q, f, p: np.array([sum(row * f.x) for row in f.m]),
-    ),
-    "vector @ matrix": (
-        lambda q, f, p: f.x @ f.m.T,
-        lambda q, f, p: np.array([sum(row * f.x) for row in f.m]),
-    ),
-    "matrix @ matrix": (
-        lambda q, f, p: q @ f.m.T,
-        lambda q, f, p: np.array([[sum(h * row) for row in f.m] for h in q]),
-    ),
     "matrix @ matrix of no page": (
         lambda q, f, p: q @ q.T + f.s,
         lambda q, f, p: np.array([[sum(a * b) for b in q] for a in q]) + f.s,
@@ -320,32 +274,16 @@ INNER: dict[str, tuple[Formula, Formula]] = {
 }
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_entry_by_entry(name: str) -> None:
-    check(*ELEMENTWISE[name])
+@pytest.mark.parametrize("name", [*ELEMENTWISE, *INNER])
+def test_within_a_page(name: str) -> None:
+    check(*(ELEMENTWISE | INNER)[name])
 
 
-@pytest.mark.parametrize("name", INNER)
-def test_inner_axes_products_and_shapes(name: str) -> None:
-    check(*INNER[name])
-
-
-@pytest.mark.parametrize("op", ["sum", "max", "min", "mean"])
-@pytest.mark.parametrize("axis", [None, 0, 1, 2, -1, -3])
-@pytest.mark.parametrize("keepdims", [False, True])
-def test_reductions(op: str, axis: int | None, keepdims: bool) -> None:
-    check(
-        lambda q, f, p: getattr(f.cube, op)(axis, keepdims=keepdims),
-        lambda q, f, p: getattr(np, {"max": "amax", "min": "amin"}.get(op, op))(
-            f.cube, axis=axis, keepdims=keepdims
-        ),
-    )
-
-
-@pytest.mark.parametrize("op", ["sum", "max", "min", "mean", "norm"])
-def test_reductions_of_a_number_are_the_number(op: str) -> None:
-    sign = np.abs if op == "norm" else np.array
-    check(lambda q, f, p: getattr(f.s, op)(), lambda q, f, p: sign(f.s))
+def test_reductions_of_a_number_are_the_number() -> None:
+    """Of other shapes, and products, entries and ranges: see test_flow_properties."""
+    for op in ("sum", "max", "min", "mean", "norm"):
+        sign = np.abs if op == "norm" else np.array
+        check(lambda q, f, p, op=op: getattr(f.s, op)(), lambda q, f, p, sign=sign: sign(f.s))
 
 
 # Over pages.
@@ -417,7 +355,7 @@ def test_softmax_of_large_numbers() -> None:
     check(lambda q, f, p: t.softmax_over_pages(f.s * 900), plain, mixes=True)
 
 
-@pytest.mark.parametrize("taps", [[2.0], [1, 2, -3], [0.5, 0, 0, 1, 4], list(range(1, 18))])
+@pytest.mark.parametrize("taps", [[2.0], [0.5, 0, 0, 1, 4], list(range(1, 18))])
 def test_convolution_over_pages(taps: list[float]) -> None:
     def plain(q: Array, f: Any, here: Here) -> Array:
         out = np.zeros_like(f.x)
@@ -482,7 +420,9 @@ def test_state_moves_on_where_a_page_exists_and_stays_elsewhere() -> None:
     tensors = {name: torch.from_numpy(block) for name, block in blocks.items()}
     scene = Scene(lengths=torch.tensor(LENGTHS))
     before = {name: value.clone() for name, value in state.items()}
-    score_nGM, fresh = interpret.score(program, torch.from_numpy(q), tensors, scene, state)
+    score_nGM, fresh = interpret.score(
+        program, torch.from_numpy(q), tensors, scene, state, pages=PAGES
+    )
     for row, length in enumerate(LENGTHS):
         for head in range(HEADS):
             for page in range(PAGES):
@@ -507,7 +447,7 @@ def test_state_without_fields() -> None:
     state = {"seen": torch.ones(1, HEADS, 4)}
     scene = Scene(lengths=torch.tensor([3 * PAGE + 1]))
     q = torch.zeros(1, HEADS * GROUP, SIZE)
-    score_nGM, fresh = interpret.score(program, q, {}, scene, state)
+    score_nGM, fresh = interpret.score(program, q, {}, scene, state, pages=4)
     assert score_nGM.tolist() == [[[1, 1, 1, -math.inf]] * HEADS]
     assert fresh["seen"].tolist() == [[[1, 2, 3, 1]] * HEADS]
 
@@ -579,16 +519,13 @@ def test_weights_of_another_model_are_refused_with_their_line() -> None:
     program = trace(flow, *PROBE)
     q, blocks = torch.zeros(1, 3 * GROUP, SIZE), {"x": torch.ones(2, 3, SIZE)}
     lengths = torch.tensor([2 * PAGE])
-    interpret.score(program, q, blocks, Scene(lengths=lengths, layer=1))
+    interpret.score(program, q, blocks, Scene(lengths=lengths, layer=1), pages=2)
     line = score.__code__.co_firstlineno + 1
     for heads, layer in ((3, 2), (2, 1)):
         blocks = {"x": torch.ones(2, heads, SIZE)}
         q = torch.zeros(1, heads * GROUP, SIZE)
-        message = (
-            rf":{line}: .*weights for 2 layers and 3 KV heads, but this is layer {layer} of a "
-        )
-        with pytest.raises(FlowError, match=message + rf"model with {heads} KV heads"):
-            interpret.score(program, q, blocks, Scene(lengths=lengths, layer=layer))
+        with pytest.raises(FlowError, match=rf":{line}: .*layer {layer} .*{heads} KV heads"):
+            interpret.score(program, q, blocks, Scene(lengths=lengths, layer=layer), pages=2)
 
 
 def test_no_queries_and_no_finished_pages() -> None:
@@ -598,6 +535,6 @@ def test_no_queries_and_no_finished_pages() -> None:
     for lengths in ([], [0, 2]):
         q = torch.zeros(len(lengths), HEADS * GROUP, SIZE)
         scene = Scene(lengths=torch.tensor(lengths, dtype=torch.int64))
-        score_nGM, _ = interpret.score(program, q, blocks, scene)
+        score_nGM, _ = interpret.score(program, q, blocks, scene, pages=2)
         assert score_nGM.shape == (len(lengths), HEADS, 2)
         assert (score_nGM == -math.inf).all()

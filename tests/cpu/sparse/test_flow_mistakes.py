@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.flows.formats import D, bf16
-from sparrow.sparse.flows.nodes import FlowError
-from sparrow.sparse.flows.tracing import trace
+from sparrow.sparse.flows.tensor import FlowError
 
 FILE = """\
 import math
@@ -50,16 +49,16 @@ STATE = "state={'r': 0.0},"
 MADE, SCORED, SUMMARISED = "flow = Flow(", "def score(", "def summarise("
 
 
-def run(folder: Path, parts: dict[str, str]) -> dict[str, Any]:
-    path = folder / "mine.py"
+def run(path: Path, parts: dict[str, str]) -> dict[str, Any]:
     path.write_text(FILE.format(**{**RIGHT, **parts}))
     return runpy.run_path(str(path))
 
 
 def refused(folder: Path, parts: dict[str, str], at: str, words: str) -> None:
+    path = folder / f"mine{len(list(folder.iterdir()))}.py"  # lines are remembered by file
     with pytest.raises(FlowError) as caught:
-        run(folder, parts)
-    message, path = str(caught.value), folder / "mine.py"
+        run(path, parts)
+    message = str(caught.value)
     line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if at in text)
     assert message.startswith(f"{path}:{line}: `"), message
     assert at in message.split("`")[1], message
@@ -67,291 +66,151 @@ def refused(folder: Path, parts: dict[str, str], at: str, words: str) -> None:
 
 
 def test_without_a_mistake_it_is_a_flow(tmp_path: Path) -> None:
-    assert isinstance(run(tmp_path, {})["flow"], Flow)
+    assert isinstance(run(tmp_path / "mine.py", {})["flow"], Flow)
 
 
-FIELDS = {
-    "not declared": (
-        {"summarise": "return {'mean': keys.mean(0), 'meen': keys.max(0)}"},
-        SUMMARISED,
-        r"returns 'meen', which is no declared field, did you mean 'mean'\?",
-    ),
-    "not declared, unlike any": (
-        {"summarise": "return {'mean': keys.mean(0), 'top': keys.max(0)}"},
-        SUMMARISED,
-        r"'top', which is no declared field; add it to fields= .*\(declared: mean\)",
-    ),
-    "not written": (
-        {"fields": "{'mean': bf16(D), 'top': bf16(D)}"},
-        SUMMARISED,
-        "field 'top' is declared, but summarise does not return it",
-    ),
-    "of a wrong shape": (
-        {"summarise": "return {'mean': keys.mean(1)}"},
-        "keys.mean(1)",
-        r"field 'mean' is declared with shape \(128,\), got \(16,\)",
-    ),
-    "a number": (
-        {"summarise": "return {'mean': 1.0}"},
-        SUMMARISED,
-        "field 'mean' is a tensor, got a float",
-    ),
-    "a condition": (
-        {"summarise": "return {'mean': keys.mean(0) > 0}"},
-        "keys.mean(0) > 0",
-        r"field 'mean' is a condition: where\(condition, 1, 0\)",
-    ),
-    "no dictionary": (
-        {"summarise": "return keys.mean(0)"},
-        SUMMARISED,
-        r"summarise returns \{field: tensor\}, got a Tensor",
-    ),
-    "nothing returned": ({"summarise": "keys.mean(0)"}, SUMMARISED, "got None"),
-    "not read": (
-        {"score": "return position.page"},
-        SCORED,
-        "score never reads 'mean': it would take memory for nothing",
-    ),
-    "not known": (
-        {"score": "return query.mean(0) @ fields.meen"},
-        "fields.meen",
-        r"there is no field 'meen', did you mean 'mean'\? \(declared: mean\)",
-    ),
-    "not known as an item": (
-        {"score": "return query.mean(0) @ fields['top']"},
-        "fields['top']",
-        r"there is no field 'top' \(declared: mean\)",
-    ),
-    "no summarise": ({"summary_name": "None"}, MADE, r"nothing writes its fields \(mean\); give"),
-    "no score": ({"score_name": "None"}, MADE, "has fields or state, but no score that reads them"),
-    "called k": ({"fields": "{'k': bf16(D)}"}, MADE, "a field called 'k', .*keys and values"),
-    "called 1st": ({"fields": "{'1st': bf16(D)}"}, MADE, "a field called '1st', .*a letter"),
-    "called _values": ({"fields": "{'_values': bf16(D)}"}, MADE, "'_values', .*a letter"),
-    "no format": (
-        {"fields": "{'mean': 'bf16'}"},
-        MADE,
-        r"field 'mean': got 'bf16', allowed: a format such as bf16\(D\)",
-    ),
-    "a format that was not called": ({"fields": "{'mean': bf16}"}, MADE, r"such as bf16\(D\)"),
-    "pairs of an odd axis": (
-        {"fields": "{'mean': int4(D, 15)}"},
-        MADE,
-        r"field 'mean': int4 keeps pairs, but its last axis is odd in \(128, 15\)",
-    ),
-    "a third of a page": (
-        {"fields": "{'mean': bf16(P // 3, D)}"},
-        MADE,
-        "field 'mean': P // 3 is not whole where P is 16",
-    ),
-    "a half": ({"fields": "{'mean': bf16(P // 2.5)}"}, "P // 2.5", "P // 2.5: .*whole numbers"),
-    "an empty shape": ({"fields": "{'mean': bf16(0)}"}, "bf16(0)", "0 is no size; .*D and P"),
-    "a shape of text": ({"fields": "{'mean': bf16('D')}"}, "bf16('D')", "'D' is no size"),
-    "no vector to scale": ({"fields": "{'mean': int4()}"}, "int4()", "needs at least one axis"),
-}
-SCORES = {
-    "one per head": (
-        {"score": "return query @ fields.mean"},
-        "query @ fields.mean",
-        r"score is one number per page, got shape \(2,\) for each: reduce it",
-    ),
-    "the same for every page": (
-        {"score": "fields.mean; return query.mean()"},
-        "query.mean()",
-        r"score is the same for every page: use a field \(fields.name\) or position.page",
-    ),
-    "the length alone": ({"score": "fields.mean; return position.length"}, SCORED, "every page"),
-    "nothing": (
-        {"score": "query.mean(0) @ fields.mean"},
-        SCORED,
-        r"score is one number per page, got None; does it end with return\?",
-    ),
-    "a float": ({"score": "fields.mean; return 1.0"}, SCORED, "per page, got a float"),
-    "a tuple": (
-        {"score": "return fields.mean.sum(), {}"},
-        SCORED,
-        r"got a tuple; a tuple \(score, \{state: new value\}\) needs state= in the flow",
-    ),
-    "a condition": (
-        {"score": "return fields.mean.sum() > 0"},
-        "fields.mean.sum() > 0",
-        r"score is a condition: .*where\(condition, a, b\)",
-    ),
-    "too few arguments": (
-        {"score": "return fields.mean.sum()", "score_name": "lambda query: 1"},
-        "lambda query",
-        "TypeError: .*positional argument",
-    ),
-    "keys": (
-        {
-            "summarise": "global kept; kept = keys; return {'mean': keys.mean(0)}",
-            "score": "return fields.mean.sum() + kept.sum()",
-        },
-        MADE,
-        "score uses the keys of another call: fields carry what it needs",
-    ),
-}
-OPERATIONS = {
-    "a condition as a number": ("(fields.mean > 0) * 1.0", r"\* of a condition: .*where\("),
-    "a condition reduced": ("(fields.mean > 0).sum()", r"sum of a condition: .*where\("),
-    "conditions joined": (
+Case = tuple[str, str, str]  # what stands in place of a part of the file, the line, a word
+
+SUMMARISE: list[Case] = [
+    ("return {'mean': keys.mean(0), 'meen': keys.max(0)}", SUMMARISED, "mean 'mean'"),
+    ("return {'mean': keys.mean(0), 'top': keys.max(0)}", SUMMARISED, "'top'"),
+    ("return {'mean': keys.mean(1)}", "keys.mean(1)", r"\(16,\)"),
+    ("return {'mean': 1.0}", SUMMARISED, "float"),
+    ("return {'mean': keys.mean(0) > 0}", "keys.mean(0) > 0", "condition"),
+    ("return keys.mean(0)", SUMMARISED, "Tensor"),
+    ("keys.mean(0)", SUMMARISED, "None"),
+    ("return {'mean': keys.mean(0) / sum_over_pages(keys.mean(0))}", "/ sum_over", "in score"),
+]
+FIELDS: list[Case] = [
+    ("{'mean': bf16(D), 'top': bf16(D)}", SUMMARISED, "'top'"),  # declared, not written
+    ("{'k': bf16(D)}", MADE, "keys and values"),
+    ("{'1st': bf16(D)}", MADE, "letter"),
+    ("{'_values': bf16(D)}", MADE, "letter"),
+    ("{'mean': 'bf16'}", MADE, "'bf16'"),
+    ("{'mean': bf16}", MADE, r"bf16\(D\)"),  # a format that was not called
+    ("{'mean': int4(D, 15)}", MADE, "odd"),
+    ("{'mean': bf16(P // 3, D)}", MADE, "P // 3"),
+    ("{'mean': bf16(P // 2.5)}", "P // 2.5", "whole"),
+    ("{'mean': bf16(0)}", "bf16(0)", "size"),
+    ("{'mean': bf16('D')}", "bf16('D')", "size"),
+    ("{'mean': int4()}", "int4()", "axis"),  # no vector to scale
+]
+SCORE: list[Case] = [
+    ("return position.page", SCORED, "'mean'"),  # never read
+    ("return query.mean(0) @ fields.meen", "fields.meen", "mean 'mean'"),
+    ("return query.mean(0) @ fields['top']", "fields['top']", "declared: mean"),
+    ("return query @ fields.mean", "query @ fields.mean", r"\(2,\)"),
+    ("fields.mean; return query.mean()", "query.mean()", "every page"),
+    ("fields.mean; return position.length", SCORED, "every page"),
+    ("query.mean(0) @ fields.mean", SCORED, "return"),
+    ("fields.mean; return 1.0", SCORED, "float"),
+    ("return fields.mean.sum(), {}", SCORED, "state="),
+    ("return fields.mean.sum() > 0", "fields.mean.sum() > 0", "where"),
+]
+OPERATIONS: dict[str, tuple[str, ...]] = {  # by a word of the remedy
+    "where": (
+        "(fields.mean > 0) * 1.0",
+        "(fields.mean > 0).sum()",
         "(fields.mean > 0) & (fields.mean < 1)",
-        r"nest where\(condition, a, b\)",
-    ),
-    "a number as a condition": ("where(fields.mean, 1, 0)", "where takes a condition first, such"),
-    "equality": ("where(position.page == 0, 1.0, 0.0)", "no == and !=: compare with <, <=, >"),
-    "a power": ("fields.mean ** 2", r"no \*\*: write x \* x"),
-    "if": (
+        "where(fields.mean, 1, 0)",
         "1.0 if fields.mean.sum() > 0 else 0.0",
-        r"instead of if.* use where\(condition, a, b\)",
     ),
-    "max of python": ("max(fields.mean[0], fields.mean[1])", r"maximum\(a, b\)"),
-    "sum of python": ("sum(fields.mean)", r"not iterated: index one \(x\[0\]\) or reduce an axis"),
-    "iteration": ("[x for x in fields.mean][0]", "not iterated"),
-    "float": ("float(fields.mean.sum())", "no number while a flow is traced"),
-    "math": ("math.exp(fields.mean.sum())", r"x\.exp\(\) instead of math\.exp\(x\)"),
-    "torch": (
+    "<=": ("where(position.page == 0, 1.0, 0.0)",),
+    r"x \* x": ("fields.mean ** 2",),
+    "maximum": ("max(fields.mean[0], fields.mean[1])",),
+    "iterated": ("sum(fields.mean)", "[x for x in fields.mean][0]"),
+    r"x\.exp\(\)": (
+        "float(fields.mean.sum())",
+        "math.exp(fields.mean.sum())",
         "torch.exp(fields.mean)",
-        r"torch\.exp does not know a flow's tensors: use x\.exp\(\)",
+        "np.exp(fields.mean)",
     ),
-    "torch's own": ("torch.topk(fields.mean, 3)", r"torch\.topk does not .*\.flows,"),
-    "numpy": ("np.exp(fields.mean)", r"numpy\.exp does not know a flow's tensors: use x\.exp\(\)"),
-    "an array": ("fields.mean * np.ones(128)", r"got a numpy\.ndarray: .*constant\(array\)"),
-    "an array first": ("np.ones(128) * fields.mean", r"got a numpy\.ndarray: .*constant\(array\)"),
-    "a product with an array": ("fields.mean @ np.ones(128)", r"ndarray; wrap arrays in constant"),
-    "a product of an array": ("np.ones(128) @ fields.mean", r"numpy\.matmul .*constant\(array\)"),
-    "a torch tensor": (
+    r"\.flows": ("torch.topk(fields.mean, 3)",),
+    r"constant\(": (
+        "fields.mean * np.ones(128)",
+        "np.ones(128) * fields.mean",
+        "fields.mean @ np.ones(128)",
+        "np.ones(128) @ fields.mean",
         "fields.mean * torch.ones(128)",
-        r"got a torch\.Tensor: .*constant\(array\)",
+        "fields.mean * 'a'",
     ),
-    "text": ("fields.mean * 'a'", r"got a builtins\.str"),
-    "sizes of a product": (
-        "query @ query",
-        r"@: inner sizes of \(2, 128\) and \(2, 128\) differ; transpose the second with \.T",
+    r"\.T": ("query @ query", "fields.mean.T"),
+    r"\(128,\) and \(2, 128\)": ("fields.mean @ query",),
+    "matrices": ("fields.mean.sum() @ fields.mean",),
+    r"\(128, 2\) and \(128,\)": ("query.T * fields.mean",),
+    "sum_over_pages": ("fields.mean.sum(1)", "position.page.sum(0)"),
+    r"\.sum\?": ("fields.mean.summ()",),
+    "reshape": (
+        "fields.mean.unsqueeze(0)",
+        "fields.mean.reshape(3, 5)",
+        "fields.mean.reshape(-1, 4)",
     ),
-    "sizes without a remedy": ("fields.mean @ query", r"@: inner sizes of \(128,\) and \(2, 128\)"),
-    "a product of numbers": ("fields.mean.sum() @ fields.mean", r"@ takes vectors and matrices"),
-    "shapes": (
-        "query.T * fields.mean",
-        r"\*: shapes \(128, 2\) and \(128,\) do not fit each other \(axes are aligned at",
-    ),
-    "an axis": (
-        "fields.mean.sum(1)",
-        r"axis 1 of a tensor of shape \(128,\), allowed: 0 to 0; pages are no axis: use sum_over",
-    ),
-    "an axis of a number": (
-        "position.page.sum(0)",
-        r"shape \(\), it has no axis; pages are no axis",
-    ),
-    "a method": ("fields.mean.summ()", r"no \.summ; did you mean \.sum\?"),
-    "a method of torch": ("fields.mean.unsqueeze(0)", r"no \.unsqueeze; there are: .*reshape"),
-    "where it stands": (
-        "position.lenght + fields.mean.sum()",
-        r"position has \.length, \.pages and",
-    ),
-    "over pages of the query": (
-        "softmax_over_pages(query.sum()) + fields.mean.sum()",
-        r"max_over_pages: this is no value of every page.*Fields, state and position\.page are",
-    ),
-    "among": (
-        "sum_over_pages(fields.mean, among='all')",
-        """among='all', allowed: "finished", "fr""",
-    ),
-    "even kernel": ("convolve_over_pages(fields.mean, [1, 2])", "an odd number of weights, got 2"),
-    "transposed vector": ("fields.mean.T", r"\.T wants two inner axes, got shape \(128,\)"),
-    "reshape": ("fields.mean.reshape(3, 5)", r"\(128,\) has 128 numbers, \(3, 5\) has 15"),
-    "a guessed size": ("fields.mean.reshape(-1, 4)", r"whole numbers above 0, got \(-1, 4\)"),
-    "an index": ("fields.mean[128]", "index 128 is outside an axis of 128"),
-    "two indices": (
-        "query[0, 1]",
-        r"takes one number or range of the first axis, shape is \(2, 128\)",
-    ),
-    "an empty range": ("fields.mean[5:5]", r"take: indices \[\] of an axis of 128"),
-    "an entry that is not there": ("take(fields.mean, [0, 128])", "indices .* of an axis of 128"),
-    "kron of a matrix": ("kron(query, fields.mean)", r"two vectors, got shapes \(2, 128\) and"),
-    "a constant of text": ("fields.mean @ constant(['a'])", "constants are arrays of numbers"),
-    "an infinite constant": ("fields.mean * constant([np.inf])", "constants are finite numbers"),
-    "weights without heads": ("fields.mean * weights([1.0])", r"\[layers, KV heads, \.\.\.\], got"),
-    "its own": ("fields.mean.sum() / (1 // 0)", "ZeroDivisionError: "),
-    "its own name": ("fields.mean.sum() / temperature", "NameError: name 'temperature'"),
+    r"\.pages": ("position.lenght + fields.mean.sum()",),
+    r"position\.page": ("softmax_over_pages(query.sum()) + fields.mean.sum()",),
+    "finished": ("sum_over_pages(fields.mean, among='all')",),
+    "odd": ("convolve_over_pages(fields.mean, [1, 2])",),
+    "axis of 128": ("fields.mean[128]", "fields.mean[5:5]", "take(fields.mean, [0, 128])"),
+    "first axis": ("query[0, 1]",),
+    "vectors": ("kron(query, fields.mean)",),
+    "numbers": ("fields.mean @ constant(['a'])", "fields.mean * constant([np.inf])"),
+    "KV heads": ("fields.mean * weights([1.0])",),
+    "ZeroDivisionError": ("fields.mean.sum() / (1 // 0)",),
+    "'temperature'": ("fields.mean.sum() / temperature",),
 }
-STATES = {
-    "not returned": (
-        "return fields.r + fields.mean.sum()",
-        SCORED,
-        r"the flow has state: score returns \(score, \{'r': new value\}\), got a Tensor",
-    ),
-    "forgotten": (
-        "return fields.r + fields.mean.sum(), {}",
-        SCORED,
-        "state 'r' is declared, but score does not return it",
-    ),
-    "not declared": (
-        "return fields.r + fields.mean.sum(), {'r': fields.r, 'R': fields.r}",
-        SCORED,
-        r"score returns 'R', which is no declared state; add it to state= \(decl",
-    ),
-    "misspelt": (
-        "return fields.r + fields.mean.sum(), {'r': fields.r, 'r_': fields.r}",
-        SCORED,
-        r"score returns 'r_', which is no declared state, did you mean 'r'\?",
-    ),
-    "of a shape": (
+STATES: list[Case] = [
+    ("return fields.r + fields.mean.sum()", SCORED, "'r': new value"),
+    ("return fields.r + fields.mean.sum(), {}", SCORED, "'r'"),
+    ("return fields.r + fields.mean.sum(), {'r': fields.r, 'R': fields.r}", SCORED, "'R'"),
+    ("return fields.r + fields.mean.sum(), {'r': fields.r, 'r_': fields.r}", SCORED, "mean 'r'"),
+    (
         "return fields.r + fields.mean.sum(), {'r': fields.r * fields.mean}",
         "fields.r * fields.mean",
-        r"state 'r' is one number per page, got shape \(128,\)",
+        r"\(128,\)",
     ),
-    "a number": (
-        "return fields.r + fields.mean.sum(), {'r': 1.0}",
-        SCORED,
-        "state 'r' is one number per page, got a float",
-    ),
-    "not read": ("return fields.mean.sum(), {'r': fields.mean.sum()}", SCORED, "never reads 'r'"),
-}
-FLOWS = {
-    "no share": ("mass=1.5,", "mass 1.5, allowed: above 0, at most 1"),
-    "mass of nothing": ("mass=0,", "mass 0, allowed: above 0"),
-    "mass of text": ("mass='0.9',", "mass '0.9', allowed: above 0"),
-    "a state called as a field": ("state={'mean': 0.0},", "a state called 'mean', .*no field has"),
-    "a state called v": ("state={'v': 0.0},", "a state called 'v', .*keys and values"),
-}
+    ("return fields.r + fields.mean.sum(), {'r': 1.0}", SCORED, "float"),
+    ("return fields.mean.sum(), {'r': fields.mean.sum()}", SCORED, "'r'"),
+]
+FLOWS: list[Case] = [
+    ("mass=1.5,", MADE, "mass"),
+    ("mass=0,", MADE, "mass"),
+    ("mass='0.9',", MADE, "mass"),
+    ("state={'mean': 0.0},", MADE, "'mean'"),  # called as a field
+    ("state={'v': 0.0},", MADE, "'v'"),
+]
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_fields(tmp_path: Path, name: str) -> None:
-    refused(tmp_path, *FIELDS[name])
+def test_summaries_and_fields(tmp_path: Path) -> None:
+    for part, cases in {"summarise": SUMMARISE, "fields": FIELDS}.items():
+        for text, at, word in cases:
+            refused(tmp_path, {part: text}, at, word)
+    refused(tmp_path, {"summary_name": "None"}, MADE, "summarise=")
 
 
-@pytest.mark.parametrize("name", SCORES)
-def test_scores(tmp_path: Path, name: str) -> None:
-    refused(tmp_path, *SCORES[name])
+def test_scores(tmp_path: Path) -> None:
+    for text, at, word in SCORE:
+        refused(tmp_path, {"score": text}, at, word)
+    refused(tmp_path, {"score_name": "None"}, MADE, "no score")
+    refused(tmp_path, {"score_name": "lambda query: 1"}, "lambda query", "TypeError")
+    kept = "global kept; kept = keys; return {'mean': keys.mean(0)}"
+    parts = {"summarise": kept, "score": "return fields.mean.sum() + kept.sum()"}
+    refused(tmp_path, parts, MADE, "keys of another call")
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_operations(tmp_path: Path, name: str) -> None:
-    expression, words = OPERATIONS[name]
-    refused(tmp_path, {"score": f"return {expression}"}, expression, words)
+def test_operations(tmp_path: Path) -> None:
+    for word, expressions in OPERATIONS.items():
+        for expression in expressions:
+            refused(tmp_path, {"score": f"return {expression}"}, expression, word)
 
 
-@pytest.mark.parametrize("name", STATES)
-def test_states(tmp_path: Path, name: str) -> None:
-    score, at, words = STATES[name]
-    refused(tmp_path, {"score": score, "more": STATE}, at, words)
-
-
-@pytest.mark.parametrize("name", FLOWS)
-def test_flows(tmp_path: Path, name: str) -> None:
-    more, words = FLOWS[name]
-    refused(tmp_path, {"more": more}, MADE, words)
-
-
-def test_pages_in_a_summary(tmp_path: Path) -> None:
-    line = "return {'mean': keys.mean(0) / sum_over_pages(keys.mean(0))}"
-    words = "sum_over_pages: this is no value of every page.*in score; query, keys and values are"
-    refused(tmp_path, {"summarise": line}, line, words)
+def test_states_and_settings(tmp_path: Path) -> None:
+    for text, at, word in STATES:
+        refused(tmp_path, {"score": text, "more": STATE}, at, word)
+    for text, at, word in FLOWS:
+        refused(tmp_path, {"more": text}, at, word)
 
 
 def test_a_flow_without_a_name() -> None:
-    with pytest.raises(FlowError, match=rf"^{re.escape(__file__)}:\d+: .*Flow.name: got '', allow"):
+    with pytest.raises(FlowError, match=rf"^{re.escape(__file__)}:\d+: .*Flow.name"):
         Flow(name="", score=None)
 
 
@@ -373,7 +232,7 @@ def test_other_sizes_are_told_with_the_line_that_made_the_flow() -> None:
     """It fits the pages that it was made with, but not those of 18 tokens."""
     made = Flow(name="x", fields={"mean": bf16(D)}, summarise=_fours, score=_score)
     line = _fours.__code__.co_firstlineno + 1
-    with pytest.raises(FlowError, match=rf":{line}: .*\(18, 128\) has 2304 numbers, \(4, 4, 128\)"):
+    with pytest.raises(FlowError, match=rf":{line}: .*\(18, 128\)"):
         trace(made, 18, 128, 2)
 
 
@@ -384,7 +243,7 @@ def test_a_flow_of_one_kind_of_model_says_so() -> None:
         return (query[3] + query[0]) @ fields.mean
 
     settings = {"name": "x", "fields": {"mean": bf16(D)}, "summarise": _mean, "score": score}
-    with pytest.raises(FlowError, match="index 3 is outside an axis of 2"):
+    with pytest.raises(FlowError, match="index 3"):
         Flow(**settings)
     made = Flow(**settings, probe=(16, 64, 4))
     assert trace(made, 16, 64, None).score is None  # what is kept does not depend on the group

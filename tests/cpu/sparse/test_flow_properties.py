@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from sparrow.sparse.flows import functions as t
 from sparrow.sparse.flows import interpret
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.flows.formats import fp32
 from sparrow.sparse.flows.interpret import Scene
-from sparrow.sparse.flows.tracing import trace
 
 PAGE, SIZE, GROUP, HEADS, PAGES = 4, 4, 1, 2, 3  # pages with room for every two shapes
 SIZES = st.integers(1, 4)
@@ -61,7 +60,7 @@ def agrees(formula: Any, plain: Any, *shapes: tuple[int, ...], seed: int) -> Non
     tensors = {name: torch.from_numpy(block) for name, block in blocks.items()}
     scene = Scene(lengths=torch.tensor([PAGES * PAGE]))
     q = torch.zeros(1, HEADS * GROUP, SIZE)
-    got, _ = interpret.score(trace(flow, PAGE, SIZE, GROUP), q, tensors, scene)
+    got, _ = interpret.score(trace(flow, PAGE, SIZE, GROUP), q, tensors, scene, pages=PAGES)
     flat = [[np.ravel(value) @ mixture for value in row] for row in wanted]
     np.testing.assert_allclose(got[0], flat, rtol=1e-4, atol=1e-4)
 
@@ -78,13 +77,13 @@ def fitting(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return part(), part()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(fitting(), st.sampled_from(sorted(BINARY)), st.integers(0, 99))
 def test_broadcasting(shapes: Any, sign: str, seed: int) -> None:
     agrees(BINARY[sign], BINARY[sign], *shapes, seed=seed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(SHAPES.filter(len), st.sampled_from(["sum", "max", "min", "mean"]), st.data())
 def test_reductions(shape: tuple[int, ...], op: str, data: st.DataObject) -> None:
     axis = data.draw(st.none() | st.integers(-len(shape), len(shape) - 1))
@@ -107,7 +106,7 @@ def test_reductions(shape: tuple[int, ...], op: str, data: st.DataObject) -> Non
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(SIZES, SIZES, SIZES, st.booleans(), st.booleans(), st.integers(0, 99))
 def test_products(rows: int, inner: int, columns: int, left: bool, right: bool, seed: int) -> None:
     a = (rows, inner) if left else (inner,)
@@ -115,7 +114,7 @@ def test_products(rows: int, inner: int, columns: int, left: bool, right: bool, 
     agrees(lambda x, y: x @ y, lambda x, y: x @ y, a, b, seed=seed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(SHAPES.filter(len), st.data())
 def test_entries_and_ranges(shape: tuple[int, ...], data: st.DataObject) -> None:
     size = shape[0]
@@ -129,7 +128,7 @@ def test_entries_and_ranges(shape: tuple[int, ...], data: st.DataObject) -> None
     agrees(lambda x: t.take(x, chosen, axis), lambda x: np.take(x, chosen, axis), shape, seed=seed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SHAPES, st.data())
 def test_reshape(shape: tuple[int, ...], data: st.DataObject) -> None:
     count = int(np.prod(shape, dtype=int))

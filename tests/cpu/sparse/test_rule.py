@@ -1,7 +1,6 @@
 """Rules: the paper's is the ops it stands for, and every flow decodes as it is seen in one pass."""
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from sparrow.sparse.flows.functions import weights
 from sparrow.sparse.rule import Rule
 
 LAYERS, SPARSE = 3, 2
-Fill = Callable[[Rule, ops.PageCache, Batch], None]
 
 
 def cache_for(rule: Rule, batch: Batch) -> ops.PageCache:
@@ -44,19 +42,11 @@ def fill_by_prefill(rule: Rule, cache: ops.PageCache, batch: Batch) -> None:
         rule.summarise(cache, SPARSE, slots_T)
 
 
-def fill_by_decoding(rule: Rule, cache: ops.PageCache, batch: Batch) -> None:
-    for row, length in enumerate(batch.lengths_B.tolist()):
-        for token in range(length):
-            slots_B = slots_of(batch.table_BM[row], torch.tensor([token]), batch.page)
-            k_BGD, v_BGD = batch.keys[row][token][None], batch.values[row][token][None]
-            rule.append(cache, SPARSE, k_BGD, v_BGD, slots_B)
-
-
-@pytest.mark.parametrize("fill", [fill_by_prefill, fill_by_decoding])
-def test_prefill_and_decoding_store_keys_values_and_landmarks(fill: Fill) -> None:
+def test_prefill_stores_keys_values_and_landmarks() -> None:
+    """So does decoding: see below, where both store the same bits with any flow."""
     rule, batch = Rule(), make_batch([1, 15, 16, 17, 83])
     cache = cache_for(rule, batch)
-    fill(rule, cache, batch)
+    fill_by_prefill(rule, cache, batch)
     stored = [cache.field(name, SPARSE) for name in ("k", "v", "mean")]
     for got, expected in zip(stored, (batch.k_NGPD, batch.v_NGPD, batch.landmark_NGD), strict=True):
         assert torch.equal(got.isnan(), expected.isnan())
@@ -82,15 +72,9 @@ def test_selects_by_score_under_each_rows_budget(first: int, last: int) -> None:
     assert torch.equal(lists.pages, expected.pages)
     assert torch.equal(lists.counts, expected.counts)
     assert lists.counts[4].tolist() == [26, 26]
-
-
-def test_dense_layers_select_nothing() -> None:
-    rule, batch = Rule(dense_layers=frozenset({SPARSE})), make_batch([100])
-    cache = cache_for(rule, batch)
-    budgets_B = torch.tensor([48])
-    assert (
-        rule.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_B) is None
-    )
+    dense = Rule(dense_layers=frozenset({SPARSE}))
+    given = (batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_B)
+    assert dense.select(cache, SPARSE, *given) is None
 
 
 @pytest.mark.parametrize(("page", "first", "last"), [(16, 1, 2), (4, 0, 1), (5, 3, 2), (1, 1, 1)])
@@ -104,41 +88,29 @@ def test_kept_tokens_is_what_select_pages_keeps(page: int, first: int, last: int
     assert tokens_B.tolist() == [kept_tokens(*pair, page, first, last) for pair in pairs]
 
 
-def test_accepts_schedules_made_for_it() -> None:
-    Rule().check(preset("qwen3-4b-0.86"), page=16)
+def test_schedules_made_for_another_rule_are_refused_by_field() -> None:
+    made = preset("qwen3-4b-0.86")
+    Rule().check(made, page=16, family="qwen3")
+    Rule().check(Schedule.fixed(64), page=16, family="llama")  # made by hand: for any
     own = Schedule.fixed(160, page=32, first=2, last=1, dense_layers=())
     Rule(first=2, last=1, dense_layers=frozenset()).check(own, page=32)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"flow": "quest"}, r"flow 'quest' \(the engine runs 'block-mean'\)"),
-        ({"page": 8}, r"page 8 \(the engine runs 16\)"),
-        ({"first": 0}, r"first 0 \(the engine runs 1\)"),
-        ({"last": 1}, r"last 1 \(the engine runs 2\)"),
-        ({"dense_layers": ()}, r"dense_layers \(\) \(the engine runs \(0, 1\)\)"),
-    ],
-)
-def test_refuses_schedules_made_for_another_rule(change: dict[str, object], message: str) -> None:
-    schedule = preset("qwen3-4b-0.86").replace(**change)
-    with pytest.raises(ValueError, match=rf"'qwen3-4b-0.86' was not made for this: {message};"):
-        Rule().check(schedule, page=16)
-
-
-def test_refuses_schedules_made_for_another_family() -> None:
-    Rule().check(preset("qwen3-4b-0.86"), page=16, family="qwen3")
-    Rule().check(Schedule.fixed(64), page=16, family="llama")  # made by hand: for any
-    with pytest.raises(ValueError, match=r"family 'qwen3' \(the engine runs 'llama'\); give"):
-        Rule().check(preset("qwen3-4b-0.86"), page=16, family="llama")
+    for field, value in {
+        "flow": "quest",
+        "page": 8,
+        "first": 0,
+        "last": 1,
+        "dense_layers": (),
+        "family": "llama",
+    }.items():
+        with pytest.raises(ValueError, match=f"{field} "):
+            Rule().check(made.replace(**{field: value}), page=16, family="qwen3")
 
 
 def test_the_refusal_names_everything_and_how_to_force() -> None:
     rule = Rule(flow=library.quest, first=0, dense_layers=frozenset((2,)))
     schedule = preset("qwen3-4b-0.86")
-    wrong = "flow 'block-mean' .*, page 16 .*, first 1 .*, dense_layers .*, family 'qwen3' .*"
     force = "flow='quest', page=8, first=0, dense_layers=(2,), family='llama'"
-    with pytest.raises(ValueError, match=rf"{wrong}forced_onto\({re.escape(force)}\)"):
+    with pytest.raises(ValueError, match=rf"forced_onto\({re.escape(force)}\)"):
         rule.check(schedule, page=8, family="llama")
     place = {"flow": "quest", "page": 8, "first": 0, "dense_layers": (2,), "family": "llama"}
     rule.check(schedule.forced_onto(**place), page=8, family="llama")
@@ -265,7 +237,7 @@ def in_one_pass(
 def test_decoding_sees_what_one_pass_sees(name: str, first: int, last: int) -> None:
     """Packed side by side: one page, one token more, odd lengths, and the budget's own length."""
     rule = Rule(flow=FLOWS[name], first=first, last=last)
-    lengths, prompts = [5, 8, 9, 61, 40, 83, 75], [1, 7, 3, 20, 39, 0, 66]
+    lengths, prompts = [5, 8, 9, 61, 40, 75], [1, 7, 3, 20, 39, 50]
     sequences = [sequence(length) for length in lengths]
     budgets_T = torch.full((sum(lengths),), 40)
     together = in_one_pass(rule, sequences, prompts, budgets_T).split(lengths)
@@ -293,15 +265,15 @@ def test_budgets_by_head_in_decoding_and_in_one_pass(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EXACT))
-@pytest.mark.parametrize("length", [24, 41, 83])
-def test_ties_fall_alike(name: str, length: int) -> None:
+def test_ties_fall_alike(name: str) -> None:
     """Numbers of -1, 0 and 1, and means of two heads: scores are exact and tie often."""
     rule = Rule(flow=FLOWS[name], first=1, last=1)
-    q_SHD, k_SGD, v_SGD = sequence(length, whole=True)
-    one = q_SHD[:, : 2 * KV_HEADS], k_SGD, v_SGD
-    budgets_T = torch.full((length,), 24)
-    mine = in_one_pass(rule, [one], [4], budgets_T)[4:]
-    torch.testing.assert_close(mine, decode(rule, *one, 4, budgets_T), atol=1e-5, rtol=1e-4)
+    for length in (24, 83):
+        q_SHD, k_SGD, v_SGD = sequence(length, whole=True)
+        one = q_SHD[:, : 2 * KV_HEADS], k_SGD, v_SGD
+        budgets_T = torch.full((length,), 24)
+        mine = in_one_pass(rule, [one], [4], budgets_T)[4:]
+        torch.testing.assert_close(mine, decode(rule, *one, 4, budgets_T), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", FLOWS)
@@ -417,7 +389,7 @@ def test_dense_rows_beside_those_of_a_mass_keep_everything() -> None:
     assert lists.counts[1, 1] == 11
     assert 3 <= lists.counts[1, 0] < 10
     assert lists.pages[2, 0].tolist() == [0, 1, 2, *[-1] * 8]
-    with pytest.raises(ValueError, match=r"budgets .* must be for 3 rows, or for these and 2 KV"):
+    with pytest.raises(ValueError, match="budgets"):
         rule.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_BG[:, :1])
 
 
@@ -425,7 +397,7 @@ def test_state_needs_its_rows() -> None:
     rule, batch = Rule(flow=library.running_average()), make_batch([100])
     cache = cache_for(rule, batch)
     fill_by_prefill(rule, cache, batch)
-    with pytest.raises(ValueError, match=r"running-average-0\.5 has state: its rows must be named"):
+    with pytest.raises(ValueError, match="rows"):
         rule.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, torch.tensor([48]))
 
 
@@ -434,7 +406,7 @@ def test_a_rule_is_made_of_the_flow_that_a_schedule_names() -> None:
     rule = Rule.of(schedule, library.quest)
     assert (rule.name, rule.first, rule.last, rule.dense_layers) == ("quest", 0, 3, {2})
     rule.check(schedule, page=16)
-    with pytest.raises(ValueError, match="made for the flow 'quest', not for 'block-mean'"):
+    with pytest.raises(ValueError, match=r"'quest'.*'block-mean'"):
         Rule.of(schedule)
-    with pytest.raises(ValueError, match="got first -1, last 2, allowed: first >= 0, last >= 1"):
+    with pytest.raises(ValueError, match="first -1"):
         Rule(first=-1)

@@ -107,34 +107,23 @@ def test_combine_multiplies() -> None:
 
 
 def test_combine_refuses_weights_of_another_shape() -> None:
-    with pytest.raises(ValueError, match=r"shape \(1,\), allowed: \(2,\)"):
+    with pytest.raises(ValueError, match="shape"):
         combine([lambda log_rho_T, sequence_T: log_rho_T[:1]], logs(1, 1), numbers(0, 1))
 
 
 @pytest.mark.parametrize("correction", ALL)
-def test_equal_policies_have_weight_one(correction: Callable[..., Tensor]) -> None:
+def test_what_holds_for_every_correction(correction: Callable[..., Tensor]) -> None:
+    """Equal policies have weight 1; no gradient; extremes stay finite; no tokens, no weights."""
     assert correction(torch.zeros(3), numbers(0, 0, 1)).tolist() == [1, 1, 1]
-
-
-@pytest.mark.parametrize("correction", ALL)
-def test_weights_carry_no_gradient(correction: Callable[..., Tensor]) -> None:
     log_rho_T = torch.tensor([0.1, -0.1, 0.0], requires_grad=True)
     weight_T = correction(log_rho_T, numbers(0, 0, 1))
     assert not weight_T.requires_grad
     assert weight_T.dtype == torch.float32
     assert not combine([correction], log_rho_T, numbers(0, 0, 1)).requires_grad
-
-
-@pytest.mark.parametrize("correction", ALL)
-def test_extremes_stay_finite(correction: Callable[..., Tensor]) -> None:
     log_rho_T = torch.tensor([1e4, -1e4, 3e38, -3e38, 0.0, float("-inf"), float("inf")])
     weight_T = correction(log_rho_T, numbers(0, 1, 2, 3, 4, 5, 6))
     assert weight_T.isfinite().all()
     assert (weight_T >= 0).all()
-
-
-@pytest.mark.parametrize("correction", ALL)
-def test_no_tokens(correction: Callable[..., Tensor]) -> None:
     assert correction(torch.zeros(0), numbers()).shape == (0,)
 
 
@@ -144,28 +133,23 @@ def test_log_ratios_are_clamped() -> None:
     close(sequence_tis(torch.tensor([15.0, 15.0]), numbers(0, 0), cap=1e12), [E20, E20])
 
 
-@pytest.mark.parametrize(
-    ("correction", "settings", "told"),
-    [
-        (token_tis, {"cap": 0.0}, "token_tis: cap: got 0.0"),
-        (sequence_tis, {"cap": -1.0}, "sequence_tis: cap: got -1.0"),
-        (icepop, {"low": 2.0, "high": 1.0}, "icepop: got low 2.0 and high 1.0"),
-        (geometric_mask, {"low": -1.0, "high": 1.0}, "geometric_mask: got low -1.0"),
-        (veto, {"least": 0.0}, "veto: least: got 0.0"),
-        (sparse_rl_paper, {"least": -1.0}, "least: got -1.0"),
-        (sparse_rl_release, {"cap": 0.0}, "sparse_rl_release: cap: got 0.0"),
-        (sparse_rl_release, {"low": 2.0}, "sparse_rl_release: got low 2.0"),
-        (m2po, {"most": 0.0}, "m2po: most: got 0.0"),
-    ],
-)
-def test_settings_out_of_range(
-    correction: Callable[..., Tensor], settings: dict[str, float], told: str
-) -> None:
-    with pytest.raises(ValueError, match=told):
-        correction(torch.zeros(1), numbers(0), **settings)
+REFUSED: list[tuple[Callable[..., Tensor], dict[str, float]]] = [
+    (token_tis, {"cap": 0.0}),
+    (sequence_tis, {"cap": -1.0}),
+    (icepop, {"low": 2.0, "high": 1.0}),
+    (geometric_mask, {"low": -1.0, "high": 1.0}),
+    (veto, {"least": 0.0}),
+    (sparse_rl_paper, {"least": -1.0}),
+    (sparse_rl_release, {"cap": 0.0}),
+    (sparse_rl_release, {"low": 2.0}),
+    (m2po, {"most": 0.0}),
+]
 
 
-@pytest.mark.parametrize("correction", [sequence_tis, veto, band])
-def test_sequences_must_stand_together(correction: Callable[..., Tensor]) -> None:
-    with pytest.raises(ValueError, match="sequence_T"):
-        correction(torch.zeros(3), numbers(0, 1, 0))
+def test_settings_and_sequences_out_of_range() -> None:
+    for correction, settings in REFUSED:
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            correction(torch.zeros(1), numbers(0), **settings)
+    for correction in (sequence_tis, veto, band):
+        with pytest.raises(ValueError, match="sequence_T"):
+            correction(torch.zeros(3), numbers(0, 1, 0))

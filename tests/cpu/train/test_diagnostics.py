@@ -6,21 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparrow.train.objectives.diagnostics import diagnose
-
-NAMES = {
-    "mismatch/k1",
-    "mismatch/k3",
-    "mismatch/chi2",
-    "mismatch/ess",
-    "mismatch/ratio_p01",
-    "mismatch/ratio_p50",
-    "mismatch/ratio_p99",
-    "mismatch/weight_mean",
-    "mismatch/masked",
-    "mismatch/rejected",
-    "mismatch/accept_estimate",
-}
+from sparrow.train.objectives.corrections import diagnose
 
 
 def logs(*rho: float) -> Tensor:
@@ -46,7 +32,6 @@ def test_by_hand() -> None:
         "mismatch/ratio_p50": 1.0,
         "mismatch/ratio_p99": 1.97,  # 0.97 of the way from 1 to 2
     }
-    assert set(found) == NAMES
     assert found == pytest.approx(wanted, abs=1e-6)
 
 
@@ -101,4 +86,4 @@ def test_no_tokens() -> None:
 
 def test_gradients_are_left_alone() -> None:
     log_rho_T = torch.zeros(2, requires_grad=True)
-    assert set(diagnose(log_rho_T, torch.ones(2), torch.tensor([0, 0]))) == NAMES
+    assert diagnose(log_rho_T, torch.ones(2), torch.tensor([0, 0]))["mismatch/ess"] == 1

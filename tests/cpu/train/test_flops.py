@@ -7,7 +7,7 @@ from support.specs import TINY
 
 from sparrow.models.shapes import shape
 from sparrow.models.spec import ModelSpec
-from sparrow.train.flops import forward_flops, product_weights, training_flops
+from sparrow.train.costs import forward_flops, product_weights, training_flops
 
 TWO_BY_TWO = ModelSpec(
     family="qwen3",

@@ -11,7 +11,7 @@ from sparrow import ops, random
 from sparrow.models.attention import Packed
 from sparrow.models.shapes import shape
 from sparrow.models.spec import ModelSpec
-from sparrow.train.memory import TrainerMemory, layer_bytes, trainer_memory
+from sparrow.train.costs import TrainerMemory, layer_bytes, trainer_memory
 
 GIB = 2**30
 

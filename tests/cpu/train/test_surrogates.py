@@ -1,6 +1,7 @@
 """Losses and gradients of surrogates by hand, and aggregates over micro-batches."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import log
 
 import numpy as np
@@ -8,13 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparrow.train.objectives.aggregates import (
-    Aggregate,
-    seq_mean_token_mean,
-    seq_mean_token_sum_norm,
-    token_mean,
-)
 from sparrow.train.objectives.surrogates import (
+    Aggregate,
     Surrogate,
     Terms,
     cispo,
@@ -22,6 +18,9 @@ from sparrow.train.objectives.surrogates import (
     gspo,
     ppo,
     reinforce,
+    seq_mean_token_mean,
+    seq_mean_token_sum_norm,
+    token_mean,
 )
 
 ALL = [ppo, gspo, cispo, dppo_tv, reinforce]
@@ -168,104 +167,58 @@ def test_log_ratios_are_clamped() -> None:
 
 
 @pytest.mark.parametrize("surrogate", ALL)
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_extremes_stay_finite(surrogate: Callable[..., Surrogate], sign: float) -> None:
-    logprob_T = torch.tensor([0.0, -1e4, -5.0, 0.0], requires_grad=True)
-    other_T = torch.tensor([-1e4, 0.0, -5.0, -30.0])
-    advantage_T = torch.full((4,), sign * 10)
-    given = Terms(logprob_T, other_T, other_T, advantage_T, torch.tensor([0, 0, 1, 2]))
-    found = surrogate(given)
-    assert found.loss_T.isfinite().all()
-    assert np.isfinite(gradient(given, found)).all()
-
-
-@pytest.mark.parametrize("surrogate", ALL)
-def test_no_tokens(surrogate: Callable[..., Surrogate]) -> None:
+def test_what_holds_for_every_surrogate(surrogate: Callable[..., Surrogate]) -> None:
+    """Extremes stay finite; no tokens, no losses; where all policies agree the slope is -A."""
+    for sign in (1.0, -1.0):
+        logprob_T = torch.tensor([0.0, -1e4, -5.0, 0.0], requires_grad=True)
+        other_T = torch.tensor([-1e4, 0.0, -5.0, -30.0])
+        advantage_T = torch.full((4,), sign * 10)
+        given = Terms(logprob_T, other_T, other_T, advantage_T, torch.tensor([0, 0, 1, 2]))
+        found = surrogate(given)
+        assert found.loss_T.isfinite().all()
+        assert np.isfinite(gradient(given, found)).all()
     found = surrogate(terms([], []))
     assert found.loss_T.shape == found.clipped_T.shape == (0,)
     assert found.clipped_T.dtype == torch.bool
-
-
-@pytest.mark.parametrize("surrogate", ALL)
-def test_gradient_is_minus_the_advantage_where_all_policies_agree(
-    surrogate: Callable[..., Surrogate],
-) -> None:
     given = terms([1, 1, 1], [2, 2, -3], sequences=[0, 0, 1])
     close(gradient(given, surrogate(given)), [-2, -2, 3])
 
 
-@pytest.mark.parametrize(
-    ("surrogate", "settings", "told"),
-    [
-        (ppo, {"low": -0.1}, "ppo: got low -0.1"),
-        (ppo, {"low": 1.1}, "ppo: got low 1.1"),
-        (ppo, {"high": -0.1}, "high -0.1"),
-        (ppo, {"dual": 1.0}, "ppo: got dual 1.0, allowed: above 1"),
-        (gspo, {"high": -1.0}, "gspo: got low"),
-        (cispo, {"low": 2.0}, "cispo: got low 2.0"),
-        (dppo_tv, {"most": 0.0}, "dppo_tv: most: got 0.0"),
-    ],
-)
-def test_settings_out_of_range(
-    surrogate: Callable[..., Surrogate], settings: dict[str, float], told: str
-) -> None:
-    with pytest.raises(ValueError, match=told):
-        surrogate(terms([1], [1]), **settings)
-
-
-def test_sequences_must_stand_together() -> None:
+def test_settings_and_sequences_out_of_range() -> None:
+    refused: list[tuple[Callable[..., Surrogate], dict[str, float]]] = [
+        (ppo, {"low": -0.1}),
+        (ppo, {"low": 1.1}),
+        (ppo, {"high": -0.1}),
+        (ppo, {"dual": 1.0}),
+        (gspo, {"high": -1.0}),
+        (cispo, {"low": 2.0}),
+        (dppo_tv, {"most": 0.0}),
+    ]
+    for surrogate, settings in refused:
+        with pytest.raises(ValueError, match=f"{surrogate.__name__}.*{next(iter(settings))}"):
+            surrogate(terms([1], [1]), **settings)
     with pytest.raises(ValueError, match="sequence_T"):
         gspo(terms([1, 1, 1], [1, 1, 1], sequences=[0, 1, 0]))
-
-
-# Aggregates.
-
-
-def sum_norm(lengths: np.ndarray) -> np.ndarray:
-    return seq_mean_token_sum_norm(lengths, longest=10)
-
-
-@pytest.mark.parametrize(
-    ("aggregate", "wanted"),
-    [
-        (token_mean, [0.25, 0.25]),  # 4 tokens
-        (seq_mean_token_mean, [0.5, 1 / 6]),  # 2 sequences of 1 and 3 tokens
-        (sum_norm, [0.05, 0.05]),  # 2 sequences by 10
-    ],
-)
-def test_coefficients(aggregate: Aggregate, wanted: list[float]) -> None:
-    np.testing.assert_allclose(aggregate(np.array([1, 3])), wanted, rtol=1e-12)
-
-
-@pytest.mark.parametrize("aggregate", [token_mean, seq_mean_token_mean, sum_norm])
-def test_sequences_without_tokens_count_for_nothing(aggregate: Aggregate) -> None:
-    without = aggregate(np.array([1, 3]))
-    with_empty = aggregate(np.array([1, 0, 3, 0]))
-    assert with_empty[[0, 2]].tolist() == without.tolist()
-    assert np.isfinite(with_empty).all()
-    assert np.isfinite(aggregate(np.array([0, 0]))).all()
-    assert aggregate(np.zeros(0, np.int64)).shape == (0,)
-
-
-@pytest.mark.parametrize(
-    ("aggregate", "wanted"),
-    [
-        # Losses 1, 2 | 3, 4, 5 | 6: sums 3, 12, 6
-        (token_mean, 3.5),  # 21 / 6
-        (seq_mean_token_mean, 11.5 / 3),  # (1.5 + 4 + 6) / 3
-        (sum_norm, 0.7),  # 21 / 3 / 10
-    ],
-)
-def test_micro_batches_add_up(aggregate: Aggregate, wanted: float) -> None:
-    sequences = [[1.0, 2.0], [3.0, 4.0, 5.0], [6.0]]
-    coefficients = aggregate(np.array([2, 3, 1]))
-    whole = sum(c * sum(losses) for c, losses in zip(coefficients, sequences, strict=True))
-    first = coefficients[0] * 3.0
-    second = coefficients[1] * 12.0 + coefficients[2] * 6.0
-    assert whole == pytest.approx(wanted, rel=1e-12)
-    assert first + second == pytest.approx(whole, rel=1e-15)
-
-
-def test_longest_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="got longest 0"):
+    with pytest.raises(ValueError, match="longest"):
         seq_mean_token_sum_norm(np.array([1]), longest=0)
+
+
+# Aggregates: coefficients of 1 and 3 tokens, and the loss of 1, 2 | 3, 4, 5 | 6 (sums 3, 12, 6).
+AGGREGATES: list[tuple[Aggregate, list[float], float]] = [
+    (token_mean, [0.25, 0.25], 3.5),  # 4 tokens; 21 / 6
+    (seq_mean_token_mean, [0.5, 1 / 6], 11.5 / 3),  # 2 sequences; (1.5 + 4 + 6) / 3
+    (partial(seq_mean_token_sum_norm, longest=10), [0.05, 0.05], 0.7),  # 21 / 3 / 10
+]
+
+
+def test_coefficients_whose_micro_batches_add_up() -> None:
+    """Sequences without tokens count for nothing."""
+    for aggregate, coefficients, loss in AGGREGATES:
+        np.testing.assert_allclose(aggregate(np.array([1, 3])), coefficients, rtol=1e-12)
+        with_empty = aggregate(np.array([1, 0, 3, 0]))
+        np.testing.assert_allclose(with_empty[[0, 2]], coefficients, rtol=1e-12)
+        for lengths in ([1, 0, 3, 0], [0, 0]):
+            assert np.isfinite(aggregate(np.array(lengths))).all()
+        assert aggregate(np.zeros(0, np.int64)).shape == (0,)
+        first, *others = aggregate(np.array([2, 3, 1])) * [3.0, 12.0, 6.0]
+        assert first + sum(others) == pytest.approx(loss, rel=1e-12)

@@ -1,6 +1,6 @@
 """Which arms are measured on: those between the careful and the bold plan."""
 
-from sparrow.calibrate.adaptive import Open, Seen, open_questions
+from sparrow.calibrate.deciding import Open, Seen, open_questions
 
 
 def seen(p05: float, wide: float = 0.01, prompts: int = 48) -> Seen:

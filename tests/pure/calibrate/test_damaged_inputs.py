@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.damage import damaged
 
+from sparrow.calibrate.planning.context import workload
 from sparrow.calibrate.planning.hardware import Hardware
-from sparrow.calibrate.planning.workload import workload
 
 ODD = (
     b"",

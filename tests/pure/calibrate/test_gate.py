@@ -58,18 +58,14 @@ def test_a_tail_drop_in_one_bin_raises_that_bin() -> None:
     assert 5 <= first.step <= 8
 
 
-def test_the_reason_is_a_sentence_with_the_figures() -> None:
+def test_the_reason_has_the_figures() -> None:
     gate = Gate(CONFIG, STEPS, longest=512)
     looks = lived(gate, range(1), needs({0: 0, 128: 100}))
     (action,) = looks[0].actions
     bin = looks[0].bins[1]
-    assert action.reason == (
-        f"p05 of acceptance at lengths 128 to 255 is {bin.p05:.4f} ({bin.low:.4f} to "
-        f"{bin.high:.4f}; 1024 tokens of 8 prompts), surely below the target 0.86: "
-        "budget 96 -> 144 tokens (raise 1 of 3; later bins are lifted to at least that, "
-        "as budgets may not fall)"
-    )
-    assert budgets(gate) == [64, 144, 144]
+    for figure in (f"{bin.p05:.4f}", f"{bin.low:.4f} to {bin.high:.4f}", "1024", "96 -> 144"):
+        assert figure in action.reason
+    assert budgets(gate) == [64, 144, 144]  # later bins are lifted
 
 
 def test_raises_then_dense() -> None:
@@ -94,7 +90,6 @@ def test_a_middle_bin_runs_dense_at_its_stop_and_lifts_later_ones() -> None:
     looks = lived(gate, range(5), needs({0: 0, 128: 256}))
     (action,) = (action for look in looks for action in look.actions)
     assert (action.kind, action.before, action.after) == ("dense", 96, 256)
-    assert "dense after 0 raises; later bins are lifted" in action.reason
     assert budgets(gate) == [64, 256, 256]
 
 
@@ -103,16 +98,18 @@ def test_a_raise_that_reaches_the_stop_is_dense() -> None:
     (look,) = lived(gate, range(1), needs({0: 0, 128: 300, 256: 0}))
     (action,) = look.actions
     assert (action.kind, action.after) == ("dense", 256)
-    assert "raise 1 of 3, which makes the bin dense" in action.reason
 
 
 def test_what_even_dense_does_not_help_stops() -> None:
     gate = Gate(CONFIG, STEPS, longest=512)
     looks = lived(gate, range(100), needs({0: 0, 256: DENSE + 1}))
     assert kinds(looks) == ["raise", "raise", "raise", "dense", "stop"]
+    layers = (LayerBudgets(layer=2, budgets=[64, 64]),)  # dense only if every layer is
+    by_layer = Schedule(name="s", lengths=[0, 256], budgets=[64, DENSE], layers=layers)
+    again = lived(Gate(CONFIG, by_layer, longest=512), range(30), needs({0: 0, 256: DENSE + 1}))
+    assert kinds(again) == kinds(looks)
     stop = looks[-1].actions[0]
     assert stop.before == stop.after == DENSE
-    assert "dense already" in stop.reason
     assert budgets(gate) == [64, 96, DENSE]
 
 
@@ -169,7 +166,7 @@ def test_not_surely_below_takes_patience() -> None:
     assert nothing.actions == ()
     (action,) = observed(gate, 6, 0.84).actions
     assert (action.kind, action.start) == ("raise", 256)
-    assert "below the target 0.86 at 3 looks in a row" in action.reason
+    assert "3 looks" in action.reason
 
 
 def test_the_same_tokens_are_not_counted_twice() -> None:
@@ -194,14 +191,14 @@ def test_warn_changes_nothing_and_says_it_once_a_window() -> None:
         (8, "warn"),
     ]
     assert gate.schedule == before
-    assert "only warns" in looks[0].actions[0].reason
     assert looks[0].actions[0].before == looks[0].actions[0].after == 128
 
 
-def test_off_concludes_nothing() -> None:
-    gate = Gate(config(mode="off"), STEPS, longest=512)
-    assert kinds(lived(gate, range(5), flat(0.5))) == []
-    assert gate.schedule == STEPS
+def test_off_concludes_nothing_and_slack_is_not_used_unless_asked_for() -> None:
+    for changes, p05 in (({"mode": "off"}, 0.5), ({}, 0.97)):
+        gate = Gate(config(**changes), STEPS, longest=512)
+        assert kinds(lived(gate, range(5), flat(p05))) == []
+        assert gate.schedule == STEPS
 
 
 def test_few_prompts_or_tokens_are_unjudged() -> None:
@@ -261,14 +258,7 @@ def test_lower_where_there_is_slack() -> None:
     actions = [action for look in looks for action in look.actions]
     assert {action.kind for action in actions} == {"lower"}
     assert actions[0].step == 2  # patience
-    assert "more than 0.04 above the target 0.86" in actions[0].reason
-    assert "slack at 3 looks in a row" in actions[0].reason
     assert budgets(gate) == [48, 48, 48]  # the pages that are always kept
-
-
-def test_slack_is_not_used_unless_asked_for() -> None:
-    gate = Gate(CONFIG, STEPS, longest=512)
-    assert kinds(lived(gate, range(5), flat(0.97))) == []
 
 
 def test_lowered_then_raised_is_never_lowered_again() -> None:
@@ -285,7 +275,6 @@ def test_bins_that_no_token_reaches_do_not_hold_lowering_back() -> None:
     (action,) = (a for look in looks for a in look.actions)
     # Bin 128 is dense: what it reads is 192, and that goes down; later ones may not pass it.
     assert (action.start, action.before, action.after) == (128, 256, 128)
-    assert "no token was ever drawn, go down with it" in action.reason
     assert budgets(gate) == [128, 128, 128, 256, 256, 256, 256, 256]
 
 
@@ -302,14 +291,6 @@ def test_budgets_by_layer_move_alike() -> None:
     assert budgets(gate) == [64, 96, 192]
     own = [each.budgets.tolist() for each in gate.schedule.layers]
     assert own == [[64, 64, 384], [48, 48, 96], [64, 1000, DENSE]]
-
-
-def test_a_bin_is_dense_only_if_every_layer_is() -> None:
-    layers = (LayerBudgets(layer=2, budgets=[64, 64]),)
-    schedule = Schedule(name="s", lengths=[0, 256], budgets=[64, DENSE], layers=layers)
-    gate = Gate(CONFIG, schedule, longest=512)
-    looks = lived(gate, range(30), needs({0: 0, 256: DENSE + 1}))
-    assert kinds(looks) == ["raise", "raise", "raise", "dense", "stop"]
 
 
 def test_under_a_mass_only_all_is_dense() -> None:
@@ -341,14 +322,14 @@ def test_the_schedule_says_what_was_done_to_it() -> None:
 
 def test_bad_input() -> None:
     gate = Gate(CONFIG, STEPS, longest=512)
-    with pytest.raises(ValueError, match="drawn at length 512, allowed: below 512"):
+    with pytest.raises(ValueError, match="length 512"):
         gate.observe(0, [reading("a", 412, np.ones(101))])
     gate.observe(0, [reading("a", 411, np.ones(101))])  # what was refused left no trace
-    with pytest.raises(ValueError, match="got step 0, allowed: above 0"):
+    with pytest.raises(ValueError, match="step 0"):
         gate.observe(0, [])
-    with pytest.raises(ValueError, match="longest sequence of 0 tokens"):
+    with pytest.raises(ValueError, match="longest"):
         Gate(CONFIG, STEPS, longest=0)
-    with pytest.raises(ValueError, match="at most 64"):
+    with pytest.raises(ValueError, match="bins of 4"):
         Gate(config(bin=4), STEPS, longest=512)
-    with pytest.raises(ValueError, match=r"alpha: got 1\.5 at token 1"):
+    with pytest.raises(ValueError, match="alpha"):
         reading("a", 0, np.array([1.0, 1.5]))

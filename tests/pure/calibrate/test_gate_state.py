@@ -46,9 +46,9 @@ def test_restored_gates_see_and_do_the_same(schedule: Schedule | None, cut: int)
 def test_other_bins_are_refused() -> None:
     state = Gate(CONFIG, None, longest=512).state()
     other = GateConfig(**(CONFIG.model_dump() | {"bin": 100}))
-    with pytest.raises(ValueError, match=r"as gate\.bin = 100 has them"):
+    with pytest.raises(ValueError, match=r"gate\.bin"):
         Gate.restore(other, state)
-    with pytest.raises(ValueError, match="got a state with"):
+    with pytest.raises(ValueError, match="state"):
         Gate.restore(CONFIG, {"step": 3})
 
 

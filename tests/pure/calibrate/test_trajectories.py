@@ -1,6 +1,5 @@
 """The file of measurements: nothing lost, nothing mixed."""
 
-import dataclasses
 import os
 import random
 import signal
@@ -65,22 +64,16 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     assert [len(one.alpha) for one in store.of("arm")] == [5]
 
 
-@pytest.mark.parametrize(
-    ("about", "told"),
-    [
-        ({"model": "cd", "temperature": 1.0}, 'model is "ab" there and "cd" now'),
-        ({"model": "ab"}, "temperature is known on one side only"),
-    ],
-)
-def test_other_measurements_are_refused(tmp_path: Path, about: dict, told: str) -> None:
+def test_other_measurements_are_refused(tmp_path: Path) -> None:
     Trajectories(tmp_path, ABOUT).close()
-    with pytest.raises(ValueError, match=told):
-        Trajectories(tmp_path, about)
+    for about, told in (({"model": "cd", "temperature": 1.0}, "model"), ({"model": "ab"}, "temp")):
+        with pytest.raises(ValueError, match=told):
+            Trajectories(tmp_path, about)
 
 
 def values_of(store: Trajectories) -> list[list[object]]:
     return [
-        [x.tobytes() if isinstance(x, np.ndarray) else x for x in dataclasses.astuple(one)]
+        [x.tobytes() if isinstance(x, np.ndarray) else x for _, x in one]
         for arm in ("dense", "sparse")
         for one in store.of(arm)
     ]
@@ -142,21 +135,25 @@ def test_a_changed_row_is_named(tmp_path: Path) -> None:
 TRIGGER = "CREATE TRIGGER t AFTER INSERT ON trajectories BEGIN DELETE FROM about; END"
 
 
-@pytest.mark.parametrize(
-    ("statement", "told"),
-    [
-        ("DELETE FROM about WHERE key = 'format'", "has format 1, allowed: 2"),
-        ("UPDATE about SET value = 3 WHERE key = 'format'", "has format 3, allowed: 2"),
-        (TRIGGER, "no file of measurements"),
-        ("ALTER TABLE trajectories RENAME COLUMN alpha TO beta", "no file of measurements"),
-    ],
+STRANGE = (
+    "DELETE FROM about WHERE key = 'format'",
+    "UPDATE about SET value = 3 WHERE key = 'format'",
+    "ALTER TABLE trajectories RENAME COLUMN alpha TO beta",
+    "INSERT INTO about VALUES (x'6b6579', 'value')",
+    TRIGGER,
 )
-def test_files_of_another_make_are_refused(tmp_path: Path, statement: str, told: str) -> None:
-    with closing(Trajectories(tmp_path, ABOUT)) as store:
-        store.put("arm", measured())
-    with closing(sqlite3.connect(store.file)) as db, db:
-        db.execute(statement)
-    with pytest.raises(ValueError, match=rf"{FILE} .*{told}"):
+
+
+def test_files_of_another_make_are_refused(tmp_path: Path) -> None:
+    for number, statement in enumerate(STRANGE):
+        with closing(Trajectories(tmp_path / str(number), ABOUT)) as store:
+            store.put("arm", measured())
+        with closing(sqlite3.connect(store.file)) as db, db:
+            db.execute(statement)
+        with pytest.raises(ValueError, match=FILE):
+            Trajectories(tmp_path / str(number), ABOUT)
+    (tmp_path / FILE).write_text("this is no database, but long enough to be one" * 50)
+    with pytest.raises(ValueError, match=FILE):
         Trajectories(tmp_path, ABOUT)
 
 
@@ -165,12 +162,6 @@ def test_an_error_while_writing_names_the_file(tmp_path: Path) -> None:
     store._db.execute("PRAGMA max_page_count = 1")  # as a full disk
     with pytest.raises(ValueError, match=rf"{FILE} cannot be read or written: .*full"):
         store.put("arm", measured(tokens=10_000))
-
-
-def test_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("this is no database, but long enough to be one" * 50)
-    with pytest.raises(ValueError, match="no file of measurements"):
-        Trajectories(tmp_path, ABOUT)
 
 
 def test_a_killed_writer_leaves_whole_trajectories(tmp_path: Path) -> None:
@@ -221,49 +212,30 @@ def test_a_journal_does_not_make_the_file_larger(tmp_path: Path) -> None:
     assert (tmp_path / FILE).stat().st_size == before
 
 
-@pytest.mark.parametrize("suffix", ["", "-journal", "-wal"])
-def test_links_are_not_followed(tmp_path: Path, suffix: str) -> None:
+def test_links_are_not_followed(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"")
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / f"{FILE}{suffix}").symlink_to(other)
-    with pytest.raises(ValueError, match="is a link"):
-        Trajectories(folder, ABOUT)
+    for suffix in ("", "-journal", "-wal"):
+        folder = tmp_path / f"folder{suffix}"
+        folder.mkdir()
+        (folder / f"{FILE}{suffix}").symlink_to(other)
+        with pytest.raises(ValueError, match="link"):
+            Trajectories(folder, ABOUT)
     assert other.read_bytes() == b""
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("first", "abc"),
-        ("first", 1.5),
-        ("prompt_tokens", -1),
-        ("first", 2**31),
-        ("alpha", zlib.compress(b"\0" * 400)),
-        ("alpha", zlib.compress(b"\0" * (1 << 27))),
-        ("alpha", zlib.compress(b"\0" * 400)[:-3]),
-        ("ids", "text"),
-    ],
-)
-def test_rows_of_strangers_with_their_digests(tmp_path: Path, column: str, value: object) -> None:
-    store = Trajectories(tmp_path, ABOUT)
-    store.put("arm", measured(1))
-    store.close()
-    with closing(sqlite3.connect(tmp_path / FILE)) as db, db:
-        db.execute(f"UPDATE trajectories SET {column} = ?", (value,))
-        ((*values, _),) = db.execute("SELECT * FROM trajectories")
-        db.execute("UPDATE trajectories SET digest = ?", (_digest(values),))
-    with (
-        closing(Trajectories(tmp_path, ABOUT)) as again,
-        pytest.raises(ValueError, match="damaged"),
-    ):
-        list(again.of("arm"))
-
-
-def test_what_it_is_about_is_text(tmp_path: Path) -> None:
-    Trajectories(tmp_path, ABOUT).close()
-    with closing(sqlite3.connect(tmp_path / FILE)) as db, db:
-        db.execute("INSERT INTO about VALUES (?, ?)", (b"key", "value"))
-    with pytest.raises(ValueError, match="damaged"):
-        Trajectories(tmp_path, ABOUT)
+def test_rows_of_strangers_with_their_digests(tmp_path: Path) -> None:
+    zeros = zlib.compress(b"\0" * 400)
+    wrong: list[tuple[str, object]] = [("first", value) for value in ("abc", 1.5, 2**31)]
+    wrong += [("prompt_tokens", -1), ("ids", "text"), ("alpha", zeros), ("alpha", zeros[:-3])]
+    wrong += [("alpha", zlib.compress(b"\0" * (1 << 27)))]
+    for number, (column, value) in enumerate(wrong):
+        folder = tmp_path / str(number)
+        with closing(Trajectories(folder, ABOUT)) as store:
+            store.put("arm", measured(1))
+        with closing(sqlite3.connect(store.file)) as db, db:
+            db.execute(f"UPDATE trajectories SET {column} = ?", (value,))
+            ((*values, _),) = db.execute("SELECT * FROM trajectories")
+            db.execute("UPDATE trajectories SET digest = ?", (_digest(values),))
+        with closing(Trajectories(folder, ABOUT)) as again, pytest.raises(ValueError, match=FILE):
+            list(again.of("arm"))

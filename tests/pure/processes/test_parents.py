@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sparrow.processes.parents import PARENT, die_with_parent, with_parent
+from sparrow.processes.supervisor import PARENT, die_with_parent, with_parent
 
 ROOT = Path(__file__).parents[3]
 CHILD = """
 import os, sys, time
-from sparrow.processes import parents
+from sparrow.processes import supervisor as parents
 parents.LOOK_EVERY = 0.05
 parents.sys = type("Platform", (), {"platform": sys.argv[1]})
 parents.die_with_parent()
@@ -23,7 +23,7 @@ time.sleep(60)
 """
 STARTER = f"""
 import os, subprocess, sys, time
-from sparrow.processes.parents import with_parent
+from sparrow.processes.supervisor import with_parent
 words = [sys.executable, "-c", {CHILD!r}, sys.argv[1]]
 subprocess.Popen(words, env=with_parent(dict(os.environ)), start_new_session=True)
 time.sleep(60)

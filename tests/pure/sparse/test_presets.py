@@ -41,8 +41,9 @@ PUBLISHED = {
 }
 
 
-def test_all_twenty_are_there() -> None:
-    assert list(preset_names()) == NAMES
+def test_all_twenty_are_there_and_the_shipped_models() -> None:
+    assert list(preset_names()) == [*NAMES, "small-0.86", "tiny-0.86"]
+    assert preset("tiny-0.86").model == "tiny"
     assert len(NAMES) == 20
 
 

@@ -17,7 +17,7 @@ SIGNS = {
 }
 OPENERS = {"now", "then", "next"}
 LARGEST = 127  # number of the language
-DRAWS = [(seed, length) for length in (100, 400, 2500) for seed in range(3)]
+DRAWS = [(0, 100), (1, 100), (2, 400), (3, 400), (4, 2500)]
 every_draw = pytest.mark.parametrize(("seed", "length"), DRAWS)
 both_ways = pytest.mark.parametrize("revisit", [True, False])
 Lines = list[tuple[list[str], list[str]]]
@@ -81,13 +81,20 @@ def test_assignment_lines_state_true_values(seed: int, length: int, revisit: boo
     assert goal in known
     assert answer == [str(values[goal])]
 
+    follow_from_what_came_before(program, goal, lines, revisit)
+    needed, stack = set(), [goal]
+    while stack:
+        name = stack.pop()
+        needed.add(name)
+        stack += [word for word in program[name][::2] if word in program and word not in needed]
+    assert len(program) - len(needed) == round(0.1 * len(needed)), "all but spare names are needed"
+    assert {line[1] for line in program.values() if len(line) == 3} <= {"+", "-"}
 
-@both_ways
-@every_draw
-def test_every_try_follows_from_what_came_before(seed: int, length: int, revisit: bool) -> None:
-    """From the one before it, or it takes up an earlier one."""
-    row, lines, _ = lines_of(Assignments(revisit=revisit), seed, length)
-    program, _, goal = program_of(row.prompt)
+
+def follow_from_what_came_before(
+    program: dict[str, list[str]], goal: str, lines: Lines, revisit: bool
+) -> None:
+    """Each try comes from the one before it, or it takes up an earlier one."""
     tries = [(words[0], "?" in words) for _, words in lines]
     missed: dict[str, set[str]] = {}  # by try that failed: the operands that it lacked
     known: set[str] = set()
@@ -113,18 +120,6 @@ def test_tries_that_never_failed_are_repeated_by_revisits_alone(revisit: bool) -
         failed = {words[0] for _, words in lines if "?" in words}
         repeated += sum(tried[name] > 1 for name in tried if name not in failed)
     assert repeated >= 5 if revisit else repeated == 0
-
-
-@every_draw
-def test_a_goal_needs_all_but_the_spare_names(seed: int, length: int) -> None:
-    program, _, goal = program_of(Assignments().row(seed, length).prompt)
-    needed, stack = set(), [goal]
-    while stack:
-        name = stack.pop()
-        needed.add(name)
-        stack += [word for word in program[name][::2] if word in program and word not in needed]
-    assert len(program) - len(needed) == round(0.1 * len(needed))
-    assert {line[1] for line in program.values() if len(line) == 3} <= {"+", "-"}
 
 
 Step = tuple[int, str, int]  # the larger number first
@@ -224,8 +219,11 @@ def looks_of(lines: Lines) -> list[tuple[list[str], list[list[str]], list[str]]]
 
 @both_ways
 @every_draw
-def test_graph_lines_state_true_distances(seed: int, length: int, revisit: bool) -> None:
-    row, lines, _ = lines_of(GraphPath(revisit=revisit), seed, length)
+def test_graph_lines_are_a_search_of_nearest_nodes_first(
+    seed: int, length: int, revisit: bool
+) -> None:
+    """True distances, every edge of a node once, and a shortest path of edges it has shown."""
+    row, lines, answer = lines_of(GraphPath(revisit=revisit), seed, length)
     around, start, goal = graph_of(row.prompt)
     far = rings_of(around, start)
     assert len(far) == len(around), "every node can be reached"
@@ -246,15 +244,7 @@ def test_graph_lines_state_true_distances(seed: int, length: int, revisit: bool)
     assert [bool(end) for _, _, end in looks] == [True] * (len(looks) - 1) + [False]
     assert {edge[2] for edge in looks[-1][1]} <= around[looks[-1][0][0]]
     assert looks[-1][1][-1][-1] == "yes"
-
-
-@both_ways
-@every_draw
-def test_graphs_are_searched_nearest_first(seed: int, length: int, revisit: bool) -> None:
-    row, lines, _ = lines_of(GraphPath(revisit=revisit), seed, length)
-    around, start, _ = graph_of(row.prompt)
-    far = rings_of(around, start)
-    looked = [begin[0] for begin, _, _ in looks_of(lines[:-1])]
+    looked = [begin[0] for begin, _, _ in looks]
     first = list(dict.fromkeys(looked))
     assert first[0] == start
     assert [far[node] for node in first] == sorted(far[node] for node in first)
@@ -262,6 +252,14 @@ def test_graphs_are_searched_nearest_first(seed: int, length: int, revisit: bool
         ring = {node for node in around if far[node] == step}
         assert ring <= set(first), "no nearer node is left out"
     assert revisit or len(first) == len(looked)
+    way_back = " by ".join(f"{node} : {far[node]}" for node in reversed(answer))
+    assert lines[-1] == ([], ["path", *way_back.split()])
+    assert [far[node] for node in answer] == list(range(far[goal] + 1))
+    assert (answer[0], answer[-1]) == (start, goal)
+    assert all(other in around[one] for one, other in pairwise(answer))
+    shown = {frozenset(words[:3:2]) for _, words in lines if words[1] == "-"}
+    # The one into the target may be of a node that the search has met and not yet looked at.
+    assert all(frozenset(edge) in shown for edge in pairwise(answer[:-1])), "edges it has shown"
 
 
 def test_graph_searches_look_again_at_times() -> None:
@@ -272,19 +270,3 @@ def test_graph_searches_look_again_at_times() -> None:
         again += len(looked) - len(set(looked))
         total += len(looked)
     assert 0.05 < again / total < 0.15
-
-
-@both_ways
-@every_draw
-def test_graph_paths_are_shortest(seed: int, length: int, revisit: bool) -> None:
-    row, lines, answer = lines_of(GraphPath(revisit=revisit), seed, length)
-    around, start, goal = graph_of(row.prompt)
-    far = rings_of(around, start)
-    way_back = " by ".join(f"{node} : {far[node]}" for node in reversed(answer))
-    assert lines[-1] == ([], ["path", *way_back.split()])
-    assert [far[node] for node in answer] == list(range(far[goal] + 1))
-    assert (answer[0], answer[-1]) == (start, goal)
-    assert all(other in around[one] for one, other in pairwise(answer))
-    shown = {frozenset(words[:3:2]) for _, words in lines if words[1] == "-"}
-    # The one into the target may be of a node that the search has met and not yet looked at.
-    assert all(frozenset(edge) in shown for edge in pairwise(answer[:-1])), "edges it has shown"

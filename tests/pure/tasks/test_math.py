@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from sparrow.tasks.base import Verdict
-from sparrow.tasks.example import Example
+from sparrow.tasks.base import Example, Verdict
 from sparrow.tasks.judging import Judges
 from sparrow.tasks.math import LONGEST, answer_of, compute_score
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
+def test_where_the_answer_stands() -> None:
+    for text, answer in (
         (r"so \boxed{42}.", r"\boxed{42}"),
         (r"\boxed{1} or \boxed{2}", r"\boxed{2}"),
         (r"\boxed{\frac{1}{2}}", r"\boxed{\frac{1}{2}}"),
@@ -34,10 +32,8 @@ ROOT = Path(__file__).parents[3]
         (r"\boxed{ }", None),
         (r"\boxed{5} </think>", None),
         ("", None),
-    ],
-)
-def test_where_the_answer_stands(text: str, answer: str | None) -> None:
-    assert answer_of(text) == answer
+    ):
+        assert answer_of(text) == answer
 
 
 def test_without_the_package() -> None:
@@ -46,7 +42,6 @@ def test_without_the_package() -> None:
         "from sparrow.tasks.math import compute_score; compute_score('', '1', '1')"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "ValueError: rewards for mathematics need math-verify" in done.stderr
     assert "pip install 'sparrow-rl[math]'" in done.stderr
 
 
@@ -57,9 +52,8 @@ def package() -> None:
 
 @pytest.mark.usefixtures("package")
 class TestScores:
-    @pytest.mark.parametrize(
-        ("text", "truth"),
-        [
+    def test_right(self) -> None:
+        for text, truth in (
             (r"\boxed{42}", "42"),
             (r"\boxed{42}", 42),
             (r"\boxed{1} \boxed{2}", "2"),
@@ -76,14 +70,11 @@ class TestScores:
             (r"\boxed{72}", ["71", "72"]),
             (r"<think>\boxed{3}</think> It is 4.", "4"),
             ("Half of 48 is 24.\n#### 72", "48/2 = 24, 48 + 24 = 72 #### 72"),
-        ],
-    )
-    def test_right(self, text: str, truth: Any) -> None:
-        assert compute_score("math", text, truth, {}) == 1.0
+        ):
+            assert compute_score("math", text, truth, {}) == 1.0, text
 
-    @pytest.mark.parametrize(
-        "text",
-        [
+    def test_wrong_and_never_broken(self) -> None:
+        for text in (
             "",
             "no number here",
             r"\boxed{1} \boxed{2}",
@@ -97,17 +88,16 @@ class TestScores:
             r"\boxed{" * 20_000,
             r"\boxed{9999999999^{99}}",
             "{" * 100_000,
-            "7 " * 1_000_000,
+            "7 " * 100_000,
             "\ud800\x00",
-        ],
-    )
-    def test_wrong_and_never_broken(self, text: str) -> None:
-        assert compute_score("math", text, "1", {}) == 0.0
+        ):
+            assert compute_score("math", text, "1", {}) == 0.0, text[:40]
 
-    @pytest.mark.parametrize("truth", ["", "$", [], "####"])
-    def test_a_ground_truth_that_is_none(self, truth: Any) -> None:
-        with pytest.raises(ValueError, match="cannot be read as mathematics"):
-            compute_score("math", r"\boxed{1}", truth, {})
+    def test_a_ground_truth_that_is_none(self) -> None:
+        truths: tuple[Any, ...] = ("", "$", [], "####")
+        for truth in truths:
+            with pytest.raises(ValueError, match="ground truth"):
+                compute_score("math", r"\boxed{1}", truth, {})
 
     def test_a_power_that_takes_for_ever_is_killed(self) -> None:
         """math-verify's own deadlines are off; that of the worker is not."""
@@ -117,7 +107,7 @@ class TestScores:
             late = await judge(example, r"\boxed{7^{7^{7^{7^{7}}}} - 1}")
             return late, await judge(example, r"\boxed{1}")
 
-        with Judges("sparrow.tasks.math:compute_score", 1, 3.0, ["math_verify"]) as judge:
+        with Judges("sparrow.tasks.math:compute_score", 1, 2.0, ["math_verify"]) as judge:
             late, right = asyncio.run(both(judge))
         assert late.score == 0
         assert right.score == 1

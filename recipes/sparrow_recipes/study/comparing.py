@@ -1,0 +1,178 @@
+"""Statistics of a study: means of arms and their differences, and where the gap begins.
+
+The variance of one run is that of its arm's seeds, for an arm with one seed the pooled one of the
+other arms, and never less than the binomial variance of its evaluations: few seeds agree by chance.
+
+The threshold: each cell gives a point, its realised p05 in the worst bin and how far its final
+accuracy is below that of the baseline with the same seed. The gap is fitted as a function that
+never rises with p05; the threshold is the smallest observed p05 from which on the fitted gap is
+within the tolerance. It is open below where every fitted gap is, and open above where that of the
+arm with the highest p05 is not. The data only say that the gap begins between that p05 and the next
+lower one, whose fitted gap is too large. So the interval, from drawing seeds again (the same for
+all arms), is that of this bracket: from the low quantile of its lower ends to the high quantile of
+its upper ends. Quantiles of the estimate alone, the upper end, would claim to know more than was
+measured; they are given beside it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from sparrow.schema.study_results import (
+    PUBLISHED,
+    Difference,
+    End,
+    FinalAccuracies,
+    GapPoint,
+    Interval,
+    Threshold,
+)
+from sparrow.stats import ONE_SIDE, student
+
+ENUMERATED = 5  # seeds up to which every draw is made
+DRAWS, SEED = 2000, 0
+LOW, HIGH = 0.025, 0.975
+BELOW, ABOVE = -math.inf, math.inf
+ROUNDING = 1e-12
+
+
+def sample(finals: Mapping[int, float], answers: int) -> FinalAccuracies:
+    """Final accuracies by seed, each the mean of so many answers."""
+    values = list(finals.values())
+    spread = float(np.var(values, ddof=1)) if len(values) > 1 else None
+    return FinalAccuracies(
+        finals=finals, answers=answers, mean=float(np.mean(values)), variance=spread
+    )
+
+
+def pooled(samples: Sequence[FinalAccuracies]) -> float | None:
+    """The common variance over seeds of arms with several; None where there is none."""
+    freedom = sum(len(sample.finals) - 1 for sample in samples)
+    squares = sum((len(sample.finals) - 1) * (sample.variance or 0.0) for sample in samples)
+    return squares / freedom if freedom else None
+
+
+def variance_of_run(sample: FinalAccuracies, common: float | None) -> float:
+    """Of one run of an arm; `common` is what an arm with one seed borrows."""
+    own = sample.variance if sample.variance is not None else common
+    return max(own or 0.0, sample.mean * (1 - sample.mean) / sample.answers)
+
+
+def difference(first: FinalAccuracies, second: FinalAccuracies, common: float | None) -> Difference:
+    """The first's mean less the second's."""
+    value = first.mean - second.mean
+    parts = [variance_of_run(one, common) / len(one.finals) for one in (first, second)]
+    error = math.sqrt(sum(parts))
+    seeds = sorted(first.finals.keys() & second.finals.keys())
+    by_seed = {seed: first.finals[seed] - second.finals[seed] for seed in seeds}
+    pairs = sample(by_seed, 1) if by_seed else None
+    paired_interval = None
+    if pairs is not None and pairs.variance is not None:
+        spread = math.sqrt(pairs.variance / len(seeds))
+        paired_interval = _around(pairs.mean, len(seeds) - 1, spread)
+    return Difference(
+        value=value,
+        error=error,
+        errors=value / error if error > 0 else None,
+        interval=_welch(first, second),
+        by_seed=by_seed,
+        paired=None if pairs is None else pairs.mean,
+        paired_interval=paired_interval,
+    )
+
+
+def exceeds(value: float, error: float, errors: float) -> bool:
+    """Whether a value is positive by more than so many standard errors."""
+    return value > errors * error + ROUNDING
+
+
+def _welch(first: FinalAccuracies, second: FinalAccuracies) -> Interval | None:
+    """Student's interval for two means with variances of their own; needs two seeds each."""
+    if first.variance is None or second.variance is None:
+        return None
+    n, m = len(first.finals), len(second.finals)
+    a, b = first.variance / n, second.variance / m
+    if a + b == 0:
+        return None
+    freedom = (a + b) ** 2 / (a**2 / (n - 1) + b**2 / (m - 1))
+    return _around(first.mean - second.mean, freedom, math.sqrt(a + b))
+
+
+def _around(value: float, freedom: float, error: float) -> Interval:
+    half = student(freedom, ONE_SIDE) * error
+    return value - half, value + half
+
+
+def fitted_gap(points: Sequence[GapPoint], weights: Sequence[int]) -> list[tuple[float, float]]:
+    """p05 and gap of weighted least squares among functions that never rise."""
+    from scipy.optimize import isotonic_regression  # takes a while to import
+
+    rows = [(p.p05, p.gap, w) for p, w in zip(points, weights, strict=True) if w]
+    x, y, mass = (np.array(column, np.float64) for column in zip(*rows, strict=True))
+    places, inverse = np.unique(x, return_inverse=True)
+    weight = np.bincount(inverse, mass)
+    level = np.bincount(inverse, mass * y) / weight
+    fitted = isotonic_regression(level, weights=weight, increasing=False).x
+    return list(zip(places.tolist(), fitted.tolist(), strict=True))
+
+
+def crossing(
+    points: Sequence[GapPoint], weights: Sequence[int], tolerance: float
+) -> tuple[float, float, float] | None:
+    """The estimate of weighted points and its bracket; None without a point of an arm.
+
+    Open ends are infinite.
+    """
+    arms = [p.p05 for p, w in zip(points, weights, strict=True) if w and not p.baseline]
+    if not arms:
+        return None
+    fit = fitted_gap(points, weights)
+    within = [p05 for p05, gap in fit if gap <= tolerance + ROUNDING]
+    over = [p05 for p05, _ in fit[: len(fit) - len(within)]]
+    if max(arms) in over:
+        return ABOVE, max(arms), ABOVE
+    return (within[0], over[-1], within[0]) if over else (BELOW, BELOW, within[0])
+
+
+def find_threshold(points: Sequence[GapPoint], tolerance: float) -> Threshold | None:
+    """The threshold and its interval; None without a point besides the baseline's."""
+    once = [1] * len(points)
+    found = crossing(points, once, tolerance)
+    if found is None:
+        return None
+    seeds = sorted({point.seed for point in points})
+    drawn = [
+        crossing(points, [int(np.sum(draw == point.seed)) for point in points], tolerance)
+        for draw in draws(seeds)
+    ]
+    values, lowers, uppers = zip(*(each for each in drawn if each is not None), strict=True)
+    low, high = quantile(lowers, LOW), quantile(uppers, HIGH)
+    ends = (*found, low, high, quantile(values, LOW), quantile(values, HIGH))
+    names = ("value", "lower", "upper", "low", "high", "value_low", "value_high")
+    kinds: dict[float, End] = {BELOW: "open below", ABOVE: "open above"}
+    return Threshold(
+        **{name: kinds.get(end, end) for name, end in zip(names, ends, strict=True)},
+        draws=len(drawn),
+        open_below=values.count(BELOW),
+        open_above=values.count(ABOVE),
+        empty=len(drawn) - len(values),
+        fit=tuple(fitted_gap(points, once)),
+        published=PUBLISHED,
+        holds_published=low <= PUBLISHED <= high,
+    )
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of them does not exceed; may be infinite."""
+    return sorted(values)[max(1, math.ceil(share * len(values) - 1e-9)) - 1]
+
+
+def draws(seeds: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Seeds drawn with replacement: each possible draw once, or for many seeds 2000 random ones."""
+    if len(seeds) <= ENUMERATED:
+        return np.array(list(product(seeds, repeat=len(seeds))), np.int64)
+    random = np.random.default_rng(SEED)
+    return random.choice(np.array(seeds, np.int64), (DRAWS, len(seeds)))

@@ -1,0 +1,141 @@
+"""What a study runs, from its configuration alone: cells (an arm under a seed), their settings,
+and where everything is kept.
+
+    DIR/design.json             the arms, what counts as what, and the rate that was taken
+    DIR/calibration/            the surface that schedules are planned from
+    DIR/plans/ARM.json          the schedule of an arm that is not dense
+    DIR/cells/ARM-SEED/         a run directory, with start.json, tail.json and end.json
+    DIR/rejected/RATE/          cells of a rate at which the baseline did not learn
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sparrow.schema.layers import Layer, merge
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.study import ArmConfig, StudyConfig
+from sparrow.schema.study_files import ArmKind, Collapse, StudyArm, StudyDesign
+from sparrow.schema.train import Choice, TrainConfig
+
+APART = 1_000_000  # rows between those of one seed and the next: prompts differ by seed
+END = "end.json"
+ORDER = {"baseline": 0, "flat": 1, "collapses": 1, "arm": 2}  # the baseline decides on the rate
+
+
+class Cell(NamedTuple):
+    """An arm under a seed."""
+
+    arm: ArmConfig
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm.name}-{self.seed}"
+
+
+class Study:
+    """A configuration, its cells, and where its parts are kept."""
+
+    def __init__(self, config: StudyConfig) -> None:
+        self.config = config
+        self.folder = config.dir or Path("runs") / "study" / config.name
+        self.calibration, self.plans = self.folder / "calibration", self.folder / "plans"
+        self.design = self.folder / "design.json"
+        cells = [Cell(arm, seed) for arm in config.arms for seed in arm.seeds or config.seeds]
+        self.cells = sorted(cells, key=lambda cell: (ORDER[cell.arm.role], cell.seed))
+        self.baseline_cells = [cell for cell in self.cells if cell.arm.role == "baseline"]
+
+    def plan_of(self, arm: ArmConfig) -> Path:
+        return self.plans / f"{arm.name}.json"
+
+    def folder_of(self, cell: Cell) -> Path:
+        return self.folder / "cells" / cell.name
+
+    def rejected(self, rate: float) -> Path:
+        return self.folder / "rejected" / f"{rate:g}"
+
+    def ended(self, cell: Cell) -> bool:
+        return (self.folder_of(cell) / END).exists()
+
+    def planned(self) -> bool:
+        """Whether every arm has its schedule."""
+        return all(arm.dense or self.plan_of(arm).exists() for arm in self.config.arms)
+
+    def cell(self, name: str) -> Cell:
+        by_name = {cell.name: cell for cell in self.cells}
+        if name not in by_name:
+            raise ValueError(f"no cell {name!r}; there are {', '.join(by_name)}")
+        return by_name[name]
+
+    def training(self, cell: Cell, rate: float) -> TrainConfig:
+        """The settings of one run: what all have in common, and what its arm and seed decide."""
+        base, arm, run = self.config.train, cell.arm, {"name": cell.name, "seed": cell.seed}
+        changes: dict[str, Any] = {
+            "optimiser": {"rate": rate if arm.rate is None else arm.rate},
+            "gate": {"bin": base.gate.bin or self.config.surface.bin},  # alike in all
+            "run": {**run, "dir": self.folder_of(cell)},
+        }
+        if base.data.task is not None:
+            changes["data"] = {"first": base.data.first + cell.seed * APART}
+        if not arm.dense:
+            changes["rollout"] = {"attention": {"schedule": str(self.plan_of(arm))}}
+        if arm.corrections is not None:
+            changes["algorithm"] = {"corrections": arm.corrections}
+        return TrainConfig.model_validate(merge([Layer("", base.model_dump()), Layer("", changes)]))
+
+    def write_design(self, rate: float, command: str) -> None:
+        """What the study is, for its report; budgets as the plans have them."""
+        config, train, outcome = self.config, self.config.train, self.config.outcome
+        design = StudyDesign(
+            name=config.name,
+            model=train.model.name,
+            data=train.data.model_dump(mode="json", exclude_none=True),
+            rollout=train.rollout.model_dump(include={"prompts", "samples", "max_tokens"}),
+            steps=train.run.steps,
+            every=train.validation.every,
+            problems=train.validation.rows * train.validation.samples,
+            rate=rate,
+            rates=config.rates,
+            tolerance=outcome.tolerance,
+            collapse=Collapse(drop=outcome.drop, length=outcome.length),
+            lag=outcome.lag,
+            gain=outcome.gain,
+            bin=config.surface.bin,
+            command=command,
+            arms=tuple(self._arm(arm, rate) for arm in config.arms),
+        )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        design.save(self.design)
+
+    def _arm(self, arm: ArmConfig, rate: float) -> StudyArm:
+        kinds: tuple[tuple[ArmKind, object], ...] = (
+            ("target", arm.target),
+            ("budget", arm.budget),
+            ("fixed", arm.like),
+        )
+        budget, plan = arm.budget, self.plan_of(arm)
+        if arm.like is not None and plan.exists():
+            budget = int(Schedule.load(plan).budgets[0])
+        corrections = self.config.train.algorithm.corrections
+        return StudyArm(
+            name=arm.name,
+            kind=next((kind for kind, given in kinds if given is not None), "dense"),
+            target=arm.target,
+            budget=budget,
+            like=arm.like,
+            role=arm.role,
+            seeds=arm.seeds or self.config.seeds,
+            rate=rate if arm.rate is None else arm.rate,
+            correction=_told(corrections if arm.corrections is None else arm.corrections),
+        )
+
+
+def _told(corrections: tuple[Choice, ...]) -> str:
+    def setting(name: str, value: object) -> str:
+        return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+    found = [
+        ", ".join([one.use, *(setting(name, value) for name, value in one.settings.items())])
+        for one in corrections
+    ]
+    return "; ".join(found) or "none"

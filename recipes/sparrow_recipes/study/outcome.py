@@ -1,0 +1,340 @@
+"""What came of a study: each cell judged, arms against the baseline, schedule against fixed.
+
+A cell collapsed where the final accuracy is more than `drop` below the start, or the run gave no
+numbers any more, or answers became shorter than `length` times the start while accuracy fell below
+the start. Short answers alone are no collapse, as dense training shortens answers while accuracy
+rises; they are flagged for every cell.
+
+In the fit of the threshold a cell that diverged counts with accuracy 0: it has no policy left,
+whatever its last evaluations said. Everywhere else values are as measured. A value that was not
+measured is None.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, median
+
+from sparrow.schema.run_files import Metrics
+from sparrow.schema.study import LAST
+from sparrow.schema.study_files import (
+    CellTail,
+    DenseAnswers,
+    StudyArm,
+    StudyCell,
+    StudyDesign,
+    StudyFolder,
+)
+from sparrow.schema.study_results import (
+    ArmOutcome,
+    CellOutcome,
+    Control,
+    Drift,
+    FinalAccuracies,
+    FixedComparison,
+    GapPoint,
+    Spread,
+    StudyResults,
+    Worst,
+)
+from sparrow_recipes.study.comparing import (
+    difference,
+    exceeds,
+    find_threshold,
+    pooled,
+    sample,
+)
+from sparrow_recipes.study.verdicts import inconclusive, verdicts
+
+OFTEN = 1 / 3  # a bin counts where so many of the steps have it
+MOVED = 2.0  # standard errors by which a control that must not move may do so
+STEP_BIN, WINDOW_MIN = re.compile(r"sparse/step/p05/bin_(\d+)$"), "sparse/accept_p05_min"
+MEASURES: dict[str, tuple[Callable[[Sequence[float]], float], str]] = {
+    "lowest_window": (min, WINDOW_MIN),
+    "p05": (fmean, "sparse/step/p05"),
+    "p05_uncertain": (fmean, "sparse/step/p05_uncertain"),
+    "uncertain": (fmean, "sparse/step/uncertain"),
+    "k3": (fmean, "mismatch/k3"),
+    "least_ess": (min, "mismatch/ess"),
+    "skipped": (max, "faults/skipped_updates"),  # logged as how many so far
+    "seconds": (fmean, "timing_s/gen"),
+    "median_seconds": (median, "timing_s/gen"),
+    "density": (fmean, "sparse/density"),
+    "kept": (fmean, "sparse/kv_budget"),
+}
+DRIFTS = {
+    "step_p05": "sparse/step/p05",
+    "step_p05_uncertain": "sparse/step/p05_uncertain",
+    "step_uncertain": "sparse/step/uncertain",
+    "step_entropy": "actor/entropy",
+}
+
+
+def conclude(study: StudyFolder) -> StudyResults:
+    """Everything that a study's files say so far."""
+    design = study.design
+    judged = {name: [judge(cell, design) for cell in cells] for name, cells in study.cells.items()}
+    samples = {name: _sample(cells, design) for name, cells in judged.items()}
+    healthy = [
+        sample
+        for arm in design.arms
+        if arm.role in ("baseline", "arm") and (sample := samples[arm.name]) is not None
+        if not any(cell.collapse for cell in judged[arm.name])
+    ]
+    common = pooled(healthy)  # what an arm with one seed borrows: of arms without a collapse
+    arms = {arm.name: _arm(study, arm, judged[arm.name], samples, common) for arm in design.arms}
+    points, beside, left_out = _points(design, list(arms.values()))
+    flat = [arm for arm in arms.values() if arm.role == "flat"]
+    found = StudyResults(
+        design=design,
+        arms=tuple(arms.values()),
+        common_variance=common,
+        threshold=find_threshold(points, design.tolerance),
+        points=tuple(points),
+        points_beside=tuple(beside),
+        left_out_of_fit=left_out,
+        schedule_against_fixed=tuple(
+            _fixed(arms[arm.like], arms[arm.name], common, design)
+            for arm in design.arms
+            if arm.like
+        ),
+        negative_control=_control(flat[0], design) if flat else None,
+        folders_of_no_arm=tuple(study.strangers),
+    )
+    return found.replace(verdicts=verdicts(found), inconclusive=inconclusive(found))
+
+
+def judge(cell: StudyCell, design: StudyDesign) -> CellOutcome:
+    """The outcome of a cell, finished or not; final is the mean of the last evaluations."""
+    start = next((each for each in cell.evaluations if each.step == 0), None)
+    last: list[DenseAnswers] = []
+    if cell.status in ("done", "diverged"):
+        last = [each for each in cell.evaluations if each.step > 0][-LAST:]
+    final, before = mean(each.accuracy for each in last), start.accuracy if start else None
+    begin, end = start.median if start else None, mean(each.median for each in last)
+    short = None if begin is None or end is None else end < design.collapse.length * begin
+    diverged = cell.status == "diverged" or any(each.accuracy is None for each in last)
+    gain = less(final, before)
+    collapse = {
+        "accuracy": gain is not None and gain < -design.collapse.drop - 1e-9,  # but for rounding
+        "diverged": diverged,
+        "length": bool(short) and gain is not None and gain < 0,
+    }
+    return CellOutcome(
+        arm=cell.arm.name,
+        seed=cell.seed,
+        status=cell.status,
+        message=cell.end.message or "" if cell.end else "",
+        steps=len(cell.steps),
+        start=before,
+        final=final,
+        last=last[-1].accuracy if last else None,
+        evaluations=sum(each.accuracy is not None for each in last),
+        start_length=begin,
+        final_length=end,
+        short=short,
+        collapse=tuple(reason for reason, given in collapse.items() if given),
+        worst=worst_bin(cell.steps),
+        measures=measures(cell.steps),
+    )
+
+
+def worst_bin(steps: Sequence[Metrics]) -> Worst | None:
+    """Which bin of lengths had the lowest p05 on average over the steps."""
+    keys = {key for line in steps for key in line.values}
+    bins = {int(match[1]): values(steps, key) for key in keys if (match := STEP_BIN.match(key))}
+    often = {start: fmean(p05) for start, p05 in bins.items() if len(p05) >= OFTEN * len(steps)}
+    if not often:
+        return None
+    lowest = min(sorted(often), key=lambda start: often[start])
+    return Worst(p05=often[lowest], bin=lowest, rare=tuple(sorted(bins.keys() - often.keys())))
+
+
+def measures(steps: Sequence[Metrics]) -> dict[str, float | None]:
+    """What MEASURES names, over steps of a cell or of an arm; and answered tokens a second."""
+    found: dict[str, float | None] = {}
+    for name, (join, metric) in MEASURES.items():
+        known = values(steps, metric)
+        found[name] = join(known) if known else None
+    timed = [
+        (tokens, taken)
+        for line in steps
+        if (taken := line.values.get("timing_s/gen")) and (tokens := _answered(line)) is not None
+    ]
+    rate = sum(tokens for tokens, _ in timed) / sum(taken for _, taken in timed) if timed else None
+    return {**found, "tokens_a_second": rate}
+
+
+def _answered(line: Metrics) -> float | None:
+    """Tokens of a step's answers; the logged total has the prompts in it as well."""
+    total, answer = map(line.values.get, ("perf/total_num_tokens", "response_length/mean"))
+    prompt = line.values.get("prompt_length/mean") or 0.0
+    return None if total is None or not answer else total * answer / (answer + prompt)
+
+
+def values(steps: Iterable[Metrics], key: str) -> list[float]:
+    """What the steps that have a metric say of it."""
+    return [value for line in steps if (value := line.values.get(key)) is not None]
+
+
+def mean(found: Iterable[float | None]) -> float | None:
+    """The mean of what was measured; None where nothing was."""
+    known = [value for value in found if value is not None]
+    return fmean(known) if known else None
+
+
+def less(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first - second
+
+
+def _sample(cells: Sequence[CellOutcome], design: StudyDesign) -> FinalAccuracies | None:
+    finals = {cell.seed: cell.final for cell in cells if cell.final is not None}
+    least = min((cell.evaluations for cell in cells if cell.final is not None), default=0)
+    return sample(finals, design.problems * least) if finals else None
+
+
+def _arm(
+    study: StudyFolder,
+    arm: StudyArm,
+    judged: Sequence[CellOutcome],
+    samples: Mapping[str, FinalAccuracies | None],
+    common: float | None,
+) -> ArmOutcome:
+    own, base = samples[arm.name], samples[study.design.baseline.name]
+    cells = study.cells[arm.name]
+    gap = None
+    if own is not None and base is not None and arm.role != "baseline":
+        gap = difference(base, own, common)
+    pairs = [(cell.start, cell.tail) for cell in cells if cell.start and cell.tail]
+    return ArmOutcome(
+        name=arm.name,
+        role=arm.role,
+        target=arm.target,
+        finals=own,
+        gap=gap,
+        lags=None if gap is None else exceeds(gap.value, gap.error, study.design.lag),
+        start=mean(cell.start for cell in judged),
+        p05=_spread([cell.worst.p05 for cell in judged if cell.worst is not None]),
+        collapsed=tuple(cell.seed for cell in judged if cell.collapse),
+        without_result=tuple(cell.name for cell in judged if not cell.measured),
+        rollout=measures([line for cell in cells for line in cell.steps]),
+        start_against_end=_drifts(cells, pairs),
+        same_bins=mean(_change(start, tail) for start, tail in pairs),
+        cells=tuple(judged),
+    )
+
+
+def _spread(tails: Sequence[float]) -> Spread | None:
+    return Spread(mean=fmean(tails), low=min(tails), high=max(tails)) if tails else None
+
+
+def _drifts(
+    cells: Sequence[StudyCell], pairs: Sequence[tuple[CellTail, CellTail]]
+) -> dict[str, Drift]:
+    """How tail and entropy moved: recalibrated, and by the first and last quarter of the steps."""
+    quarters = {
+        name: _drift(_quarters(values(cell.steps, key)) for cell in cells)
+        for name, key in DRIFTS.items()
+    }
+    return {
+        "worst": _drift((_lowest(a, "p05"), _lowest(b, "p05")) for a, b in pairs),
+        "worst_uncertain": _drift(
+            (_lowest(a, "p05_uncertain"), _lowest(b, "p05_uncertain")) for a, b in pairs
+        ),
+        "entropy": _drift((a.entropy, b.entropy) for a, b in pairs),
+        **quarters,
+    }
+
+
+def _drift(pairs: Iterable[Drift]) -> Drift:
+    """Means over the cells that have both ends."""
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return mean(a for a, _ in known), mean(b for _, b in known)
+
+
+def _quarters(found: Sequence[float]) -> Drift:
+    part = max(1, len(found) // 4)
+    return mean(found[:part]), mean(found[-part:])
+
+
+def _lowest(tail: CellTail, field: str) -> float | None:
+    found = (getattr(bin, field) for bin in tail.bins)
+    return min((value for value in found if value is not None), default=None)
+
+
+def _change(start: CellTail, tail: CellTail) -> float | None:
+    """Mean change of p05 over the bins that both have."""
+    before = {bin.start: bin.p05 for bin in start.bins}
+    return mean(less(bin.p05, before.get(bin.start)) for bin in tail.bins)
+
+
+def _points(
+    design: StudyDesign, arms: Sequence[ArmOutcome]
+) -> tuple[list[GapPoint], list[GapPoint], dict[str, str]]:
+    """Points of the fit, points shown beside it, and cells that give none with the reason."""
+    base = design.baseline
+    known = next(arm.finals for arm in arms if arm.name == base.name)
+    finals: Mapping[int, float] = {} if known is None else known.finals
+    corrections = {arm.name: arm.correction for arm in design.arms}
+    points: list[GapPoint] = []
+    beside: list[GapPoint] = []
+    left_out: dict[str, str] = {}
+    for cell in (cell for arm in arms if arm.role != "flat" for cell in arm.cells):
+        reason, worst = _unusable(cell, finals), cell.worst
+        if not reason and worst is not None:
+            own = 0.0 if "diverged" in cell.collapse or cell.final is None else cell.final
+            first = cell.arm == base.name
+            gap = 0.0 if first else finals[cell.seed] - own
+            found = GapPoint(arm=cell.arm, seed=cell.seed, p05=worst.p05, gap=gap, baseline=first)
+            same = corrections[cell.arm] == base.correction
+            (points if same else beside).append(found)
+            reason = "" if same else f"correction {corrections[cell.arm]}; shown, not fitted"
+        left_out |= {cell.name: reason} if reason else {}
+    return points, beside, left_out
+
+
+def _unusable(cell: CellOutcome, finals: Mapping[int, float]) -> str:
+    """Why a cell gives no point; empty where it gives one."""
+    if not cell.measured:
+        return cell.status if cell.status != "done" else "no evaluation after the start"
+    if cell.worst is None:
+        return "no p05 by bin in its steps"
+    return "" if cell.seed in finals else "the baseline has no final accuracy with this seed"
+
+
+def _fixed(
+    planned: ArmOutcome, fixed: ArmOutcome, common: float | None, design: StudyDesign
+) -> FixedComparison:
+    gap = None
+    if planned.finals is not None and fixed.finals is not None:
+        gap = difference(planned.finals, fixed.finals, common)
+    costs = ("density", "kept", "seconds")
+    return FixedComparison(
+        schedule=planned.name,
+        fixed=fixed.name,
+        accuracy=gap,
+        better=None if gap is None else exceeds(gap.value, gap.error, design.lag),
+        worse=None if gap is None else exceeds(-gap.value, gap.error, design.lag),
+        less={
+            "p05": less(_middle(planned), _middle(fixed)),
+            **{name: less(planned.rollout[name], fixed.rollout[name]) for name in costs},
+        },
+    )
+
+
+def _middle(arm: ArmOutcome) -> float | None:
+    return None if arm.p05 is None else arm.p05.mean
+
+
+def _control(flat: ArmOutcome, design: StudyDesign) -> Control | None:
+    """Final less start of the control that does not train, with its binomial error."""
+    changes, variances = [], []
+    for cell in flat.cells:
+        if cell.start is not None and cell.final is not None:
+            changes.append(cell.final - cell.start)
+            ends = ((cell.start, 1), (cell.final, cell.evaluations or LAST))
+            variances.append(sum(p * (1 - p) / (design.problems * count) for p, count in ends))
+    if not changes:
+        return None
+    change, error = fmean(changes), math.sqrt(sum(variances)) / len(variances)
+    return Control(change=change, error=error, moved=exceeds(abs(change), error, MOVED))

@@ -1,0 +1,111 @@
+"""The schedules of a study: a surface, a plan for every target, fixed budgets of equal cost."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from sparrow import api
+from sparrow.calibrate.collecting import Progress
+from sparrow.files import make_folder
+from sparrow.models import fingerprint, load
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.study import ArmConfig
+from sparrow.schema.surface import Surface
+from sparrow_recipes.study.design import Study
+
+Report = Callable[[str], None]
+Lengths = npt.NDArray[np.int64]
+
+
+def make_plans(
+    study: Study, *, progress: Progress | None = None, report: Report | None = None
+) -> None:
+    """Write the schedule of every arm that is not dense; what is there stays.
+
+    Budgets in pages; no layer is left dense, and all layers of a schedule keep as much.
+    """
+    make_folder(study.plans)
+    arms = [arm for arm in study.config.arms if not arm.dense]
+    targets = [arm for arm in arms if arm.target is not None]
+    made: dict[str, Schedule] = {}
+    if targets:
+        surface = surface_of(study, progress, report)
+        made = {arm.name: planned_schedule(study, surface, arm) for arm in targets}
+    for arm in arms:
+        if arm.target is None:
+            budget = arm.budget
+            if arm.like is not None:
+                budget = equal_budget(made[arm.like], drawn_lengths(surface))
+            assert budget is not None, "such an arm has target, budget or like"
+            made[arm.name] = Schedule.fixed(budget, name=arm.name, dense_layers=())
+        if not study.plan_of(arm).exists():
+            made[arm.name].save(study.plan_of(arm))
+
+
+def surface_of(study: Study, progress: Progress | None, report: Report | None) -> Surface:
+    """The surface: measured here, or one that the configuration names, of the same weights.
+
+    Every budget is measured on the same prompts; those of a file are rows of training.
+    """
+    config, data, own = study.config, study.config.train.data, study.config.surface
+    wanted = config.train.model
+    model = load(wanted.name, dtype=wanted.dtype, device=wanted.device, report=report)
+    if own.surface is None:
+        return api.calibrate(
+            model,
+            out=study.calibration,
+            task=data.task,
+            length=data.length,
+            rows=data.file,
+            skip=own.first if data.task is not None else 0,
+            max_tokens=config.train.rollout.max_tokens,
+            budget=own.budgets,
+            bin=own.bin,
+            target=[arm.target for arm in config.arms if arm.target is not None],
+            prompts=own.prompts,
+            first_round=own.prompts,
+            layer_groups=0,
+            by_layer=False,
+            progress=progress,
+            report=report,
+        )
+    given = Surface.load(own.surface)
+    if given.fingerprint != fingerprint(model):
+        raise ValueError(
+            f"{own.surface}: measured on weights {given.fingerprint}, but {wanted.name} has "
+            f"{fingerprint(model)}"
+        )
+    return given
+
+
+def planned_schedule(study: Study, surface: Surface, arm: ArmConfig) -> Schedule:
+    """The cheapest of the plain variant; lengths where no budget is enough run dense."""
+    assert arm.target is not None
+    plain = [one.name for one in surface.variants if not one.dense_layers and not one.shares]
+    if not plain:
+        raise ValueError("the surface has no variant without dense layers and layers' shares")
+    folder = study.plans / arm.name
+    make_folder(folder)
+    by = study.config.surface.by
+    found = api.plan(surface, target=arm.target, by=by, allow_dense=True, variant=plain, out=folder)
+    return found.schedule
+
+
+def drawn_lengths(surface: Surface) -> Lengths:
+    """Every total length at which a token of the surface's dense answers was drawn."""
+    first = surface.prompt_tokens + 1
+    return np.concatenate([np.arange(first, max(length, first + 1)) for length in surface.lengths])
+
+
+def equal_budget(schedule: Schedule, lengths: Lengths, page: int = 16) -> int:
+    """The budget, in whole pages, whose mean of kept tokens is nearest to the schedule's.
+
+    Both keep no more than there is, so this is more than the schedule's mean of kept tokens.
+    """
+
+    def distance(budget: int) -> float:
+        kept = Schedule.fixed(budget, dense_layers=()).kept(lengths, 0).mean()
+        return abs(float(kept - schedule.kept(lengths, 0).mean()))
+
+    return min(range(3 * page, int(lengths.max()) + page, page), key=distance)

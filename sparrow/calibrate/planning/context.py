@@ -1,0 +1,290 @@
+"""What plans of one surface stand on: the model's shape, a machine, a workload, and its prices.
+
+A workload is how many sequences of which lengths one rollout has to generate, how many at once. The
+price of a budget is the time of the rows in a bin of lengths, over the trace of the workload.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from sparrow.calibrate.planning.cost import (
+    ByteModel,
+    FloatArray,
+    IntArray,
+    Limit,
+    Trace,
+    limit,
+    published_lengths,
+    rollout_seconds,
+    trace,
+)
+from sparrow.calibrate.planning.hardware import Hardware, StepModel
+from sparrow.files import parse_json, read_text
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import Cell, Surface, Variant
+
+if TYPE_CHECKING:  # that room loads torch
+    from sparrow.models.spec import ModelSpec
+
+PUBLISHED = "published"
+PROMPT = 16
+MOST_BYTES = 2**26  # of a file of lengths
+MOST_SEQUENCES = 2**14  # of a workload: each takes part in the count of steps
+LONGEST = 2**31 - 1
+FEW = 8  # prompts below which a cell says nothing
+ITEMSIZE = 2  # bytes of a number where rollouts run
+EVERYTHING = 2**24  # tokens: more than any context has, in every layer's share of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Workload:
+    """Final lengths of the sequences of one rollout, prompts included.
+
+    most  sequences that run at once (None: as many as memory holds)
+    """
+
+    name: str
+    lengths: IntArray
+    prompt: int = PROMPT
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.lengths) <= MOST_SEQUENCES:
+            given = f"got {len(self.lengths)} sequences"
+            allowed = f"1 to {MOST_SEQUENCES}; --prompts draws so many of them"
+            raise ValueError(f"workload {self.name}: {given}, allowed: {allowed}")
+        if not 2 <= self.lengths.min() <= self.lengths.max() <= LONGEST:
+            given = f"{self.lengths.min()} to {self.lengths.max()} tokens"
+            raise ValueError(f"workload {self.name}: got {given}, allowed: 2 to {LONGEST}")
+        if self.most is not None and self.most < 1:
+            raise ValueError(f"a batch of {self.most}: allowed is 1 at least")
+
+    @property
+    def shortest_prompt(self) -> int:
+        """Tokens that are there when a sequence starts; a shorter sequence has a shorter one."""
+        return min(self.prompt, int(self.lengths.min()) - 1)
+
+    def describe(self) -> str:
+        mean, longest = self.lengths.mean(), self.lengths.max()
+        batch = "" if self.most is None else f", at most {self.most} at once"
+        return (
+            f"{self.name}: {len(self.lengths)} sequences, mean {mean:.0f}, longest {longest} "
+            f"tokens{batch}"
+        )
+
+
+def workload(
+    name: str,
+    *,
+    measured: Sequence[int] = (),
+    prompts: int | None = None,
+    samples: int = 8,
+    most: int | None = None,
+    cutoff: int | None = None,
+    prompt: int = PROMPT,
+) -> Workload:
+    """A workload by name: "published", "surface" (lengths that were measured), or a file.
+
+    With `prompts`, so many times `samples` sequences are drawn from the lengths, always the same;
+    samples of a prompt do not share its memory here. Lengths end at the cut-off.
+    """
+    if name == PUBLISHED:
+        lengths = published_lengths()
+    elif name == "surface":
+        if not len(measured):
+            raise ValueError("the surface has no lengths of answers: give --lengths another way")
+        lengths = np.asarray(measured, np.int64)
+    else:
+        lengths = _of_file(Path(name))
+    if prompts is not None:
+        if min(prompts, samples) < 1 or prompts * samples > MOST_SEQUENCES:
+            given = f"{prompts} prompts of {samples} samples"
+            raise ValueError(f"{given}: allowed: 1 or more each, {MOST_SEQUENCES} in all")
+        lengths = np.random.default_rng(0).choice(lengths, prompts * samples)
+    if cutoff is not None and lengths.max() > cutoff:
+        lengths = np.minimum(lengths, cutoff)
+        name = f"{name}, cut at {cutoff} tokens"
+    return Workload(name=name, lengths=lengths, prompt=prompt, most=most)
+
+
+def _of_file(place: Path) -> IntArray:
+    """Numbers, as a JSON list or one a line."""
+    if not place.exists():
+        raise ValueError(
+            f"lengths {place}: no such file; give published, surface or a file of lengths"
+        )
+    text = read_text(place, "lengths", most=MOST_BYTES)
+    try:
+        listed = text.lstrip().startswith("[")
+        numbers = parse_json(text) if listed else [int(word) for word in text.split()]
+    except ValueError as error:
+        raise ValueError(f"lengths {place}: not a list of whole numbers ({error})") from error
+    if not numbers or not all(type(n) is int and 2 <= n <= LONGEST for n in numbers):
+        raise ValueError(f"lengths {place}: allowed: whole numbers from 2 to {LONGEST}")
+    return np.array(numbers, np.int64)
+
+
+def believed(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of a budget, of prompts enough to say something."""
+    return [cell for cell in cells if cell.prompts >= FEW and cell.budget is not None]
+
+
+def measured_to(cells: Sequence[Cell]) -> int:
+    """Where the largest budget was measured last: beyond, only answers of worse ones got there."""
+    largest = max(cell.budget or 0 for cell in cells)
+    return max(cell.stop for cell in cells if cell.budget == largest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanningContext:
+    """What plans of one surface share: the model, the machine, and who runs when."""
+
+    surface: Surface
+    spec: "ModelSpec"
+    hardware: Hardware
+    workload: Workload
+
+    @classmethod
+    def of(
+        cls,
+        surface: Surface,
+        hardware: Hardware,
+        *,
+        lengths: str | None = None,
+        prompts: int | None = None,
+        samples: int = 8,
+        batch: int | None = None,
+        prompt_tokens: int | None = None,
+    ) -> "PlanningContext":
+        """Where nothing is said, the workload is that of the surface's own answers.
+
+        lengths        published, surface, or a file of lengths
+        prompts        of a rollout, with `samples` answers each; None: the lengths as they are
+        batch          sequences at once, at most
+        prompt_tokens  of a prompt; None: as measured
+        """
+        from sparrow.models.spec import spec_from_hf  # loads torch
+
+        usual = "surface" if surface.mode == "generated" and surface.lengths else PUBLISHED
+        name = lengths or usual
+        measured = surface.prompt_tokens if name == "surface" else 0
+        cells = believed(surface.cells)
+        work = workload(
+            name,
+            measured=surface.lengths,
+            prompts=prompts,
+            samples=samples,
+            most=batch,
+            cutoff=measured_to(cells) if cells else surface.bins[-1],
+            prompt=prompt_tokens or measured or PROMPT,
+        )
+        try:
+            shape = json.loads(surface.shape)
+        except ValueError as error:
+            raise ValueError(f"the surface's shape is no JSON: {error}") from error
+        if not isinstance(shape, dict):
+            raise ValueError(f"the surface's shape is no config.json: {surface.shape:.60}")
+        spec = spec_from_hf(shape, "the surface's model")
+        return cls(surface=surface, spec=spec, hardware=hardware, workload=work)
+
+    def reads(self, variant: Variant, schedule: Schedule | None) -> ByteModel:
+        return ByteModel(
+            spec=self.spec,
+            schedule=schedule,
+            itemsize=ITEMSIZE,
+            page=variant.page,
+            field_bytes=variant.field_bytes,
+        )
+
+    def steps(self, variant: Variant, schedule: Schedule | None) -> StepModel:
+        return StepModel(self.hardware, self.reads(variant, schedule))
+
+    def trace(self, variant: Variant) -> Trace:
+        """Who runs beside whom; memory holds the variant's landmarks too."""
+        return trace(
+            self.workload.lengths,
+            prompt=self.workload.shortest_prompt,
+            capacity=self.hardware.capacity(self.reads(variant, None)),
+            page=variant.page,
+            most=self.workload.most,
+        )
+
+    def rollout(self, variant: Variant, schedule: Schedule) -> float:
+        """Seconds that the workload takes under any schedule."""
+        return rollout_seconds(self.trace(variant), self.steps(variant, schedule))
+
+    def limit(self, variant: Variant, schedule: Schedule) -> Limit:
+        """What bytes alone allow, at the machine's published rate."""
+        return limit(
+            self.spec,
+            schedule,
+            self.workload.lengths,
+            prompt=self.workload.shortest_prompt,
+            memory=self.hardware.memory,
+            reserve=self.hardware.reserve,
+            bytes_per_s=self.hardware.bytes_per_s,
+            itemsize=ITEMSIZE,
+            field_bytes=variant.field_bytes,
+            most=self.workload.most,
+        )
+
+
+class Prices(NamedTuple):
+    """By bin and budget: seconds of the rows there, and bytes read of them. By bin alone: their
+    parts of what steps cost whoever is in them, and what dense rows would take and read."""
+
+    seconds: FloatArray
+    read: FloatArray
+    fixed: FloatArray
+    dense_seconds: FloatArray
+    dense_read: FloatArray
+
+
+def prices(
+    context: PlanningContext, variant: Variant, edges: Sequence[int], budgets: Sequence[int]
+) -> Prices:
+    """Of a variant under each budget and dense, over the trace of the workload.
+
+    Rows that keep everything are priced as lists of all their pages.
+    """
+    over = context.trace(variant)
+    longest = int(over.lengths.max())
+    bins, lengths = len(edges) - 1, np.arange(longest + 1)
+    # Lengths beyond the edges are in the last bin.
+    place = np.clip(np.searchsorted(edges, lengths, side="right") - 1, 0, bins - 1)
+    schedules = [variant.schedule([0], [min(budget, EVERYTHING)]) for budget in budgets]
+    models = [context.steps(variant, schedule) for schedule in schedules]
+    dense = context.steps(variant, None)
+    visits, fixed = _visits(over, models[0])
+    _, dense_fixed = _visits(over, dense)
+
+    def by_bin(figures: FloatArray) -> FloatArray:
+        return np.bincount(place, figures, bins).astype(np.float64)
+
+    def bytes_of(reads: ByteModel) -> FloatArray:
+        return by_bin(np.concatenate([[0], reads.rows(lengths[1:]).total]) * visits)
+
+    return Prices(
+        seconds=np.array([by_bin(m.per_row(1, longest) * visits) for m in models]).T,
+        read=np.array([bytes_of(m.reads) for m in models]).T,
+        fixed=by_bin(fixed),
+        dense_seconds=by_bin(dense.per_row(1, longest) * visits + dense_fixed),
+        dense_read=bytes_of(context.reads(variant, None)),
+    )
+
+
+def _visits(over: Trace, model: StepModel) -> tuple[FloatArray, FloatArray]:
+    """By total length: steps that rows make there, and their parts of the steps' fixed seconds."""
+    longest = int(over.lengths.max())
+    visits, fixed = np.zeros(longest + 1), np.zeros(longest + 1)
+    for lengths in over.chunks():
+        rows = lengths.shape[1]
+        alone = model(lengths) - model.per_row(rows, longest)[lengths].sum(axis=1)
+        np.add.at(visits, lengths, 1.0)
+        np.add.at(fixed, lengths, (alone / rows)[:, None])
+    return visits, fixed

@@ -1,0 +1,222 @@
+"""Results for a terminal: a row of figures for each record, columns by the names of the JSON."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from sparrow.schema.flow import FlowCheck, FlowScores
+from sparrow.schema.plan import PlanFile
+from sparrow.schema.surface import Cell, LayerLoss, Surface, reach
+
+GOOD, DOUBTFUL, BAD = "green", "yellow", "red"
+
+
+def figures(
+    title: str | Text,
+    rows: Iterable[Any],
+    fields: str,
+    *,
+    group: str | None = None,
+    caption: str | None = None,
+    **shown: Callable[[Any], object],
+) -> Table:
+    """Fields, by their names with spaces between, of records or mappings.
+
+    shown: how some of them are made from a row. group: the field that sets rows apart.
+    """
+    names, rows = fields.split(), list(rows)
+    values = [[shown[n](row) if n in shown else _field(row, n) for n in names] for row in rows]
+    made = Table(title=title, caption=caption)
+    for place, name in enumerate(names):
+        texts = all(isinstance(own[place], str) for own in values)
+        made.add_column(name, justify="left" if texts else "right")
+    for number, own in enumerate(values):
+        if group and number and _field(rows[number - 1], group) != _field(rows[number], group):
+            made.add_section()
+        made.add_row(*map(_text, own))
+    return made
+
+
+def summary(title: str, values: Mapping[str, object]) -> Table:
+    """Single figures, one below the other."""
+    rows = [{"name": name, "value": value} for name, value in values.items()]
+    return figures(title, rows, "name value")
+
+
+def _field(row: Any, name: str) -> Any:
+    return row[name] if isinstance(row, Mapping) else getattr(row, name)
+
+
+def _text(value: object) -> str | Text:
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(part)}" for key, part in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, map(_text, value)))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return value if isinstance(value, Text) else str(value)
+
+
+def _kept(row: Any) -> str:
+    return "all" if row.budget is None else str(row.budget)
+
+
+# Surfaces.
+
+
+def tails_table(surface: Surface, variant: str) -> Table:
+    """p05 and its interval by budget and length; green: surely at the target, red: surely not."""
+    target = surface.targets[0]
+    stops = {cell.start: cell.stop for cell in surface.cells if cell.variant == variant}
+    made = Table("budget", title=f"{variant}: p05 of acceptance by total length")
+    for start in sorted(stops):
+        made.add_column(f"{start} to {stops[start]}", justify="right")
+    for budget in surface.kept(variant):
+        cells = {cell.start: cell for cell in surface.of(variant, budget)}
+        made.add_row(str(budget), *(_tail(cells.get(start), target) for start in sorted(stops)))
+    floor = {cell.start: cell for cell in surface.floor}
+    dense = (_tail(floor.get(start), None) for start in sorted(stops))
+    made.add_row("dense (floor)", *dense, style="dim")
+    made.caption = (
+        f"{surface.model}, {surface.dtype} on {surface.device}; {surface.prompts}; 95 % intervals "
+        f"over prompts; target {target}"
+    )
+    return made
+
+
+def _tail(cell: Cell | None, target: float | None) -> Text:
+    if cell is None:
+        return Text("-")
+    text = Text(f"{cell.p05:.3f}\n", style="" if target is None else verdict(cell, target)[1])
+    return text.append(f"{cell.low:.3f} {cell.high:.3f}", style="dim")
+
+
+def verdict(cell: Cell, target: float) -> tuple[str, str]:
+    """What a cell says about a target, and in which colour."""
+    if cell.low >= target:
+        return "holds", GOOD
+    if cell.high >= target:
+        return "within the interval", DOUBTFUL
+    return "below", BAD
+
+
+def details_table(surface: Surface, variant: str) -> Table:
+    """Of every budget, what the cheap estimators would have said, at the longest lengths known."""
+    known = [[c for c in surface.of(variant, b) if c.prompts > 1] for b in surface.kept(variant)]
+    cells = [dict(own[-1]) | dict(own[-1].estimators or {}) for own in known if own]
+    return figures(
+        f"{variant}: exact and cheap, at the longest lengths",
+        cells,
+        "budget start stop mean p05 lower_p05 upper_p05 ratio_mean ratio_error ratio_p05 above "
+        "beta uncertain_p05",
+        caption="lower, upper: bounds of p05 from the most likely tokens of both sides; ratio: "
+        "min(1, p/q) of the token drawn, whose mean is that of acceptance and whose p05 is not; "
+        "above: over 0.999; beta: a, b and KS distance; uncertain: dense entropy over 0.1 nats",
+    )
+
+
+def layers_table(losses: Sequence[LayerLoss], shares: Sequence[float] = ()) -> Table:
+    """What each group of layers loses where it alone is sparse, and its share of the budget."""
+    return figures(
+        f"layers sparse alone, {losses[0].budget} tokens kept",
+        losses,
+        "layers p05 low high mean share",
+        share=lambda loss: shares[loss.layers[0]] if shares else None,
+    )
+
+
+def check_table(surface: Surface, target: float) -> Table:
+    """A check run: what a schedule reaches, bin by bin, and the share of prompts that get there."""
+    floor = {cell.start: cell.p05 for cell in surface.floor}
+    own, dense = reach(surface.cells), reach(surface.floor)
+    return figures(
+        f"{surface.variants[0].name}: check at target {target}",
+        surface.cells,
+        "start stop p05 low high mean prompts reach dense_reach floor verdict",
+        reach=lambda cell: own[cell.start],
+        dense_reach=lambda cell: dense.get(cell.start),
+        floor=lambda cell: floor.get(cell.start),
+        verdict=lambda cell: Text(*verdict(cell, target)),
+    )
+
+
+# Plans.
+
+
+def plan_tables(plan: PlanFile) -> list[Table]:
+    """The bins, what the plan promises, other targets, other variants, another schedule."""
+    checked = {one.start: one.p05 for one in plan.check or ()}
+    bins = "start stop budget p05 low high kept_share seconds dense_seconds"
+    bins += " check_p05" if checked else ""
+    promised = "speed_up limit eflops eflops_printed ms_step dense_ms_step seconds dense_seconds"
+    tables = [
+        figures(
+            f"{plan.schedule.name}: {plan.variant}",
+            plan.bins,
+            bins,
+            budget=_kept,
+            check_p05=lambda one: checked.get(one.start),
+        ),
+        summary(
+            f"{plan.workload}, {plan.hardware}: predicted speed-up {plan.speed_up:.2f}x",
+            {name: getattr(plan, name) for name in promised.split()},
+        ),
+        figures("at other targets", plan.sensitivity, "target variant speed_up budgets nearest"),
+    ]
+    if len(plan.variants) > 1:
+        tables.append(figures("variants", plan.variants, "name speed_up limit"))
+    if plan.compare is not None:
+        other, own = plan.compare, {one.start: one for one in plan.bins}
+        differs = f"; made for {', '.join(other.differs)}" if other.differs else ""
+        made = figures(
+            f"the plan beside {other.name}",
+            other.bins,
+            "start plan budget p05 measured",
+            plan=lambda one: _kept(own[one.start]),
+            budget=_kept,
+            caption=f"speed-up {plan.speed_up:.2f}x and {other.speed_up:.2f}x{differs}",
+        )
+        tables.append(made)
+    return tables
+
+
+# Flows.
+
+
+def flow_check_tables(check: FlowCheck) -> list[Table]:
+    """A program, what it stores, and how its test went."""
+    sizes = f"page {check.page}, head size {check.head_size}, group {check.group}"
+    name = f"{check.flow} ({check.digest}): {sizes}"
+    about: dict[str, object] = {"bytes": f"{check.of_mean:.2f}x of one 16-bit mean"}
+    about |= {"of_kv": f"{check.of_kv:.2%} of K and V"}
+    for field in ("state", "operations", "over_pages", "mass", "kernels", "unordered"):
+        about[field] = getattr(check, field)
+    said = ("same pages", "") if check.passed else ("other pages", "bold red")
+    title = Text.assemble(f"On random pages ({check.device}): ", said)
+    tests = figures(
+        title, check.tests, "sequence compared choices different near_ties first", group="compared"
+    )
+    return [figures(name, check.fields, "name kind shape bytes"), summary(name, about), tests]
+
+
+def flow_score_table(scores: FlowScores) -> Table:
+    """The result for a terminal, by budget; the best flow first, the submitted ones bold."""
+    own = scores.configuration
+    where = f"{scores.model} ({scores.dtype}), {len(scores.texts)} texts of {scores.tokens} tokens"
+    shown = [row for row in scores.rows if all(getattr(row, key) == value for key, value in own)]
+    dense = ", ".join(map(str, own.dense_layers)) or "none"
+    return figures(
+        f"Flows on {where}",
+        sorted(shown, key=lambda row: (row.budget, -row.p05)),
+        "flow page of_mean budget p05 gain gain_low gain_high recall mass error",
+        flow=lambda row: Text(row.flow, style="bold" if row.submitted else ""),
+        of_mean=lambda row: f"{row.of_mean:.2f}x",
+        group="budget",
+        caption=f"first {own.first} and last {own.last} pages kept, dense layers: {dense}; gain: "
+        "above the block mean; of_mean: bytes of landmarks against one 16-bit mean; recall, mass, "
+        "error on the dense stream",
+    )

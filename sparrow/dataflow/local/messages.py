@@ -1,0 +1,76 @@
+"""What the sides of a run tell each other: records and arrays, no engine, no learner, no files.
+
+    RolloutRequest    run -> rollout side: play a step
+    RolloutBatch      rollout side -> run -> learner side: its groups, and what became of its rows
+    LearnerBatch      learner side -> run: readings for the gate, and what is to be learnt
+    UpdateStats       learner side -> run: an optimiser step (train/learner.py)
+
+Weights go from the learner side to the rollout side by Hugging Face names, with a version.
+"""
+
+from dataclasses import dataclass, field
+
+from sparrow.schema.base import Float32Array, Record
+from sparrow.schema.episode import Group, TrainSample, Trajectory
+from sparrow.schema.gate import RatioEstimate, Reading
+from sparrow.schema.schedule import Schedule
+from sparrow.train.learner import Read
+
+
+class GateStop(Exception):
+    """The gate found a tail that no budget mends. Its message says where, and by how much."""
+
+
+class Diverged(Exception):
+    """Too many steps in a row without a finite loss and gradient."""
+
+
+class Unjudged(Exception):
+    """Not one verdict of a step came about: there is nothing to learn from."""
+
+
+class EpisodeFailed(Exception):
+    """An episode raised, or gave what is none. The step in which it was played is not taken."""
+
+
+class RolloutRequest(Record):
+    """A step to be played: from which row on, how often, under which schedule."""
+
+    step: int
+    position: int  # of the first row
+    schedule: Schedule | None  # None: dense
+    prompts: int
+    samples: int  # of a prompt
+    watched: int  # trajectories that shall carry hidden states, at most
+
+
+class RolloutBatch(Record):
+    """The groups of a step, and what became of the rows that it took."""
+
+    groups: tuple[Group, ...]
+    position: int  # where the next step goes on
+    overlong: tuple[str, ...] = ()  # rows whose prompt does not fit, by name
+    uninformative: int = 0  # groups that dynamic sampling left out
+    watched: tuple[Trajectory, ...] = ()  # of those: what the gate shall see all the same
+    acc: float | None = None  # over all that was played, what was left out included
+    rounds: int = 1
+    verdicts: dict[str, int] = {}  # noqa: RUF012 (pydantic copies it); what judges counted
+    fault: str = ""  # of the judge, the last
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerBatch:
+    """A step's trajectories as the trainer sees them, and how far actor and policy are apart."""
+
+    samples: tuple[TrainSample, ...] = ()
+    groups: tuple[int, ...] = ()  # which group each sample belongs to
+    weights: tuple[Float32Array, ...] = ()  # by learnt token: what corrections leave of it
+    reads: tuple[Read, ...] = ()
+    readings: tuple[Reading, ...] = ()  # exact acceptance, of the watched trajectories
+    estimates: tuple[RatioEstimate, ...] = ()  # its cheap estimate, of all
+    mismatch: dict[str, float] = field(default_factory=dict)
+    broken: bool = False  # the dense pass gave what is no number

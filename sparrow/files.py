@@ -1,0 +1,478 @@
+"""Files that people share: written whole or not at all, with a digest that is checked at reading.
+
+A JSON document (schedule, surface, plan) holds the sha256 of its content under "digest", whatever
+its layout. A JSON line (metrics, rollouts) ends with a digest of its own text, a configuration
+begins with one; folders (models, finished runs) have SHA256SUMS. What has none is older or made by
+hand, and is read as it is; a digest that does not match is an error. Files are whole or not there,
+whenever the process is killed or the disk is full. Reading runs no code. Standard library alone.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any
+
+LOCK = ".lock"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MOST_BYTES = 2**30  # of a text that is read whole
+UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
+SUMS = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+DIGEST = "digest"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
+HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # and lone surrogates
+_OF_BELOW = " of the lines below"
+_SEAL = re.compile(r', "digest": "([0-9a-f]{16})"\}')
+
+Json = dict[str, Any]
+
+
+def check_regular(path: str | Path, what: str = "file", most: int | None = MOST_BYTES) -> None:
+    """Refuse a folder, a pipe or a device, which could wait for ever, and what is too large."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{what} {path} is not a regular file")
+    if most is not None and status.st_size > most:
+        raise ValueError(f"{what} {path} has {status.st_size} bytes, allowed: at most {most}")
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with ~ as a home folder; as it is where there is no such user."""
+    return Path(os.path.expanduser(path))
+
+
+def sync(file: IO[bytes]) -> None:
+    """See to it that what was written outlives a loss of power."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """The same for the names in a folder: a file or a rename is there only when they are."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, parts: Iterable[str | bytes]) -> None:
+    """Write beside, then rename: a reader sees the old file, the new one, and nothing between.
+
+    A link of that name is replaced, not followed.
+    """
+    unfinished = unfinished_path(path)
+    try:
+        unfinished.unlink(missing_ok=True)
+        with unfinished.open("xb") as file:  # follows no link
+            file.writelines(part.encode() if isinstance(part, str) else part for part in parts)
+            sync(file)
+        os.replace(unfinished, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise explained(error, f"{path.name} in {path.parent}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def open_append(path: Path, buffering: int = -1) -> IO[bytes]:
+    """Open a file to append to it; a link or a pipe of that name is refused."""
+    return os.fdopen(_open_regular(path, os.O_WRONLY | os.O_APPEND), "ab", buffering)
+
+
+def _open_regular(path: Path, flags: int, most_links: int | None = None) -> int:
+    """A descriptor of a file, made where it is not there; links, pipes and devices are refused."""
+    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a pipe without a reader
+            raise
+        raise ValueError(f"{path} is a link or no regular file; remove it") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > (most_links or status.st_nlink):
+        os.close(descriptor)
+        raise ValueError(f"{path} is not a regular file of its own (a link?); remove it")
+    return descriptor
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Refuse symbolic links inside a folder that may be a stranger's, by which we would write
+    outside it.
+    """
+    for path in paths:
+        if path.is_symlink():
+            raise ValueError(f"{path} is a symbolic link, allowed: a file or folder of its own")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder inside one that may be a stranger's."""
+    refuse_links([folder])
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def unfinished_path(path: Path) -> Path:
+    """Where this process writes a file or folder before it gets its name."""
+    return path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+
+
+def unfinished_paths(folder: Path) -> list[Path]:
+    """What processes that no longer run were writing in a folder when they ended."""
+    return [
+        path
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if (match := UNFINISHED.fullmatch(path.name)) and not _runs(int(match[1]))
+    ]
+
+
+def remove_unfinished(folder: Path, name: str | None = None) -> None:
+    """Remove what such processes left in a folder, where `name` is given that file or folder's."""
+    for path in unfinished_paths(folder):
+        if name is not None and path.name.rsplit(".", 2)[0] != f".{name}":
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return pid != os.getpid()
+
+
+def explained(error: OSError, what: str) -> OSError:
+    """A full disk in plain words, with its errno; any other error as it is."""
+    if error.errno not in FULL:
+        return error
+    clear = OSError(f"no space left for {what}")
+    clear.errno = error.errno
+    return clear
+
+
+# Locks.
+
+
+class FolderLock:
+    """One process at a time in a folder. The kernel lets go when the holder is gone, killed too.
+
+    Processes that are forked while it is held do not hold it: a worker that outlives its
+    killed parent must not keep the run from being started again.
+    """
+
+    def __init__(self, folder: Path, setting: str = "run.dir") -> None:
+        self._file = open_lock(folder / LOCK)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = self._file.read().strip() or "unknown"
+            self.close()
+            raise ValueError(
+                f"{folder} is in use by another process (id {holder}); "
+                f"wait for it or end it, or give this run a directory of its own ({setting})"
+            ) from error
+        self._file.truncate(0)
+        self._file.write(f"{os.getpid()}\n")
+        self._file.flush()
+        _close_in_children(self)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_lock(path: Path) -> IO[str]:
+    """Open a lock file, made where it is not there; links are refused, so that no other file is
+    written in its place.
+    """
+    descriptor = _open_regular(path, os.O_RDWR, most_links=1)
+    return os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
+
+
+def _close_in_children(lock: FolderLock) -> None:
+    kept = weakref.ref(lock)
+
+    def close() -> None:
+        held = kept()
+        if held is not None:
+            held.close()
+
+    os.register_at_fork(after_in_child=close)
+
+
+def content_digest(document: Mapping[str, Any]) -> str:
+    """The sha256 of what a JSON document says, its digest left out."""
+    content = {key: value for key, value in document.items() if key != DIGEST}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return f"sha256:{_sha256(text)}"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# JSON documents.
+
+
+def write_document(path: str | Path, document: Mapping[str, Any]) -> None:
+    """Write a JSON object with its digest: a key a line, lists of objects an object a line."""
+    write_whole(Path(path), [document_text(document)])
+
+
+def document_text(document: Mapping[str, Any]) -> str:
+    """What `write_document` writes; control characters in texts are escaped."""
+    plain = _printable(json.loads(json.dumps(dict(document))))  # as it will be read
+    rows = [
+        f"  {json.dumps(key)}: {_value_text(value)}"
+        for key, value in {**plain, DIGEST: content_digest(plain)}.items()
+    ]
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def printable(text: str) -> str:
+    """A text with its control characters shown as escapes: nothing in it that a terminal obeys."""
+    return HIDDEN.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def _printable(value: Any) -> Any:
+    """The same for every text in a JSON value."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(key): _printable(inner) for key, inner in value.items()}
+    return [_printable(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n    " + ",\n    ".join(json.dumps(item) for item in value) + "\n  ]"
+    return json.dumps(value)
+
+
+def read_document(path: str | Path, what: str = "file") -> Json:
+    """The JSON object in a file, without its digest; ValueError with the file and what is wrong."""
+    text = read_text(path, what)
+    try:
+        return parse_document(text)
+    except ValueError as error:
+        raise ValueError(f"{what} {path}: {error}") from error
+
+
+def read_text(path: str | Path, what: str = "file", most: int = MOST_BYTES) -> str:
+    """The text of a file; ValueError where it cannot be read, is too large or is none."""
+    try:
+        check_regular(path, what, most)
+        return Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"{what} {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{what} {path} is not UTF-8 text: {error}") from error
+
+
+def parse_document(text: str) -> Json:
+    """The JSON object of a text, its digest checked and left out."""
+    document = _object(parse_json(text))
+    try:
+        for place, string in _strings(document):
+            if CONTROL.search(string):
+                raise ValueError(f"control characters in {place or 'a key'}: {string[:80]!r}")
+        digest = content_digest(document)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if document.pop(DIGEST, digest) != digest:
+        raise ValueError(
+            "its content does not match its digest: the file is damaged, or was edited; where the "
+            'edit is meant, remove the key "digest"'
+        )
+    return document
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text; ValueError where it is none, too deep or repeats a key."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON: {error}") from error
+
+
+def _object(value: Any) -> Json:
+    if not isinstance(value, dict):
+        raise ValueError(f"got {type(value).__name__}, allowed: a JSON object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Json:
+    """A JSON object whose keys differ: of two values for one key, neither can be the one meant."""
+    unique: Json = {}
+    for key, value in pairs:
+        if key in unique:
+            raise ValueError(f"got the key {key!r} twice, allowed: each key once")
+        unique[key] = value
+    return unique
+
+
+def _strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a JSON value, with where it stands; keys are without a place."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield "", key
+            yield from _strings(inner, f"{place}.{key}" if place else key)
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _strings(inner, f"{place}[{number}]")
+
+
+# JSON lines.
+
+
+def sealed(line: str) -> str:
+    """A JSON object on one line, with a digest of its text as its last key."""
+    return f'{line[:-1]}, "digest": "{_sha256(line)[:16]}"}}'
+
+
+def unsealed(line: str) -> str:
+    """The line as it was before `sealed`; ValueError where it was changed since."""
+    seal = _SEAL.search(line, max(0, len(line) - 64))
+    if seal is None or seal.end() != len(line):
+        return line
+    plain = line[: seal.start()] + "}"
+    if _sha256(plain)[:16] != seal[1]:
+        raise ValueError("the line does not match its digest: it is damaged, or was edited")
+    return plain
+
+
+def parse_line(line: str) -> Json:
+    """The JSON object on a line, its digest checked and left out."""
+    data = _object(parse_json(unsealed(line.rstrip("\n"))))
+    if DIGEST in data:
+        raise ValueError(f"got the digest {data[DIGEST]!r}, which is none: the line is damaged")
+    return data
+
+
+def read_lines(path: str | Path, *, growing: bool = False) -> list[Json]:
+    """The objects in a file of JSON lines; ValueError with the file and the line that is wrong.
+
+    growing: a last line without its end is one that is being written, and left out.
+    """
+    *lines, last = read_text(path).split("\n")
+    objects = []
+    for number, line in enumerate([*lines, last] if last and not growing else lines, 1):
+        try:
+            objects.append(parse_line(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    return objects
+
+
+# Text with a digest in its first line, a comment.
+
+
+def add_digest_line(text: str) -> str:
+    """A text whose comments begin with #, below a line with its digest."""
+    return f"# sha256:{_sha256(text)}{_OF_BELOW}\n{text}"
+
+
+def check_digest_line(text: str) -> None:
+    """ValueError where a text differs from what its first line says; without such a line none."""
+    first, _, below = text.partition("\n")
+    if not first.startswith("#") or ("sha256:" not in first and _OF_BELOW not in first):
+        return
+    if first != f"# sha256:{_sha256(below)}{_OF_BELOW}":
+        raise ValueError(
+            "its lines do not match the sha256 in the first one: the file is damaged, or was "
+            "edited; where the edit is meant, remove the first line"
+        )
+
+
+# SHA256SUMS: the digests of a folder's files, in the format of `sha256sum`.
+#
+# Saving a model or an adapter and finishing a run list their files there, reading checks each file
+# that it reads. A folder without SHA256SUMS is not checked. `sha256sum -c SHA256SUMS` does the same
+# without Python.
+
+
+def file_digest(path: str | Path) -> str:
+    """The sha256 of a file's bytes, read in pieces."""
+    if not Path(path).is_file():
+        raise ValueError(f"{path} is not a regular file")
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_sums(folder: Path, names: Iterable[str]) -> None:
+    """List files of a folder with their digests; other files that are listed stay."""
+    sums = read_sums(folder) if has_sums(folder) else {}
+    sums |= {name: file_digest(folder / name) for name in names}
+    write_whole(folder / SUMS, (f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
+
+
+def has_sums(folder: Path) -> bool:
+    return os.path.lexists(folder / SUMS)  # a link that leads nowhere too: that is an error
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """The listed digests by file name; ValueError where a line is malformed."""
+    sums: dict[str, str] = {}
+    for number, line in enumerate(read_text(folder / SUMS, "digests").splitlines(), start=1):
+        match = _LINE.fullmatch(line)
+        if match is None or not is_inside(match[2]) or match[2] in sums:
+            raise ValueError(
+                f"{folder / SUMS}, line {number}: got {line!r:.120}, allowed: a sha256, two "
+                "spaces, and the name of a file in this folder, each once"
+            )
+        sums[match[2]] = match[1]
+    return sums
+
+
+def is_inside(name: str) -> bool:
+    """Whether a relative path stays in its folder."""
+    return not name.startswith("/") and "\0" not in name and ".." not in Path(name).parts
+
+
+def verify(folder: Path, names: Iterable[str]) -> None:
+    """Compare files with SHA256SUMS, where the folder has it; a ValueError names a file that
+    differs, is there but not listed, or listed but not there.
+    """
+    if not has_sums(folder):
+        return
+    sums = read_sums(folder)
+    for name in names:
+        file = folder / name
+        if name in sums and not file.is_file():
+            raise ValueError(f"{file}: no such file, but {SUMS} lists it; get the folder again")
+        if not file.is_file():
+            continue
+        if sums.get(name) != cached_digest(file):
+            problem = "does not match its digest" if name in sums else "is not listed"
+            raise ValueError(
+                f"{file} {problem} in {SUMS}: it is damaged, or was edited; get the folder again, "
+                f"or where the edit is meant, remove {folder / SUMS}"
+            )
+
+
+def cached_digest(file: Path) -> str:
+    """The sha256 of a file, computed again only after the file has changed."""
+    state = file.stat()
+    return _digest(file, state.st_size, state.st_ctime_ns, state.st_ino)
+
+
+@lru_cache(maxsize=4096)
+def _digest(file: Path, size: int, changed: int, inode: int) -> str:
+    return file_digest(file)

@@ -1,0 +1,167 @@
+"""What the names of an op's parameters promise about their values, checked before any version runs.
+
+A tensor's name ends in its dimension letters (q_BHD; legend: sparrow/ops/types.py). A letter is the
+same size in all arguments of a call, and the query heads H are a multiple of the KV heads G. What
+else a name asks for is in RULES. Values of tensors are looked at only where that waits for no GPU.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparrow.ops.types import PageLists
+
+Sizes = Mapping[str, int]
+Rule = Callable[[str, Any, Sizes], None]
+
+# Tensors of whole numbers, by name without dimension letters.
+INTEGERS = {
+    *("at", "bounds", "budgets", "counters", "forbidden", "ids", "lengths", "p_ids", "q_ids"),
+    *("seeds", "slots", "table", "top_k"),
+}
+_INTEGER_TYPES = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of an op: its name, dimension letters ("" where it has none) and rule."""
+
+    name: str
+    letters: str
+    integers: bool
+    rule: Rule | None
+
+    @classmethod
+    def named(cls, name: str) -> "Parameter":
+        base, letters = re.fullmatch(r"(\w+?)(?:_([A-Z]+))?", name).groups("")  # type: ignore[union-attr]
+        return cls(name, letters, bool(letters) and base in INTEGERS, RULES.get(name))
+
+    def check_shape(self, tensor: Tensor, sizes: dict[str, int]) -> None:
+        """The tensor has the sizes of its letters; sizes seen first are added."""
+        shape = tensor.shape
+        if len(shape) != len(self.letters):
+            raise ValueError(f"{self.name} must be {[*self.letters]}, got shape {[*shape]}")
+        for letter, size in zip(self.letters, shape, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                raise ValueError(f"{self.name} is {[*shape]}, expected {letter} = {sizes[letter]}")
+        if self.integers:
+            _check_integers(self.name, tensor)
+
+
+class Contract:
+    """The checks of one op, from the signature of its definition."""
+
+    def __init__(self, definition: Callable[..., Any]) -> None:
+        names = inspect.signature(definition).parameters
+        self._parameters = [Parameter.named(name) for name in names]
+        self._by_name = {parameter.name: parameter for parameter in self._parameters}
+
+    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise a ValueError that names the argument which breaks the contract."""
+        given = list(zip(self._parameters, args, strict=False))
+        given += [(self._by_name[name], kwargs[name]) for name in kwargs if name in self._by_name]
+        sizes: dict[str, int] = {}
+        for parameter, value in given:
+            if parameter.letters and value is not None:
+                parameter.check_shape(value, sizes)
+        if "H" in sizes and sizes["H"] % sizes.get("G", 1):
+            raise ValueError(
+                f"{sizes['H']} query heads must be a multiple of {sizes['G']} KV heads"
+            )
+        for parameter, value in given:
+            if parameter.rule is not None and value is not None:
+                parameter.rule(parameter.name, value, sizes)
+
+
+def _check_integers(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in _INTEGER_TYPES:
+        raise ValueError(f"{name} must be int32 or int64, got {tensor.dtype}")
+
+
+def _at_least(least: int, name: str, value: int, _sizes: Sizes) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def _share(name: str, value: float, _sizes: Sizes) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1, got {value}")
+
+
+def _temperature(name: str, value: float | Tensor, _sizes: Sizes) -> None:
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            raise ValueError(f"{name} carries a gradient, which is not computed")
+        wrong = not value.is_cuda and not bool((value > 0).all())
+    else:
+        wrong = not value > 0
+    if wrong:
+        raise ValueError(f"{name} must be above 0, got {value}")
+
+
+def _bounds(name: str, edges: Tensor, sizes: Sizes) -> None:
+    """One edge more than there are sequences."""
+    _check_integers(name, edges)
+    if edges.ndim != 1 or len(edges) != sizes.get("B", len(edges) - 1) + 1:
+        raise ValueError(f"{name} must be [B + 1], got {[*edges.shape]} and {dict(sizes)}")
+
+
+def _budgets(name: str, budgets: Tensor, sizes: Sizes) -> None:
+    """One for each row, or one for each row and KV head."""
+    _check_integers(name, budgets)
+    rows = sizes.get("T", sizes.get("B"))
+    if tuple(budgets.shape) not in ((rows,), (rows, sizes["G"])):
+        raise ValueError(
+            f"{name} {[*budgets.shape]} must be for {rows} rows, or for these and {sizes['G']} "
+            "KV heads"
+        )
+
+
+def _lists(name: str, lists: PageLists, sizes: Sizes) -> None:
+    rows = sizes["B"], sizes["G"]
+    if lists.counts.shape != rows or lists.pages.shape[:2] != rows:
+        raise ValueError(
+            f"{name} must be for {rows} rows and KV heads, got pages {[*lists.pages.shape]} and "
+            f"counts {[*lists.counts.shape]}"
+        )
+
+
+def _logits(name: str, logits: Tensor, _sizes: Sizes) -> None:
+    if not logits.shape[1]:
+        raise ValueError(f"{name} must have a vocabulary, got {[*logits.shape]}")
+
+
+def known_ids(name: str, ids: Tensor, sizes: Sizes) -> None:
+    """Token ids of a vocabulary of V."""
+    vocabulary = sizes["V"]
+    if ids.numel() and not ids.is_cuda and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise ValueError(f"{name} must be in 0..{vocabulary - 1}, got {ids.min()} to {ids.max()}")
+
+
+def _places(name: str, count: int, sizes: Sizes) -> None:
+    """A number of tokens of the vocabulary."""
+    if not 1 <= count <= sizes["V"]:
+        raise ValueError(f"{name} must be from 1 to the vocabulary {sizes['V']}, got {count}")
+
+
+RULES: dict[str, Rule] = {
+    "page": partial(_at_least, 1),
+    "first": partial(_at_least, 0),
+    "last": partial(_at_least, 1),  # an unfinished page has no landmark and is always kept
+    "chunk": partial(_at_least, 1),
+    "mass": _share,
+    "temperature": _temperature,
+    "bounds": _bounds,
+    "budgets": _budgets,
+    "lists": _lists,
+    "logits_BV": _logits,
+    "ids_T": known_ids,
+    "k": _places,
+    "top_k": _places,
+}

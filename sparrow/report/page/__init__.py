@@ -1,1 +1,0 @@
-"""One page for runs: what is on it, apart from how it is written (HTML with SVG, or Markdown)."""

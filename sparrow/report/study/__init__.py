@@ -1,1 +1,0 @@
-"""A control study as its folder holds it: read, judged, told in tables, figures and words."""

@@ -1,0 +1,420 @@
+"""A study's report: its verdicts in sentences, tables and figures, as one page and its files.
+
+How they are computed is in recipes/sparrow_recipes/study/outcome.py.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from sparrow.files import write_whole
+from sparrow.report.calibration import LENGTH, everything, kept_points
+from sparrow.report.markdown import markdown
+from sparrow.report.page import Axis, Chart, Level, Line, Page, Point, Remarks, Section, Table, ramp
+from sparrow.report.render import write_figures
+from sparrow.schema.schedule import DENSE
+from sparrow.schema.study_files import StudyCell, StudyDesign, StudyFolder
+from sparrow.schema.study_results import (
+    PUBLISHED,
+    ArmOutcome,
+    CellOutcome,
+    Drift,
+    End,
+    Interval,
+    StudyResults,
+    Threshold,
+    interval_text,
+)
+
+FEW = 40  # draws below which the outer quantiles are the extremes
+DASH = "\N{EN DASH}"  # what was not measured
+STEP = Axis(name="step", form=".0f")
+FIGURES = ("accuracy", "gaps", "tails", "budgets")  # sections with a file of their own
+DRIFT = (
+    "Recalibrated: the cell's schedule measured with the weights of the start and of the end. In "
+    "the steps: mean of the first and of the last quarter of the steps. Answers change in length "
+    "while the policy learns, so the worst bin need not be the same one; the change in the same "
+    "bins is of bins that both calibrations have."
+)
+
+
+def write_study(folder: Path, study: StudyFolder, found: StudyResults) -> Path:
+    """Write what a study says, finished or not, into its folder; returns the path of report.md."""
+    page = study_page(study, found)
+    drawn = [section for section in page.sections if section.key in FIGURES]
+    write_figures(drawn, folder)
+    write_whole(folder / "report.md", [markdown(page, [section.key for section in drawn])])
+    return folder / "report.md"
+
+
+def study_page(study: StudyFolder, found: StudyResults) -> Page:
+    """What a study says: sentences first, then what they rest on."""
+    cost = "Times as logged. Where cells ran side by side on one device, they slowed each other."
+    strangers = ", ".join(found.folders_of_no_arm)
+    beside = f"Folders among the cells that no arm has, not read: {strangers}." if strangers else ""
+    drift, commands = "Tail and entropy, start against end", study.design.commands
+    sections = [
+        Section(key="arms", title="Arms", say=_rules(found), items=[*_arms_tables(found)]),
+        _accuracy_section(study),
+        Section(key="gaps", title="Threshold", say=_threshold_words(found), items=[_gaps(found)]),
+        *_fixed_section(found),
+        _tails_section(study),
+        Section(key="drift", title=drift, say=DRIFT, items=[_drift_table(found)]),
+        Section(key="rollout", title="Rollout", say=cost, items=[_cost_table(found)]),
+        *_budgets_section(study),
+        Section(key="cells", title="Cells", say=beside, items=[_cells_table(found)]),
+    ]
+    if commands:
+        code = Remarks(key="command", lines=commands, code=True)
+        sections.append(Section(key="commands", title="Commands", say="", items=[code]))
+    title = f"{study.design.name}: control study"
+    return Page(title=title, lead=" ".join(found.verdicts), sections=sections)
+
+
+# Words under the headings.
+
+
+def _rules(found: StudyResults) -> str:
+    design, common = found.design, found.common_variance
+    borrowed = "none" if common is None else f"{common:.2g}"
+    return (
+        "Final: mean of the last three evaluations after the start (fewer where there are no "
+        f"more) of {design.problems} problems, answered densely; last: the last of them alone. "
+        "Gap: the baseline's mean final less the arm's, with Welch's interval where both "
+        "have two seeds or more. SE: the variance of one run is that of its arm's seeds, for an "
+        f"arm with one seed the pooled one ({borrowed}), and at least the binomial one; the "
+        "interval has no such floor, so it can be narrower than the SE would say. Lags: gap above "
+        f"{design.lag:g} SE; each arm is tested by itself, without a correction for their number. "
+        f"Collapsed: final more than {design.collapse.drop:g} below the start, or no numbers any "
+        f"more, or median length below {design.collapse.length:g} of the start's while accuracy is "
+        "below the start. Short answers alone are flagged under Cells and are no collapse. "
+        "Realised p05: mean over steps by bin of lengths (bins in at least a third of the steps), "
+        "then the lowest bin."
+    )
+
+
+def _threshold_words(found: StudyResults) -> str:
+    """How the interval was made, and which cells are in the fit."""
+    if found.threshold is None:
+        return "No arm has both a realised p05 and a final accuracy, so there is none to give."
+    left = "; ".join(f"{cell}: {why}" for cell, why in found.left_out_of_fit.items())
+    diverged = [c.name for arm in found.arms for c in arm.cells if "diverged" in c.collapse]
+    own = sum(point.baseline for point in found.points)
+    words = [
+        _draws(found.threshold),
+        f"The fit has {len(found.points)} cells, of which {own} are the baseline's own (gap 0).",
+        f"Not in the fit: {left}." if left else "",
+        f"Diverged, counted with accuracy 0 in the fit: {', '.join(diverged)}." if diverged else "",
+    ]
+    return " ".join(word for word in words if word)
+
+
+def _draws(threshold: Threshold) -> str:
+    empty = f", {threshold.empty} had no arm" if threshold.empty else ""
+    few = (
+        " With so few seeds these are the least and the largest of all draws, without a promise of "
+        "95 % coverage."
+    )
+    return (
+        "The interval goes from the 2.5 % quantile of the lower to the 97.5 % quantile of the "
+        f"upper ends of the bracket in {threshold.draws} draws of seeds with replacement, the same "
+        "for all arms; the estimate alone (the lowest p05 with a gap within, the upper end) has "
+        f"{interval_text(threshold.value_low, threshold.value_high)}. {threshold.open_below} draws "
+        f"were open below, {threshold.open_above} open above{empty}."
+    ) + few * (threshold.draws < FEW)
+
+
+# Tables.
+
+
+def _table(key: str, head: str, rows: Iterable[Sequence[str]], title: str = "") -> Table:
+    return Table(key=key, title=title, columns=head.split("|"), rows=list(rows))
+
+
+def _number(value: float | None, form: str = ".3f") -> str:
+    return DASH if value is None else f"{value:{form}}"
+
+
+def _with_interval(value: float | None, ends: Interval | None) -> str:
+    return _number(value, "+.3f") + ("" if ends is None else f" [{ends[0]:+.3f}, {ends[1]:+.3f}]")
+
+
+def _arms_tables(found: StudyResults) -> tuple[Table, Table]:
+    """One row an arm: tail, accuracy by seed, gap, verdict; and gaps between equal seeds."""
+    head = (
+        "arm|seeds|target|realised p05, worst bin [range]|start|final by seed|mean|last by seed|"
+        f"gap to {found.baseline.name} [95 %]|SE|gap / SE|verdict"
+    )
+    paired = [
+        (
+            arm.name,
+            ", ".join(f"{seed}: {gap:+.3f}" for seed, gap in arm.gap.by_seed.items()),
+            _with_interval(arm.gap.paired, arm.gap.paired_interval),
+        )
+        for arm in found.arms
+        if arm.gap is not None and arm.gap.by_seed and arm.role != "flat"
+    ]
+    return (
+        _table("arms-table", head, [_arm_row(arm, found) for arm in found.arms]),
+        _table(
+            "paired",
+            "arm|gap by seed|mean [95 %, paired t]",
+            paired,
+            "Same seed, baseline less arm",
+        ),
+    )
+
+
+def _arm_row(arm: ArmOutcome, found: StudyResults) -> list[str]:
+    gap = None if arm.role == "flat" else arm.gap
+    asked, p05 = len(arm.cells), arm.p05
+    spread = f" [{p05.low:.3f}, {p05.high:.3f}]" if p05 and p05.low < p05.high else ""
+    return [
+        arm.name,
+        str(asked) if arm.runs == asked else f"{arm.runs} of {asked}",
+        _number(arm.target, ".2f"),
+        f"{_number(p05.mean if p05 else None)}{spread}",
+        _number(arm.start),
+        " ".join(_number(cell.final) for cell in arm.cells),
+        _number(arm.finals.mean if arm.finals else None),
+        " ".join(_number(cell.last) for cell in arm.cells),
+        _with_interval(gap.value, gap.interval) if gap else DASH,
+        _number(gap.error if gap else None),
+        _number(gap.errors if gap else None, ".1f"),
+        _verdict(arm, found),
+    ]
+
+
+def _verdict(arm: ArmOutcome, found: StudyResults) -> str:
+    """Collapsed, lagging, level; for controls whether they did what they had to."""
+    if not arm.runs:
+        return "no finished run"
+    words = [f"collapsed {len(arm.collapsed)} of {arm.runs}"] if arm.collapsed else []
+    if arm.role == "flat":
+        control = found.negative_control
+        words.append("moved" if control is not None and control.moved else "flat")
+    elif arm.role == "baseline":
+        words.append("baseline")
+    elif arm.lags:
+        words.append("lags")
+    return ", ".join(words) or "level"
+
+
+def _fixed_section(found: StudyResults) -> list[Section]:
+    """Schedules less the fixed budgets of their cost."""
+    head = (
+        "schedule less fixed|final accuracy|SE|same seeds|p05, worst bin|KV read|kept tokens|"
+        "rollout s/step"
+    )
+    forms = {"p05": "+.3f", "density": "+.3f", "kept": "+.0f", "seconds": "+.2f"}
+    rows = []
+    for pair in found.schedule_against_fixed:
+        gap = pair.accuracy
+        row = [f"{pair.schedule} less {pair.fixed}", _number(gap.value if gap else None, "+.3f")]
+        row += [_number(gap.error if gap else None), _number(gap.paired if gap else None, "+.3f")]
+        rows.append(row + [_number(pair.less[name], form) for name, form in forms.items()])
+    say = (
+        "Positive accuracy: the schedule is better. SE as above; with one seed on a side it rests "
+        "on the pooled variance."
+    )
+    title, items = (
+        "Schedule against a fixed budget of its cost",
+        [_table("fixed-table", head, rows)],
+    )
+    return [Section(key="fixed", title=title, say=say, items=items)] if rows else []
+
+
+def _drift_table(found: StudyResults) -> Table:
+    """Tail and entropy, start against end."""
+    head = (
+        "arm|p05, change in the same bins|recalibrated p05, worst bin|of tokens with entropy > 0.1|"
+        "recalibrated entropy|p05 in the steps|of tokens with entropy > 0.1|their share|"
+        "entropy in the steps"
+    )
+    rows = [
+        [arm.name, _number(arm.same_bins, "+.3f"), *map(_moved, arm.start_against_end.values())]
+        for arm in found.arms
+    ]
+    return _table("drift-table", head, rows)
+
+
+def _moved(drift: Drift) -> str:
+    return DASH if drift == (None, None) else " → ".join(map(_number, drift))
+
+
+def _cost_table(found: StudyResults) -> Table:
+    """What rollouts took."""
+    head = "arm|rollout s/step, mean|median|answered tokens/s|share of KV read|kept tokens, mean"
+    forms = {"seconds": ".2f", "median_seconds": ".2f", "tokens_a_second": ".0f"}
+    forms |= {"density": ".3f", "kept": ".0f"}
+    rows = [
+        [arm.name, *(_number(arm.rollout[name], form) for name, form in forms.items())]
+        for arm in found.arms
+    ]
+    return _table("cost-table", head, rows)
+
+
+def _cells_table(found: StudyResults) -> Table:
+    """One row a cell, whatever became of it."""
+    head = (
+        "cell|status|steps|start|final|last|median length, start|final|short|collapse|"
+        "p05, worst bin|at|rare bins|lowest window|p05, all|p05, entropy > 0.1|k3|least ESS|skipped"
+    )
+    rows = [_cell_row(cell) for arm in found.arms for cell in arm.cells]
+    return _table("cells-table", head, rows)
+
+
+def _cell_row(cell: CellOutcome) -> list[str]:
+    worst = [DASH] * 3
+    if cell.worst is not None:
+        rare = ", ".join(map(str, cell.worst.rare)) or "none"
+        worst = [_number(cell.worst.p05), str(cell.worst.bin), rare]
+    forms = {"lowest_window": ".3f", "p05": ".3f", "p05_uncertain": ".3f"}
+    forms |= {"k3": ".2g", "least_ess": ".3f", "skipped": ".0f"}
+    return [
+        cell.name,
+        cell.status + (f": {cell.message}" if cell.message else ""),
+        str(cell.steps),
+        *map(_number, (cell.start, cell.final, cell.last)),
+        *(_number(length, ".0f") for length in (cell.start_length, cell.final_length)),
+        DASH if cell.short is None else ("yes" if cell.short else "no"),
+        ", ".join(cell.collapse) or "no",
+        *worst,
+        *(_number(cell.measures[name], form) for name, form in forms.items()),
+    ]
+
+
+# Figures.
+
+
+def roles(design: StudyDesign) -> dict[str, str]:
+    """The colour of each arm: targets by lightness, others by what they are."""
+    targets = sorted((arm.target, arm.name) for arm in design.arms if arm.target is not None)
+    found = {arm.name: "run-4" for arm in design.arms}
+    found |= {name: ramp(rank, len(targets)) for rank, (_, name) in enumerate(targets)}
+    known = {"baseline": "dense", "collapses": "run-1", "flat": "quiet"}
+    return found | {arm.name: known[arm.role] for arm in design.arms if arm.role in known}
+
+
+def _tracks(
+    study: StudyFolder, arms: Iterable[str], track: Callable[[StudyCell], list[Point]]
+) -> list[Line]:
+    """A thin line a seed, a thick one the mean at every step that most of them have."""
+    lines = []
+    for arm in arms:
+        role = roles(study.design)[arm]
+        tracks = [points for cell in study.cells[arm] if (points := track(cell))]
+        if len(tracks) > 1:
+            lines += [Line(name=arm, points=points, role=role, faint=True) for points in tracks]
+        by_step: dict[float, list[float]] = {}
+        for step, value in (point for points in tracks for point in points):
+            by_step.setdefault(step, []).append(value)
+        kept = [step for step in sorted(by_step) if 2 * len(by_step[step]) > len(tracks)]
+        means = [(step, sum(by_step[step]) / len(by_step[step])) for step in kept]
+        lines += [Line(name=arm, points=means, role=role)] if means else []
+    return lines
+
+
+def _accuracy_section(study: StudyFolder) -> Section:
+    """Held-out accuracy by step; the baseline stands beside arms and beside controls."""
+    design, y = study.design, Axis(name="accuracy", low=0, high=1, form=".2f")
+    charts = []
+    for what, beside in (("arms", {"arm"}), ("controls", {"collapses", "flat"})):
+        names = [arm.name for arm in design.arms if arm.role in beside | {"baseline"}]
+        lines, title = _tracks(study, names, _evaluated), what.capitalize()
+        charts.append(Chart(key=f"accuracy-{what}", title=title, x=STEP, y=y, lines=lines))
+    say = (
+        f"{design.problems} problems, answered densely, every {design.every} steps. Thin: one "
+        "seed. Thick: mean of the seeds that were evaluated there."
+    )
+    return Section(key="accuracy", title="Held-out accuracy by step", say=say, items=charts)
+
+
+def _evaluated(cell: StudyCell) -> list[Point]:
+    return [(each.step, each.accuracy) for each in cell.evaluations if each.accuracy is not None]
+
+
+def _tails_section(study: StudyFolder) -> Section:
+    """Tail, entropy and length by step."""
+    metrics = (
+        ("sparse/accept_p05_min", "p05 of acceptance, worst bin", ".2f"),
+        ("sparse/step/p05_uncertain", "p05 of uncertain tokens", ".2f"),
+        ("actor/entropy", "entropy of the policy", ".2f"),
+        ("response_length/mean", "mean tokens of an answer", ".0f"),
+    )
+    charts = []
+    for rank, (metric, name, form) in enumerate(metrics):
+        lines = _tracks(study, study.cells, partial(_logged, metric=metric))
+        levels = [Level(y=PUBLISHED, name=f"{PUBLISHED:g}")] if "p05" in metric else []
+        y, key = Axis(name=name, form=form), f"tails-{rank}"
+        charts.append(Chart(key=key, title=name, x=STEP, y=y, lines=lines, levels=levels))
+    say = (
+        "Worst bin: over the gate's window of steps. Uncertain tokens: entropy of the policy above "
+        "0.1, this step's alone."
+    )
+    return Section(key="tails", title="Tail, entropy and length by step", say=say, items=charts)
+
+
+def _logged(cell: StudyCell, metric: str) -> list[Point]:
+    found = [(float(line.step), line.values.get(metric)) for line in cell.steps]
+    return [(step, value) for step, value in found if value is not None]
+
+
+def _gaps(found: StudyResults) -> Chart:
+    """The gap to the baseline over realised p05: cells, the monotone fit, the threshold."""
+    shown = found.points or found.points_beside
+    left, right = _widened([*(point.p05 for point in shown), PUBLISHED])
+    low, high = _widened([*(point.gap for point in shown), found.design.tolerance, 0.0])
+    sides = [(PUBLISHED, low), (PUBLISHED, high)]
+    lines = [Line(name=f"{PUBLISHED:g}, published", points=sides, role="target")]
+    if found.threshold is not None:
+        open_ends: dict[End, float] = {"open below": left, "open above": right}
+        ends = [open_ends.get(end, end) for end in (found.threshold.low, found.threshold.high)]
+        sides = [(min(max(float(end), left), right), low) for end in ends]
+        band, over = [(x, low, high) for x, _ in sides], "threshold, over seeds"
+        lines.append(Line(name=over, points=sides, spans=band, role="run-0"))
+        fit = found.threshold.fit
+        lines.append(Line(name="monotone fit", points=fit, role="run-0", shape="steps"))
+    for points, what in ((found.points, ""), (found.points_beside, ", not fitted")):
+        for arm in dict.fromkeys(point.arm for point in points):
+            own = sorted((point.p05, point.gap) for point in points if point.arm == arm)
+            kept = [(min(max(x, left), right), min(max(y, low), high)) for x, y in own]
+            off = [f" (off: {x:.2f}, {y:+.2f})" for x, y in own if (x, y) not in kept]
+            name, role = f"{arm}{what}{''.join(off)}", roles(found.design)[arm]
+            lines.append(Line(name=name, points=kept, role=role, shape="marks"))
+    tolerance = found.design.tolerance
+    return Chart(
+        key="gaps-chart",
+        title="Final gap to the baseline against the tail that the run really had",
+        x=Axis(name="realised p05 in the worst bin", low=left, high=right, form=".2f"),
+        y=Axis(name="final accuracy below the baseline's", low=low, high=high, form=".2f"),
+        lines=lines,
+        levels=[
+            Level(y=tolerance, name=f"tolerance {tolerance:g}"),
+            Level(y=0.0, name="", role="quiet"),
+        ],
+        say="One point a cell, paired by seed.",
+    )
+
+
+def _widened(values: Sequence[float]) -> tuple[float, float]:
+    """Ends that are a little off the outermost values."""
+    off = 0.08 * max(0.02, max(values) - min(values))
+    return min(values) - off, max(values) + off
+
+
+def _budgets_section(study: StudyFolder) -> list[Section]:
+    """Kept tokens by length of every arm that has a plan."""
+    if not study.plans:
+        return []
+    end = max(int(plan.lengths[-1]) for plan in study.plans.values()) + study.design.bin
+    lines, known = [everything(end, "all kept")], []
+    for name, plan in study.plans.items():
+        kept = plan.budgets.tolist()
+        known += [budget for budget in kept if budget < DENSE]
+        points = kept_points(plan.lengths.tolist(), kept, end)
+        lines.append(Line(name=name, points=points, role=roles(study.design)[name]))
+    y = Axis(name="kept tokens", low=0, high=1.15 * max(known, default=end), form=".0f")
+    title, say = "What each schedule keeps", "A line goes up to all where a schedule reads densely."
+    chart = Chart(key="budgets-kept", title=title, x=LENGTH, y=y, lines=lines)
+    return [Section(key="budgets", title="Kept tokens by length", say=say, items=[chart])]

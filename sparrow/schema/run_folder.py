@@ -1,0 +1,186 @@
+"""RunFolder directories as their files hold them: of a training, of a calibration, or of both.
+
+    metrics.jsonl, validation.jsonl, actions.jsonl, config.resolved.toml   sparrow train
+    schedule.json                                 sparrow train: what the rollout began with
+    surface.json, plan.json, check.json           sparrow calibrate, sparrow plan
+    speed.json                                    sparrow demo: dense beside sparse
+
+A folder with the parts `calibration` and `train`, such as that of the demo, is one run. What is
+wrong with a file is said with its name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from sparrow.files import printable, verify
+from sparrow.schema.base import File
+from sparrow.schema.bench import Speed
+from sparrow.schema.plan import PlanFile
+from sparrow.schema.run_files import (
+    ActionLine,
+    Metrics,
+    RunSettings,
+    read_actions,
+    read_metrics,
+    read_settings,
+)
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import Surface
+
+PARTS = ("calibration", "train")
+METRICS, VALIDATION, ACTIONS = "metrics.jsonl", "validation.jsonl", "actions.jsonl"
+SCHEDULE, SETTINGS = "schedule.json", "config.resolved.toml"
+DOCUMENTS: dict[str, type[File]] = {
+    "surface": Surface,
+    "plan": PlanFile,
+    "check": Surface,
+    "speed": Speed,
+}
+KNOWN = (METRICS, *(f"{name}.json" for name in DOCUMENTS))
+HELD_OUT = "val-core/"
+F = TypeVar("F", bound=File)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Accuracy on held-out rows after so many steps, with its interval."""
+
+    step: int
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """What is known of a run; what its folder does not have is empty."""
+
+    name: str
+    number: int = 0  # among runs that are read together
+    steps: Sequence[Metrics] = ()
+    validation: Sequence[Metrics] = ()
+    actions: Sequence[ActionLine] = ()
+    settings: RunSettings
+    schedule: Schedule | None = None
+    surface: Surface | None = None
+    plan: PlanFile | None = None
+    check: Surface | None = None
+    speed: Speed | None = None
+
+    def values(self, metric: str) -> list[tuple[int, float]]:
+        """Steps that have a metric, with its values."""
+        found = ((line.step, line.values.get(metric)) for line in self.steps)
+        return [(step, value) for step, value in found if value is not None]
+
+    def minutes(self) -> dict[int, float]:
+        """Minutes of training behind each step, its own included; 0 steps took 0."""
+        found, so_far = {0: 0.0}, 0.0
+        for line in self.steps:
+            so_far += max(0.0, line.values.get("timing_s/step") or 0.0) / 60
+            found[line.step + 1] = so_far
+        return found
+
+    def held_out(self) -> list[HeldOut]:
+        """Of the first source of rows that was validated."""
+        found = []
+        for line in self.validation:
+            means = [key for key in line.values if key.startswith(HELD_OUT) and "/mean@" in key]
+            value = line.values[means[0]] if means else None
+            if value is not None:
+                stem = means[0].rpartition("/mean@")[0]
+                low, high = (line.values.get(f"{stem}/{end}") for end in ("low", "high"))
+                low, high = (value if end is None else end for end in (low, high))
+                found.append(HeldOut(step=line.step, value=value, low=low, high=high))
+        return found
+
+    @property
+    def dense(self) -> bool:
+        """Whether its settings say that the rollout was dense; without settings nobody knows."""
+        chosen = self.settings.rollout.attention
+        return bool(self.settings.given) and (
+            chosen.dense or not (chosen.schedule or chosen.budget)
+        )
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest sequence that its settings allow."""
+        rollout = self.settings.rollout
+        if rollout.max_prompt is None or rollout.max_tokens is None:
+            return None
+        return rollout.max_prompt + rollout.max_tokens
+
+    @property
+    def target(self) -> float | None:
+        """p05 that was to be kept: the gate's, or the plan's."""
+        gate = self.settings.gate
+        if self.steps and gate.mode != "off" and gate.target is not None:
+            return gate.target
+        if self.plan is not None:
+            return self.plan.target
+        return self.surface.targets[0] if self.surface and self.surface.targets else None
+
+
+def read_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
+    """Every folder as a run, with names that tell them apart."""
+    if not folders:
+        raise ValueError("report: got no run directory, allowed: one or more")
+    places = [Path(folder) for folder in folders]
+    whole = [place.resolve() for place in places]
+    for place, resolved in zip(places, whole, strict=True):
+        if whole.count(resolved) > 1:
+            raise ValueError(f"report: {place} was given twice")
+    named = zip(places, _names(whole), strict=True)
+    return [read_run(place, name, number) for number, (place, name) in enumerate(named)]
+
+
+def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolder:
+    """A folder; one that is none, or that holds nothing of ours, is refused."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; give the run directory of a sparrow verb")
+    places = [folder, *(folder / part for part in PARTS)]
+    if not any((place / known).is_file() for place in places for known in KNOWN):
+        raise ValueError(
+            f"{folder} is no run directory: it has none of {', '.join(KNOWN)} "
+            f"(nor have its folders {' and '.join(PARTS)})"
+        )
+    for place in places:
+        verify(place, (METRICS, VALIDATION, ACTIONS, SCHEDULE, SETTINGS))
+    found = {key: _loaded(places, f"{key}.json", kind) for key, kind in DOCUMENTS.items()}
+    trained = [place for place in places if (place / METRICS).is_file()]
+    schedule = _loaded(trained, SCHEDULE, Schedule)  # that of the training, else of the plan
+    if schedule is None and isinstance(found["plan"], PlanFile):
+        schedule = found["plan"].schedule
+    settings = _first(places, SETTINGS)
+    return RunFolder(
+        name=printable(name or folder.resolve().name),
+        number=number,
+        steps=read_metrics(_first(places, METRICS)),
+        validation=read_metrics(_first(places, VALIDATION)),
+        actions=read_actions(_first(places, ACTIONS)),
+        settings=read_settings(settings),
+        schedule=schedule,
+        **found,  # type: ignore[arg-type]
+    )
+
+
+def _names(places: Sequence[Path]) -> list[str]:
+    """The last parts of paths, as many as it takes to tell them apart."""
+    for count in range(1, max(len(place.parts) for place in places) + 1):
+        names = ["/".join(place.parts[-count:]) for place in places]
+        if len(set(names)) == len(names):
+            return names
+    return list(map(str, places))
+
+
+def _first(places: Sequence[Path], file: str) -> Path | None:
+    return next((place / file for place in places if (place / file).is_file()), None)
+
+
+def _loaded(places: Sequence[Path], file: str, kind: type[F]) -> F | None:
+    path = _first(places, file)
+    return None if path is None else kind.load(path)

@@ -1,0 +1,182 @@
+"""Documents of a step: a function of configuration and step alone, by shares, lengths, seeds."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("tomli_w")
+
+from sparrow.schema.base import to_dict
+from sparrow.schema.episode import Document
+from sparrow.schema.loading import load_config
+from sparrow.schema.warmup import DataConfig, StageConfig, WarmupConfig
+from sparrow.tasks import PUZZLES
+from sparrow.tasks.words import EOS, WORDS, decode, encode
+from sparrow_recipes import documents
+from sparrow_recipes.documents import EVALUATION, PuzzleDocuments, document
+
+ROOT = Path(__file__).parents[3]
+SHORT = StageConfig(steps=3, tokens=1024, shortest=100, longest=200)
+LATER = StageConfig(steps=5, tokens=2048, shortest=300, longest=400)
+
+
+def maker(*stages: StageConfig, context: int = 8192, **data: Any) -> PuzzleDocuments:
+    return PuzzleDocuments(data=DataConfig(**data), stages=stages or (SHORT,), context=context)
+
+
+def stage(**changes: Any) -> StageConfig:
+    return StageConfig(**{"steps": 100, "tokens": 2048, "shortest": 100, "longest": 200, **changes})
+
+
+def family(one: Document) -> str:
+    return WORDS[one.ids[0]]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Family, seed and length of every document that is made from now on."""
+    seen: list[tuple[str, int, int]] = []
+
+    def spy(puzzle: Any, seed: int, length: int) -> Document:
+        seen.append((puzzle.name, seed, length))
+        return document(puzzle, seed, length)
+
+    monkeypatch.setattr(documents, "document", spy)
+    return seen
+
+
+def test_a_step_is_the_same_twice_and_steps_differ() -> None:
+    make = maker()
+    assert make(1) == make(1) == maker()(1)
+    assert make(1) != make(0)
+    assert make(1) != maker(seed=1)(1)
+
+
+def test_a_copy_makes_the_same_in_any_order() -> None:
+    copy = pickle.loads(pickle.dumps(maker()))
+    everything = [copy(step) for step in range(3)]
+    make = maker()
+    assert [make(2), make(0), make(1)] == [everything[2], everything[0], everything[1]]
+
+
+def test_another_process_makes_the_same_without_torch() -> None:
+    code = """
+import json, sys
+from sparrow.schema.loading import load_config
+from sparrow.schema.warmup import WarmupConfig
+from sparrow_recipes.documents import PuzzleDocuments
+from sparrow.schema.base import to_dict
+config = load_config(WarmupConfig, ["base"])
+print(json.dumps([to_dict(one) for one in PuzzleDocuments.of(config)(7)]))
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "12345"},
+    )
+    assert done.returncode == 0, done.stderr
+    config = load_config(WarmupConfig, ["base"])
+    assert json.loads(done.stdout) == [to_dict(one) for one in PuzzleDocuments.of(config)(7)]
+
+
+def test_documents_are_prompts_with_right_chains() -> None:
+    for name, puzzle in PUZZLES.items():
+        row = puzzle.row(5, 150)
+        one = document(puzzle, 5, 150)
+        prompt, answer = one.ids[: one.prompt].tolist(), one.ids[one.prompt :].tolist()
+        assert prompt == encode(row.prompt), name
+        assert answer[-1] == WORDS.index(EOS)
+        assert answer.count(WORDS.index(EOS)) == 1
+        assert puzzle.reward(row, decode(answer)).acc == 1
+
+
+def test_a_share_of_0_leaves_a_family_out() -> None:
+    for only in PUZZLES:
+        make = maker(**{name: float(name == only) for name in PUZZLES})
+        assert {family(one) for step in range(3) for one in make(step)} == {only}
+
+
+def test_families_lengths_and_seeds(drawn: list[tuple[str, int, int]]) -> None:
+    """Families by their shares, lengths evenly on a log scale, within four standard errors.
+
+    Evaluation counts its seeds from 0 and stays below those that training draws.
+    """
+    make = maker(stage(longest=400), assignments=0.25, countdown=0.25, graph=0.5)
+    for step in range(25):
+        make(step)
+    names, seeds, lengths = zip(*drawn, strict=True)
+    total = len(drawn)
+    assert total > 150
+    for name, share in (("assignments", 0.25), ("countdown", 0.25), ("graph", 0.5)):
+        assert abs(names.count(name) / total - share) < 4 * (share * (1 - share) / total) ** 0.5
+    assert 100 <= min(lengths) < 130
+    assert 370 < max(lengths) <= 400
+    below = sum(length < 200 for length in lengths) / total  # the geometric mean
+    assert abs(below - 0.5) < 4 * 0.5 / total**0.5
+    assert min(seeds) >= EVALUATION == 2**20
+    assert len(set(seeds)) == total
+
+
+def test_each_stage_has_its_steps(drawn: list[tuple[str, int, int]]) -> None:
+    make = maker(SHORT, LATER)
+    for step, (low, high, tokens) in {
+        2: (100, 200, 1024),
+        3: (300, 400, 2048),
+        7: (300, 400, 2048),
+    }.items():
+        drawn.clear()
+        found = make(step)
+        assert all(low <= length <= high for _, _, length in drawn)
+        assert sum(map(len, found)) <= tokens
+    with pytest.raises(ValueError, match="step 8"):
+        make(8)
+
+
+def test_none_is_longer_than_context_or_stage() -> None:
+    for tokens, context in ((1024, 8192), (4096, 500), (1024, 300)):
+        make = maker(stage(tokens=tokens, longest=1500), context=context)
+        for step in range(4):
+            found = make(step)
+            assert found
+            assert max(map(len, found)) <= min(tokens, context)
+            assert sum(map(len, found)) <= tokens
+
+
+def test_a_step_is_filled() -> None:
+    """It ends with the document that has no room; those are at most about twice their dial."""
+    make = maker(stage(tokens=4096))
+    for step in range(5):
+        assert sum(map(len, make(step))) > 4096 - 600
+
+
+def test_what_never_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "TRIES", 5)
+    make = maker(stage(tokens=1024, shortest=4000, longest=4000))
+    with pytest.raises(ValueError, match="4000"):
+        make(0)
+
+
+def test_revisit_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+
+    def spy(puzzle: Any, seed: int, length: int) -> Document:
+        seen.add((puzzle.name, getattr(puzzle, "revisit", None)))
+        return document(puzzle, seed, length)
+
+    monkeypatch.setattr(documents, "document", spy)
+    for revisit in (False, True):
+        seen.clear()
+        for step in range(3):
+            maker(revisit=revisit)(step)
+        assert {own for name, own in seen if name != "countdown"} == {revisit}
+        assert {name for name, _ in seen} == set(PUZZLES)

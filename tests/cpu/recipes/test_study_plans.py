@@ -1,0 +1,118 @@
+"""Schedules of a study: budgets of equal cost by hand, and what makes an arm planned."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pydantic")
+
+from support.studies import DENSE, study
+from support.surfaces import surface
+
+from sparrow.schema.base import from_dict
+from sparrow.schema.schedule import DENSE as ALL
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import Surface
+from sparrow_recipes.study import plans
+from sparrow_recipes.study.plans import drawn_lengths, equal_budget, make_plans
+
+STARVED = {"name": "starved", "role": "collapses", "budget": 64}
+
+
+def stepped(*budgets: int) -> Schedule:
+    """The first budget below 100 tokens, the second from there on."""
+    return Schedule(name="s", lengths=[0, 100], budgets=budgets, dense_layers=())
+
+
+def measured(**changes: object) -> Surface:
+    plain = surface()
+    variants = [one | {"dense_layers": [], "flow_digest": None} for one in plain["variants"]]
+    return from_dict(Surface, plain | {"prompt_tokens": 4, "variants": variants} | changes)
+
+
+def test_the_budget_of_equal_cost() -> None:
+    """Of what is kept, not of budgets: short answers cannot fill a large one."""
+    for budgets, lengths, expected in (
+        ((64, 64), range(1, 200), 64),  # a fixed budget is its own
+        ((64, 128), (80, 160), 112),  # keeps 64 and 128, mean 96: as (80 + 112) / 2
+        ((64, ALL), (80, 160), 144),  # 64 and 160, mean 112: as (80 + 144) / 2
+        ((48, 48), (16, 40), 48),  # nothing to leave out, and no budget is smaller
+        ((ALL, ALL), (80, 160), 160),  # all is kept
+        ((64, 128), (160, 320), 128),  # both in the second bin
+        ((64, 80), (90, 320), 64),  # 58 (whole pages) and 80, mean 69; 64 has 61, 80 has 77: a tie
+    ):
+        assert equal_budget(stepped(*budgets), np.array(lengths)) == expected
+
+
+def test_lengths_at_which_tokens_were_drawn() -> None:
+    """A prompt of 4: the first token comes from the prefill, the next is drawn at length 5.
+
+    Sequences of 8 and 6 end before their last length; one without a decoded token counts once.
+    """
+    assert drawn_lengths(measured(lengths=[8, 6])).tolist() == [5, 6, 7, 5]
+    assert drawn_lengths(measured(lengths=[4, 7])).tolist() == [5, 5, 6]
+
+
+def test_plans_of_given_budgets_need_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "load", lambda *_, **__: pytest.fail("no model is needed"))
+    made = study(tmp_path / "s", (DENSE, STARVED))
+    assert not made.planned()
+    assert study(tmp_path, (DENSE,)).planned()
+    make_plans(made)
+    assert made.planned()
+    found = Schedule.load(made.plan_of(made.cell("starved-0").arm))
+    assert (found.budgets.tolist(), found.dense_layers, found.name) == ([64], (), "starved")
+
+
+def planned_by_hand(tmp_path: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Two targets and a fixed budget, from a surface that is made up."""
+    arms = [
+        DENSE,
+        {"name": "fixed", "like": "high"},
+        {"name": "low", "target": 0.7},
+        {"name": "high", "target": 0.9},
+    ]
+    patch.setattr(plans, "surface_of", lambda *_: measured())
+    made = study(tmp_path / "s", arms)
+    chosen = {"low": stepped(64, 128), "high": stepped(64, 512)}
+    patch.setattr(plans, "planned_schedule", lambda _, __, arm: chosen[arm.name])
+    make_plans(made)
+    return made.plans
+
+
+def test_a_fixed_budget_reads_as_much_as_the_arm_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences of 900 and 1500 tokens: that of 512 from 100 on, a little less for the start."""
+    folder = planned_by_hand(tmp_path, monkeypatch)
+    found = Schedule.load(folder / "fixed.json")
+    lengths = np.concatenate([np.arange(5, 900), np.arange(5, 1500)])
+    wanted = stepped(64, 512).kept(lengths, 0).mean()
+    assert found.budgets.tolist() == [512]
+    assert abs(found.kept(lengths, 0).mean() - wanted) < 16
+
+
+def test_a_plan_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "s" / "plans" / "low.json"
+    kept.parent.mkdir(parents=True)
+    Schedule.fixed(96, name="mine", dense_layers=()).save(kept)
+    folder = planned_by_hand(tmp_path, monkeypatch)
+    assert Schedule.load(kept).name == "mine"
+    assert Schedule.load(folder / "high.json").budgets.tolist() == [64, 512]
+
+
+def test_a_surface_of_other_weights_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "surface.json"
+    measured().save(file)
+    monkeypatch.setattr(plans, "load", lambda *_, **__: None)
+    monkeypatch.setattr(plans, "fingerprint", lambda _: "ffff")
+    made = study(tmp_path / "s", surface={"surface": str(file)})
+    with pytest.raises(ValueError, match="ab12"):
+        make_plans(made)
+    monkeypatch.setattr(plans, "fingerprint", lambda _: "ab12")
+    assert plans.surface_of(made, None, None).fingerprint == "ab12"

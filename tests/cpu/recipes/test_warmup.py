@@ -1,0 +1,366 @@
+"""A whole warm-up, small: stopped and resumed, refused, ended, begun with another model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("pydantic")
+pytest.importorskip("tomli_w")
+
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sparrow import models
+from sparrow.dataflow.runs.states import read_state
+from sparrow.files import FolderLock, parse_line
+from sparrow.schema.loading import load_config
+from sparrow.schema.warmup import WarmupConfig
+from sparrow.tasks import PUZZLES
+from sparrow.tasks.words import VOCABULARY, encode
+from sparrow_recipes import documents, warmup
+from sparrow_recipes.warmup import new_trainer, run_directory, spec_of, warm_up
+
+STEPS = 7
+TOML = """
+[model]
+name = "mini"
+layers = 1
+hidden = 32
+intermediate = 64
+heads = 2
+kv_heads = 1
+head_size = 16
+max_positions = 1024
+
+[data]
+assignments = 0.0
+
+[[stages]]
+steps = 4
+tokens = 1024
+longest = 120
+
+[[stages]]
+steps = 3
+tokens = 1024
+longest = 200
+
+[optimiser]
+rate = 5e-3
+warm_up = 2
+decay = 3
+
+[run]
+device = "cpu"
+save_every = 3
+"""
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    file = tmp_path / "mini.toml"
+    file.write_text(TOML, encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run from beginning to end."""
+    file = tmp_path_factory.mktemp("whole") / "mini.toml"
+    file.write_text(TOML, encoding="utf-8")
+    place = warm_up(config_of(file))
+    assert place is not None
+    return place.parent
+
+
+def config_of(toml: Path, name: str = "run", *overrides: str) -> WarmupConfig:
+    where = f"--run.dir={toml.parent / name}"
+    return load_config(WarmupConfig, [toml], [where, *overrides])
+
+
+def curve(folder: Path) -> list[dict[str, Any]]:
+    """Without times, which differ from run to run."""
+    lines = (folder / "curve.jsonl").read_text(encoding="utf-8").splitlines()
+    plain = [parse_line(line) for line in lines]
+    assert all(line.pop("seconds") > 0 for line in plain)
+    return plain
+
+
+def assert_same_weights(left: Path, right: Path) -> None:
+    ours, theirs = (load_file(place / "model" / "model.safetensors") for place in (left, right))
+    assert ours.keys() == theirs.keys()
+    for name, weight in theirs.items():
+        assert torch.equal(ours[name], weight), name
+    mine, other = (read_state(checkpoint(place))["model"] for place in (left, right))
+    assert all(torch.equal(mine[name], other[name]) for name in other)
+
+
+def checkpoint(folder: Path) -> Path:
+    """The only one of a run directory."""
+    (place,) = (folder / "checkpoints").iterdir()
+    return place
+
+
+def test_a_run_leaves_its_curve_and_a_model(toml: Path, tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    config = config_of(toml)
+    place = warm_up(config, on_step=seen.append)
+    assert place == tmp_path / "run" / "model"
+    lines = curve(tmp_path / "run")
+    assert [line["step"] for line in lines] == list(range(STEPS))
+    assert [line["step"] for line in seen] == list(range(STEPS))
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert lines[0]["rate"] == 2.5e-3
+    assert lines[-1]["rate"] == pytest.approx(0.02 * 5e-3)
+    assert all(0 < line["learnt"] < line["tokens"] <= 1024 for line in lines)
+    assert load_config(WarmupConfig, [tmp_path / "run" / "config.resolved.toml"]) == config
+
+
+def test_stopped_and_resumed_is_the_same_run(toml: Path, tmp_path: Path, whole: Path) -> None:
+    """Inside a stage, at a checkpoint, between stages; bit for bit. Where it runs may change."""
+    for until in (1, 3, 4, 6):
+        name = f"until {until}"
+        assert warm_up(config_of(toml, name), until=until) is None
+        assert len(curve(tmp_path / name)) == until
+        assert not (tmp_path / name / "model").exists()
+        again = config_of(toml, name, *(["--run.save_every=100"] if until == 1 else []))
+        assert warm_up(again, until=100) == tmp_path / name / "model"  # beyond the end
+        assert curve(tmp_path / name) == curve(whole)
+        assert_same_weights(tmp_path / name, whole)
+
+
+def test_broken_off_between_checkpoints_it_goes_on_from_the_last(
+    toml: Path, tmp_path: Path, whole: Path
+) -> None:
+    """The curve has lines that the checkpoint does not know; they are cut and written again."""
+
+    def stop(line: dict[str, Any]) -> None:
+        if line["step"] == 5:
+            raise KeyboardInterrupt
+
+    config = config_of(toml, "broken")
+    with pytest.raises(KeyboardInterrupt):
+        warm_up(config, on_step=stop)
+    assert read_state(checkpoint(tmp_path / "broken"))["next"] == 3
+    assert len(curve(tmp_path / "broken")) > 3
+    warm_up(config)
+    assert curve(tmp_path / "broken") == curve(whole)
+    assert_same_weights(tmp_path / "broken", whole)
+
+
+def test_workers_make_the_same_documents(toml: Path, tmp_path: Path, whole: Path) -> None:
+    warm_up(config_of(toml, "run", "--run.workers=1"))
+    assert curve(tmp_path / "run") == curve(whole)
+
+
+def test_a_directory_of_another_configuration_is_refused(
+    toml: Path, tmp_path: Path, whole: Path
+) -> None:
+    warm_up(config_of(toml), until=2)
+    for folder in (tmp_path / "run", whole):
+        resolved = (folder / "config.resolved.toml").read_text(encoding="utf-8")
+        for change in ("--optimiser.rate=0.001", "--data.seed=1", "--model.seed=1"):
+            where = f"--run.dir={folder}"
+            with pytest.raises(ValueError, match=r"run\.dir"):
+                warm_up(load_config(WarmupConfig, [toml], [where, change]))
+        assert (folder / "config.resolved.toml").read_text(encoding="utf-8") == resolved
+
+
+def test_a_model_of_unknown_making_is_refused(toml: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    with pytest.raises(ValueError, match="checkpoint"):
+        warm_up(config_of(toml))
+
+
+def test_an_ended_run_is_not_run_again(
+    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(toml)
+    place = warm_up(config)
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    monkeypatch.setattr(warmup, "new_trainer", None)
+    assert warm_up(config) == place
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == files
+
+
+def test_ended_without_its_model_it_only_saves(
+    toml: Path, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken off between the last checkpoint and the model."""
+    config = config_of(toml)
+    with monkeypatch.context() as patch:
+        patch.setattr(warmup, "save", lambda *_, **__: None)
+        warm_up(config)
+    assert not (tmp_path / "run" / "model").exists()
+    assert warm_up(config, on_step=pytest.fail) == tmp_path / "run" / "model"
+    assert_same_weights(tmp_path / "run", whole)
+
+
+def test_a_loss_or_gradient_that_is_no_number_is_refused(
+    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either has spoilt the weights: no checkpoint may be made of them."""
+
+    def spoil_weight(trainer: Any) -> None:
+        with torch.no_grad():
+            trainer.model.norm.weight.fill_(float("nan"))
+
+    def spoil_gradient(trainer: Any) -> None:
+        trainer.model.norm.weight.register_hook(lambda grad: grad * float("nan"))
+
+    for name, spoil in (("loss", spoil_weight), ("gradient", spoil_gradient)):
+
+        def spoilt(config: WarmupConfig, *, resumed: bool, spoil: Any = spoil) -> Any:
+            trainer = new_trainer(config, resumed=resumed)
+            spoil(trainer)
+            return trainer
+
+        monkeypatch.setattr(warmup, "new_trainer", spoilt)
+        with pytest.raises(ValueError, match=name):
+            warm_up(config_of(toml, name))
+        assert not (tmp_path / name / "checkpoints").exists()
+        assert not (tmp_path / name / "model").exists()
+
+
+def test_begins_with_a_wider_model(toml: Path, tmp_path: Path, whole: Path) -> None:
+    start = whole / "model"
+    wide = load_file(start / "model.safetensors")
+    changes = (f"--model.start={start}", "--model.intermediate=24", "--model.max_positions=512")
+    config = config_of(toml, "narrow", *changes)
+    state = models.hf_views(new_trainer(config).model)
+    for name, weight in wide.items():
+        if "mlp" in name:
+            assert 24 in state[name].shape
+        else:
+            assert torch.equal(state[name], weight.float()), name
+    place = warm_up(config)
+    assert place is not None
+    spec = models.load(place, device="cpu").spec
+    assert (spec.intermediate, spec.max_positions) == (24, 512)
+    assert curve(tmp_path / "narrow")[0]["loss"] < curve(whole)[0]["loss"]
+
+
+def test_a_start_that_cannot_be_narrowed_is_refused(toml: Path, whole: Path) -> None:
+    start = whole / "model"
+    with pytest.raises(ValueError, match="65"):
+        warm_up(config_of(toml, "wide", f"--model.start={start}", "--model.intermediate=65"))
+    with pytest.raises(ValueError, match="MLPs"):
+        warm_up(config_of(toml, "deep", f"--model.start={start}", "--model.layers=2"))
+
+
+def test_the_model_folder_is_one_of_transformers(toml: Path, whole: Path) -> None:
+    place = whole / "model"
+    text = PUZZLES["graph"].row(0, 100).prompt
+    tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
+    assert tokenizer(text)["input_ids"] == encode(text)
+    assert tokenizer.decode(encode(text)) == text
+    theirs = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    assert type(theirs).__name__ == "Qwen3ForCausalLM"
+    assert theirs.config.eos_token_id == tokenizer.eos_token_id
+    assert {weight.dtype for weight in load_file(place / "model.safetensors").values()} == {
+        torch.bfloat16
+    }
+    ours = models.load(place, device="cpu")
+    spec = spec_of(config_of(toml).model)
+    assert ours.spec == spec
+    assert (spec.family, spec.vocabulary, spec.tied) == ("qwen3", VOCABULARY, True)
+    assert models.load_tokenizer(place)(text)["input_ids"] == encode(text)
+
+
+def test_where_a_run_is_by_default(toml: Path) -> None:
+    assert run_directory(load_config(WarmupConfig, [toml])) == Path("runs/warmup/mini")
+
+
+@pytest.mark.parametrize("name", ["meta.json", "state.json", "state.safetensors"])
+def test_a_damaged_checkpoint_is_named(toml: Path, tmp_path: Path, name: str) -> None:
+    config = config_of(toml)
+    warm_up(config, until=3)
+    file = checkpoint(tmp_path / "run") / name
+    whole = file.read_bytes()
+    one_bit = bytearray(whole)
+    one_bit[len(whole) // 2] ^= 1
+    for content in (whole[: len(whole) // 2], b"", bytes(range(256)) * 4, bytes(one_bit), None):
+        file.unlink() if content is None else file.write_bytes(content)
+        with pytest.raises(ValueError, match=name):
+            warm_up(config)
+        file.write_bytes(whole)
+    assert warm_up(config, until=4) is None
+
+
+def test_a_pickled_checkpoint_of_an_earlier_version_is_refused(toml: Path, tmp_path: Path) -> None:
+    """Not gone on from, and not begun anew over it."""
+    (tmp_path / "run").mkdir()
+    torch.save({"next": 3}, tmp_path / "run" / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"checkpoint\.pt"):
+        warm_up(config_of(toml))
+
+
+def test_two_in_one_directory_are_refused(toml: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    lock = FolderLock(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"run\b"):
+        warm_up(config_of(toml))
+    lock.close()
+    left = tmp_path / "run" / ".curve.jsonl.4194305.unfinished"  # beyond any process
+    left.touch()
+    warm_up(config_of(toml), until=1)
+    assert not left.exists()
+
+
+def test_a_changed_line_of_the_curve_is_named(toml: Path, tmp_path: Path) -> None:
+    config = config_of(toml)
+    warm_up(config, until=3)
+    curve = tmp_path / "run" / "curve.jsonl"
+    lines = curve.read_text().splitlines(keepends=True)
+    lines[1] = lines[1].replace('"loss": ', '"loss": 1')
+    curve.write_text("".join(lines))
+    with pytest.raises(ValueError, match=r"curve\.jsonl, line 2"):
+        warm_up(config)
+
+
+def test_a_curve_that_lacks_steps_is_refused(toml: Path, tmp_path: Path) -> None:
+    config = config_of(toml)
+    warm_up(config, until=3)
+    curve = tmp_path / "run" / "curve.jsonl"
+    curve.write_text(curve.read_text().splitlines(keepends=True)[0])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"curve\.jsonl"):
+            warm_up(config)
+        curve.unlink(missing_ok=True)
+
+
+def test_a_file_in_the_place_of_the_run_directory(toml: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(ValueError, match="taken"):
+        warm_up(config_of(toml, "taken"))
+
+
+def test_a_stage_that_cannot_be_filled_is_found_at_the_start(
+    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "TRIES", 5)
+    text = TOML.replace("longest = 200", "shortest = 4000\nlongest = 4000")
+    toml.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match="4000"):
+        warm_up(config_of(toml))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_shape_that_no_machine_holds_is_found_at_the_start(toml: Path, tmp_path: Path) -> None:
+    large = [f"--model.{key}=65536" for key in ("hidden", "intermediate")]
+    with pytest.raises(ValueError, match=r"^model: "):
+        warm_up(config_of(toml, "run", *large, "--model.layers=1024"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_does_not_need_its_start(toml: Path, whole: Path, tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    (whole / "model").rename(start)
+    config = config_of(toml, "run", f"--model.start={start}")
+    try:
+        warm_up(config, until=3)
+    finally:
+        start.rename(whole / "model")
+    assert warm_up(config) == tmp_path / "run" / "model"

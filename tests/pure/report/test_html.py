@@ -1,0 +1,239 @@
+"""The page as HTML: complete, alone in the world, safe, and in colours that can be told apart."""
+
+import base64
+import hashlib
+import json
+import math
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+from itertools import combinations, pairwise, product
+
+import pytest
+from support.pages import HOSTILE, reward, rich_page, schedule, surface, table, times
+
+from sparrow.report.page import Axis, Chart, Item, Line, Page, Remarks, Section, Table
+from sparrow.report.render import html, placed, tips
+
+PAGE = rich_page()
+TEXT = html(PAGE)
+VOID = {"meta", "link"}
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes and text; complains where elements are not closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+
+READ = Reader(TEXT)
+
+
+def page_with(*items: Item) -> Page:
+    return Page(title="t", lead="", sections=(Section(key="s", title="S", say="", items=items),))
+
+
+def test_every_item_is_a_figure_and_ids_are_unique() -> None:
+    figures = [looks["id"] for tag, looks in READ.elements if tag == "figure"]
+    assert figures == [item.key for part in PAGE.sections for item in part.items]
+    ids = [looks["id"] for _, looks in READ.elements if "id" in looks]
+    assert len(ids) == len(set(ids))
+    targets = {looks["href"] for tag, looks in READ.elements if tag == "a"}
+    assert {str(target).removeprefix("#") for target in targets} <= set(ids)
+
+
+def test_same_page_same_bytes() -> None:
+    assert html(rich_page()) == TEXT
+
+
+def test_nothing_is_fetched() -> None:
+    for tag, looks in READ.elements:
+        assert "src" not in looks
+        assert "style" not in looks  # the policy allows the one style sheet alone
+        assert not any(name.startswith("on") for name in looks)
+        for name in ("href", "action", "data"):
+            assert str(looks.get(name, "#")).startswith(("#", "data:")), tag
+    assert re.findall(r"url\((?!#)", TEXT) == []
+    assert "@import" not in TEXT
+
+
+def test_the_policy_allows_this_style_and_this_script() -> None:
+    (policy,) = (
+        str(looks["content"])
+        for _, looks in READ.elements
+        if looks.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    for tag, name in (("style", "page.css"), ("script", "page.js")):
+        text = files("sparrow.report").joinpath("templates", name).read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+        assert (tag, text) in READ.texts
+
+
+def test_hostile_names_are_words() -> None:
+    assert TEXT.count("<script>") == 1
+    scripts = [looks.get("type") for tag, looks in READ.elements if tag == "script"]
+    assert scripts[-1] is None
+    assert set(scripts[:-1]) == {"application/json"}
+    assert ("h3", HOSTILE) in READ.texts
+
+
+def test_backticks_are_code_in_sentences_alone() -> None:
+    assert ("code", "sparrow report RUN") in READ.texts
+    item = Table(key="t", columns=("`a`",), rows=())
+    assert "<code>" not in html(page_with(item))
+    assert "<code>&lt;b&gt;</code>" in html(Page(title="t", lead="see `<b>`"))
+
+
+def test_tips_hold_what_the_chart_says() -> None:
+    points, spans = ((0, 0.25), (1, 0.5)), ((1, 0.4, 0.6),)
+    one = Line(name="</script>", points=points, spans=spans, role="run-1", shape="steps")
+    axis = Axis(name="y", low=0, high=1, form=".2f")
+    item = Chart(key="c", title="C", x=Axis(name="step", form=".0f"), y=axis, lines=(one,))
+    (text,) = (text for tag, text in Reader(html(page_with(item))).texts if '"lines"' in text)
+    assert "<" not in text
+    said = json.loads(text)["lines"][0]
+    assert json.loads(text) == json.loads(json.dumps(tips(item)))
+    assert (said["name"], said["role"], said["holds"]) == ("</script>", "run-1", True)
+    assert [point[1:] for point in said["points"]] == [
+        [185.5, "step 0", "0.25"],
+        [135.0, "step 1", "0.50 (0.40 to 0.60)"],
+    ]
+
+
+def test_no_row_is_half_empty() -> None:
+    one, two, three = reward(), surface(), schedule()
+    rows, said = table(), Remarks(key="r", lines=("x",))
+
+    def looks(*items: Item) -> list[str]:
+        return [place for _, place in placed(items)]
+
+    assert looks() == []
+    assert looks(one) == ["full alone"]
+    assert looks(one, two) == ["", ""]
+    assert looks(one, two, three) == ["", "", "full alone"]
+    assert looks(one, rows) == ["full alone", "full"]
+    assert looks(one, said) == ["", ""]
+    assert looks(said, one) == ["full", "full alone"]
+    assert looks(one, two, said, rows) == ["", "", "full", "full"]
+
+
+def test_bad_pages_are_refused() -> None:
+    with pytest.raises(ValueError, match='"reward"'):
+        page_with(reward(), reward())
+    with pytest.raises(ValueError, match="key"):
+        Remarks(key="a b", lines=())
+    with pytest.raises(ValueError, match="row 1"):
+        Table(key="t", columns=("a", "b"), rows=(("1", "2"), ("1",)))
+    with pytest.raises(ValueError, match="section"):
+        Page(title="t", lead="", sections=PAGE.sections[-1:] * 2)
+
+
+def test_an_empty_page_is_a_page() -> None:
+    Reader(html(Page(title="", lead="")))
+    Reader(html(page_with()))
+    Reader(html(page_with(times(), Remarks(key="r", lines=()))))
+
+
+# Colours, as the style sheet has them.
+
+CSS = files("sparrow.report").joinpath("templates", "page.css").read_text(encoding="utf-8")
+COLOURS = {
+    name: (light, dark)
+    for name, light, dark in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", CSS)
+}
+Triple = tuple[float, float, float]
+# Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
+EYES = {
+    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deuteranopia": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritanopia": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
+}
+
+
+def linear(colour: str) -> list[float]:
+    shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+
+
+def luminance(colour: str) -> float:
+    red, green, blue = linear(colour)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def lab(colour: str, eye: str) -> Triple:
+    """CIE Lab of what such an eye sees."""
+    given = linear(colour)
+    r, g, b = (
+        min(1.0, max(0.0, sum(m * v for m, v in zip(row, given, strict=True)))) for row in EYES[eye]
+    )
+    x = (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047
+    y = 0.2126 * r + 0.7152 * g + 0.0722 * b
+    z = (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.08883
+    fx, fy, fz = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
+    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
+
+
+def test_colours_have_contrast() -> None:
+    roles = {name for name in COLOURS if re.match("run-|ramp-|dense|sparse|target|quiet", name)}
+    assert len(roles) == 18
+    for theme in (0, 1):
+        paper = COLOURS["paper"][theme]
+        for name in roles:
+            assert contrast(COLOURS[name][theme], paper) >= 3, name
+        for name, ground in product(("ink", "soft", "accent"), ("paper", "panel")):
+            assert contrast(COLOURS[name][theme], COLOURS[ground][theme]) >= 4.5, (name, ground)
+
+
+def test_runs_are_told_apart_by_any_eye_and_the_ramp_by_lightness() -> None:
+    for theme in (0, 1):
+        for eye in EYES:
+            seen = [lab(COLOURS[f"run-{i}"][theme], eye) for i in range(6)]
+            assert min(math.dist(a, b) for a, b in combinations(seen, 2)) > 20, (theme, eye)
+        levels = [luminance(COLOURS[f"ramp-{i}"][theme]) for i in range(8)]
+        assert all(b > a for a, b in pairwise(levels if theme else levels[::-1]))
+
+
+def test_runs_have_dashes_of_their_own() -> None:
+    dashes = re.findall(r"\.run-\d \{ --c: var\(--run-\d\);(.*?)\}", CSS)
+    assert len(dashes) == len(set(dashes)) == 6
