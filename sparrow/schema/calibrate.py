@@ -85,7 +85,7 @@ class CalibrateConfig(Record):
     @property
     def own_flow(self) -> str | None:
         """The flow that was asked for; None: a schedule has its own."""
-        return self.flow[0] if "flow" in self.model_fields_set else None
+        return self.flow[0] if self.flow else None
 
     @property
     def answer_tokens(self) -> int:
