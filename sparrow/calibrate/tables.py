@@ -45,10 +45,10 @@ def figures(
     return made
 
 
-def summary(title: str, values: Mapping[str, object]) -> Table:
+def summary(title: str, values: Mapping[str, object], caption: str | None = None) -> Table:
     """Single figures, one below the other."""
     rows = [{"name": name, "value": value} for name, value in values.items()]
-    return figures(title, rows, "name value")
+    return figures(title, rows, "name value", caption=caption)
 
 
 def _field(row: Any, name: str) -> Any:
@@ -169,8 +169,9 @@ def plan_tables(plan: PlanFile) -> list[Table]:
             check_p05=lambda one: checked.get(one.start),
         ),
         summary(
-            f"{plan.workload}, {plan.hardware}: predicted speed-up {plan.speed_up:.2f}x",
+            f"predicted speed-up {plan.speed_up:.2f}x",
             {name: getattr(plan, name) for name in promised.split()},
+            caption=f"{plan.workload}; {plan.hardware}",
         ),
         figures("at other targets", plan.sensitivity, "target variant speed_up budgets nearest"),
     ]
