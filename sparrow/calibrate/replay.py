@@ -19,6 +19,7 @@ from torch import Tensor
 from sparrow import ops
 from sparrow.calibrate.arms import Arm
 from sparrow.calibrate.trajectories import Measured
+from sparrow.engine.answer import Query, outputs
 from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE
 from sparrow.models import Attention, Decoder
@@ -231,26 +232,11 @@ def engine_for(model: Decoder, rule: Rule | None, prompts: Sequence[Prompt], tok
 def roll_out(engine: Engine, jobs: Sequence[Job]) -> Iterator[tuple[Job, Measured]]:
     """Every sample of every job as it ends."""
     options = OutputOptions(hidden_states=True, training=True)
-    waiting = list(reversed(jobs))
-    running: dict[int, tuple[Job, int]] = {}  # by request: its job, and samples that still run
-    try:
-        while waiting or running:
-            while waiting and len(running) < AHEAD * engine.max_running:
-                job = waiting.pop()
-                number = engine.add(
-                    job.prompt.ids, job.params, schedule=job.arm.schedule, options=options
-                )
-                running[number] = (job, job.params.n)
-            for output in engine.step():
-                if output.completion is None:
-                    continue
-                job, left = running.pop(output.request)
-                if left > 1:
-                    running[output.request] = (job, left - 1)
-                yield job, _measure(engine.model, job, output.sample, output.completion)
-    finally:
-        for number in running:
-            engine.abort(number)
+    queries = [Query(job.prompt.ids, job.params, job.arm.schedule, options) for job in jobs]
+    for number, output in outputs(engine, queries, ahead=AHEAD * engine.max_running):
+        assert output.completion is not None, "tokens are not streamed"
+        job = jobs[number]
+        yield job, _measure(engine.model, job, output.sample, output.completion)
 
 
 @torch.no_grad()

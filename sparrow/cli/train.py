@@ -93,14 +93,10 @@ def run_training(config: TrainConfig, stopping: "Stopping", *, brief: bool = Fal
     except Stopped:
         _end(run, "stopped", STOPPED)
     except GateStop as error:
-        how = (
-            "with other settings of the gate (gate.mode=warn, gate.target) the same command goes on"
-        )
+        how = "with other settings of the gate (gate.mode=warn, gate.target) it goes on"
         _end(run, f"the gate stopped the run: {error}", GATED, how)
-    except Diverged as error:
-        _end(run, str(error), DIVERGED)
-    except Unjudged as error:
-        _end(run, str(error), UNJUDGED)
+    except (Diverged, Unjudged) as error:
+        _end(run, str(error), DIVERGED if isinstance(error, Diverged) else UNJUDGED)
     except EpisodeFailed as error:
         if error.__cause__ is None:
             _end(run, str(error), 1)

@@ -3,10 +3,9 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Self
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -26,8 +25,7 @@ REWARD = "critic/score/mean"
 P05 = "sparse/accept_p05_min"  # of the worst bin: what the target is about
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(NamedTuple):
     """A value of a step: its heading, its metric, its room, and how it is written."""
 
     title: str
@@ -68,8 +66,7 @@ DETAILS = (
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class Phase(NamedTuple):
     """What is going on within a step."""
 
     name: str
@@ -111,11 +108,8 @@ class Display:
         for line in self._header:
             self._print(line)
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(
-                console=self._console,
-                get_renderable=self._panel,
-                refresh_per_second=REFRESHES,
-            )
+            shown: Any = {"console": self._console, "get_renderable": self._panel}
+            self._live = Live(**shown, refresh_per_second=REFRESHES)
             self._live.start(refresh=True)
         return self
 
@@ -220,13 +214,12 @@ class Display:
         value = metrics.get(column.metric)
         if value is None:
             return "dim"
-        if not math.isfinite(value):
+        target = self._target if column.metric == P05 else None
+        if not math.isfinite(value) or (target is not None and value < target):
             return "bold red"
-        if column.metric != P05 or self._target is None:
+        if target is None:
             return ""
-        if value < self._target:
-            return "bold red"
-        return "yellow" if value < self._target + NEAR else "green"
+        return "yellow" if value < target + NEAR else "green"
 
     def _sparklines(self, width: int) -> list[RenderableType]:
         """Reward and p05 over this session, with their last values."""
@@ -293,17 +286,14 @@ def _details(metrics: Metrics, width: int) -> list[RenderableType]:
 
 def _sparkline(values: Sequence[float], width: int, bars: str) -> str:
     """Means of as many stretches as there is room for; a blank where there is no number."""
-    count = min(width, len(values))
-    edges = [round(i * len(values) / count) for i in range(count + 1)]
-    stretches = [values[a:b] for a, b in pairwise(edges)]
-    known = [[value for value in stretch if math.isfinite(value)] for stretch in stretches]
-    means = [sum(each) / len(each) if each else math.nan for each in known]
-    low = min(mean for mean in means if math.isfinite(mean))
-    spread = max(mean for mean in means if math.isfinite(mean)) - low
+    stretches = np.array_split(np.array(values, float), min(width, len(values)))
+    finite = [stretch[np.isfinite(stretch)] for stretch in stretches]
+    means = [float(stretch.mean()) if stretch.size else None for stretch in finite]
+    low = min(mean for mean in means if mean is not None)
+    spread = max(mean for mean in means if mean is not None) - low
+    tops = len(bars) - 1
     return "".join(
-        bars[round((len(bars) - 1) * ((mean - low) / spread if spread else 0.5))]
-        if math.isfinite(mean)
-        else " "
+        " " if mean is None else bars[round(tops * ((mean - low) / spread if spread else 0.5))]
         for mean in means
     )
 

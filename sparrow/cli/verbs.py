@@ -44,11 +44,11 @@ class Verb(NamedTuple):
     extras: tuple[Option, ...]
 
     @classmethod
-    def of(cls, name: str, show: Show) -> "Verb":
+    def of(cls, show: Show) -> "Verb":
         """By the signature: a configuration, then options of the command line alone."""
-        signature = inspect.signature(show)
-        config, *extras = signature.parameters.values()
+        config, *extras = inspect.signature(show).parameters.values()
         doc = show.__doc__ or getattr(api, show.__name__).__doc__
+        name = "eval" if show.__name__ == "evaluate" else show.__name__.replace("_", " ")
         options = tuple(map(_extra, extras))
         return cls(name, config.annotation, show, doc, options)
 
@@ -68,29 +68,11 @@ def _extra(parameter: inspect.Parameter) -> Option:
     return Option(parameter.name, (), kind, help, parameter.default, metavar)
 
 
-_SHOWN: dict[str, Show] = {
-    "demo": demo,
-    "doctor": doctor,
-    "fetch": show.fetch,
-    "calibrate": show.calibrate,
-    "plan": show.plan,
-    "train": train,
-    "eval": show.evaluate,
-    "report": show.report,
-    "generate": show.generate,
-    "puzzle": puzzle,
-    "presets": show.presets,
-    "replay": replay,
-    "flow check": show.flow_check,
-    "flow score": show.flow_score,
-    "flow bench": show.flow_bench,
-    "flow texts": show.flow_texts,
-    "study": study,
-    "bench attention": show.bench_attention,
-    "bench decode": show.bench_decode,
-    "bench rollout": show.bench_rollout,
-    "bench train": show.bench_train,
-    "bench trace": show.bench_trace,
-    "warmup": warmup,
-}
-VERBS = {name: Verb.of(name, function) for name, function in _SHOWN.items()}
+_SHOWN: tuple[Show, ...] = (
+    *(demo, doctor, show.fetch, show.calibrate, show.plan, train, show.evaluate, show.report),
+    *(show.generate, puzzle, show.presets, replay),
+    *(show.flow_check, show.flow_score, show.flow_bench, show.flow_texts, study),
+    *(show.bench_attention, show.bench_decode, show.bench_rollout),
+    *(show.bench_train, show.bench_trace, warmup),
+)
+VERBS = {verb.name: verb for verb in map(Verb.of, _SHOWN)}

@@ -100,7 +100,7 @@ def edges_for(longest: int, width: int | None = None) -> tuple[int, ...]:
 
 def _flows(model: Decoder, config: CalibrateConfig) -> list[tuple[Flow, Variant]]:
     found = []
-    for text in config.flow:
+    for text in config.flow or ("block_mean",):
         flow = load_flow(text)
         if flow.score is None:
             raise ValueError(f"the flow {text!r} is dense: the floor measures that already")

@@ -53,7 +53,7 @@ class CalibrateConfig(Record):
         1.0, "Of sampling; acceptance is at the same one."
     )
     seed: Seed = 0
-    flow: Several[Name] = ("block_mean",)
+    flow: Several[Name] = option((), f"{HELP['flow']} Default: block_mean.")
     budget: Several[Budget] = option((), "Tokens kept. Default: 1/16 to 1/2 of the longest.")
     target: Several[Fraction] = option(
         (), "The p05 that you will plan for: more is measured near it. Default: 0.86."
@@ -84,8 +84,8 @@ class CalibrateConfig(Record):
 
     @property
     def own_flow(self) -> str | None:
-        """The flow that was asked for; a schedule has its own."""
-        return self.flow[0] if "flow" in self.model_fields_set else None
+        """The flow that was asked for; None: a schedule has its own."""
+        return self.flow[0] if self.flow else None
 
     @property
     def answer_tokens(self) -> int:

@@ -169,16 +169,19 @@ def _option_of(name: str, field: FieldInfo, letter: str) -> Option:
     extra = dict(given)
     positional = extra.get("positional", False)
     made = _known(name, (name,), field.annotation, "" if positional else letter)
-    default = None if field.default is PydanticUndefined else field.default
     help, metavar = field.description or made.help, extra.pop("metavar", "") or made.metavar
-    return made._replace(help=help, default=default, metavar=metavar, **extra)
+    return made._replace(help=help, default=_default(field), metavar=metavar, **extra)
 
 
 def _shortcut_of(cls: type[Record], name: str, path: str, letter: str) -> Option:
     keys = path.split(".")
     section: Any = bare(kind_at(cls, keys[:-1]))
     made = _known(name, tuple(keys), kind_at(cls, keys), letter)
-    return made._replace(default=section.model_fields[keys[-1]].get_default())
+    return made._replace(default=_default(section.model_fields[keys[-1]]))
+
+
+def _default(field: FieldInfo) -> Any:
+    return None if field.default is PydanticUndefined else field.default
 
 
 def _known(name: str, path: tuple[str, ...], kind: Any, letter: str) -> Option:

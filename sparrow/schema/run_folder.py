@@ -1,4 +1,4 @@
-"""RunFolder directories as their files hold them: of a training, of a calibration, or of both.
+"""Run directories as their files hold them: of a training, of a calibration, or of both.
 
     metrics.jsonl, validation.jsonl, actions.jsonl, config.resolved.toml   sparrow train
     schedule.json                                 sparrow train: what the rollout began with

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import cli
 
 ROOT = Path(__file__).parents[2]
 CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
@@ -63,8 +64,8 @@ def test_json_has_the_same_as_plain_data() -> None:
 
 
 def test_without_checks() -> None:
-    done = run("--no-check", "--json")
-    assert done.returncode == 0, done.stderr
+    done = cli.run("doctor", "--no-check", "--json")
+    assert done.code == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["self_test"] is found["kernels"] is None
     assert found["torch"]["threads"] >= 1

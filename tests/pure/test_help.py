@@ -70,6 +70,7 @@ def test_help_is_shown_in_eighty_columns() -> None:
         assert done.code == 0
         assert max(map(len, lines)) <= COLUMNS, name
         assert not any("…" in line for line in lines), "something was cut"
+        assert "Undefined" not in done.stdout
         assert cli.run(*name.split(), "-h", columns=COLUMNS) == done
 
 

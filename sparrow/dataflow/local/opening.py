@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sparrow.dataflow.episodes import Episode, episode_of
-from sparrow.dataflow.language import Language, language_of
+from sparrow.dataflow.language import language_of
 from sparrow.dataflow.local.learner import LearnerSide
 from sparrow.dataflow.local.ledger import Ledger
-from sparrow.dataflow.local.rollout import Rollout, validation_of
+from sparrow.dataflow.local.rollout import RolloutSide, validation_of
 from sparrow.dataflow.local.run import MODEL, Run
 from sparrow.dataflow.local.watching import Watcher
 from sparrow.dataflow.place import dtype_of, prompt_room, schedule_notes
@@ -24,13 +22,11 @@ from sparrow.engine.answer import placed_schedule
 from sparrow.engine.engine import Engine
 from sparrow.files import remove_unfinished, write_whole
 from sparrow.gate import Gate
-from sparrow.models import Decoder, fingerprint, load, tokenizer_digest
+from sparrow.models import fingerprint, load, tokenizer_digest
 from sparrow.models.checkpoint import pick_device
 from sparrow.schema.base import to_dict
 from sparrow.schema.loading import read_resolved
-from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import GateConfig, TrainConfig
-from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example, Examples, Judge
@@ -39,7 +35,7 @@ from sparrow.tasks.rows import FileRows
 from sparrow.train.learner import Learner
 from sparrow.train.objectives.algorithms import Algorithm, algorithm_of
 from sparrow.train.policy import Policy, shard
-from sparrow.train.world import World, join_world, own_device
+from sparrow.train.world import join_world, own_device
 from sparrow.train.world import own_rank as own_rank  # for the command line
 
 LEFT_OUT = "left_out.txt"
@@ -100,54 +96,137 @@ def open_parts(
     report: Callable[[str], None] | None = None,
 ) -> Run:
     """Everything of a run at its start, without its files."""
-    say = report or (lambda text: None)
-    device = own_device(pick_device(config.model.device))
-    world, most, prompts = join_world(device), config.rollout.max_tokens, config.rollout.prompts
-    if prompts < world.size:  # every rank plays some of them
-        raise ValueError(f"rollout.prompts: got {prompts}, allowed: {world.size} or more, as ranks")
-    algorithm = parts.algorithm or algorithm_of(config.algorithm, max_tokens=most)
-    episode = parts.episode or episode_of(config.rollout.episode)
-    rows = parts.rows or rows_of(config.data, seed=config.run.seed)
-    dtype = dtype_of(config.model.dtype, device.type)
-    model = load(config.model.name, dtype="float32", device=device, report=report)
-    language = language_of(model, config.data.task in PUZZLES)
-    schedule, flow = placed_schedule(config.rollout.attention, model.spec.family)
-    max_prompt = prompt_room(config.rollout, model.spec)
-    rows = fitting(rows, language, max_prompt, say)
-    for note in schedule_notes(schedule, config.model.name, max_prompt + most):
-        say(note)
-    stopping = stopping or Stopping()
-    validation = validation_of(config)
-    ledger = Ledger(
-        config=config,
-        identity=identity_of(config, model, rows, schedule, dtype),
-        checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=say),
-        max_prompt=max_prompt,
-        left_out=getattr(rows, "problems", ()),
-    )
-    return Run(
-        config=config,
-        rollout=Rollout(
+    return _Opening(config, parts, report).run(folder, stopping or Stopping())
+
+
+class _Opening:
+    """What the sides of a run are made of: a model, its schedule, rows that fit."""
+
+    def __init__(
+        self, config: TrainConfig, parts: Parts, report: Callable[[str], None] | None
+    ) -> None:
+        self.config, self.parts, self.say = config, parts, report or (lambda text: None)
+        self.device = own_device(pick_device(config.model.device))
+        self.world = join_world(self.device)
+        rollout = config.rollout
+        if rollout.prompts < self.world.size:  # every rank plays some of them
+            given, ranks = rollout.prompts, self.world.size
+            raise ValueError(f"rollout.prompts: got {given}, allowed: {ranks} or more, as ranks")
+        self.algorithm = parts.algorithm or algorithm_of(
+            config.algorithm, max_tokens=rollout.max_tokens
+        )
+        self.episode = parts.episode or episode_of(rollout.episode)
+        rows = parts.rows or rows_of(config.data, seed=config.run.seed)
+        self.dtype = dtype_of(config.model.dtype, self.device.type)
+        self.model = load(config.model.name, dtype="float32", device=self.device, report=report)
+        self.language = language_of(self.model, config.data.task in PUZZLES)
+        self.schedule, self.flow = placed_schedule(rollout.attention, self.model.spec.family)
+        self.max_prompt = prompt_room(rollout, self.model.spec)
+        self.longest = self.max_prompt + rollout.max_tokens
+        self.rows = self._fitting(rows)
+        for note in schedule_notes(self.schedule, config.model.name, self.longest):
+            self.say(note)
+
+    def run(self, folder: Path, stopping: Stopping) -> Run:
+        """The learner comes before the engine, which takes what memory it finds."""
+        config, validation = self.config, validation_of(self.config)
+        ledger = Ledger(
             config=config,
-            engine=engine_of(config, dtype, device, schedule, flow, max_prompt),
-            rows=rows,
-            judge=parts.judge or judge_of(config.data, rows),
-            language=language,
-            episode=episode,
-            algorithm=algorithm,
-            max_prompt=max_prompt,
+            identity=self._identity(),
+            checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=self.say),
+            max_prompt=self.max_prompt,
+            left_out=getattr(self.rows, "problems", ()),
+        )
+        learner = LearnerSide(config=config, learner=self._learner(), algorithm=self.algorithm)
+        rollout = RolloutSide(
+            config=config,
+            engine=self._engine(),
+            rows=self.rows,
+            judge=self.parts.judge or judge_of(config.data, self.rows),
+            language=self.language,
+            episode=self.episode,
+            algorithm=self.algorithm,
+            max_prompt=self.max_prompt,
             validation=validation,
-            world=world,
+            world=self.world,
             stopping=stopping,
-        ),
-        learner=LearnerSide(
-            config=config, learner=learner_of(config, model, dtype, world), algorithm=algorithm
-        ),
-        gate=Gate(config.gate, schedule, longest=max_prompt + most, mass=flow.mass is not None),
-        ledger=ledger,
-        stopping=stopping,
-        world=world,
-    )
+        )
+        mass = self.flow.mass is not None
+        return Run(
+            config=config,
+            rollout=rollout,
+            learner=learner,
+            gate=Gate(config.gate, self.schedule, longest=self.longest, mass=mass),
+            ledger=ledger,
+            stopping=stopping,
+            world=self.world,
+        )
+
+    def _fitting(self, rows: Examples) -> Examples:
+        """Rows of a file whose prompts fit; what is wrong with the others is said."""
+        if not isinstance(rows, FileRows):
+            return rows
+        most = self.max_prompt
+
+        def fits(example: Example) -> str | None:
+            tokens = len(self.language.encode(example.prompt))
+            return None if tokens <= most else f"prompt of {tokens} tokens, over {most}"
+
+        kept = rows.keep(fits)
+        if kept.problems:
+            self.say(f"{rows.name}: {len(kept.problems)} rows are left out (all in {LEFT_OUT}):")
+            for problem in kept.problems[:10]:
+                self.say(f"  {problem}")
+        return kept
+
+    def _learner(self) -> Learner:
+        batch, world = self.config.batch, self.world
+        joined = self.device.type == "cuda" if batch.compile is None else batch.compile
+        policy = Policy(self.model, dtype=self.dtype, recompute=batch.recompute, compiled=joined)
+        return Learner(
+            shard(policy) if world.size > 1 else policy,
+            self.config.optimiser,
+            steps=self.config.run.steps * batch.updates,
+            tokens=batch.tokens,
+            world=world,
+        )
+
+    def _engine(self) -> Engine:
+        """The engine, with weights of its own."""
+        rollout = self.config.rollout
+        return Engine(
+            load(self.config.model.name, dtype=self.dtype, device=self.device),
+            rule=None if self.schedule is None else Rule.of(self.schedule, self.flow),
+            max_running=rollout.max_running,
+            max_context=self.longest,
+            kv_bytes=None if rollout.kv_gib is None else int(rollout.kv_gib * GIB),
+        )
+
+    def _identity(self) -> str:
+        """What must be equal for a run to go on.
+
+        Not where and how it runs, what it shows and what the remedies of a run that stopped are:
+        the gate's settings, the rate, memory, and the number of steps where the rate does not
+        depend on it.
+        """
+        config, model, schedule = self.config, self.model, self.schedule
+        shown = {"dir", "name", "save_every", "keep", "rollouts", "tensorboard", "skips"}
+        kept = config.model_dump_json(
+            exclude={
+                "run": shown if config.optimiser.decay else {*shown, "steps"},
+                "model": {"device"},
+                "data": {"workers", "deadline", "memory_gib"},
+                "rollout": dict.fromkeys(("max_running", "kv_gib", "sleep"), True)
+                | {"attention": {"schedule"}},  # what it holds counts, not where it lies
+                "batch": {"tokens", "recompute", "compile"},
+                "gate": set(GateConfig.model_fields) - {"bin"},
+                "optimiser": {"rate"},
+            }
+        )
+        budgets = "dense" if schedule is None else json.dumps(to_dict(schedule))
+        tokenizer = None if model.source is None else tokenizer_digest(model.source)
+        text = f"{kept} {self.dtype} {fingerprint(model)} {tokenizer} {self.rows.digest} {budgets}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def go_on(run: Run, folder: Path, say: Callable[[str], None]) -> None:
@@ -215,90 +294,3 @@ def close_run(run: Run) -> None:
         run.ledger.files.close()
     run.rollout.close()
     run.world.leave()
-
-
-def fitting(
-    rows: Examples, language: Language, max_prompt: int, say: Callable[[str], None]
-) -> Examples:
-    """Rows of a file whose prompts fit; what is wrong with the others is said."""
-    if not isinstance(rows, FileRows):
-        return rows
-
-    def fits(example: Example) -> str | None:
-        tokens = len(language.encode(example.prompt))
-        return None if tokens <= max_prompt else f"prompt of {tokens} tokens, over {max_prompt}"
-
-    kept = rows.keep(fits)
-    if kept.problems:
-        say(f"{rows.name}: {len(kept.problems)} rows are left out (all in {LEFT_OUT}):")
-        for problem in kept.problems[:10]:
-            say(f"  {problem}")
-    return kept
-
-
-def learner_of(config: TrainConfig, model: Decoder, dtype: torch.dtype, world: World) -> Learner:
-    joined = config.batch.compile  # small kernels: on a GPU unless told otherwise
-    policy = Policy(
-        model,
-        dtype=dtype,
-        recompute=config.batch.recompute,
-        compiled=model.device.type == "cuda" if joined is None else joined,
-    )
-    return Learner(
-        shard(policy) if world.size > 1 else policy,
-        config.optimiser,
-        steps=config.run.steps * config.batch.updates,
-        tokens=config.batch.tokens,
-        world=world,
-    )
-
-
-def engine_of(
-    config: TrainConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    schedule: Schedule | None,
-    flow: Flow,
-    max_prompt: int,
-) -> Engine:
-    """The engine, with weights of its own."""
-    rollout = config.rollout
-    rule = None if schedule is None else Rule.of(schedule, flow)
-    return Engine(
-        load(config.model.name, dtype=dtype, device=device),
-        rule=rule,
-        max_running=rollout.max_running,
-        max_context=max_prompt + rollout.max_tokens,
-        kv_bytes=None if rollout.kv_gib is None else int(rollout.kv_gib * GIB),
-    )
-
-
-def identity_of(
-    config: TrainConfig,
-    model: Decoder,
-    rows: Examples,
-    schedule: Schedule | None,
-    dtype: torch.dtype,
-) -> str:
-    """What must be equal for a run to go on.
-
-    Not where and how it runs, what it shows and what the remedies of a run that stopped are: the
-    gate's settings, the rate, memory, and the number of steps where the rate does not depend on it.
-    """
-    shown = {"dir", "name", "save_every", "keep", "rollouts", "tensorboard", "skips"}
-    kept = config.model_dump_json(
-        exclude={
-            "run": shown if config.optimiser.decay else {*shown, "steps"},
-            "model": {"device"},
-            "data": {"workers", "deadline", "memory_gib"},
-            "rollout": dict.fromkeys(("max_running", "kv_gib", "sleep"), True)
-            | {"attention": {"schedule"}},  # what it holds counts, not where it lies
-            "batch": {"tokens", "recompute", "compile"},
-            "gate": set(GateConfig.model_fields) - {"bin"},
-            "optimiser": {"rate"},
-        }
-    )
-    budgets = "dense" if schedule is None else json.dumps(to_dict(schedule))
-    tokenizer = None if model.source is None else tokenizer_digest(model.source)
-    text = f"{kept} {dtype} {fingerprint(model)} {tokenizer} {rows.digest} {budgets}"
-    return hashlib.sha256(text.encode()).hexdigest()

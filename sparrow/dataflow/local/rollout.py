@@ -76,7 +76,7 @@ class Seat(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Rollout:
+class RolloutSide:
     """The engine with its rows, episode and judge. Where `validation` is None, none is asked for.
 
     It holds nothing that a step changes but the engine's weights.

@@ -18,7 +18,7 @@ from sparrow.dataflow.local.messages import EpisodeFailed as EpisodeFailed
 from sparrow.dataflow.local.messages import GateStop as GateStop
 from sparrow.dataflow.local.messages import RolloutRequest
 from sparrow.dataflow.local.messages import Unjudged as Unjudged
-from sparrow.dataflow.local.rollout import Rollout
+from sparrow.dataflow.local.rollout import RolloutSide
 from sparrow.dataflow.local.watching import Clock, Watcher
 from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.gate import Gate
@@ -43,7 +43,7 @@ class Run:
     """See the module. The sides know nothing of each other; the loop takes messages between."""
 
     config: TrainConfig
-    rollout: Rollout
+    rollout: RolloutSide
     learner: LearnerSide
     gate: Gate
     ledger: Ledger

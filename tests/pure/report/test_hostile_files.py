@@ -26,15 +26,16 @@ MARKUP = (
     " `<b>` ``<i>` ``` \n```\n# heading\n---\n| cell | ~~s~~ **b** $x^2$ \\ --> </code></svg>"
 )
 TEXT = ESCAPES + MARKUP
+CHOICES = {"by"}
 ODD: tuple[Any, ...] = (None, True, -1, 10**400, 1e300, TEXT, [], {}, [[]], 2**63, float("nan"))
 
 
 def strings(value: Any, replace: Callable[[str], str]) -> Any:
-    """The value with every text in it replaced."""
+    """The value with every text in it replaced, but for those that are one of a few words."""
     if isinstance(value, str):
         return replace(value)
     if isinstance(value, dict):
-        return {key: strings(inner, replace) for key, inner in value.items()}
+        return {k: v if k in CHOICES else strings(v, replace) for k, v in value.items()}
     return [strings(inner, replace) for inner in value] if isinstance(value, list) else value
 
 
