@@ -109,9 +109,10 @@ def table(result: Benchmark) -> Table:
     return figures(
         f"Decode, {result['model']}, {result.machine.describe()}",
         result["rows"],
-        "batch context schedule ms_step ms_device idle bytes tb_per_s of_peak of_weights speed_up "
+        "batch context schedule ms_step ms_device idle gb tb_per_s of_peak of_weights speed_up "
         "split",
         schedule=lambda row: row["schedule"] or "dense",
+        gb=lambda row: row["bytes"] / 1e9,
         split=lambda row: timing.shares(row["split"] or {}),
     )
 

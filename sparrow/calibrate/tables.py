@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -28,10 +30,14 @@ def figures(
     """
     names, rows = fields.split(), list(rows)
     values = [[shown[n](row) if n in shown else _field(row, n) for n in names] for row in rows]
-    made = Table(title=title, caption=caption)
+    made = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for place, name in enumerate(names):
-        texts = all(isinstance(own[place], str) for own in values)
-        made.add_column(name, justify="left" if texts else "right")
+        column = [own[place] for own in values]
+        texts = all(isinstance(value, str | Text) for value in column)
+        # Headings break at spaces, texts anywhere, figures nowhere.
+        width = 0 if texts else max((len(_text(value)) for value in column), default=0)
+        side: JustifyMethod = "left" if texts else "right"
+        made.add_column(name.replace("_", " "), justify=side, min_width=width, overflow="fold")
     for number, own in enumerate(values):
         if group and number and _field(rows[number - 1], group) != _field(rows[number], group):
             made.add_section()
@@ -39,10 +45,10 @@ def figures(
     return made
 
 
-def summary(title: str, values: Mapping[str, object]) -> Table:
+def summary(title: str, values: Mapping[str, object], caption: str | None = None) -> Table:
     """Single figures, one below the other."""
     rows = [{"name": name, "value": value} for name, value in values.items()]
-    return figures(title, rows, "name value")
+    return figures(title, rows, "name value", caption=caption)
 
 
 def _field(row: Any, name: str) -> Any:
@@ -57,7 +63,7 @@ def _text(value: object) -> str | Text:
     if isinstance(value, tuple | list):
         return ", ".join(map(str, map(_text, value)))
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
     return value if isinstance(value, Text) else str(value)
 
 
@@ -111,11 +117,12 @@ def details_table(surface: Surface, variant: str) -> Table:
     return figures(
         f"{variant}: exact and cheap, at the longest lengths",
         cells,
-        "budget start stop mean p05 lower_p05 upper_p05 ratio_mean ratio_error ratio_p05 above "
-        "beta uncertain_p05",
+        "budget start mean p05 lower_p05 upper_p05 ratio_mean ratio_error ratio_p05 above beta_ks "
+        "uncertain_p05",
+        beta_ks=lambda cell: cell["beta"][2] if cell["beta"] else None,
         caption="lower, upper: bounds of p05 from the most likely tokens of both sides; ratio: "
         "min(1, p/q) of the token drawn, whose mean is that of acceptance and whose p05 is not; "
-        "above: over 0.999; beta: a, b and KS distance; uncertain: dense entropy over 0.1 nats",
+        "above: over 0.999; uncertain: dense entropy over 0.1 nats",
     )
 
 
@@ -162,8 +169,9 @@ def plan_tables(plan: PlanFile) -> list[Table]:
             check_p05=lambda one: checked.get(one.start),
         ),
         summary(
-            f"{plan.workload}, {plan.hardware}: predicted speed-up {plan.speed_up:.2f}x",
+            f"predicted speed-up {plan.speed_up:.2f}x",
             {name: getattr(plan, name) for name in promised.split()},
+            caption=f"{plan.workload}; {plan.hardware}",
         ),
         figures("at other targets", plan.sensitivity, "target variant speed_up budgets nearest"),
     ]

@@ -227,30 +227,21 @@ def evaluate(
     the seed params.seed + i. `on_answer` is called when one is complete. Rows whose prompts leave
     no room are named; a part of none but such is an error.
     """
-    rows = [(place, example) for place, part in enumerate(parts) for example in part.examples]
-    prompts = [language.encode(example.prompt) for _, example in rows]
-    skipped: list[list[str]] = [[] for _ in parts]
-    queries: dict[int, Query] = {}
-    for row, ((place, example), ids) in enumerate(zip(rows, prompts, strict=True)):
-        room = engine.max_context - len(ids)
-        if room > 0:
-            own = _params(params, row, (params.max_tokens, example.max_tokens, room))
-            queries[row] = Query(ids, own, schedule)
-        else:
-            told = f"has {len(ids)} tokens, the context {engine.max_context}"
-            skipped[place].append(f"the prompt of {example.id} {told}")
-    for part, problems in zip(parts, skipped, strict=True):
-        if len(problems) == len(part.examples):
-            raise ValueError(f"no prompt of {part} leaves room for an answer: {problems[0]}")
+    asked, skipped = _queries(engine, parts, language, params, schedule)
 
     def on_output(_: int, output: Output) -> None:
         if on_answer is not None and output.completion is not None:
             on_answer()
 
-    found = complete(engine, list(queries.values()), language.decode, on_output=on_output)
-    asked = [(*rows[n], one) for n, samples in zip(queries, found, strict=True) for one in samples]
+    queries = [query for *_, query in asked]
+    found = complete(engine, queries, language.decode, on_output=on_output)
+    pairs = [
+        (place, example, completion)
+        for (place, example, _), samples in zip(asked, found, strict=True)
+        for completion in samples
+    ]
     answers: list[list[Answered]] = [[] for _ in parts]
-    for (place, *_), answered in zip(asked, asyncio.run(_judged(parts, asked)), strict=True):
+    for (place, *_), answered in zip(pairs, asyncio.run(_judged(parts, pairs)), strict=True):
         answers[place].append(answered)
     evaluation = Evaluation(
         model=model,
@@ -267,11 +258,32 @@ def evaluate(
     return Evaluated(evaluation, answers)
 
 
-def _params(params: SamplingParams, row: int, limits: Sequence[int | None]) -> SamplingParams:
-    return params.replace(
-        max_tokens=min(limit for limit in limits if limit is not None),
-        seed=None if params.seed is None else params.seed + row,
-    )
+def _queries(
+    engine: Engine,
+    parts: Sequence[Part],
+    language: Language,
+    params: SamplingParams,
+    schedule: Schedule | None,
+) -> tuple[list[tuple[int, Example, Query]], list[list[str]]]:
+    """Of every row that fits the number of its part, itself and its query; others by part."""
+    asked: list[tuple[int, Example, Query]] = []
+    skipped: list[list[str]] = [[] for _ in parts]
+    rows = [(place, example) for place, part in enumerate(parts) for example in part.examples]
+    for row, (place, example) in enumerate(rows):
+        ids = language.encode(example.prompt)
+        room = engine.max_context - len(ids)
+        if room < 1:
+            told = f"has {len(ids)} tokens, the context {engine.max_context}"
+            skipped[place].append(f"the prompt of {example.id} {told}")
+            continue
+        seed = None if params.seed is None else params.seed + row
+        most = min(params.max_tokens, example.max_tokens or room, room)
+        own = params.replace(max_tokens=most, seed=seed)
+        asked.append((place, example, Query(ids, own, schedule)))
+    for part, problems in zip(parts, skipped, strict=True):
+        if len(problems) == len(part.examples):
+            raise ValueError(f"no prompt of {part} leaves room for an answer: {problems[0]}")
+    return asked, skipped
 
 
 async def _judged(

@@ -20,7 +20,7 @@ from sparrow.schema.train import RolloutConfig
 ABSENT = "h200"  # the machine that a run for a GPU is planned for where there is none
 
 
-class Machine(Record):
+class TargetMachine(Record):
     """What is planned for."""
 
     name: str
@@ -75,7 +75,7 @@ def _read(file: Path) -> Model:
     return Model(spec_from_hf(read_json(file), str(file)), str(file))
 
 
-def machine_of(device: str) -> Machine:
+def machine_of(device: str) -> TargetMachine:
     """This machine; where it has no GPU and one is asked for, the one that is known best."""
     if torch.cuda.is_available() and device != "cpu":
         index = torch.device("cuda" if device == "auto" else device).index or 0
@@ -84,11 +84,13 @@ def machine_of(device: str) -> Machine:
         name = torch.cuda.get_device_name(index)
         found = next((each for each in known() if each in name.lower()), None)
         free, _ = torch.cuda.mem_get_info(index)
-        return Machine(name=name, kind="cuda", memory=free, here=True, hardware=found)
+        return TargetMachine(name=name, kind="cuda", memory=free, here=True, hardware=found)
     if device.startswith("cuda"):
         memory = Hardware.load(ABSENT).memory
-        return Machine(name=ABSENT, kind="cuda", memory=memory, here=False, hardware=ABSENT)
-    return Machine(name="this CPU", kind="cpu", memory=host_memory(), here=True, hardware=None)
+        return TargetMachine(name=ABSENT, kind="cuda", memory=memory, here=False, hardware=ABSENT)
+    return TargetMachine(
+        name="this CPU", kind="cpu", memory=host_memory(), here=True, hardware=None
+    )
 
 
 def dtype_of(wanted: str, kind: str) -> torch.dtype:

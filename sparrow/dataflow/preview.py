@@ -23,7 +23,7 @@ from sparrow.calibrate.planning.cost import ByteModel, IntArray, rollout_seconds
 from sparrow.calibrate.planning.hardware import Hardware, StepModel, known, stretched
 from sparrow.dataflow.episodes import episode_of
 from sparrow.dataflow.place import (
-    Machine,
+    TargetMachine,
     dtype_of,
     machine_of,
     model_of,
@@ -135,7 +135,7 @@ class Preview(Record):
     shape: str  # where its shape comes from
     parameters: int
     dtype: str
-    machine: Machine
+    machine: TargetMachine
     rows: str
     algorithm: str
     trainer: TrainerMemory
@@ -164,7 +164,7 @@ class Preview(Record):
         return room and max(self.rollout_bytes, self.update_bytes) <= self.machine.memory
 
 
-class Case(NamedTuple):
+class LengthCase(NamedTuple):
     """Total lengths of a step's sequences, as assumed; of many, a sample that stands for all."""
 
     name: str
@@ -240,7 +240,7 @@ class _Planner:
 
     # Batch and memory.
 
-    def _batch(self) -> tuple[BatchPlan, tuple[Case, Case]]:
+    def _batch(self) -> tuple[BatchPlan, tuple[LengthCase, LengthCase]]:
         rollout, updates, run = self.rollout, self.config.batch.updates, self.config.run
         room = prompt_room(rollout, self.spec)
         prompt, counted = self._prompt(room)
@@ -324,7 +324,7 @@ class _Planner:
         assert self.machine.hardware is not None
         return Hardware.load(self.machine.hardware)
 
-    def _time(self, batch: BatchPlan, engine: EngineMemory, case: Case) -> StepTime:
+    def _time(self, batch: BatchPlan, engine: EngineMemory, case: LengthCase) -> StepTime:
         """Utilisation counts three of the four passes that an update with recompute makes, so
         products run at 4 / 3 of it."""
         rate = self._hardware().flops_per_s * UTILISATION * (2 + BACKWARD) / (1 + BACKWARD)
@@ -398,25 +398,25 @@ def _check_parts(config: TrainConfig) -> None:
         rows_of(data, seed=config.run.seed)
 
 
-def _cases(count: int, prompt: int, longest: int) -> tuple[Case, Case]:
+def _cases(count: int, prompt: int, longest: int) -> tuple[LengthCase, LengthCase]:
     """All answers as long as allowed, and evenly spread; of very many sequences, a sample."""
     shown = min(count, max(LEAST_SAMPLE, min(MOST_SAMPLE, SAMPLE_TOKENS // longest)))
     most = np.full(shown, prompt + longest)
     answers = np.linspace(1, longest, shown).round().astype(np.int64)
     half = prompt + np.random.default_rng(0).permutation(answers)
     return (
-        Case("all as long as allowed", most, count / shown),
-        Case("answers half as long on average", half, count / shown),
+        LengthCase("all as long as allowed", most, count / shown),
+        LengthCase("answers half as long on average", half, count / shown),
     )
 
 
-def _micro_batches(case: Case, share: int, tokens: int) -> int:
+def _micro_batches(case: LengthCase, share: int, tokens: int) -> int:
     """Micro-batches of an optimiser step of so many sequences."""
     lengths = case.lengths[:share].tolist()
     return math.ceil(len(micro_batches(lengths, tokens)) * share / len(lengths))
 
 
-def _sampled(batch: BatchPlan, case: Case) -> list[str]:
+def _sampled(batch: BatchPlan, case: LengthCase) -> list[str]:
     shown, count = len(case.lengths), batch.sequences
     scaled = f"micro-batches and times are those of {shown} of the {count} answers, scaled"
     return [] if shown == count else [scaled]

@@ -47,8 +47,8 @@ def test_a_plan_its_files_and_a_check(folder: Path, tmp_path: Path) -> None:
     arguments = ("--by", "p05", "-t", "0.3", "--compare", "qwen3-1.7b-0.86", "-o", tmp_path)
     done = run("plan", folder / "surface.json", *arguments)
     assert done.code == 0, done.stderr
-    assert "predicted speed-up" in done.stdout
-    assert "the plan beside qwen3-1.7b-0.86" in done.stdout
+    assert "predicted speed-up" in done.said
+    assert "the plan beside qwen3-1.7b-0.86" in done.said
     assert "extrapolated" in done.stderr
     schedule = Schedule.load(tmp_path / "schedule.json")
     assert schedule.family == "qwen3"
@@ -63,7 +63,8 @@ def test_a_plan_its_files_and_a_check(folder: Path, tmp_path: Path) -> None:
     done = run(
         "plan", folder / "surface.json", *arguments, "--check", tmp_path / "check" / "check.json"
     )
-    assert "check_p05" in done.said
+    assert done.code == 0, done.stderr
+    assert json.loads((tmp_path / "plan.json").read_text())["check"]
 
 
 def test_a_target_out_of_reach_exits_1_with_the_nearest(folder: Path, tmp_path: Path) -> None:

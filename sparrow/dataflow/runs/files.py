@@ -69,7 +69,7 @@ class RunFiles:
         self.folder = folder
         self._tensorboard = tensorboard
         self._lock = FolderLock(folder)
-        self._lines: dict[str, Lines] = {}  # none before the run has begun
+        self._lines: dict[str, LineFile] = {}  # none before the run has begun
         self._writer: SummaryWriter | None = None
 
     def __enter__(self) -> Self:
@@ -107,7 +107,7 @@ class RunFiles:
         for name, lines in kept.items():
             write_whole(self.folder / name, (line for _, line in lines))
         self._remove_rollouts(next_step)
-        self._lines = {name: Lines(self.folder / name) for name in kept}
+        self._lines = {name: LineFile(self.folder / name) for name in kept}
         if open_writer is not None:
             place = str(self.folder / TENSORBOARD)
             self._writer = open_writer(place, purge_step=next_step, flush_secs=FLUSH_SECONDS)
@@ -149,7 +149,7 @@ class RunFiles:
         self._file(METRICS)
         return write_rollouts(self.folder, step, groups)
 
-    def _file(self, name: str) -> "Lines":
+    def _file(self, name: str) -> "LineFile":
         if not self._lines:
             raise ValueError("the run directory is not open for writing: call begin first")
         return self._lines[name]
@@ -187,7 +187,7 @@ def _summary_writer() -> "type[SummaryWriter]":
     return SummaryWriter
 
 
-class Lines:
+class LineFile:
     """Appends lines. Each is on the disk when `append` returns, or not in the file at all.
 
     So a checkpoint that is written afterwards never knows of steps that the file does not have.

@@ -1,6 +1,8 @@
 """Every algorithm, surrogate and correction through the loop; episodes, messages and rewards."""
 
 import asyncio
+import json
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +30,13 @@ from support.training import (
 from sparrow import load
 from sparrow.dataflow.episodes import Actor, episode_of, single_turn, trajectory_of
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
-from sparrow.dataflow.local.messages import EpisodeFailed
+from sparrow.dataflow.local.messages import EpisodeFailed, RolloutRequest
 from sparrow.dataflow.local.opening import Parts, close_run, open_run
 from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.local.watching import Nobody
 from sparrow.dataflow.runs.rollouts import read_rollouts
 from sparrow.models import hf_views
+from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.episode import Trajectory
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.tasks.base import RIGHT, Example, Verdict, wrong
@@ -82,7 +85,10 @@ def test_algorithms_and_surrogates(model: Path, tmp_path: Path) -> None:
 
 
 def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
-    """A veto that rejects everything leaves nothing to learn; others change the gradient."""
+    """A veto that rejects everything leaves nothing to learn; others change the gradient.
+
+    What the sides tell each other goes through a pipe, so that they may be processes.
+    """
     rollout = {"attention": SPARSE, "max_tokens": 30, "samples": 2}
     chosen: dict[str, list[dict[str, Any]]] = {
         "none": [],
@@ -93,13 +99,17 @@ def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
         "veto": [{"use": "token-tis"}, {"use": "veto", "settings": {"least": 1.5}}],
     }
     run = open_run(config(model, tmp_path / "run", rollout=rollout), parts=Parts(judge=noisy))
-    played, state = run.rollout.play(run.request()), run.learner.state()
+    request = from_dict(RolloutRequest, json.loads(json.dumps(to_dict(run.request()))))
+    assert request == run.request()
+    played = pickle.loads(pickle.dumps(run.rollout.play(request)))
+    assert played == run.rollout.play(request)
+    state = run.learner.state()
     mismatch, gradient = {}, {}
     for name, corrections in chosen.items():
         own = config(model, tmp_path / "run", algorithm={"corrections": corrections})
         algorithm = algorithm_of(own.algorithm, max_tokens=30)
         side = replace(run.learner, algorithm=algorithm)
-        batch = side.read(played)
+        batch = pickle.loads(pickle.dumps(side.read(played)))
         (stats,) = side.update(batch)
         assert not stats.skipped
         mismatch[name], gradient[name] = batch.mismatch, stats.gradient
