@@ -98,6 +98,7 @@ def test_an_interrupted_demo_goes_on(stopped_and_ended: tuple[Path, str, str]) -
     assert [line["step"] for line in metrics(folder)] == list(range(STEPS))
 
 
+@pytest.mark.slow
 def test_a_demo_that_was_killed_while_it_calibrated_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     process = start(folder)

@@ -109,6 +109,7 @@ def made_by_default(words: list[str]) -> Path | None:
     return config.surface.parent if verb == "plan" and out is None else out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", with_steps())
 def test_commands_work(document: str, tmp_path: Path) -> None:
     said = execute(TEXTS[document], Place.make(tmp_path), MARKS, LONGEST)

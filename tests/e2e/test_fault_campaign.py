@@ -10,7 +10,12 @@ import pytest
 PROGRAM = Path(__file__).parents[2] / "bench" / "fault_campaign.py"
 
 
-@pytest.mark.parametrize("part", ["rewards=16", "settings=40", "files=60", "kills=3"])
+SLOW = [
+    pytest.param(part, marks=pytest.mark.slow) for part in ("files=60", "kills=3", "rewards=16")
+]
+
+
+@pytest.mark.parametrize("part", ["settings=40", *SLOW])
 def test_nothing_fails(part: str, tmp_path: Path) -> None:
     name, _, count = part.partition("=")
     out = tmp_path / "tries.json"

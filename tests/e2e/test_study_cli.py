@@ -13,7 +13,8 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from sparrow.cli import main
+from support import cli
+
 from sparrow.files import read_document, read_lines
 
 BASELINE = '{name = "dense", role = "baseline"}'
@@ -72,25 +73,18 @@ def wait_for(process: subprocess.Popen[str], happened: Callable[[], object]) -> 
 class Here:
     """`sparrow study` in this process, at the folder of its file."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
-        self._patch, self._capture = patch, capture
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
 
     def __call__(self, file: Path, *words: str) -> tuple[int, str]:
         self._patch.chdir(file.parent)
-        self._patch.setenv("COLUMNS", "200")
-        self._patch.setattr(sys, "argv", ["sparrow", "study", str(file), *words])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        said = self._capture.readouterr()
-        return code, said.out + said.err
+        done = cli.run("study", file, *words)
+        return done.code, done.said
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    return Here(monkeypatch, capsys)
+def here(monkeypatch: pytest.MonkeyPatch) -> Here:
+    return Here(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +190,7 @@ def test_mistakes_are_told_in_a_line_and_make_no_folder(tmp_path: Path, here: He
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
     tmp_path: Path, here: Here
 ) -> None:
@@ -228,6 +223,7 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
 def test_a_killed_study_leaves_nothing_running_and_goes_on(tmp_path: Path, folder: Path) -> None:
     """While a cell trains; at its end the results are those of the study that was not killed."""

@@ -28,7 +28,7 @@ roles: st.SearchStrategy[Role] = st.sampled_from(["system", "user", "assistant",
 
 @st.composite
 def sampling_params(draw: st.DrawFn) -> SamplingParams:
-    max_tokens = draw(st.integers(1, 2**40))
+    max_tokens = draw(st.integers(1, 2**31 - 1))
     return SamplingParams(
         n=draw(st.integers(1, 100)),
         temperature=draw(st.just(0.0) | st.floats(0.001, 1e6)),

@@ -1,12 +1,12 @@
 """The command line in this process, as a user meets it."""
 
 import io
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from sparrow.cli import main
+from sparrow.cli import main, output
 
 
 class Ended(NamedTuple):
@@ -27,7 +27,11 @@ def run(*words: str | Path, stdin: str = "", columns: int = 1000) -> Ended:
     out, err = io.StringIO(), io.StringIO()
     environment = patch.dict("os.environ", {"COLUMNS": str(columns), "TERM": "dumb"})
     keyboard = patch("sys.stdin", io.StringIO(stdin))
-    with environment, keyboard, redirect_stdout(out), redirect_stderr(err):
+    with ExitStack() as stack:
+        for console in (output.console, output.notes):  # made at import, maybe for fewer columns
+            stack.enter_context(patch.object(console, "_width", columns))
+        for context in (environment, keyboard, redirect_stdout(out), redirect_stderr(err)):
+            stack.enter_context(context)
         try:
             main([*map(str, words)])
         except SystemExit as end:
