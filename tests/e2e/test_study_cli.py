@@ -78,7 +78,9 @@ class Here:
 
     def __call__(self, file: Path, *words: str) -> tuple[int, str]:
         self._patch.chdir(file.parent)
-        done = cli.run("study", file, *words)
+        words = ("study", str(file), *words)
+        self._patch.setattr(sys, "argv", ["sparrow", *words])  # the report names the command
+        done = cli.run(*words)
         return done.code, done.said
 
 
