@@ -120,6 +120,9 @@ def make_config(cls: type[Root], words: Sequence[Any], fields: Json) -> Root:
         return config.replace(**fields) if fields else config
     names = [option.name for option in positional]
     values = [words] if words and positional[0].several else words
+    if len(values) > len(names):
+        taken = ", ".join(names) or "none"
+        raise ValueError(f"{cls.__name__}: got {len(values)} positional arguments, takes {taken}")
     try:
         return cls(**dict(zip(names, values, strict=False)), **fields)
     except ValidationError as error:

@@ -1,7 +1,7 @@
 """Optimiser steps in seconds, share of the peak, and memory: what `sparrow bench train` measures.
 
 A step is a whole one: forward and backward over all sequences, clipping, AdamW. Utilisation counts
-the operations of `train.flops` (6 N T and causal attention; what is computed again does not count)
+the operations of `train.costs` (6 N T and causal attention; what is computed again does not count)
 over the peak of the tensor cores.
 """
 

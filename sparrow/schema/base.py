@@ -91,7 +91,9 @@ class Record(BaseModel):
     @cache
     def _array_fields(cls) -> frozenset[str]:
         return frozenset(
-            name for name, field in cls.model_fields.items() if "NDArray" in str(field.annotation)
+            name
+            for name, field in cls.model_fields.items()
+            if _Array.__name__ in f"{field.annotation} {field.metadata}"
         )
 
     def replace(self, **changes: Any) -> Self:
@@ -165,7 +167,7 @@ def to_dict(record: Record) -> dict[str, Any]:
 
 
 def from_dict(cls: type[R], data: object) -> R:
-    """Inverse of `to_dict`. Exactly the record's keys must be there, defaults included."""
+    """Inverse of `to_dict`. Every key of the record itself must be there, defaults included."""
     if isinstance(data, Mapping):
         missing = [key for key in cls.model_fields if key not in data]
         if missing:

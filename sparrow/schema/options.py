@@ -284,7 +284,10 @@ class _Reader:
             else:
                 following = text if equals else _next(word, rest)
                 typed = word if equals else f"{word} {following}"
-                self._give(option, typed, _value(option.element, following))
+                value = _value(option.element, following)
+                if not sign or (option.flag and not isinstance(value, bool)):
+                    raise ConfigError(f"option {shortened(repr(typed))}: allowed: without a value")
+                self._give(option, typed, value)
 
     def _find(self, word: str, name: str) -> tuple[Option, bool]:
         """The option of a name, and whether it was not negated."""
@@ -295,14 +298,17 @@ class _Reader:
         if positive is not None and positive.flag:
             return positive, False
         if "." in name:
-            path = tuple(name.split("."))
+            path, negated = tuple(name.split(".")), tuple(name.removeprefix("no_").split("."))
+            if path != negated and bare(kind_at(self.cls, negated)) is bool:
+                return Option(name, negated, bool), False
             return Option(name, path, kind_at(self.cls, path)), True
         close = difflib.get_close_matches(name, self.named, n=1)
         meant = "".join(f"; did you mean {self.named[match].long}?" for match in close)
         raise ConfigError(f"no option {shortened(word.split('=')[0])}{meant}")
 
     def _give(self, option: Option, typed: str, value: Any) -> None:
-        given = self.given.setdefault(option.name, _Given(option, [], []))
+        key = ".".join(option.path) or option.name  # a short name and its setting are one
+        given = self.given.setdefault(key, _Given(option, [], []))
         if given.values and not option.several:
             now, earlier = shortened(repr(typed)), shortened(repr(given.typed[0]))
             raise ConfigError(f"option {now}: already given by {earlier}, allowed: once")
@@ -310,6 +316,11 @@ class _Reader:
         given.values.append(value)
 
     def parsed(self) -> Parsed:
+        for text in self.settings:
+            given = self.given.get(text.removeprefix("--").partition("=")[0])
+            if given is not None:
+                now, earlier = shortened(repr(text)), shortened(repr(given.typed[0]))
+                raise ConfigError(f"option {now}: already given by {earlier}, allowed: once")
         own = [given for given in self.given.values() if given.option.path]
         extras = {name: given.value for name, given in self.given.items() if not given.option.path}
         return Parsed(self.files, [*self.settings, *(given.layer for given in own)], extras)
@@ -327,6 +338,8 @@ def _split(word: str) -> tuple[str, str, str]:
 def _next(word: str, rest: deque[str]) -> str:
     if not rest:
         raise ConfigError(f"option {shortened(word)}: a value is missing")
+    if re.match(r"--?[A-Za-z]", rest[0]):
+        raise ConfigError(f"option {shortened(word)}: a value is missing before {rest[0][:80]!r}")
     _refuse(rest[0])
     return rest.popleft()
 

@@ -99,3 +99,8 @@ def test_what_cannot_be_is_a_value_error_that_names_the_field(tmp_path: Path) ->
     ):
         with pytest.raises(ValueError, match=name):
             call()
+
+
+def test_positional_arguments_that_nobody_takes_are_refused() -> None:
+    with pytest.raises(ValueError, match="PlanConfig"):
+        api.plan("surface.json", 0.5)

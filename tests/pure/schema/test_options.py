@@ -114,3 +114,21 @@ def test_a_mistake_names_the_word(text: str, said: str) -> None:
         words(text)
     assert said in str(error.value)
     assert str(error.value).isprintable()
+
+
+def test_one_setting_in_two_spellings_is_refused() -> None:
+    for text in (
+        "--seed 6 --section.depth=5",
+        "--section.depth 5 --section.depth=7",
+        "--section.depth=5 --section.depth=7",
+    ):
+        with pytest.raises(ConfigError, match=r"section\.depth"):
+            words(f"m {text}")
+
+
+def test_flags_and_missing_values() -> None:
+    assert not words("m --no-section.quick").section.quick
+    assert words("m --section.quick").section.quick
+    for text in ("--no-plots=true", "--plots=maybe", "--target --force", "--rows -t0.5"):
+        with pytest.raises(ConfigError, match=text.split("=")[0].split()[0]):
+            words(f"m {text}")
