@@ -45,6 +45,7 @@ from sparrow.schema.flow import (
     FlowScores,
     FlowTextsConfig,
 )
+from sparrow.schema.layers import Layer, merge
 from sparrow.schema.options import configure, options_of
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.sampling import Completion, SamplingParams
@@ -91,14 +92,14 @@ def silent(text: str) -> None:
 def configured(cls: type[Root], loaded: str = "") -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Let a function of a configuration also be called with words and fields.
 
-    loaded: the positional field that may be given as an object in place of its name.
+    loaded: the class of objects that may be given in place of their name, the first positional.
     """
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
         @wraps(function)
         def verb(*words: Any, **keywords: Any) -> R:
             fields = {name: keywords.pop(name) for name in [*keywords] if name in cls.model_fields}
-            if loaded and words and not isinstance(words[0], str | Path | cls):
+            if words and type(words[0]).__name__ == loaded:
                 keywords["loaded"], *rest = words
                 words = (str(getattr(words[0], "source", None) or loaded), *rest)
             return function(make_config(cls, words, fields), **keywords)
@@ -109,22 +110,27 @@ def configured(cls: type[Root], loaded: str = "") -> Callable[[Callable[..., R]]
 
 
 def make_config(cls: type[Root], words: Sequence[Any], fields: Json) -> Root:
-    """The configuration that a caller means: one that is made, words, or fields."""
+    """The configuration that a caller means: one that is made, or words; then fields over it."""
     if words and isinstance(words[0], cls):
         if len(words) > 1:
             raise ValueError(f"{cls.__name__}: got {words[1:]} for a made one, allowed: fields")
-        return words[0].replace(**fields) if fields else words[0]
-    positional = [option for option in options_of(cls) if option.positional]
+        return _with_fields(cls, words[0].model_dump(exclude_unset=True), fields)
+    positional = [option.name for option in options_of(cls) if option.positional]
     if words and not positional:
         config = configure(cls, [*map(str, words)])
-        return config.replace(**fields) if fields else config
-    names = [option.name for option in positional]
-    values = [words] if words and positional[0].several else words
-    if len(values) > len(names):
-        taken = ", ".join(names) or "none"
-        raise ValueError(f"{cls.__name__}: got {len(values)} positional arguments, takes {taken}")
+        return _with_fields(cls, config.model_dump(exclude_unset=True), fields)
+    several = bool(positional) and next(iter(options_of(cls))).several
+    values = [words] if words and several else words
+    if len(values) > len(positional) or fields.keys() & set(positional[: len(values)]):
+        taken = ", ".join(positional) or "none"
+        raise ValueError(f"{cls.__name__}: got {words}, allowed: {taken} in this order, each once")
+    return _with_fields(cls, dict(zip(positional, values, strict=False)), fields)
+
+
+def _with_fields(cls: type[Root], values: Json, fields: Json) -> Root:
+    """Tables in fields change what they name and leave the rest."""
     try:
-        return cls(**dict(zip(names, values, strict=False)), **fields)
+        return cls.model_validate(merge([Layer("", values), Layer("", fields)]))
     except ValidationError as error:
         raise ValueError(f"{cls.__name__}: {problems(error)}") from None
 
@@ -160,7 +166,7 @@ def fetch(config: FetchConfig, *, report: Report = silent) -> Path:
     return locate(config.name, report=report)
 
 
-@configured(CalibrateConfig, loaded="model")
+@configured(CalibrateConfig, loaded="Decoder")
 def calibrate(
     config: CalibrateConfig,
     *,
@@ -238,7 +244,7 @@ def _schedule_to_check(
     return schedule
 
 
-@configured(PlanConfig, loaded="surface")
+@configured(PlanConfig, loaded="Surface")
 def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
     """Find the cheapest budgets that keep acceptance at a target, and what they promise.
 
@@ -260,7 +266,7 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
     from sparrow.sparse import named_schedule
 
     context = PlanningContext.of(
-        loaded or Surface.load(config.surface),
+        Surface.load(config.surface) if loaded is None else loaded,
         _hardware(config),
         lengths=config.lengths,
         prompts=config.prompts,
@@ -277,7 +283,7 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
         compare=None if config.compare is None else named_schedule(config.compare),
         check=None if config.check is None else Surface.load(config.check),
     )
-    folder = config.out or (None if loaded else config.surface.parent)
+    folder = config.out or (config.surface.parent if loaded is None else None)
     if folder is not None:
         planning.write(planned, folder)
     return planned

@@ -30,7 +30,7 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.exit(1)
     except ValidationError as error:
         alert("error:", problems(error))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, OverflowError) as error:
         alert("error:", str(error))
     except MemoryError as error:
         alert("error:", f"more memory is asked for than there is: {error}")

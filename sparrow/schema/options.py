@@ -16,7 +16,7 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from sparrow.files import CONTROL
+from sparrow.files import CONTROL, printable
 from sparrow.schema.base import Record
 from sparrow.schema.errors import ConfigError, bare, fields_of, kind_at, shortened, takes_text
 from sparrow.schema.layers import Layer, checked, parse_value
@@ -304,7 +304,8 @@ class _Reader:
             return Option(name, path, kind_at(self.cls, path)), True
         close = difflib.get_close_matches(name, self.named, n=1)
         meant = "".join(f"; did you mean {self.named[match].long}?" for match in close)
-        raise ConfigError(f"no option {shortened(word.split('=')[0])}{meant}")
+        shown = shortened(printable(word.split("=")[0]))
+        raise ConfigError(f"no option {' '.join(shown.split())}{meant}")
 
     def _give(self, option: Option, typed: str, value: Any) -> None:
         key = ".".join(option.path) or option.name  # a short name and its setting are one

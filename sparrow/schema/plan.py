@@ -1,14 +1,10 @@
 """A plan as it is written: budgets by length, what they keep and cost, and what stands beside."""
 
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import Field
+from typing import ClassVar, Literal
 
 from sparrow.schema.base import File, Record
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.surface import LONGEST
-
-Length = Annotated[int, Field(ge=0, le=LONGEST)]
+from sparrow.schema.surface import Length
 
 By = Literal["low", "p05"]
 """What must reach the target: the lower end of p05's interval, or p05 itself."""

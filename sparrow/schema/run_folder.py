@@ -9,6 +9,7 @@ A folder with the parts `calibration` and `train`, such as that of the demo, is 
 wrong with a file is said with its name.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +144,7 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolde
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; give the run directory of a sparrow verb")
     places = [folder, *(folder / part for part in PARTS)]
-    if not any((place / known).is_file() for place in places for known in KNOWN):
+    if not any(os.path.lexists(place / known) for place in places for known in KNOWN):
         raise ValueError(
             f"{folder} is no run directory: it has none of {', '.join(KNOWN)} "
             f"(nor have its folders {' and '.join(PARTS)})"
@@ -151,7 +152,7 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolde
     for place in places:
         verify(place, (METRICS, VALIDATION, ACTIONS, SCHEDULE, SETTINGS))
     found = {key: _loaded(places, f"{key}.json", kind) for key, kind in DOCUMENTS.items()}
-    trained = [place for place in places if (place / METRICS).is_file()]
+    trained = [place for place in places if os.path.lexists(place / METRICS)]
     schedule = _loaded(trained, SCHEDULE, Schedule)  # that of the training, else of the plan
     if schedule is None and isinstance(found["plan"], PlanFile):
         schedule = found["plan"].schedule
@@ -178,7 +179,7 @@ def _names(places: Sequence[Path]) -> list[str]:
 
 
 def _first(places: Sequence[Path], file: str) -> Path | None:
-    return next((place / file for place in places if (place / file).is_file()), None)
+    return next((place / file for place in places if os.path.lexists(place / file)), None)
 
 
 def _loaded(places: Sequence[Path], file: str, kind: type[F]) -> F | None:

@@ -4,15 +4,18 @@ docs/calibrate.md describes every field. numpy and no torch: plans and plots rea
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from sparrow.schema.base import File, Int32Array, Record
 from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
 
 FORMAT = 1
-LONGEST = 2**31  # tokens
+LONGEST = 2**31 - 1  # tokens
+Length = Annotated[int, Field(ge=0, le=LONGEST)]
+Layer = Annotated[int, Field(ge=0, le=2**16)]
 LEAST_PROMPTS = 48
 """Below so many prompts an interval over prompts is narrower than it says."""
 
@@ -27,12 +30,12 @@ class Variant(Record):
     flow: str  # the name that schedules give
     source: str  # how the user named the flow: a built-in name, file.py:name, module:name
     digest: str  # of its program for this model
-    field_bytes: int  # that it stores with a page and KV head, of keys in 16 bits
-    page: int = 16
-    first: int = 1
-    last: int = 2
-    dense_layers: tuple[int, ...] = ()
-    shares: tuple[float, ...] = ()
+    field_bytes: Length  # that it stores with a page and KV head, of keys in 16 bits
+    page: Annotated[int, Field(ge=1, le=2**16)] = 16
+    first: Length = 1
+    last: Length = 2
+    dense_layers: tuple[Layer, ...] = ()
+    shares: tuple[Annotated[float, Field(ge=0, le=1e6)], ...] = ()
     flow_digest: str | None = None  # of the flow's formula, which schedules hold
 
     def schedule(self, lengths: Sequence[int], budgets: Sequence[int], **fields: Any) -> Schedule:
@@ -88,9 +91,9 @@ class Cell(Record):
     """
 
     variant: str
-    budget: int | None
-    start: int
-    stop: int
+    budget: Length | None
+    start: Length
+    stop: Length
     tokens: int
     sequences: int
     prompts: int
@@ -142,15 +145,15 @@ class Surface(File):
     temperature: float
     max_tokens: int
     targets: tuple[float, ...]
-    bins: tuple[int, ...]  # edges of total length
+    bins: tuple[Length, ...]  # edges of total length
     variants: tuple[Variant, ...]
-    budgets: tuple[int, ...]
+    budgets: tuple[Length, ...]
     cells: tuple[Cell, ...]  # by total length, which schedules look up
     floor: tuple[Cell, ...]  # dense against dense in the working dtype, by total length
     positions: tuple[Cell, ...]  # the same tokens as `cells`, by position in the response
     layers: tuple[LayerLoss, ...]
-    lengths: tuple[int, ...]  # final lengths of the sequences that the dense policy wrote
-    prompt_tokens: int  # of a prompt, the median; 0: not known
+    lengths: tuple[Length, ...]  # final lengths of the sequences that the dense policy wrote
+    prompt_tokens: Length  # of a prompt, the median; 0: not known
     undecided: tuple[str, ...]  # what the plan still depends on
     warnings: tuple[str, ...]
     versions: tuple[str, ...]

@@ -11,6 +11,7 @@ from sparrow.calibrate.planning.plan import Unreachable
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
+from sparrow.schema.train import TrainConfig
 
 FEW: dict[str, Any] = {"max_tokens": 96, "bin": 64, "prompts": 8, "first_round": 8}
 FEW |= {"layer_groups": 0, "task": "assignments", "length": 100}
@@ -104,3 +105,12 @@ def test_what_cannot_be_is_a_value_error_that_names_the_field(tmp_path: Path) ->
 def test_positional_arguments_that_nobody_takes_are_refused() -> None:
     with pytest.raises(ValueError, match="PlanConfig"):
         api.plan("surface.json", 0.5)
+
+
+def test_tables_change_what_they_name() -> None:
+    config = api.make_config(TrainConfig, ("tiny",), {"run": {"steps": 3}})
+    again = api.make_config(TrainConfig, (config,), {"run": {"seed": 7}})
+    assert (again.run.name, again.run.steps, again.run.seed) == ("tiny", 3, 7)
+    for wrong in (5, None, {}):
+        with pytest.raises(ValueError, match="surface"):
+            api.plan(wrong)

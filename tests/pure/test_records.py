@@ -5,6 +5,7 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from pydantic import ValidationError
 from sparrow.schema.base import FieldError, Record, from_dict, problems, to_dict
 from sparrow.schema.episode import Document, Group, GroupStats, Trajectory, Turn
 from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.surface import Surface
+
+ROOT = Path(__file__).parents[2]
 
 
 def trajectory(**changes: Any) -> Trajectory:
@@ -332,3 +336,16 @@ class TestDocument:
         for ids, prompt in (([4, 5], 0), ([4, 5], 2), ([4, 5], -1), ([], 1), ([3], 1)):
             with refused("prompt"):
                 Document(ids=ids, prompt=prompt)
+
+
+def test_numbers_of_a_surface_have_bounds() -> None:
+    surface = Surface.load(ROOT / "bench/2026-11-15-calibrate-tiny-arm.json")
+    variant = surface.variants[0]
+    for field, value in {
+        "lengths": (2**62,),
+        "prompt_tokens": -1,
+        "cells": (surface.cells[0].model_dump() | {"budget": 2**40},),
+        "variants": (variant.model_dump() | {"shares": (-1.0,)},),
+    }.items():
+        with refused(field):
+            surface.replace(**{field: value})

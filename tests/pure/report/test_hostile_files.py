@@ -225,3 +225,11 @@ def test_settings_of_another_shape_are_named(tmp_path: Path) -> None:
         file.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=r"config\.resolved\.toml"):
             page_of([folder])
+
+
+def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    folder = demo(tmp_path / "demo")
+    (folder / "speed.json").unlink()
+    (folder / "speed.json").mkdir()
+    with pytest.raises(ValueError, match=r"speed\.json"):
+        page_of([folder])
