@@ -36,7 +36,7 @@ test-all: $(STAMP)  ## both, with more examples of every property
 
 test-kernels: $(STAMP)  ## the GPU kernels without a GPU, in Triton's interpreter (installs triton)
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt triton
-	$(PYTEST) --timeout=300 tests/cpu/kernels
+	$(PYTEST) --timeout=900 tests/cpu/kernels
 
 test-browser: $(STAMP)  ## the report in a real browser, headless (wants Chromium; on Debian as root it is installed)
 	$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[browser]'
