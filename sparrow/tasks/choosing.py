@@ -107,11 +107,6 @@ def _family(truth: Any) -> str | None:
     return family if family in PUZZLES or family.startswith(GYM) else None
 
 
-def example_of_row(row: Row) -> Example:
-    """A puzzle's row as it is, whatever settings made it."""
-    return Example(id=row.id, source=row.family, prompt=row.prompt, ground_truth=row)
-
-
 def puzzle_judge() -> InProcess:
     """Verdicts on puzzles, whose code is ours and quick."""
     return InProcess(lambda example, text: task_verdict(example.ground_truth, text))

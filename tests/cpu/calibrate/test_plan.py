@@ -262,7 +262,9 @@ def test_a_plan_is_a_file_with_everything_beside_it(tmp_path: Any) -> None:
     cells = tuple(cell(name, None, start, 0.87) for start in RISING)
     check = surface(variants=(variant(name),), cells=cells)
     planned = plan(context(most=4), 0.86, compare=preset("qwen3-1.7b-0.86"), check=check)
+    (tmp_path / ".plan.json.99999999.unfinished").touch()  # of a process that was killed
     schedule, written = write(planned, tmp_path)
+    assert {*tmp_path.iterdir()} == {schedule, written}
     assert Schedule.load(schedule) == planned.schedule
     assert PlanFile.load(written) == planned
     assert [one.budget for one in planned.bins] == [64, 128, 256]

@@ -244,9 +244,9 @@ def test_begins_with_a_wider_model(toml: Path, tmp_path: Path, whole: Path) -> N
 
 def test_a_start_that_cannot_be_narrowed_is_refused(toml: Path, whole: Path) -> None:
     start = whole / "model"
-    with pytest.raises(ValueError, match=r"MLPs|channels|intermediate"):
+    with pytest.raises(ValueError, match="channels"):
         warm_up(config_of(toml, "wide", f"--model.start={start}", "--model.intermediate=65"))
-    with pytest.raises(ValueError, match=r"MLPs|channels|intermediate"):
+    with pytest.raises(ValueError, match="layers=2"):
         warm_up(config_of(toml, "deep", f"--model.start={start}", "--model.layers=2"))
 
 

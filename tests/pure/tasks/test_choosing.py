@@ -14,7 +14,7 @@ from sparrow.tasks.judging import InProcess, Judges
 pytest.importorskip("pydantic")  # configurations are made of it
 
 from sparrow.schema.train import RowsConfig
-from sparrow.tasks.choosing import MATH_SOURCE, example_of_row, judge_of, puzzle_judge, rows_of
+from sparrow.tasks.choosing import MATH_SOURCE, judge_of, puzzle_judge, rows_of
 
 
 def lines(file: Path, rows: list[Any]) -> Path:
@@ -119,6 +119,5 @@ def test_rows_of_puzzles_with_settings_of_their_own() -> None:
     puzzle = Countdown(largest=20)
     made = puzzle.row(0, 200)
     assert made != PUZZLES["countdown"].row(0, 200)
-    example = example_of_row(made)
+    example = Example(id=made.id, source=made.family, prompt=made.prompt, ground_truth=made)
     assert verdict(puzzle_judge(), example, puzzle.chain(made, 0)).score == 1
-    assert (example.id, example.source, example.prompt) == (made.id, "countdown", made.prompt)
