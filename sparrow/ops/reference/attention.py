@@ -8,7 +8,6 @@ effect.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from sparrow.ops.dispatch import op
-from sparrow.ops.reference.pages import DENSE, accumulator, block_mean, keep_pages, page_means
+from sparrow.ops.reference.pages import DENSE, accumulator, keep_pages
 from sparrow.ops.types import PageLists, Scorer, Scores
 
 # Queries that are attended together, counted from the first query of a sequence in the call, so
@@ -136,36 +135,25 @@ def attend_sparse(
     last: int = 2,
     scale: float,
     mass: float | None = None,
-    scorer: Scorer | None = None,
+    scorer: Scorer,
 ) -> Tensor:
     """Sparse causal attention of whole packed sequences at once, [T, H, D], with gradients.
 
     The first dense[b] tokens of sequence b (its prompt) see everything before them. Each later
     token keeps the pages that decoding would have kept when it was the newest token: scored by
-    `scorer` (None: the rule of `score_pages`) and chosen by the rule of `select_pages` under its
-    own budget, budgets[t] or, by KV head, budgets[t, g].
+    `scorer` and chosen by the rule of `select_pages` under its own budget, budgets[t] or, by KV
+    head, budgets[t, g].
     Pages are counted from the start of each sequence. The choice itself carries no gradient. Scores
     of one token and of many are equal up to rounding, so a near tie may fall to either page.
     """
     outputs = []
     choice = {"page": page, "first": first, "last": last, "mass": mass}
-    begin = scorer or partial(block_mean_scores, page)
     for span, dense in zip(_spans(bounds, len(q_THD)), dense_B.tolist(), strict=True):
         q_SHD, k_SGD, v_SGD = q_THD[span], k_TGD[span], v_TGD[span]
-        scores = begin(q_SHD.detach(), k_SGD.detach(), v_SGD.detach(), dense)
+        scores = scorer(q_SHD.detach(), k_SGD.detach(), v_SGD.detach(), dense)
         keep = _KeepRule(scores, budgets[span], dense, choice)
         outputs.append(_attend_sequence(q_SHD, k_SGD, v_SGD, 0, keep, scale))
     return torch.cat([q_THD[:0], *outputs])
-
-
-def block_mean_scores(
-    page: int, q_SHD: Tensor, k_SGD: Tensor, _v_SGD: Tensor, _dense: int
-) -> Scores:
-    """The scores of the block-mean rule: a `Scorer`."""
-    whole_pages = len(k_SGD) // page
-    k_MPGD = k_SGD[: whole_pages * page].unflatten(0, (whole_pages, page))
-    landmark_MGD = page_means(k_MPGD.transpose(1, 2), k_SGD.dtype)
-    return lambda start, stop: block_mean(q_SHD[start:stop], landmark_MGD[: stop // page])
 
 
 class _KeepRule:

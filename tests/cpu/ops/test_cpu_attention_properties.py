@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-pytest.importorskip("numba")
 pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st

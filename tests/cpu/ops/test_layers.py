@@ -30,14 +30,9 @@ def test_products_are_their_formulas() -> None:
     gated = ops.norm_gated(x, norm, weight, eps=EPS)
     torch.testing.assert_close(gated, gate * gate.sigmoid() * up)
     residual = draw(5, 12)
+    before = residual.detach().clone()
     torch.testing.assert_close(ops.linear_add(x, weight, residual), residual + x @ weight.T)
-
-
-def test_the_stream_given_is_left_as_it_is() -> None:
-    residual = torch.ones(3, 4)
-    out = ops.linear_add(torch.ones(3, 2), torch.ones(4, 2), residual)
-    assert torch.equal(residual, torch.ones(3, 4))
-    assert torch.equal(out, torch.full((3, 4), 3.0))
+    assert torch.equal(residual, before)  # the stream given is left as it is
 
 
 def test_gradients_of_the_products() -> None:

@@ -6,9 +6,10 @@ import torch
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.paging import Batch, make_batch
+from support.paging import Batch, make_batch, mean_scores
 
 from sparrow import ops
+from sparrow.sparse.rule import Rule
 
 SCALE = 0.3
 EDGES = st.sampled_from([1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65])
@@ -32,12 +33,8 @@ def batches(draw: st.DrawFn) -> Batch:
 
 
 def choose(batch: Batch, budgets: torch.Tensor, *, first: int = 1, last: int = 2) -> ops.PageLists:
-    scores = ops.score_pages(
-        batch.q_BHD, batch.landmark_NGD, batch.table_BM, batch.lengths_B, page=batch.page
-    )
-    return ops.select_pages(
-        scores, batch.lengths_B, budgets, page=batch.page, first=first, last=last
-    )
+    options = {"page": batch.page, "first": first, "last": last}
+    return ops.select_pages(mean_scores(batch), batch.lengths_B, budgets, **options)
 
 
 @given(batch=batches())
@@ -69,9 +66,7 @@ def test_selection_keeps_the_budget(batch: Batch, budget: int, first: int, last:
     """Against a rule in plain Python: reserved pages, then the best, earlier ones on ties."""
     budgets = torch.full_like(batch.lengths_B, budget)
     lists = choose(batch, budgets, first=first, last=last)
-    scores = ops.score_pages(
-        batch.q_BHD, batch.landmark_NGD, batch.table_BM, batch.lengths_B, page=batch.page
-    )
+    scores = mean_scores(batch)
     for row, length in enumerate(batch.lengths_B.tolist()):
         for head in range(batch.k_NGPD.shape[1]):
             kept = lists.pages[row, head, : lists.counts[row, head]].tolist()
@@ -128,6 +123,7 @@ def test_many_tokens_sparse_is_one_token_at_a_time(
     generator = torch.Generator().manual_seed(seed)
     budgets_S = torch.randint(100, (length,), generator=generator)
     options = {"page": batch.page, "first": first, "last": last, "scale": SCALE}
+    options["scorer"] = Rule(first=first, last=last).scorer(2, batch.page)
     edges, dense = torch.tensor([0, length]), torch.tensor([prompt])
     many = ops.attend_sparse(q_SHD, k_SGD, v_SGD, edges, dense, budgets_S, **options)
     for position in range(length):
@@ -153,5 +149,6 @@ def test_a_budget_of_at_least_the_length_is_dense_bit_for_bit(
     packed = (q_THD, torch.cat(batch.keys), torch.cat(batch.values), bounds)
     own_length = torch.cat([torch.arange(1, length + 1) for length in lengths])
     dense = torch.full((len(lengths),), prompt)
-    sparse = ops.attend_sparse(*packed, dense, own_length + extra, page=batch.page, scale=SCALE)
+    options = {"page": batch.page, "scale": SCALE, "scorer": Rule().scorer(2, batch.page)}
+    sparse = ops.attend_sparse(*packed, dense, own_length + extra, **options)
     assert torch.equal(sparse, ops.attend_causal(*packed, scale=SCALE))

@@ -31,9 +31,10 @@ def field_of(form: Format) -> PageField:
 def round_trip(form: Format, x: Tensor) -> Tensor:
     field = field_of(form)
     blocks = field.encode(x, KEYS)
-    for name, shape, dtype in field.storage(KEYS):
-        assert blocks[name].dtype == dtype
-        assert blocks[name].shape[blocks[name].ndim - len(shape) :] == shape
+    for block in field.storage(KEYS):
+        stored = blocks[block.name]
+        assert stored.dtype == block.dtype
+        assert stored.shape[stored.ndim - len(block.shape) :] == block.shape
     return field.decode(blocks)
 
 
@@ -100,9 +101,10 @@ def test_blocks_and_bytes_of_a_field() -> None:
     }
     for form, size in sizes.items():
         assert field_of(form).bytes(KEYS) == size
-    packed = [("m", (2, 3), torch.uint8), ("m.scale", (2,), torch.float16)]
-    assert field_of(int4(2, 6)).storage(KEYS) == packed
-    assert field_of(as_keys(6)).storage(torch.float32) == [("m", (6,), torch.float32)]
+    packed = [(b.name, b.shape, b.dtype) for b in field_of(int4(2, 6)).storage(KEYS)]
+    assert packed == [("m", (2, 3), torch.uint8), ("m.scale", (2,), torch.float16)]
+    (plain,) = field_of(as_keys(6)).storage(torch.float32)
+    assert (plain.name, plain.shape, plain.dtype) == ("m", (6,), torch.float32)
 
 
 def test_sizes_read_as_they_are_written() -> None:

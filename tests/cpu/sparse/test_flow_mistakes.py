@@ -19,9 +19,7 @@ FILE = """\
 import math
 import numpy as np
 import torch
-from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.formats import *
-from sparrow.sparse.flows.functions import *
+from sparrow.sparse.flows import *
 
 def summarise(keys, values):
     {summarise}

@@ -1,11 +1,12 @@
-"""Choice of pages on a GPU: the best-scored ones under a budget, as ascending lists.
+"""Pages on a GPU: tokens into slots, and the choice of the best-scored pages under a budget.
 
-A program chooses for one row and KV head. Scores become whole numbers of the same order; the
-smallest chosen one is found bit by bit, counting how many numbers reach each guess (or how much
-mass they hold), and the search ends as soon as a guess divides the pages. What is chosen then takes
-its place in the list by a running sum. A row that keeps everything does none of this, and a short
-row in a wide table does the work of its own pages only: the kernel holds the same code for several
-sizes. Legend of the dimension letters: sparrow/ops/types.py.
+`write_pages`: a program moves the heads of one token. `select_pages`: a program chooses for one row
+and KV head. Scores become whole numbers of the same order; the smallest chosen one is found bit by
+bit, counting how many numbers reach each guess (or how much mass they hold), and the search ends as
+soon as a guess divides the pages. What is chosen then takes its place in the list by a running sum.
+A row that keeps everything does none of this, and a short row in a wide table does the work of its
+own pages only: the kernel holds the same code for several sizes.
+Legend of the dimension letters: sparrow/ops/types.py.
 """
 
 from typing import Any
@@ -16,36 +17,95 @@ import triton.language as tl
 from torch import Tensor
 
 from sparrow.ops.kernels.overlap import overlaps, wait
-from sparrow.ops.kernels.ranking import (
-    BEYOND,
-    NONE,
-    held_mass,
-    mass_threshold,
-    page_keys,
-    reserved_mass,
-    threshold_of,
-    ties_for,
-)
 from sparrow.ops.types import PageLists
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST_PAGES = 32768  # what the registers of one program hold
 
 _SMALLEST = tl.constexpr(512)  # pages: sizes of rows start here and grow fourfold
 _CHUNK = tl.constexpr(2048)  # pages that are listed at once
 _DENSE = tl.constexpr(2**31 - 1)  # the budget of a row that keeps everything
+NONE, BEYOND = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)  # below and above all keys
+LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 
-def fits(_dtype: torch.dtype, _head_size: int) -> bool:
-    return True
+def fits(op: str, dtype: torch.dtype, _head_size: int) -> bool:
+    """Floats up to fp32, where the op writes them."""
+    return op == "select_pages" or dtype in DTYPES
 
 
-def supports(_op: str, score_BGM: Tensor, *_: Any, **__: Any) -> bool:
-    """fp32 scores, and few enough pages for one program."""
+def supports(op: str, *tensors: Tensor, **_: Any) -> bool:
+    """Scores: fp32, and few enough pages for one program. Tokens: pools without gaps, and heads
+    that lie in one piece each.
+    """
+    if op == "select_pages":
+        score_BGM = tensors[0]
+        aligned = score_BGM.dtype == torch.float32 and score_BGM.stride(2) == 1
+        return aligned and 0 < score_BGM.shape[2] <= MOST_PAGES
+    k_NGPD, v_NGPD, k_TGD, v_TGD, _slots_T = tensors
     return (
-        score_BGM.dtype == torch.float32
-        and score_BGM.stride(2) == 1
-        and 0 < score_BGM.shape[2] <= MOST_PAGES
+        all(x.dtype in DTYPES for x in (k_NGPD, v_NGPD, k_TGD, v_TGD))
+        and all(x.is_contiguous() for x in (k_NGPD, v_NGPD))
+        and all(x.stride(2) == 1 for x in (k_TGD, v_TGD))
     )
+
+
+def write_pages(
+    k_NGPD: Tensor, v_NGPD: Tensor, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor
+) -> None:
+    _, kv_heads, page, size = k_NGPD.shape
+    heads, wide = triton.next_power_of_2(kv_heads), triton.next_power_of_2(size)
+    if not len(slots_T):
+        return
+    _store[(len(slots_T),)](
+        *(k_NGPD, v_NGPD, k_TGD, v_TGD, slots_T.contiguous()),
+        *(*k_TGD.stride()[:2], *v_TGD.stride()[:2]),
+        KV_HEADS=kv_heads,
+        PAGE=page,
+        SIZE=size,
+        HEADS=heads,
+        WIDE=wide,
+        OVERLAP=overlaps(k_NGPD),
+        launch_pdl=overlaps(k_NGPD),
+        num_warps=max(1, min(8, heads * wide // 256)),
+    )
+
+
+@triton.jit
+def _store(
+    k_NGPD: tl.tensor,
+    v_NGPD: tl.tensor,
+    k_TGD: tl.tensor,
+    v_TGD: tl.tensor,
+    slots_T: tl.tensor,
+    k_token: tl.tensor,
+    k_head: tl.tensor,
+    v_token: tl.tensor,
+    v_head: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """The heads of one token into its slot; a negative slot is padding."""
+    wait(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_T + token).to(tl.int64)
+    if slot >= 0:
+        g = tl.arange(0, HEADS)[:, None]
+        d = tl.arange(0, WIDE)[None, :]
+        real = (g < KV_HEADS) & (d < SIZE)
+        head = slot // PAGE * KV_HEADS + g
+        place = (head * PAGE + slot % PAGE) * SIZE + d
+        key = tl.load(k_TGD + token * k_token + g * k_head + d, real)
+        value = tl.load(v_TGD + token * v_token + g * v_head + d, real)
+        tl.store(k_NGPD + place, key.to(k_NGPD.dtype.element_ty), real)
+        tl.store(v_NGPD + place, value.to(v_NGPD.dtype.element_ty), real)
+
+
+# Choice.
 
 
 def select_pages(
@@ -67,17 +127,8 @@ def select_pages(
     block = triton.next_power_of_2(pages)
     if rows:
         _select[(rows, kv_heads)](
-            list_BGK,
-            count_BG,
-            score_BGM,
-            lengths_B.contiguous(),
-            budgets_BG,
-            pages,
-            width,
-            score_BGM.stride(0),
-            score_BGM.stride(1),
-            budgets_BG.stride(0),
-            budgets_BG.stride(1),
+            *(list_BGK, count_BG, score_BGM, lengths_B.contiguous(), budgets_BG, pages, width),
+            *(*score_BGM.stride()[:2], *budgets_BG.stride()),
             PAGE=page,
             FIRST=first,
             LAST=last,
@@ -308,3 +359,115 @@ def _list(
     certain += tl.sum(sure.to(tl.int32), 0)
     equal += tl.sum(tied.to(tl.int32), 0)
     return certain, equal
+
+
+# Scores in order: whole numbers of the same order, and the least of those that are chosen.
+
+
+@triton.jit
+def page_keys(
+    score_M: tl.tensor,
+    m: tl.tensor,
+    pages: tl.tensor,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+    MASS: tl.constexpr,
+) -> tl.tensor:
+    """The order keys of some pages; NONE for those that are reserved or do not exist."""
+    free = (m >= FIRST) & (m < pages - LAST)
+    score = tl.load(score_M + m, free, other=0.0)
+    if MASS is not None:
+        score = clean_mass(score)
+    return tl.where(free, order_key(score), NONE)
+
+
+@triton.jit
+def order_key(score: tl.tensor) -> tl.tensor:
+    """int32 numbers in the order of the scores; NaN is the least, both zeros are one.
+
+    For masses they are the bits themselves, so that no second copy of either need be held.
+    """
+    score = tl.where(score != score, -LARGEST, score)
+    score = tl.minimum(tl.maximum(score, -LARGEST), LARGEST)
+    bits = score.to(tl.int32, bitcast=True)
+    return tl.where(bits >= 0, bits, tl.where(bits == NONE, 0, bits ^ BEYOND))
+
+
+@triton.jit
+def threshold_of(key: tl.tensor, need: tl.tensor) -> tl.tensor:
+    """The largest number that `need` keys reach, or an earlier one that exactly so many do."""
+    threshold = tl.where(need > 0, NONE, BEYOND)
+    step = tl.full((), 0x80000000, tl.uint32)
+    reached = tl.where(need > 0, -1, 0)
+    while (step != 0) & (reached != need):
+        guess = threshold ^ step.to(tl.int32, bitcast=True)
+        above = tl.sum((key >= guess).to(tl.int32), 0)
+        threshold = tl.where(above >= need, guess, threshold)
+        reached = tl.where(above >= need, above, reached)
+        step = step >> 1
+    return threshold
+
+
+@triton.jit
+def clean_mass(score: tl.tensor) -> tl.tensor:
+    """Scores as masses: what is negative or NaN is none."""
+    return tl.where(score > 0, tl.minimum(score, LARGEST), 0.0)
+
+
+@triton.jit
+def held_mass(key: tl.tensor, least: tl.tensor) -> tl.tensor:
+    """The mass of the pages whose key is at least so large."""
+    return tl.sum(tl.where(key >= least, key.to(tl.float32, bitcast=True), 0.0), 0)
+
+
+@triton.jit
+def reserved_mass(
+    score_M: tl.tensor,
+    pages: tl.tensor,
+    finished: tl.tensor,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+) -> tl.tensor:
+    r = tl.arange(0, triton.next_power_of_2(FIRST + LAST))
+    m = tl.where(r < FIRST, r, r + (pages - LAST - FIRST))
+    return tl.sum(clean_mass(tl.load(score_M + m, m < finished, other=0.0)), 0)
+
+
+@triton.jit
+def mass_threshold(
+    key: tl.tensor,
+    need: tl.tensor,
+    reserved: tl.tensor,
+    goal: tl.tensor,
+    free: tl.tensor,
+) -> tl.tensor:
+    """The largest number such that the keys that reach it are `need`, or hold what is missing.
+
+    Or an earlier one that the same keys reach: the search ends when only one page can be the last.
+    `low` keys reach the threshold and are enough, `high` reach a number above it and are not.
+    """
+    some = (need > 0) & (reserved < goal)
+    threshold, step = tl.where(some, 0, BEYOND), tl.full((), 1 << 30, tl.int32)
+    low, high = tl.where(some, free, 0), tl.full((), 0, tl.int32)
+    while (step != 0) & (low - high > 1):
+        guess = threshold | step
+        above = tl.sum((key >= guess).to(tl.int32), 0)
+        enough = (above >= need) | (reserved + held_mass(key, guess) >= goal)
+        threshold = tl.where(enough, guess, threshold)
+        low = tl.where(enough, above, low)
+        high = tl.where(enough, high, above)
+        step = step >> 1
+    return threshold
+
+
+@triton.jit
+def ties_for(held: tl.tensor, goal: tl.tensor, threshold: tl.tensor, tied: tl.tensor) -> tl.tensor:
+    """How many of the pages that tie at the threshold bring the mass that is missing.
+
+    The quotient may be off by one; its check is not. Without ties the threshold is nobody's mass.
+    """
+    each = tl.where(tied > 0, threshold.to(tl.float32, bitcast=True), 1.0)
+    few = tl.ceil(tl.minimum((goal - held) / tl.maximum(each, 1e-37), 65536.0)).to(tl.int32)
+    few = tl.where(held + (few - 1) * each >= goal, few - 1, few)
+    few = tl.where(held + few * each < goal, few + 1, few)
+    return tl.minimum(tl.maximum(few, 0), tied)
