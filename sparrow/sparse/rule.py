@@ -94,16 +94,15 @@ class Rule:
         group: int,
         dtype: torch.dtype,
         device: torch.device,
-        layers: int | None = None,
-        kv_heads: int | None = None,
+        layers: int,
+        kv_heads: int,
     ) -> None:
         """Check the flow for a model, on a GPU generate its kernels, and refuse what cannot run.
 
         Only `ops.using("reference")` runs definitions on a GPU, slowly and without graphs.
         """
         program = trace(self.flow, page, head_size, group)
-        if layers is not None and kv_heads is not None:
-            check_weights(program, layers=layers, kv_heads=kv_heads)
+        check_weights(program, layers=layers, kv_heads=kv_heads)
         if device.type == "cuda":
             _compiled(program, dtype)
 
@@ -224,9 +223,10 @@ class Rule:
             }
         )
         if wrong:
-            pairs = wrong.items()
-            made = [f"{k} {getattr(schedule, k)!r} (the engine runs {v!r})" for k, v in pairs]
-            force = ", ".join(f"{field}={value!r}" for field, value in pairs)
+            made = [
+                f"{k} {getattr(schedule, k)!r} (the engine runs {v!r})" for k, v in wrong.items()
+            ]
+            force = ", ".join(f"{field}={value!r}" for field, value in wrong.items())
             raise ValueError(
                 f"schedule {schedule.name!r} was not made for this: {', '.join(made)}; give one "
                 f"that was, or force this one: schedule.forced_onto({force}), on the command line "

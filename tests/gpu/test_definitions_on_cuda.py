@@ -1,8 +1,6 @@
 """The definitions run on a GPU too, and give what they give on a CPU."""
 
-import pytest
 import torch
-from support.paging import make_batch, mean_scores
 
 from sparrow import models, ops
 from sparrow.engine import generate
@@ -11,24 +9,7 @@ from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
 
-LENGTHS = [1, 15, 16, 17, 100]
 SMALL = {"layers": 3, "hidden": 64, "intermediate": 96, "heads": 8, "kv_heads": 4}
-
-
-def on_gpu(batch):
-    return type(batch)(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in batch))
-
-
-@pytest.mark.parametrize("budget", [None, 48, 64])
-def test_decode(budget: int | None) -> None:
-    outputs = []
-    for batch in (make_batch(LENGTHS), on_gpu(make_batch(LENGTHS))):
-        lists = None
-        if budget is not None:
-            budgets = torch.full_like(batch.lengths_B, budget)
-            lists = ops.select_pages(mean_scores(batch), batch.lengths_B, budgets, page=16)
-        outputs.append(ops.attend_decode(batch.q_BHD, *batch.pool, lists, scale=0.3).cpu())
-    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
 
 
 def test_sparse_attention_and_its_gradients() -> None:

@@ -96,11 +96,8 @@ def test_the_engine_runs_flows_in_graphs(flow) -> None:
 
 
 def test_what_has_no_kernel_is_refused_when_the_engine_is_built() -> None:
-    odd = library.sub_quest(4)
-    Rule(flow=odd).prepare(
-        page=16, head_size=128, group=2, dtype=torch.bfloat16, device=torch.device("cuda")
-    )
+    given = {"page": 16, "group": 2, "dtype": torch.bfloat16, "device": torch.device("cuda")}
+    given |= {"layers": 2, "kv_heads": 2}
+    Rule(flow=library.sub_quest(4)).prepare(head_size=128, **given)
     with pytest.raises(FlowError, match="powers of two"):
-        Rule(flow=library.fine_means(4)).prepare(
-            page=16, head_size=96, group=2, dtype=torch.bfloat16, device=torch.device("cuda")
-        )
+        Rule(flow=library.fine_means(4)).prepare(head_size=96, **given)

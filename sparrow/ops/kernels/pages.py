@@ -215,9 +215,8 @@ def select_row(
     else:
         finished = (length // PAGE).to(tl.int32)
         need = most - reserved
-        kept = reserved + _choose(
-            list_K, score_M, pages, finished, need, width, FIRST, LAST, MASS, _SMALLEST, BLOCK
-        )
+        row = (list_K, score_M, pages, finished, need, width)
+        kept = reserved + _choose(row, FIRST, LAST, MASS, _SMALLEST, BLOCK)
     kept = tl.minimum(kept, width).to(tl.int32)
     tl.store(count, kept)
     for start in range(kept, width, _SMALLEST):
@@ -259,41 +258,31 @@ def row_counts(
 
 @triton.jit
 def _choose(
-    list_K: tl.tensor,
-    score_M: tl.tensor,
-    pages: tl.tensor,
-    finished: tl.tensor,
-    need: tl.tensor,
-    width: tl.tensor,
+    row: tl.tuple,
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
     MASS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """List a row by the code for the least size that holds it; how many free pages it keeps."""
+    """List a row by the code for the least size that holds it; how many free pages it keeps.
+
+    row: where its list and its scores lie, its pages, how many of them are finished, how many free
+    ones it may keep, and the width of its list.
+    """
     if SIZE >= BLOCK:
-        kept = _choose_of(list_K, score_M, pages, finished, need, width, FIRST, LAST, MASS, BLOCK)
+        kept = _choose_of(row, FIRST, LAST, MASS, BLOCK)
     else:
-        if pages <= SIZE:
-            kept = _choose_of(
-                list_K, score_M, pages, finished, need, width, FIRST, LAST, MASS, SIZE
-            )
+        if row[2] <= SIZE:
+            kept = _choose_of(row, FIRST, LAST, MASS, SIZE)
         else:
-            kept = _choose(
-                list_K, score_M, pages, finished, need, width, FIRST, LAST, MASS, 4 * SIZE, BLOCK
-            )
+            kept = _choose(row, FIRST, LAST, MASS, 4 * SIZE, BLOCK)
     return kept
 
 
 @triton.jit
 def _choose_of(
-    list_K: tl.tensor,
-    score_M: tl.tensor,
-    pages: tl.tensor,
-    finished: tl.tensor,
-    need: tl.tensor,
-    width: tl.tensor,
+    row: tl.tuple,
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
     MASS: tl.constexpr,
@@ -303,6 +292,7 @@ def _choose_of(
 
     `need` others, or with MASS as many as the share of the mass takes, if these are fewer.
     """
+    list_K, score_M, pages, finished, need, width = row
     m = tl.arange(0, SIZE)
     key = page_keys(score_M, m, pages, FIRST, LAST, MASS)
     if MASS is None:

@@ -7,12 +7,13 @@ is P tokens; a *slot* is page * P + offset; a negative slot or a length of 0 is 
 effect.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from sparrow.ops.dispatch import op
@@ -22,6 +23,8 @@ from sparrow.ops.types import PageLists, Scorer, Scores
 # Queries that are attended together, counted from the first query of a sequence in the call, so
 # that the result of a sequence never depends on its neighbours. On a GPU more: _block_size.
 QUERY_BLOCK = 128
+Keep = Callable[[int, int], Tensor | None]
+"""Tokens that the queries start to stop of a sequence keep, bool [n, G, stop]; None: all."""
 GPU_SCORES = 2**27  # numbers of a block of queries on a GPU, where small blocks wait for launches
 
 
@@ -147,45 +150,35 @@ def attend_sparse(
     of one token and of many are equal up to rounding, so a near tie may fall to either page.
     """
     outputs = []
-    choice = {"page": page, "first": first, "last": last, "mass": mass}
+    choose = partial(keep_pages, page=page, first=first, last=last, mass=mass)
     for span, dense in zip(_spans(bounds, len(q_THD)), dense_B.tolist(), strict=True):
         q_SHD, k_SGD, v_SGD = q_THD[span], k_TGD[span], v_TGD[span]
         scores = scorer(q_SHD.detach(), k_SGD.detach(), v_SGD.detach(), dense)
-        keep = _KeepRule(scores, budgets[span], dense, choice)
+        keep = _keeping(scores, budgets[span], dense, page, choose)
         outputs.append(_attend_sequence(q_SHD, k_SGD, v_SGD, 0, keep, scale))
     return torch.cat([q_THD[:0], *outputs])
 
 
-class _KeepRule:
-    """What each query of one sequence may look at, block by block of queries."""
+def _keeping(
+    scores: Scores, budgets: Tensor, dense: int, page: int, choose: Callable[..., Tensor]
+) -> Keep:
+    """What each query of one sequence may look at."""
 
-    def __init__(
-        self, scores: Scores, budgets: Tensor, dense: int, choice: Mapping[str, Any]
-    ) -> None:
-        self.scores, self.budgets, self.dense = scores, budgets, dense
-        self.page: int = choice["page"]
-        self.choice = choice
-
-    def __call__(self, start: int, stop: int) -> Tensor | None:
-        """Tokens that queries start..stop keep, bool [n, G, stop]; None where all are dense."""
-        if stop <= self.dense:
+    def keep(start: int, stop: int) -> Tensor | None:
+        if stop <= dense:
             return None
-        scores_nGM = self._scores(start, stop)
+        scores_nGM = F.pad(scores(start, stop), (0, int(stop % page > 0)), value=float("-inf"))
         lengths_n = torch.arange(start + 1, stop + 1, device=scores_nGM.device)
-        budgets = self.budgets[start:stop].to(lengths_n)
-        prompt = (lengths_n <= self.dense).reshape(-1, *(1,) * (budgets.ndim - 1))
-        budgets = torch.where(prompt, DENSE, budgets)
-        keep_nGM = keep_pages(scores_nGM, lengths_n, budgets, **self.choice)
-        return keep_nGM.repeat_interleave(self.page, dim=2)[:, :, :stop]
+        own = budgets[start:stop].to(lengths_n)
+        prompt = (lengths_n <= dense).reshape(-1, *(1,) * (own.ndim - 1))
+        keep_nGM = choose(scores_nGM, lengths_n, torch.where(prompt, DENSE, own))
+        return keep_nGM.repeat_interleave(page, dim=2)[:, :, :stop]
 
-    def _scores(self, start: int, stop: int) -> Tensor:
-        unfinished = int(stop % self.page > 0)
-        scores_nGM = self.scores(start, stop)
-        return torch.nn.functional.pad(scores_nGM, (0, unfinished), value=float("-inf"))
+    return keep
 
 
 def _attend_sequence(
-    q_nHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, offset: int, keep: _KeepRule | None, scale: float
+    q_nHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, offset: int, keep: Keep | None, scale: float
 ) -> Tensor:
     """Causal attention of the queries at positions offset.. of one sequence, by blocks."""
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q_nHD, k_SGD, v_SGD))
@@ -215,7 +208,7 @@ def _block_size(q_nHD: Tensor, length: int) -> int:
 
 
 def _attend_block(
-    q_nHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, start: int, keep: _KeepRule | None, scale: float
+    q_nHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, start: int, keep: Keep | None, scale: float
 ) -> Tensor:
     """Queries at positions start.. over the keys 0.., masked by cause and by the kept tokens."""
     n, heads, head_size = q_nHD.shape

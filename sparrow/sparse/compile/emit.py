@@ -11,7 +11,7 @@ import torch
 
 from sparrow.sparse.flows.flow import Program
 from sparrow.sparse.flows.formats import PageField, scale_of
-from sparrow.sparse.flows.tensor import Node, fail
+from sparrow.sparse.flows.tensor import SIGNS, Node, fail
 
 UNARY = {
     "neg": "-{0}",
@@ -23,19 +23,9 @@ UNARY = {
     "sigmoid": "tl.sigmoid({0})",
     "silu": "({0} * tl.sigmoid({0}))",
 }
-BINARY = {
-    "add": "({0} + {1})",
-    "sub": "({0} - {1})",
-    "mul": "({0} * {1})",
-    "div": "({0} / {1})",
-    "maximum": "tl.maximum({0}, {1})",
-    "minimum": "tl.minimum({0}, {1})",
-    "gt": "({0} > {1})",
-    "ge": "({0} >= {1})",
-    "lt": "({0} < {1})",
-    "le": "({0} <= {1})",
-    "where": "tl.where({0}, {1}, {2})",
-}
+BINARY = {op: f"({{0}} {sign} {{1}})" for op, sign in SIGNS.items()}
+BINARY |= {op: f"tl.{op}({{0}}, {{1}})" for op in ("maximum", "minimum")}
+BINARY |= {"where": "tl.where({0}, {1}, {2})"}
 NOTHING = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}
 LEAST_DIVISOR = 1e-30  # whose reciprocal is a float32 for sure, and so is that of its reciprocal
 MOST_NUMBERS = 1 << 16  # of one value of a page: more do not fit a program's registers
@@ -392,8 +382,6 @@ class PageEmitter(Emitter):
 
     def _halves(self, field: PageField) -> tuple[str, str]:
         """The first and the second half of packed vectors, as floats."""
-        if field.shape[-1] != padded(field.shape[-1]):
-            raise fail(f"field {field.name!r}: int4 vectors are compiled for powers of two only")
         shape = (*field.shape[:-1], field.shape[-1] // 2)
         packed = self.fresh(self.load(field.name, shape))
         return tuple(self.fresh(NIBBLE.format(x)) for x in (f"{packed} & 15", f"{packed} >> 4"))  # type: ignore[return-value]

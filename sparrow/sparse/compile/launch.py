@@ -123,22 +123,15 @@ class Compiled:
         given = (q_BHD, lengths_B, budgets_BG)
         staged = kernels.staged(self.program)
         out = cuts if staged else [score_BGM]
-        self._score(*given, out, cache, layer, table_BM, rows_B, shape)
+        self._score(given, out, cache, layer, table_BM, rows_B, shape)
         if staged:
-            return self._choose(*given, score_BGM, cuts, layer, shape)
-        return select_pages(
-            *(score_BGM, lengths_B, budgets_BG),
-            page=cache.page,
-            first=first,
-            last=last,
-            mass=self.program.mass,
-        )
+            return self._choose(given, score_BGM, cuts, layer, shape)
+        options = {"page": cache.page, "first": first, "last": last, "mass": self.program.mass}
+        return select_pages(score_BGM, lengths_B, budgets_BG, **options)
 
     def _score(
         self,
-        q_BHD: Tensor,
-        lengths_B: Tensor,
-        budgets_BG: Tensor,
+        given: tuple[Tensor, Tensor, Tensor],
         out: list[Tensor],
         cache: ops.PageCache,
         layer: int,
@@ -147,6 +140,7 @@ class Compiled:
         shape: dict[str, Any],
     ) -> None:
         """Scores of all pages, or what `_choose` needs of them, into `out`."""
+        q_BHD, lengths_B, budgets_BG = given
         launch, states = self.launch, [cache.state(n, layer) for n, _ in self.program.state]
         rows, width = table_BM.shape
         blocks = triton.cdiv(width, launch.block * launch.loops)
@@ -164,19 +158,18 @@ class Compiled:
 
     def _choose(
         self,
-        q_BHD: Tensor,
-        lengths_B: Tensor,
-        budgets_BG: Tensor,
+        given: tuple[Tensor, Tensor, Tensor],
         score_BGM: Tensor,
         cuts: list[Tensor],
         layer: int,
         shape: dict[str, Any],
     ) -> ops.PageLists:
         """Finish the scores over all pages, and choose."""
+        q_BHD, _, budgets_BG = given
         rows, kv_heads, width = score_BGM.shape
         lists, size = _lists(score_BGM, rows, kv_heads, width), triton.next_power_of_2(width)
         self.module.choose[(rows, kv_heads)](
-            *(*lists, score_BGM, *cuts, q_BHD, lengths_B, budgets_BG),
+            *(*lists, score_BGM, *cuts, *given),
             *(*self._arrays("score", q_BHD.device), layer, width),
             *(*q_BHD.stride()[:2], *budgets_BG.stride()),
             **shape,

@@ -183,15 +183,10 @@ def _field(flow: Flow, name: str, form: object, sizes: dict[str, int]) -> PageFi
 
 
 def _check_name(flow: Flow, kind: str, name: object) -> None:
-    if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
-        allowed = "a name that starts with a letter"
-    elif name in ("k", "v"):
-        allowed = "another name (k and v are the page's keys and values)"
-    elif kind == "state" and name in flow.fields:
-        allowed = "a name that no field has"
-    else:
-        return
-    raise fail(f"flow {flow.name!r}: a {kind} called {name!r}, allowed: {allowed}", flow.place)
+    right = isinstance(name, str) and name.isidentifier() and name[0] != "_"
+    if not right or name in ("k", "v") or (kind == "state" and name in flow.fields):
+        allowed = "starts with a letter, is not k or v (the page's keys and values) and not taken"
+        raise fail(f"flow {flow.name!r}: a {kind} called {name!r}: a name {allowed}", flow.place)
 
 
 def _check_size(flow: Flow, fields: tuple[PageField, ...], page: int, head_size: int) -> None:
@@ -286,8 +281,7 @@ class Position:
     """Where the query stands: `length`, `pages` of the sequence; `page` is each page's number."""
 
     def __init__(self) -> None:
-        self.length = _input("length", ())
-        self.pages = _input("pages", ())
+        self.length, self.pages = _input("length", ()), _input("pages", ())
         self.page = _input("page", (), paged=True)
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -20,28 +20,10 @@ from sparrow.sparse.flows.tensor import Node, in_order
 
 LEAD = 3  # axes before the inner ones: queries, KV heads, pages
 
-UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    "neg": torch.neg,
-    "abs": torch.abs,
-    "exp": torch.exp,
-    "log": torch.log,
-    "sqrt": torch.sqrt,
-    "relu": torch.relu,
-    "sigmoid": torch.sigmoid,
-    "silu": torch.nn.functional.silu,
-}
-BROADCASTING: dict[str, Callable[..., Tensor]] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
-    "gt": torch.gt,
-    "ge": torch.ge,
-    "lt": torch.lt,
-    "le": torch.le,
-    "where": torch.where,
+# Names of operations entry by entry are those of torch's functions, but for one.
+ELEMENTWISE = {
+    *("neg", "abs", "exp", "log", "sqrt", "relu", "sigmoid", "silu"),
+    *("add", "sub", "mul", "div", "maximum", "minimum", "gt", "ge", "lt", "le", "where"),
 }
 REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}
 NOTHING = {"sum": 0.0, "max": -math.inf, "min": math.inf}  # what a page that is not there adds
@@ -100,15 +82,16 @@ def score(
              state
     """
     assert program.score is not None, f"{program.name} has no score: it keeps every page"
-    state = state or {}
-    reader = _Reader(program, q_nHD, blocks, scene, state, pages)
-    check_weights(program, layers=scene.layer + 1, kv_heads=reader.kv_heads)
+    kv_heads = q_nHD.shape[1] // program.group
+    check_weights(program, layers=scene.layer + 1, kv_heads=kv_heads)
     if not pages:
-        return q_nHD.new_empty((len(q_nHD), reader.kv_heads, 0), dtype=torch.float32), {}
-    roots = (program.score, *program.updates)
-    values = _evaluate(roots, reader.read, reader.exists_nM)
-    shape = (len(q_nHD), reader.kv_heads, pages)
-    missing = ~reader.exists_nM["finished"][:, None]
+        return q_nHD.new_empty((len(q_nHD), kv_heads, 0), dtype=torch.float32), {}
+    state = state or {}
+    exists_nM = _visible(program, scene, torch.arange(pages, device=q_nHD.device))
+    read = _reader(program, q_nHD, blocks, scene, state, pages)
+    values = _evaluate((program.score, *program.updates), read, exists_nM)
+    shape = (len(q_nHD), kv_heads, pages)
+    missing = ~exists_nM["finished"][:, None]
     score_nGM = values[id(program.score)].expand(shape).masked_fill(missing, -math.inf)
     fresh = {
         name: torch.where(missing, state[name], values[id(node)].expand(shape))
@@ -117,49 +100,44 @@ def score(
     return score_nGM, fresh
 
 
-class _Reader:
+def _visible(program: Program, scene: Scene, index_M: Tensor) -> dict[str, Tensor]:
+    """Which pages are finished for each query, and which of them are free to be chosen, [n, M]."""
+    lengths_n1 = scene.lengths.to(index_M.device)[:, None]
+    finished_nM = index_M < lengths_n1 // program.page
+    last_nM = index_M >= -(-lengths_n1 // program.page) - scene.last
+    return {"finished": finished_nM, "free": finished_nM & (index_M >= scene.first) & ~last_nM}
+
+
+def _reader(
+    program: Program,
+    q_nHD: Tensor,
+    blocks: Mapping[str, Tensor],
+    scene: Scene,
+    state: Mapping[str, Tensor],
+    pages: int,
+) -> Callable[[Node], Tensor]:
     """The inputs of a score, laid out as values."""
+    fields = {field.name: field for field in program.fields}
+    lengths_n11 = scene.lengths.to(q_nHD.device)[:, None, None]
+    given = {
+        "query": q_nHD.float().unflatten(1, (-1, program.group)).unsqueeze(2),
+        "length": lengths_n11.float(),
+        "pages": (lengths_n11 // program.page).float(),
+        "page": torch.arange(pages, device=q_nHD.device)[None, None].float(),
+    }
 
-    def __init__(
-        self,
-        program: Program,
-        q_nHD: Tensor,
-        blocks: Mapping[str, Tensor],
-        scene: Scene,
-        state: Mapping[str, Tensor],
-        pages: int,
-    ) -> None:
-        self.program, self.scene, self.state = program, scene, state
-        self.kv_heads = q_nHD.shape[1] // program.group
-        self.fields = {field.name: field for field in program.fields}
-        self.blocks = blocks
-        lengths_n1 = scene.lengths.to(q_nHD.device)[:, None]
-        index_M = torch.arange(pages, device=q_nHD.device)
-        finished_n1, all_n1 = lengths_n1 // program.page, -(-lengths_n1 // program.page)
-        exists_nM = index_M < finished_n1
-        reserved_nM = (index_M < scene.first) | (index_M >= all_n1 - scene.last)
-        self.exists_nM = {"finished": exists_nM, "free": exists_nM & ~reserved_nM}
-        self.given = {
-            "query": q_nHD.float().unflatten(1, (self.kv_heads, -1)).unsqueeze(2),
-            "length": lengths_n1[:, :, None].float(),
-            "pages": finished_n1[:, :, None].float(),
-            "page": index_M[None, None].float(),
-        }
-
-    def read(self, node: Node) -> Tensor:
-        if node.op == "field":
-            return self._field(node.given[0])
+    def read(node: Node) -> Tensor:
         if node.op == "state":
-            return self.state[node.given[0]]
-        if node.op in self.given:
-            return self.given[node.op]
-        return _constant(node, self.scene.layer).to(self.given["page"].device)
-
-    def _field(self, name: str) -> Tensor:
-        field = self.fields[name]
-        value = field.decode(self.blocks)
+            return state[node.given[0]]
+        if node.op != "field":
+            known = given.get(node.op)
+            return _constant(node, scene.layer).to(q_nHD.device) if known is None else known
+        field = fields[node.given[0]]
+        value = field.decode(blocks)
         own = value.ndim - len(field.shape) == LEAD
         return value.transpose(1, 2) if own else value.transpose(0, 1).unsqueeze(0)
+
+    return read
 
 
 def _constant(node: Node, layer: int) -> Tensor:
@@ -199,12 +177,9 @@ def _evaluate(
 
 
 def _apply(node: Node, inputs: list[Tensor]) -> Tensor:
-    if node.op in UNARY:
-        return UNARY[node.op](inputs[0])
-    if node.op in BROADCASTING:
-        rank = len(node.shape)
-        wide = [_aligned(x, rank) for x in inputs]
-        return BROADCASTING[node.op](*wide)
+    if node.op in ELEMENTWISE:
+        functions = torch.nn.functional if node.op == "silu" else torch
+        return getattr(functions, node.op)(*(_aligned(x, len(node.shape)) for x in inputs))
     if node.op in REDUCE:
         return REDUCE[node.op](inputs[0], dim=LEAD + node.given[0])
     match node.op:

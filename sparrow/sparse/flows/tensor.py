@@ -27,8 +27,8 @@ Among = Literal["finished", "free"]
 HIDDEN = -1e30  # what a mask adds to what it hides
 _ROOM = __name__.rpartition(".")[0]
 _MACHINERY = {f"{_ROOM}.{name}" for name in ("tensor", "flow", "formats")}
-_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "gt": ">", "ge": ">=", "lt": "<"}
-_SIGNS |= {"le": "<="}
+SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+SIGNS |= {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _NUMPY = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "div"}
 
 
@@ -320,7 +320,7 @@ def as_tensors(op: str, inputs: Sequence[Tensor | Number]) -> list[Tensor]:
     made = [as_tensor(each) for each in inputs]
     if any(each.node.boolean for each in made):
         raise fail(
-            f"{_SIGNS.get(op, op)} of a condition: turn it into numbers with where(condition, a, b)"
+            f"{SIGNS.get(op, op)} of a condition: turn it into numbers with where(condition, a, b)"
         )
     return made
 
@@ -331,27 +331,15 @@ def elementwise(
     return broadcasting(op, as_tensors(op, (a, b)), boolean=boolean)
 
 
-def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The common shape of these, aligned at their ends; None where they do not fit."""
-    rank = max(map(len, shapes))
-    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    result = []
-    for sizes in zip(*padded, strict=True):
-        wide = {size for size in sizes if size != 1}
-        if len(wide) > 1:
-            return None
-        result.append(wide.pop() if wide else 1)
-    return tuple(result)
-
-
 def broadcasting(op: str, inputs: Sequence[Tensor], *, boolean: bool) -> Tensor:
-    shape = broadcast([each.shape for each in inputs])
-    if shape is None:
+    try:
+        shape = np.broadcast_shapes(*(each.shape for each in inputs))
+    except ValueError:
         shapes = " and ".join(str(each.shape) for each in inputs)
         raise fail(
-            f"{_SIGNS.get(op, op)}: shapes {shapes} do not fit each other (axes are aligned at "
+            f"{SIGNS.get(op, op)}: shapes {shapes} do not fit each other (axes are aligned at "
             "their ends, and equal or 1)"
-        )
+        ) from None
     return make(op, inputs, shape, boolean=boolean)
 
 

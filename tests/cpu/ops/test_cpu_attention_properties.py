@@ -54,19 +54,6 @@ def test_equals_the_definition(drawn: tuple[Batch, PageLists]) -> None:
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
-@given(batch=batches())
-def test_the_list_of_all_pages_is_dense_bit_for_bit(batch: Batch) -> None:
-    total_B = -(-batch.lengths_B // batch.page)
-    counts = total_B[:, None].repeat(1, batch.k_NGPD.shape[1])
-    pages = torch.arange(batch.table_BM.shape[1]).repeat(*counts.shape, 1)
-    pages = pages.masked_fill(pages >= counts[:, :, None], -1)
-    dense = attention.attend_decode(batch.q_BHD, *batch.pool, scale=SCALE)
-    listed = attention.attend_decode(
-        batch.q_BHD, *batch.pool, PageLists(pages, counts), scale=SCALE
-    )
-    assert torch.equal(dense, listed)
-
-
 @given(drawn=with_lists(), data=st.data())
 def test_a_row_alone_gives_the_same_bits(drawn: tuple[Batch, PageLists], data: st.DataObject):
     batch, lists = drawn

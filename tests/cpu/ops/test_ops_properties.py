@@ -101,6 +101,9 @@ def test_pages_off_the_list_do_not_matter(batch: Batch, budget: int) -> None:
                 if page not in kept:
                     batch.k_NGPD[batch.table_BM[row, page], head] = float("nan")
                     batch.v_NGPD[batch.table_BM[row, page], head] = float("nan")
+        kept = lists.pages[row][lists.pages[row] >= 0].long()
+        unused = torch.ones(batch.table_BM.shape[1], dtype=torch.bool).index_fill(0, kept, False)
+        batch.table_BM[row, unused] = 2**30  # nobody's page: not even looked up
     poisoned = ops.attend_decode(batch.q_BHD, *batch.pool, lists, scale=SCALE)
     assert torch.equal(clean, poisoned)
 
