@@ -266,8 +266,8 @@ def timed_ops(taken: Split) -> Iterator[None]:
     """Add up the time of the ops, by part, for calls through `ops` in this with-block."""
     from sparrow.ops.cpu import pages as block_mean_kernels  # numba takes a second to import
 
-    names = [name for part in OPS.values() for name in part]
-    homes = {name: ops if hasattr(ops, name) else block_mean_kernels for name in names}
+    every = [name for names in OPS.values() for name in names]
+    homes = {name: ops if hasattr(ops, name) else block_mean_kernels for name in every}
     plain = {name: getattr(home, name) for name, home in homes.items()}
     taken.update(dict.fromkeys(OPS, 0.0))
     try:

@@ -33,7 +33,7 @@ class Contract:
         endings = {n: n.rpartition("_")[2] for n in inspect.signature(definition).parameters}
         self._letters = {name: end if end.isupper() else "" for name, end in endings.items()}
 
-    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise a ValueError that names the argument which breaks the contract."""
         given = dict(zip(self._letters, args, strict=False)) | kwargs
         given = {n: value for n, value in given.items() if n in self._letters and value is not None}

@@ -51,13 +51,9 @@ class Rule:
     @classmethod
     def of(cls, schedule: Schedule, flow: Flow = block_mean) -> "Rule":
         """The rule that a schedule was made for; the flow must be the one it was made for."""
-        if schedule.misfits({"flow": flow.name, "flow_digest": flow.digest}):
-            raise ValueError(
-                f"schedule {schedule.name!r} was made for the flow {schedule.flow!r} (digest "
-                f"{schedule.flow_digest}), not for {flow.name!r} ({flow.digest}): give the flow "
-                "it was made for"
-            )
-        return cls.like(schedule, flow)
+        rule = cls.like(schedule, flow)
+        rule.check(schedule, page=schedule.page)
+        return rule
 
     @classmethod
     def like(cls, schedule: Schedule, flow: Flow = block_mean) -> "Rule":

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 from support import kernels
 from support.kernels import DENSE, check_rows_of_every_size, check_select, mean_scores, same
-from support.paging import Batch, slots_of
+from support.paging import slots_of
 
 from sparrow import ops
 from sparrow.ops.reference.sampling import uniforms
@@ -157,59 +157,3 @@ def test_frequencies() -> None:
     frequency = torch.bincount(draws.tokens, minlength=vocabulary)[[5, 4095, 4096, 8999]] / rows
     p = torch.tensor([0.1, 0.2, 0.3, 0.4], **CUDA)
     assert ((frequency - p).abs() < 5 * (p * (1 - p) / rows).sqrt()).all()
-
-
-class Step:
-    """Write, select and sample on fixed tensors, as one decoding step."""
-
-    def __init__(self, batch: Batch) -> None:
-        rows = len(batch.lengths_B)
-        self.batch = batch
-        self.pools = [x.clone() for x in batch.pool[:2]]
-        self.slots = torch.full((rows,), -1, **CUDA)
-        self.lengths = torch.zeros_like(batch.lengths_B)
-        self.budgets = torch.full_like(batch.lengths_B, 48)
-        self.scores = torch.zeros(rows, 8, batch.table_BM.shape[1], **CUDA)
-        self.token = torch.zeros(rows, 8, 256, dtype=torch.bfloat16, **CUDA)
-        self.logits = torch.zeros(rows, 5000, **CUDA)
-        self.index, self.ones = torch.arange(rows, **CUDA), torch.ones(rows, **CUDA)
-
-    def fill(self, seed: int) -> None:
-        """New values for every input, for lengths up to the batch's."""
-        torch.manual_seed(seed)
-        lengths = self.batch.lengths_B
-        self.lengths.copy_((torch.rand(len(lengths), **CUDA) * (lengths + 1)).int())
-        at = (self.lengths - 1).clamp(min=0).long()
-        block = self.batch.table_BM.gather(1, (at // 16)[:, None])[:, 0]
-        self.slots.copy_(torch.where(self.lengths > 0, block * 16 + at % 16, -1))
-        self.budgets.copy_(torch.where(self.index % 3 == 0, DENSE, 100 * seed + 48).int())
-        self.scores.copy_(torch.randn(self.scores.shape, **CUDA))
-        self.token.copy_(torch.randn(self.token.shape, **CUDA))
-        self.logits.copy_(torch.randn(self.logits.shape, **CUDA))
-
-    def run(self) -> list[torch.Tensor]:
-        ops.write_pages(*self.pools, self.token[..., :128], self.token[..., 128:], self.slots)
-        lists = ops.select_pages(self.scores, self.lengths, self.budgets, page=16)
-        draws = ops.sample(self.logits, self.index, self.lengths, self.ones)
-        return [*lists, *draws, *self.pools]
-
-
-def test_a_graph_replays_what_runs_eagerly() -> None:
-    step = Step(batch_of(LENGTHS[:4] + LENGTHS[5:], dtype=torch.bfloat16))
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step.run()  # compiles
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = step.run()
-    for seed in range(4):
-        step.fill(seed)
-        before = [x.clone() for x in step.pools]
-        graph.replay()
-        replayed = [x.clone() for x in results]
-        for pool, old in zip(step.pools, before, strict=True):
-            pool.copy_(old)
-        for left, right in zip(replayed, step.run(), strict=True):
-            same(left, right)

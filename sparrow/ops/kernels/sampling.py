@@ -252,10 +252,9 @@ def step_inputs(at_B: Tensor, rows: RowState, *, page: int, width: int) -> StepI
             PAGES=PAGES,
             num_warps=4,
         )
-    ids_B, positions_B, lengths_B, slots_B, *streams = whole.unbind(0)
-    return StepInputs(
-        ids_B, positions_B, lengths_B, slots_B, table_BM, *streams, temperature_B=temperature_B
-    )
+    ids_B, positions_B, lengths_B, slots_B, seeds_B, counters_B = whole.unbind(0)
+    places = (ids_B, positions_B, lengths_B, slots_B, table_BM)
+    return StepInputs(*places, seeds_B, counters_B, temperature_B)
 
 
 def step_outputs(at_B: Tensor, draws: Draws, rows: RowState, *, advance: bool) -> Tensor:

@@ -126,8 +126,8 @@ class Compiled:
         self._score(given, out, cache, layer, table_BM, rows_B, shape)
         if staged:
             return self._choose(given, score_BGM, cuts, layer, shape)
-        options = {"page": cache.page, "first": first, "last": last, "mass": self.program.mass}
-        return select_pages(score_BGM, lengths_B, budgets_BG, **options)
+        chosen, mass = (score_BGM, lengths_B, budgets_BG), self.program.mass
+        return select_pages(*chosen, page=cache.page, first=first, last=last, mass=mass)
 
     def _score(
         self,

@@ -16,7 +16,7 @@ import hashlib
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, NoReturn
@@ -90,18 +90,18 @@ class Flow:
         return trace(self, *self.probe).digest
 
 
-def _are_numbers(state: object) -> bool:
+def _are_numbers(state: Any) -> bool:
     return isinstance(state, Mapping) and all(
         isinstance(start, int | float) and math.isfinite(start) for start in state.values()
     )
 
 
-def _is_share(mass: object) -> bool:
+def _is_share(mass: Any) -> bool:
     number = isinstance(mass, int | float) and not isinstance(mass, bool)
     return mass is None or (number and 0 < mass <= 1)
 
 
-def _are_sizes(probe: object) -> bool:
+def _are_sizes(probe: Any) -> bool:
     right = isinstance(probe, tuple) and len(probe) == 3
     return right and all(isinstance(size, int) and size > 0 for size in probe)
 
@@ -128,7 +128,10 @@ class Program:
     state: tuple[tuple[str, float], ...]
     updates: tuple[Node, ...]
     mass: float | None
-    digest: str
+
+    @property
+    def digest(self) -> str:
+        return _digest(self)
 
     def blocks(self, keys: torch.dtype) -> dict[str, ops.Field]:
         """What the fields of one page take for one KV head, by name; `keys`: their dtype."""
@@ -153,7 +156,7 @@ def trace(flow: Flow, page: int, head_size: int, group: int | None) -> Program:
     summary = _trace_summary(flow, fields, page, head_size)
     score, updates = _trace_score(flow, fields, group, head_size) if group else (None, ())
     state = tuple((name, float(value)) for name, value in flow.state.items()) if group else ()
-    program = Program(
+    return Program(
         name=flow.name,
         page=page,
         head_size=head_size,
@@ -164,9 +167,7 @@ def trace(flow: Flow, page: int, head_size: int, group: int | None) -> Program:
         state=state,
         updates=updates,
         mass=flow.mass,
-        digest="",
     )
-    return replace(program, digest=_digest(program))
 
 
 def _field(flow: Flow, name: str, form: object, sizes: dict[str, int]) -> PageField:
@@ -409,6 +410,7 @@ def check_weights(program: Program, *, layers: int, kv_heads: int) -> None:
 # Content.
 
 
+@cache
 def _digest(program: Program) -> str:
     """A name for the content: operations, shapes, formats; not what things are called."""
     text = hashlib.sha256()

@@ -96,7 +96,8 @@ def resolve_flow(schedule: Schedule, named: str | None = None, *, force: bool = 
 def built_in(module: ModuleType = library) -> list[str]:
     """The names in the library: flows, and functions that make one without arguments."""
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    return sorted(n for n, v in own.items() if isinstance(v, Flow) or _makes_flows(v))
+    makers = {n for n, v in own.items() if getattr(v, "__annotations__", {}).get("return") is Flow}
+    return sorted(n for n, v in own.items() if isinstance(v, Flow) or n in makers)
 
 
 # Modules.
@@ -195,10 +196,6 @@ def _call(text: str, where: str) -> tuple[str, list[Any], dict[str, Any]]:
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         pass
     raise ValueError(f"{where}: {text!r} names no flow; a flow is {FORMS}")
-
-
-def _makes_flows(value: Any) -> bool:
-    return getattr(value, "__annotations__", {}).get("return") is Flow
 
 
 def _hint(module: ModuleType, name: str) -> str:

@@ -31,25 +31,6 @@ def test_decode_is_softmax_attention(heads: int, kv_heads: int) -> None:
             torch.testing.assert_close(out[row, head].double(), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_causal_is_decode_at_every_position() -> None:
-    length = 37
-    batch = make_batch([length])
-    queries = torch.randn(length, 6, 8)
-    out = ops.attend_causal(
-        queries, batch.keys[0], batch.values[0], torch.tensor([0, length]), scale=SCALE
-    )
-    for position in range(length):
-        row = ops.attend_decode(
-            queries[position, None],
-            batch.k_NGPD,
-            batch.v_NGPD,
-            batch.table_BM,
-            torch.tensor([position + 1]),
-            scale=SCALE,
-        )
-        torch.testing.assert_close(out[position], row[0], atol=1e-5, rtol=1e-5)
-
-
 def test_paged_prefill_in_chunks_is_causal_attention() -> None:
     lengths = [40, 3, 17]
     batch = make_batch(lengths)
@@ -119,18 +100,6 @@ def test_gradients_of_dense_and_of_sparse_with_a_whole_budget_are_equal() -> Non
         assert torch.equal(dense, sparse)
 
 
-def test_later_tokens_change_nothing_before_them() -> None:
-    q, k, v = torch.randn(300, 4, 8), torch.randn(300, 2, 8), torch.randn(300, 2, 8)
-
-    def attend(length: int) -> torch.Tensor:
-        tensors = (q[:length], k[:length], v[:length], torch.tensor([0, length]))
-        budgets = torch.full((length,), 64)
-        return ops.attend_sparse(*tensors, torch.tensor([5]), budgets, **SPARSE)
-
-    for length in (20, 97, 131, 260):
-        torch.testing.assert_close(attend(300)[:length], attend(length), atol=1e-6, rtol=1e-5)
-
-
 def test_more_queries_than_tokens_are_refused() -> None:
     batch, edges = make_batch([20]), torch.tensor([0, 21])
     with pytest.raises(ValueError, match="row 0"):
@@ -142,17 +111,11 @@ def test_half_precision_is_computed_in_fp32(dtype: torch.dtype) -> None:
     batch = make_batch([50], dtype=dtype)
     out = ops.attend_decode(batch.q_BHD, *batch.pool, scale=SCALE)
     assert out.dtype == dtype
-    expected = torch.cat(
-        [
-            plain_attention(
-                batch.q_BHD[0, 3 * g : 3 * g + 3], batch.keys[0][:, g], batch.values[0][:, g], SCALE
-            )
-            for g in range(2)
-        ]
-    )
-    assert torch.equal(out[0], expected.float().to(dtype)) or (
-        (out[0].double() - expected).abs().max() <= 2 * (expected.to(dtype) - expected).abs().max()
-    )
+    for head in range(6):
+        k_SD, v_SD = batch.keys[0][:, head // 3], batch.values[0][:, head // 3]
+        expected = plain_attention(batch.q_BHD[0, head, None], k_SD, v_SD, SCALE)[0]
+        rounding = (expected.to(dtype) - expected).abs().max()
+        assert (out[0, head].double() - expected).abs().max() <= 2 * rounding
 
 
 @pytest.mark.slow

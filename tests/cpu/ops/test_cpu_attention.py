@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from support.paging import Batch, make_batch
@@ -153,17 +152,6 @@ def test_what_is_left_to_the_definition() -> None:
         (q[:, :, :40], narrow, narrow),
     ):
         assert not attention.supports("attend_decode", *given)
-
-
-def test_exp2() -> None:
-    x = np.concatenate([np.linspace(-126, 0, 20_001), -np.logspace(-9, 0, 2_000)])
-    x = x.astype(np.float32)
-    found = np.array([attention._exp2(value) for value in x])
-    np.testing.assert_allclose(found, np.exp2(x.astype(np.float64)), rtol=2e-7)
-    assert attention._exp2(np.float32(0)) == 1
-    assert attention._exp2(np.float32(-126.5)) == 0
-    assert attention._exp2(np.float32(-np.inf)) == 0
-    assert math.isnan(attention._exp2(np.float32(np.nan)))
 
 
 def test_shared_work_covers_every_item_once_and_raises_failures() -> None:

@@ -135,16 +135,6 @@ def test_goals_at_both_ends_stay_on_tokens_with_weight() -> None:
     assert found == [5, 140, 141, 141]
 
 
-def test_exp() -> None:
-    x = np.concatenate([np.linspace(-87, 0, 5_001), -np.logspace(-9, 0, 500)])
-    x = x.astype(np.float32)
-    found = np.array([sampling._exp(value) for value in x])
-    np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=1.2e-7)
-    assert sampling._exp(np.float32(0)) == 1
-    assert sampling._exp(np.float32(-87.5)) == sampling._exp(np.float32(-np.inf)) == 0
-    assert math.isnan(sampling._exp(np.float32(np.nan)))
-
-
 def test_what_is_left_to_the_definition() -> None:
     logits, seeds, counters, temperature = rows_of(4, 50)
     cuts = [torch.full((4,), 3), torch.full((4,), 0.9), torch.full((4, 1), 7)]

@@ -42,18 +42,6 @@ def test_gradients_of_the_products() -> None:
     torch.autograd.gradcheck(ops.linear_add, (x, weight, residual))
 
 
-def test_rows_may_have_gaps() -> None:
-    norm, weight = draw(8), draw(12, 8)
-    x, residual = draw(5, 16)[:, :8], draw(5, 24)[:, ::2]
-    for op, strided in [
-        (lambda x: ops.norm_linear(x, norm, weight, eps=EPS), x),
-        (lambda x: ops.norm_gated(x, norm, weight, eps=EPS), x),
-        (lambda x: ops.linear_add(x, weight, residual.contiguous()), x),
-        (lambda residual: ops.linear_add(x.contiguous(), weight, residual), residual),
-    ]:
-        torch.testing.assert_close(op(strided), op(strided.contiguous()))
-
-
 @pytest.mark.parametrize("with_norm", [False, True])
 def test_heads_are_normed_and_turned(with_norm: bool) -> None:
     qkv, angle = torch.randn(5, 7 * 8), torch.randn(5, 4)

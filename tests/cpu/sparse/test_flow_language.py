@@ -255,10 +255,6 @@ INNER: dict[str, tuple[Formula, Formula]] = {
         lambda q, f, p: q @ q.T + f.s,
         lambda q, f, p: np.array([[sum(a * b) for b in q] for a in q]) + f.s,
     ),
-    "matrix @ matrix of pages": (
-        lambda q, f, p: f.m.T @ f.cube[0],
-        lambda q, f, p: np.einsum("pd,pe->de", f.m, f.cube[0]),
-    ),
     "constants @": (
         lambda q, f, p: t.constant(np.eye(SIZE)[:2]) @ f.x,
         lambda q, f, p: f.x[:2],
@@ -408,13 +404,7 @@ def test_state_moves_on_where_a_page_exists_and_stays_elsewhere() -> None:
 # Summaries.
 
 SUMMARIES: dict[str, tuple[Formula, Formula]] = {
-    "mean of tokens": (lambda k, v: k.mean(0), lambda k, v, w: k.mean(0)),
     "extremes of channels": (lambda k, v: k.max(1) - v.min(1), lambda k, v, w: k.max(1) - v.min(1)),
-    "norm": (lambda k, v: v.norm(1).mean(), lambda k, v, w: np.sqrt((v**2).sum(1)).mean()),
-    "groups of tokens": (
-        lambda k, v: k.reshape(2, 3, SIZE).max(1),
-        lambda k, v, w: np.stack([k[:3].max(0), k[3:].max(0)]),
-    ),
     "product": (lambda k, v: k.T @ v, lambda k, v, w: np.einsum("pd,pe->de", k, v)),
     "constants": (
         lambda k, v: t.constant(np.arange(12).reshape(2, 6)) @ k,

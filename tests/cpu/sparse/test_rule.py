@@ -40,17 +40,6 @@ def fill_by_prefill(rule: Rule, cache: ops.PageCache, batch: Batch) -> None:
         rule.summarise(cache, SPARSE, slots_T)
 
 
-def test_prefill_stores_keys_values_and_landmarks() -> None:
-    """So does decoding: see below, where both store the same bits with any flow."""
-    rule, batch = Rule(), make_batch([1, 15, 16, 17, 83])
-    cache = cache_for(rule, batch)
-    fill_by_prefill(rule, cache, batch)
-    stored = [cache.field(name, SPARSE) for name in ("k", "v", "mean")]
-    for got, expected in zip(stored, (batch.k_NGPD, batch.v_NGPD, batch.landmark_NGD), strict=True):
-        torch.testing.assert_close(got, expected, equal_nan=True)
-    assert not cache.field("k", 0).any()
-
-
 @pytest.mark.parametrize(("first", "last"), [(1, 2), (0, 1), (2, 3)])
 def test_selects_by_score_under_each_rows_budget(first: int, last: int) -> None:
     rule = Rule(first=first, last=last)
