@@ -17,7 +17,7 @@ import torch
 from sparrow import ops
 from sparrow.bench import timing
 from sparrow.sparse.compile.launch import Compiled, Launch, launch_for
-from sparrow.sparse.flows import paged
+from sparrow.sparse.flows import interpret
 from sparrow.sparse.flows.flow import Program, trace
 from sparrow.sparse.flows.interpret import Scene
 from sparrow.sparse.flows.loading import load_flow
@@ -67,7 +67,7 @@ def agrees(program: Program, rule: Rule, kernels: Compiled) -> float:
     cache = cache_of(rule, 4, 512, 1)
     q, table, length, budget = arguments(4, 512)
     length = length - torch.tensor([0, 1, 37, 4000], device=DEVICE)
-    score = paged.score(program, cache, 0, q, table, Scene(lengths=length))
+    score = interpret.score_cache(program, cache, q, table, Scene(lengths=length))
     with ops.using("reference"):
         wanted = ops.select_pages(score, length, budget, page=PAGE)
     got = kernels.select(cache, 0, q, table, length, budget, None, first=1, last=2)

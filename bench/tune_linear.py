@@ -5,7 +5,7 @@
 Launches overlap, so what is fastest alone is not what is fastest in the chain: only the whole step
 is timed. Processes first compile all candidates into Triton's cache on disk. Then one product after
 the other takes the launch with the fastest step, the others staying as they are. The last lines are
-entries for `LAUNCHES` in sparrow/ops/kernels/launches.py.
+entries for `LAUNCHES` in sparrow/ops/kernels/layers.py.
 """
 
 import argparse
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sparrow import models, ops
 from sparrow.models.attention import PagedDecode
-from sparrow.ops.kernels.launches import LAUNCHES, PROCESSORS, Launch, launch_for, tile
+from sparrow.ops.kernels.layers import LAUNCHES, PROCESSORS, Launch, launch_for, tile
 from sparrow.sparse.rule import Rule
 
 SHAPE, PAGE, CONTEXT = "qwen3-1.7b", 16, 128

@@ -20,7 +20,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from sparrow import ops
 from sparrow.bench import timing
-from sparrow.ops.kernels import sample, select
+from sparrow.ops.kernels import pages as page_kernels
+from sparrow.ops.kernels import sampling
 
 ROWS, KV_HEADS, PAGE = 32, 8, 16
 BUDGET = 4096
@@ -64,14 +65,14 @@ def tune_select(pages: int, budget: int, kind: str) -> Iterator[str]:
     arguments = (scores, lengths, budgets)
     options = {"page": PAGE, "width": min(pages, budget // PAGE + 1)}
     expected = expected_of(ops.select_pages, *arguments, **options)
-    chosen = select.warps_of(pages)
+    chosen = page_kernels.warps_of(pages)
     for warps in (1, 2, 4, 8, 16):
         if not 2 <= pages // (32 * warps) <= 64:
             continue
-        with settings(select, warps_of=lambda _, warps=warps: warps):
-            lists = select.select_pages(*arguments, **options)
+        with settings(page_kernels, warps_of=lambda _, warps=warps: warps):
+            lists = page_kernels.select_pages(*arguments, **options)
             assert all(torch.equal(*pair) for pair in zip(lists, expected, strict=True))
-            time = microseconds(lambda: select.select_pages(*arguments, **options))
+            time = microseconds(lambda: page_kernels.select_pages(*arguments, **options))
         yield line(f"select, {pages} pages, {kind}", f"warps {warps}", warps == chosen, time)
 
 
@@ -83,11 +84,11 @@ def tune_sample(rows: int) -> Iterator[str]:
     for chunk, first, second in product((1024, 2048, 4096, 8192), (4, 8), (4, 8, 16)):
         if chunk // first > 1024 or not 128 <= chunk // second <= 1024:
             continue
-        with settings(sample, CHUNK=chunk, SUM_WARPS=first, DRAW_WARPS=second) as star:
-            draws = sample.sample(*arguments)
+        with settings(sampling, CHUNK=chunk, SUM_WARPS=first, DRAW_WARPS=second) as star:
+            draws = sampling.sample(*arguments)
             torch.testing.assert_close(draws.entropies, expected.entropies, atol=1e-4, rtol=1e-4)
             assert (draws.tokens == expected.tokens).float().mean() > 0.9  # rounding moves few
-            time = microseconds(lambda: sample.sample(*arguments))
+            time = microseconds(lambda: sampling.sample(*arguments))
         setting = f"chunk {chunk} warps {first}, {second}"
         yield line(f"sample, {rows} rows", setting, star, time, 4 * logits.numel())
 

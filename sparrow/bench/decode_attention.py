@@ -26,7 +26,7 @@ from sparrow.calibrate.tables import figures
 from sparrow.models.shapes import shape
 from sparrow.models.spec import ModelSpec
 from sparrow.ops.cpu import attention as cpu
-from sparrow.ops.cpu.threads import share
+from sparrow.ops.cpu.simd import share
 from sparrow.ops.reference import attention as reference
 from sparrow.ops.types import PageLists
 from sparrow.schema.bench import Benchmark

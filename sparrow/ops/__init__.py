@@ -1,7 +1,7 @@
 """Ops: tensors in, tensors out; a definition for each, and faster versions by device."""
 
 from sparrow.ops.dispatch import fastest, settled_weights, using, versions
-from sparrow.ops.reference.acceptance import Comparison, acceptance, acceptance_bounds, compare
+from sparrow.ops.reference.acceptance import Comparison, acceptance, compare
 from sparrow.ops.reference.attention import (
     attend_causal,
     attend_causal_paged,
@@ -9,14 +9,8 @@ from sparrow.ops.reference.attention import (
     attend_sparse,
 )
 from sparrow.ops.reference.layers import gate, linear_add, norm_gated, norm_linear, split_heads
-from sparrow.ops.reference.logprob import TokenStats, TopK, logits, token_stats, top_k
-from sparrow.ops.reference.pages import (
-    append_pages,
-    score_pages,
-    select_pages,
-    summarise_pages,
-    write_pages,
-)
+from sparrow.ops.reference.logprob import TokenStats, logits, token_stats
+from sparrow.ops.reference.pages import select_pages, write_pages
 from sparrow.ops.reference.sampling import Draws, sample, step_inputs, step_outputs
 from sparrow.ops.types import (
     Field,

@@ -6,9 +6,7 @@ else a name asks for is in RULES. Values of tensors are looked at only where tha
 """
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,61 +20,45 @@ Rule = Callable[[str, Any, Sizes], None]
 
 # Tensors of whole numbers, by name without dimension letters.
 INTEGERS = {
-    *("at", "bounds", "budgets", "counters", "forbidden", "ids", "lengths", "p_ids", "q_ids"),
-    *("seeds", "slots", "table", "top_k"),
+    *("at", "bounds", "budgets", "counters", "forbidden", "ids", "lengths", "seeds", "slots"),
+    *("table", "top_k"),
 }
 _INTEGER_TYPES = (torch.int32, torch.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter of an op: its name, dimension letters ("" where it has none) and rule."""
-
-    name: str
-    letters: str
-    integers: bool
-    rule: Rule | None
-
-    @classmethod
-    def named(cls, name: str) -> "Parameter":
-        base, letters = re.fullmatch(r"(\w+?)(?:_([A-Z]+))?", name).groups("")  # type: ignore[union-attr]
-        return cls(name, letters, bool(letters) and base in INTEGERS, RULES.get(name))
-
-    def check_shape(self, tensor: Tensor, sizes: dict[str, int]) -> None:
-        """The tensor has the sizes of its letters; sizes seen first are added."""
-        shape = tensor.shape
-        if len(shape) != len(self.letters):
-            raise ValueError(f"{self.name} must be {[*self.letters]}, got shape {[*shape]}")
-        for letter, size in zip(self.letters, shape, strict=True):
-            if sizes.setdefault(letter, size) != size:
-                raise ValueError(f"{self.name} is {[*shape]}, expected {letter} = {sizes[letter]}")
-        if self.integers:
-            _check_integers(self.name, tensor)
 
 
 class Contract:
     """The checks of one op, from the signature of its definition."""
 
     def __init__(self, definition: Callable[..., Any]) -> None:
-        names = inspect.signature(definition).parameters
-        self._parameters = [Parameter.named(name) for name in names]
-        self._by_name = {parameter.name: parameter for parameter in self._parameters}
+        endings = {n: n.rpartition("_")[2] for n in inspect.signature(definition).parameters}
+        self._letters = {name: end if end.isupper() else "" for name, end in endings.items()}
 
-    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise a ValueError that names the argument which breaks the contract."""
-        given = list(zip(self._parameters, args, strict=False))
-        given += [(self._by_name[name], kwargs[name]) for name in kwargs if name in self._by_name]
+        given = dict(zip(self._letters, args, strict=False)) | kwargs
+        given = {n: value for n, value in given.items() if n in self._letters and value is not None}
         sizes: dict[str, int] = {}
-        for parameter, value in given:
-            if parameter.letters and value is not None:
-                parameter.check_shape(value, sizes)
+        for name, value in given.items():
+            if self._letters[name]:
+                self._check_shape(name, value, sizes)
         if "H" in sizes and sizes["H"] % sizes.get("G", 1):
             raise ValueError(
                 f"{sizes['H']} query heads must be a multiple of {sizes['G']} KV heads"
             )
-        for parameter, value in given:
-            if parameter.rule is not None and value is not None:
-                parameter.rule(parameter.name, value, sizes)
+        for name, value in given.items():
+            if name in RULES:
+                RULES[name](name, value, sizes)
+
+    def _check_shape(self, name: str, tensor: Tensor, sizes: dict[str, int]) -> None:
+        """The tensor has the sizes of its letters; sizes seen first are added."""
+        letters, shape = self._letters[name], tensor.shape
+        if len(shape) != len(letters):
+            raise ValueError(f"{name} must be {[*letters]}, got shape {[*shape]}")
+        for letter, size in zip(letters, shape, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                raise ValueError(f"{name} is {[*shape]}, expected {letter} = {sizes[letter]}")
+        if name.removesuffix(f"_{letters}") in INTEGERS:
+            _check_integers(name, tensor)
 
 
 def _check_integers(name: str, tensor: Tensor) -> None:
@@ -137,7 +119,7 @@ def _logits(name: str, logits: Tensor, _sizes: Sizes) -> None:
         raise ValueError(f"{name} must have a vocabulary, got {[*logits.shape]}")
 
 
-def known_ids(name: str, ids: Tensor, sizes: Sizes) -> None:
+def _token_ids(name: str, ids: Tensor, sizes: Sizes) -> None:
     """Token ids of a vocabulary of V."""
     vocabulary = sizes["V"]
     if ids.numel() and not ids.is_cuda and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
@@ -161,7 +143,6 @@ RULES: dict[str, Rule] = {
     "budgets": _budgets,
     "lists": _lists,
     "logits_BV": _logits,
-    "ids_T": known_ids,
-    "k": _places,
+    "ids_T": _token_ids,
     "top_k": _places,
 }

@@ -23,29 +23,26 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Choice = Literal["fastest", "reference", "compiled"]
 
-# (op, device type) -> module with a function of the op's name, `supports(op, *arguments)` and
-# `fits(dtype, head size)`. The second item is the package that it needs beyond torch.
+# Device type -> its package, and what that needs beyond torch.
+PACKAGES = {"cpu": ("sparrow.ops.cpu", "numba"), "cuda": ("sparrow.ops.kernels", "triton")}
+# Device type -> op -> the module that has a function of the op's name, `supports(op, *arguments)`
+# and `fits(op, dtype, head size)`.
 FASTER = {
-    ("attend_decode", "cpu"): ("sparrow.ops.cpu.attention", "numba"),
-    ("write_pages", "cpu"): ("sparrow.ops.cpu.pages", "numba"),
-    ("summarise_pages", "cpu"): ("sparrow.ops.cpu.pages", "numba"),
-    ("append_pages", "cpu"): ("sparrow.ops.cpu.pages", "numba"),
-    ("score_pages", "cpu"): ("sparrow.ops.cpu.pages", "numba"),
-    ("select_pages", "cpu"): ("sparrow.ops.cpu.pages", "numba"),
-    ("logits", "cpu"): ("sparrow.ops.cpu.logits", "torch"),
-    ("sample", "cpu"): ("sparrow.ops.cpu.sampling", "numba"),
-    ("attend_decode", "cuda"): ("sparrow.ops.kernels.attend_decode", "triton"),
-    ("attend_causal_paged", "cuda"): ("sparrow.ops.kernels.attend_prefill", "triton"),
-    ("write_pages", "cuda"): ("sparrow.ops.kernels.store", "triton"),
-    ("select_pages", "cuda"): ("sparrow.ops.kernels.select", "triton"),
-    ("sample", "cuda"): ("sparrow.ops.kernels.sample", "triton"),
-    ("norm_linear", "cuda"): ("sparrow.ops.kernels.linear", "triton"),
-    ("linear_add", "cuda"): ("sparrow.ops.kernels.linear", "triton"),
-    ("norm_gated", "cuda"): ("sparrow.ops.kernels.linear", "triton"),
-    ("logits", "cuda"): ("sparrow.ops.kernels.linear", "triton"),
-    ("step_inputs", "cuda"): ("sparrow.ops.kernels.rows", "triton"),
-    ("step_outputs", "cuda"): ("sparrow.ops.kernels.rows", "triton"),
-    ("split_heads", "cuda"): ("sparrow.ops.kernels.heads", "triton"),
+    "cpu": {
+        "attend_decode": "attention",
+        "write_pages": "pages",
+        "select_pages": "pages",
+        "logits": "logits",
+        "sample": "sampling",
+    },
+    "cuda": {
+        "attend_decode": "attend_decode",
+        "attend_causal_paged": "attend_prefill",
+        **dict.fromkeys(("write_pages", "select_pages"), "pages"),
+        **dict.fromkeys(("sample", "step_inputs", "step_outputs"), "sampling"),
+        **dict.fromkeys(("norm_linear", "linear_add", "norm_gated"), "layers"),
+        **dict.fromkeys(("logits", "split_heads"), "layers"),
+    },
 }
 
 COMPILED = ("norm_linear", "linear_add", "norm_gated", "split_heads")
@@ -90,11 +87,11 @@ def weights_settled() -> bool:
 
 def versions(device: str, dtype: torch.dtype, head_size: int) -> dict[str, str]:
     """The faster versions that such a model gets, by op; other ops run their definitions."""
-    found = {op: _faster(op, kind) for op, kind in FASTER if kind == device}
+    found = {op: _faster(op, device) for op in FASTER.get(device, {})}
     return {
         op: module.__name__
         for op, module in found.items()
-        if module is not None and module.fits(dtype, head_size)
+        if module is not None and module.fits(op, dtype, head_size)
     }
 
 
@@ -148,11 +145,11 @@ def _compiled(definition: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def _faster(op: str, device: str) -> ModuleType | None:
-    if (op, device) not in FASTER:
+    if op not in FASTER.get(device, {}):
         return None
-    name, needs = FASTER[op, device]
+    package, needs = PACKAGES[device]
     try:
-        return import_module(name)
+        return import_module(f"{package}.{FASTER[device][op]}")
     except ModuleNotFoundError as error:
         if error.name != needs:
             raise

@@ -5,14 +5,3 @@
 
 from sparrow.schema.schedule import DENSE, LayerBudgets, Note, Schedule, kept_tokens
 from sparrow.sparse.presets import named_schedule, preset, preset_names
-
-__all__ = [
-    "DENSE",
-    "LayerBudgets",
-    "Note",
-    "Schedule",
-    "kept_tokens",
-    "named_schedule",
-    "preset",
-    "preset_names",
-]

@@ -32,9 +32,6 @@ class BudgetTable:
         device: torch.device | str = "cpu",
     ) -> None:
         """Room for `schedules` beside the dense slot, each of at most `bins` bins."""
-        if min(layers, kv_heads, schedules, bins) < 1:
-            given = f"layers {layers}, kv_heads {kv_heads}, schedules {schedules}, bins {bins}"
-            raise ValueError(f"BudgetTable: got {given}, allowed: integers >= 1")
         slots = schedules + 1
         self._starts_AE = torch.full((slots, bins), NO_BIN, dtype=torch.int32, device=device)
         self._starts_AE[:, 0] = 0
@@ -50,32 +47,19 @@ class BudgetTable:
         """
         if schedule in self._schedules:
             return self._schedules.index(schedule) + 1
-        room = self._starts_AE.shape[0] - 1
-        if len(self._schedules) >= room and in_use is not None:
-            idle = next((slot for slot in range(1, room + 1) if slot not in in_use), None)
-            if idle is not None:
-                self.replace(idle, schedule)
-                return idle
-        if len(self._schedules) >= room:
-            names = ", ".join(held.name for held in self._schedules)
+        room, held = self._starts_AE.shape[0] - 1, len(self._schedules)
+        free = range(held + 1, room + 1)
+        idle = [] if in_use is None else sorted({*range(1, room + 1)} - {*in_use})
+        if not free and not idle:
+            names = ", ".join(each.name for each in self._schedules)
             raise ValueError(
                 f"no slot left for schedule {schedule.name!r}: the table holds {room} ({names}); "
-                "replace one of them or make the table larger"
+                "make the table larger"
             )
-        slot = len(self._schedules) + 1
+        slot = free[0] if free else idle[0]
         self._write(slot, schedule)
-        self._schedules.append(schedule)
+        self._schedules[slot - 1 : slot] = [schedule]
         return slot
-
-    def replace(self, slot: int, schedule: Schedule) -> None:
-        """Put another schedule into a slot that `add` gave; its rows follow from the next step."""
-        if not 1 <= slot <= len(self._schedules):
-            raise ValueError(
-                f"BudgetTable.replace: got slot {slot}, allowed: a slot that was added, "
-                f"1 to {len(self._schedules)} (slot 0 is dense)"
-            )
-        self._write(slot, schedule)
-        self._schedules[slot - 1] = schedule
 
     def lookup(self, slots_B: Tensor, lengths_B: Tensor) -> Tensor:
         """Budgets of every layer, row and KV head, int32 [L, B, G], without a wait for the device.
@@ -106,25 +90,18 @@ class BudgetTable:
 
 
 def _check_fit(schedule: Schedule, *, layers: int, kv_heads: int, bins: int) -> None:
-    if len(schedule.lengths) > bins:
-        raise ValueError(
-            f"schedule {schedule.name!r} has {len(schedule.lengths)} bins, the table holds {bins} "
-            "a schedule: merge bins or make the table larger"
-        )
     named = {*schedule.dense_layers, *(item.layer for item in schedule.layers)}
     beyond = sorted(layer for layer in named if layer >= layers)
-    if beyond:
-        raise ValueError(
-            f"schedule {schedule.name!r} names layers {beyond}, the model has 0 to {layers - 1}"
-        )
     of_heads = {item.head for item in schedule.layers if item.head is not None}
     heads = sorted(head for head in of_heads if head >= kv_heads)
-    if heads:
-        raise ValueError(
-            f"schedule {schedule.name!r} names KV heads {heads}, the model has 0 to {kv_heads - 1}"
-        )
-    if len(schedule.dense_layers) == layers:
-        raise ValueError(
-            f"schedule {schedule.name!r} keeps all {layers} layers of the model dense: nothing "
-            "would be sparse; ask for dense decoding instead"
-        )
+    wrong = None
+    if len(schedule.lengths) > bins:
+        wrong = f"has {len(schedule.lengths)} bins, the table holds {bins} a schedule: merge bins"
+    elif beyond:
+        wrong = f"names layers {beyond}, the model has 0 to {layers - 1}"
+    elif heads:
+        wrong = f"names KV heads {heads}, the model has 0 to {kv_heads - 1}"
+    elif len(schedule.dense_layers) == layers:
+        wrong = f"keeps all {layers} layers dense: ask for dense decoding instead"
+    if wrong is not None:
+        raise ValueError(f"schedule {schedule.name!r} {wrong}")

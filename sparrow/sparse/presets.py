@@ -20,7 +20,10 @@ def preset(name: str) -> Schedule:
     """A schedule whose budgets held the 5th percentile of acceptance at its target."""
     data = _data()
     if name not in preset_names():
-        raise ValueError(f"unknown preset {name!r}{_suggestion(name)}; known: {_known()}")
+        close = get_close_matches(name.lower(), preset_names(), n=1)
+        hint = f", did you mean {close[0]!r}?" if close else ""
+        known = ", ".join(preset_names())
+        raise ValueError(f"unknown preset {name!r}{hint}; known: {known}")
     if name not in data["schedules"]:
         return Schedule.load(shipped_configs("schedules")[name])
     own = data["schedules"][name]
@@ -45,12 +48,3 @@ def named_schedule(name: str) -> Schedule:
 @cache
 def _data() -> dict[str, Any]:
     return json.loads(files("sparrow.sparse").joinpath("presets.json").read_text(encoding="utf-8"))
-
-
-def _suggestion(name: str) -> str:
-    close = get_close_matches(name.lower(), preset_names(), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
-
-
-def _known() -> str:
-    return ", ".join(preset_names())

@@ -5,6 +5,7 @@ to keep. Legend of the dimension letters: sparrow/ops/types.py.
 """
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.schema.schedule import Schedule
-from sparrow.sparse.flows import paged
+from sparrow.sparse.flows import interpret
 from sparrow.sparse.flows.flow import Flow, Program, check_weights, trace
 from sparrow.sparse.flows.interpret import Scene
 from sparrow.sparse.flows.library import block_mean
@@ -39,25 +40,20 @@ class Rule:
         if not isinstance(self.flow, Flow):
             raise ValueError(f"Rule.flow: got {self.flow!r}, allowed: a Flow")
         object.__setattr__(self, "dense_layers", frozenset(self.dense_layers))
-        numbers = (self.first, self.last, *self.dense_layers)
-        if not all(isinstance(number, int) for number in numbers):
-            raise ValueError(f"Rule: got {numbers}, allowed: whole numbers of pages and layers")
-        if self.first < 0 or self.last < 1:
+        whole = all(isinstance(n, int) for n in (self.first, self.last, *self.dense_layers))
+        if not whole or self.first < 0 or self.last < 1:
             raise ValueError(
-                f"Rule: got first {self.first}, last {self.last}, allowed: first >= 0, "
+                f"Rule: got first {self.first!r}, last {self.last!r}, dense layers "
+                f"{sorted(self.dense_layers, key=repr)}, allowed: whole numbers, first >= 0, "
                 "last >= 1 (an unfinished page is always kept)"
             )
 
     @classmethod
     def of(cls, schedule: Schedule, flow: Flow = block_mean) -> "Rule":
         """The rule that a schedule was made for; the flow must be the one it was made for."""
-        if schedule.misfits({"flow": flow.name, "flow_digest": flow.digest}):
-            raise ValueError(
-                f"schedule {schedule.name!r} was made for the flow {schedule.flow!r} (digest "
-                f"{schedule.flow_digest}), not for {flow.name!r} ({flow.digest}): give the flow "
-                "it was made for"
-            )
-        return cls.like(schedule, flow)
+        rule = cls.like(schedule, flow)
+        rule.check(schedule, page=schedule.page)
+        return rule
 
     @classmethod
     def like(cls, schedule: Schedule, flow: Flow = block_mean) -> "Rule":
@@ -77,10 +73,7 @@ class Rule:
 
     def fields(self, *, page: int, head_size: int, dtype: torch.dtype) -> tuple[ops.Field, ...]:
         """Page fields beyond "k" and "v"; `dtype` is that of the keys."""
-        blocks = (
-            b for f in trace(self.flow, page, head_size, None).fields for b in f.storage(dtype)
-        )
-        return tuple(ops.Field(name=name, shape=shape, dtype=kind) for name, shape, kind in blocks)
+        return tuple(trace(self.flow, page, head_size, None).blocks(dtype).values())
 
     def states(self, pages: int) -> tuple[ops.Field, ...]:
         """State fields of a request, for contexts of up to so many pages."""
@@ -97,16 +90,15 @@ class Rule:
         group: int,
         dtype: torch.dtype,
         device: torch.device,
-        layers: int | None = None,
-        kv_heads: int | None = None,
+        layers: int,
+        kv_heads: int,
     ) -> None:
         """Check the flow for a model, on a GPU generate its kernels, and refuse what cannot run.
 
         Only `ops.using("reference")` runs definitions on a GPU, slowly and without graphs.
         """
         program = trace(self.flow, page, head_size, group)
-        if layers is not None and kv_heads is not None:
-            check_weights(program, layers=layers, kv_heads=kv_heads)
+        check_weights(program, layers=layers, kv_heads=kv_heads)
         if device.type == "cuda":
             _compiled(program, dtype)
 
@@ -125,10 +117,10 @@ class Rule:
             unread = k_NGPD[:, :, 0]
             kernels = _compiled(program, k_NGPD.dtype)
             kernels.append(cache, layer, unread, unread, slots_T, write=False)
-        elif _by_hand(program):
-            ops.summarise_pages(k_NGPD, _means(program, cache, layer), slots_T)
+        elif fast := _block_mean_kernels(program, k_NGPD):
+            fast.summarise_pages(k_NGPD, cache.field(program.fields[0].name, layer), slots_T)
         else:
-            paged.summarise(program, cache, layer, slots_T)
+            interpret.summarise_slots(program, cache, layer, slots_T)
 
     def append(
         self, cache: ops.PageCache, layer: int, k_BGD: Tensor, v_BGD: Tensor, slots_B: Tensor
@@ -139,17 +131,12 @@ class Rule:
         """
         k_NGPD, v_NGPD = cache.field("k", layer), cache.field("v", layer)
         program = self._program(cache, None)
-        if not program.fields:
-            ops.write_pages(k_NGPD, v_NGPD, k_BGD, v_BGD, slots_B)
-        elif _on_gpu(k_NGPD):
+        if program.fields and _on_gpu(k_NGPD):
             kernels = _compiled(program, k_NGPD.dtype)
             kernels.append(cache, layer, k_BGD, v_BGD, slots_B, write=True)
-        elif _by_hand(program):
-            means_NGD = _means(program, cache, layer)
-            ops.append_pages(k_NGPD, v_NGPD, means_NGD, k_BGD, v_BGD, slots_B)
         else:
             ops.write_pages(k_NGPD, v_NGPD, k_BGD, v_BGD, slots_B)
-            paged.summarise(program, cache, layer, slots_B)
+            self.summarise(cache, layer, slots_B)
 
     def select(
         self,
@@ -168,8 +155,8 @@ class Rule:
         differ by KV head ([B, G]). None depends on the layer alone. rows: the slots that hold the
         rows' state, if the flow has any.
 
-        Pages are chosen in three ways: by definition (`flows.paged`), by generated kernels on a
-        GPU, and on a CPU, for the paper's formula, by ops of its own.
+        Pages are scored in three ways: by definition (`flows.interpret`), by generated kernels on
+        a GPU, and on a CPU, for the paper's formula, by kernels of its own.
         """
         if layer in self.dense_layers or self.flow.score is None:
             return None
@@ -181,12 +168,12 @@ class Rule:
                 first=self.first,
                 last=self.last,
             )
-        if _by_hand(program):
-            means_NGD = _means(program, cache, layer)
-            score_BGM = ops.score_pages(q_BHD, means_NGD, table_BM, lengths_B, page=cache.page)
+        if fast := _block_mean_kernels(program, q_BHD):
+            means_NGD = cache.field(program.fields[0].name, layer)
+            score_BGM = fast.score_pages(q_BHD, means_NGD, table_BM, lengths_B, page=cache.page)
         else:
             scene = Scene(lengths=lengths_B, layer=layer, first=self.first, last=self.last)
-            score_BGM = paged.score(program, cache, layer, q_BHD, table_BM, scene, rows_B)
+            score_BGM = interpret.score_cache(program, cache, q_BHD, table_BM, scene, rows_B)
         return ops.select_pages(
             *(score_BGM, lengths_B, budgets),
             page=cache.page,
@@ -202,14 +189,9 @@ class Rule:
 
         def begin(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, dense: int) -> ops.Scores:
             program = trace(self.flow, page, q_SHD.shape[2], q_SHD.shape[1] // k_SGD.shape[1])
-            return paged.sequence_scores(
-                program,
-                *(q_SHD, k_SGD, v_SGD),
-                dense=dense,
-                layer=layer,
-                first=self.first,
-                last=self.last,
-            )
+            lengths_S = torch.arange(1, len(q_SHD) + 1, device=q_SHD.device)
+            scene = Scene(lengths=lengths_S, layer=layer, first=self.first, last=self.last)
+            return interpret.score_sequence(program, q_SHD, k_SGD, v_SGD, scene, dense=dense)
 
         return begin
 
@@ -237,9 +219,10 @@ class Rule:
             }
         )
         if wrong:
-            pairs = wrong.items()
-            made = [f"{k} {getattr(schedule, k)!r} (the engine runs {v!r})" for k, v in pairs]
-            force = ", ".join(f"{field}={value!r}" for field, value in pairs)
+            made = [
+                f"{k} {getattr(schedule, k)!r} (the engine runs {v!r})" for k, v in wrong.items()
+            ]
+            force = ", ".join(f"{field}={value!r}" for field, value in wrong.items())
             raise ValueError(
                 f"schedule {schedule.name!r} was not made for this: {', '.join(made)}; give one "
                 f"that was, or force this one: schedule.forced_onto({force}), on the command line "
@@ -259,12 +242,11 @@ def _compiled(program: Program, dtype: torch.dtype) -> "Compiled":
     return compiled(program, dtype)
 
 
-def _by_hand(program: Program) -> bool:
-    """Whether there are ops for this very program: the paper's formula, whatever it is called."""
+def _block_mean_kernels(program: Program, tensor: Tensor) -> ModuleType | None:
+    """The CPU kernels for this very program: the paper's formula, whatever it is called."""
     sizes = (program.page, program.head_size, program.group)
-    return program.digest == trace(block_mean, *sizes).digest
+    if tensor.is_cuda or not ops.fastest() or program.digest != trace(block_mean, *sizes).digest:
+        return None
+    from sparrow.ops.cpu import pages  # numba takes a second to import
 
-
-def _means(program: Program, cache: ops.PageCache, layer: int) -> Tensor:
-    (field,) = program.fields
-    return cache.field(field.name, layer)
+    return pages if pages.fits("score_pages", tensor.dtype, program.head_size) else None

@@ -14,7 +14,7 @@ from support.rowstates import check_steps
 from sparrow import models, ops
 from sparrow.engine import Engine, generate
 from sparrow.models.attention import Packed
-from sparrow.ops.kernels import rows as row_kernels
+from sparrow.ops.kernels import sampling as row_kernels
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 

@@ -5,15 +5,16 @@ import torch
 
 pytest.importorskip("triton")
 
-from support.flows import LAYER, LIBRARY, ODD, ON_GPU, make_bed, same_choice, same_fields
+from support.flows import LAYER, LIBRARY, ODD, ON_GPU, make_bed, same_fields
+from support.kernels import check_choice, fill_fields
 
-from sparrow import models, ops
+from sparrow import models
 from sparrow.bench.timing import captured
 from sparrow.engine import Engine
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.compile.launch import Compiled
-from sparrow.sparse.flows import FlowError, library, paged
+from sparrow.sparse.flows import FlowError, library
 from sparrow.sparse.rule import Rule
 
 FLOWS = [*LIBRARY, *ODD, *ON_GPU]
@@ -25,13 +26,6 @@ def bed_of(flow, dtype=torch.bfloat16, **shape):
     return make_bed(flow, LENGTHS, dtype=dtype, device="cuda", **{"size": 128, "group": 2} | shape)
 
 
-def by_definition(bed, budgets):
-    score = bed.scores()
-    with ops.using("reference"):
-        lists = ops.select_pages(score, bed.lengths_B, budgets, page=16, mass=bed.program.mass)
-    return score, lists
-
-
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
 @pytest.mark.parametrize(
     ("dtype", "size", "group"),
@@ -41,19 +35,12 @@ def by_definition(bed, budgets):
 def test_kernels_mean_what_the_flow_means(flow, dtype, size, group) -> None:
     bed = bed_of(flow, dtype, size=size, group=group)
     kernels = Compiled(bed.program, dtype)
-    paged.summarise(bed.program, bed.defined, LAYER, bed.slots_T)
-    unread = bed.compiled.field("k", LAYER)[:, :, 0]
-    kernels.append(bed.compiled, LAYER, unread, unread, bed.slots_T, write=False)
+    fill_fields(bed, kernels)
     same_fields(bed, 0.02)
-    for cache in (bed.compiled,):  # the same fields from here on: only the choice is compared
-        for field in cache.page_fields:
-            cache.field(field.name, LAYER).copy_(bed.defined.field(field.name, LAYER))
-    budgets = torch.tensor(BUDGETS, device="cuda")
+    for field in bed.compiled.page_fields:  # the same from here on: only the choice is compared
+        bed.compiled.field(field.name, LAYER).copy_(bed.defined.field(field.name, LAYER))
     for _ in range(2):
-        score, wanted = by_definition(bed, budgets)
-        given = (bed.q_BHD, bed.table_BM, bed.lengths_B, budgets, bed.rows_B)
-        found = kernels.select(bed.compiled, LAYER, *given, first=1, last=2)
-        same_choice(score, wanted, found)
+        check_choice(bed, kernels, torch.tensor(BUDGETS, device="cuda"), tolerance=0.02)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +96,8 @@ def test_the_engine_runs_flows_in_graphs(flow) -> None:
 
 
 def test_what_has_no_kernel_is_refused_when_the_engine_is_built() -> None:
-    odd = library.sub_quest(4)
-    Rule(flow=odd).prepare(
-        page=16, head_size=128, group=2, dtype=torch.bfloat16, device=torch.device("cuda")
-    )
+    given = {"page": 16, "group": 2, "dtype": torch.bfloat16, "device": torch.device("cuda")}
+    given |= {"layers": 2, "kv_heads": 2}
+    Rule(flow=library.sub_quest(4)).prepare(head_size=128, **given)
     with pytest.raises(FlowError, match="powers of two"):
-        Rule(flow=library.fine_means(4)).prepare(
-            page=16, head_size=96, group=2, dtype=torch.bfloat16, device=torch.device("cuda")
-        )
+        Rule(flow=library.fine_means(4)).prepare(head_size=96, **given)

@@ -1,39 +1,21 @@
 """Page and sampling kernels on a GPU: real sizes in bf16, and inside a CUDA graph."""
 
+from functools import partial
+
 import pytest
 import torch
-from support.paging import Batch, make_batch, slots_of
+
+pytest.importorskip("triton")
+from support import kernels
+from support.kernels import DENSE, check_rows_of_every_size, check_select, mean_scores, same
+from support.paging import slots_of
 
 from sparrow import ops
 from sparrow.ops.reference.sampling import uniforms
 
 LENGTHS = [1, 15, 16, 17, 0, 1000, 2048, 3333]
-SHAPE = {"heads": 32, "kv_heads": 8, "head_size": 128, "dtype": torch.bfloat16}
-WIDE_OPEN = 2**31 - 1  # the budget of a dense row
 CUDA = {"device": "cuda"}
-
-
-@pytest.fixture(autouse=True)
-def _kernels_are_there() -> None:
-    pytest.importorskip("triton")
-    names = {"write_pages", "select_pages", "sample"}
-    assert names <= set(ops.versions("cuda", torch.bfloat16, 128))
-
-
-def batch_of(lengths: list[int], **options) -> Batch:
-    batch = make_batch(lengths, **{**SHAPE, **options})
-    return type(batch)(*(x.cuda() if isinstance(x, torch.Tensor) else x for x in batch))
-
-
-def both(op, *arguments, **options):
-    """What the definition gives, and what the kernel gives."""
-    with ops.using("reference"):
-        expected = op(*arguments, **options)
-    return expected, op(*arguments, **options)
-
-
-def same(left: torch.Tensor, right: torch.Tensor) -> None:
-    torch.testing.assert_close(left, right, rtol=0, atol=0, equal_nan=True)
+batch_of = partial(kernels.batch_of, heads=32, kv_heads=8, head_size=128)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -75,18 +57,13 @@ def test_places_beyond_two_billion_numbers() -> None:
     assert not pool[:-1].any()
 
 
-@pytest.mark.parametrize("ints", [torch.int32, torch.int64])
-def test_choices_by_scores(ints: torch.dtype) -> None:
-    batch = batch_of(LENGTHS)
-    wide = torch.full((len(LENGTHS), 300), -1, dtype=ints, **CUDA)
+def test_choices_by_scores() -> None:
+    batch = batch_of(LENGTHS, dtype=torch.bfloat16)
+    wide = torch.full((len(LENGTHS), 250), -1, **CUDA)
     wide[:, : batch.table_BM.shape[1]] = batch.table_BM
-    lengths = batch.lengths_B.to(ints)
-    scores = ops.score_pages(batch.q_BHD, batch.landmark_NGD, wide[:, :250], lengths, page=16)
-    for budget in (0, 48, 512, 1000, 2048, WIDE_OPEN):
-        budgets = torch.full_like(lengths, budget)
-        expected, lists = both(ops.select_pages, scores, lengths, budgets, page=16)
-        same(lists.counts, expected.counts)
-        same(lists.pages, expected.pages)
+    scores = mean_scores(batch._replace(table_BM=wide))
+    for budget in (0, 48, 512, 1000, 2048, DENSE):
+        check_select(scores, LENGTHS, [budget] * len(LENGTHS), page=16)
 
 
 @pytest.mark.parametrize("pages", [100, 256, 1000, 2048, 5000, 8192, 16384, 32768])
@@ -104,9 +81,7 @@ def test_choices_among_many(pages: int, ties: bool) -> None:
     budgets = torch.tensor([4096, 512, 700, 512, 640, 640, 512, 600, 48, 0, 10**6, 1024], **CUDA)
     for first, last in ((1, 2), (0, 1), (4, 8)):
         options = {"page": 16, "first": first, "last": last, "width": pages + 3}
-        expected, lists = both(ops.select_pages, scores, lengths, budgets, **options)
-        same(lists.counts, expected.counts)
-        same(lists.pages, expected.pages)
+        check_select(scores, lengths, budgets, **options)
 
 
 def odd_masses(rows: int, pages: int) -> torch.Tensor:
@@ -124,32 +99,22 @@ def test_shares_of_the_mass_and_budgets_of_heads(pages: int, mass: float) -> Non
     lengths = torch.tensor([pages * 16 - row for row in range(10)], **CUDA)
     lengths[4], lengths[5] = 0, 16 * (pages // 3) + 1
     budgets = torch.randint(0, pages * 16, (10, 4), **CUDA)
-    budgets[6:] = WIDE_OPEN
+    budgets[6:] = DENSE
     for share in (None, mass):
-        expected, lists = both(
-            ops.select_pages, masses, lengths, budgets, page=16, width=pages + 3, mass=share
-        )
-        same(lists.counts, expected.counts)
-        same(lists.pages, expected.pages)
+        check_select(masses, lengths, budgets, page=16, width=pages + 3, mass=share)
 
 
 @pytest.mark.parametrize("mass", [None, 0.9])
 def test_rows_of_every_size_in_one_wide_table(mass: float | None) -> None:
-    """What lies beyond a row's finished pages is not looked at."""
-    pages = [1, 3, 511, 512, 513, 2048, 2049, 8192, 8193, 30_000, 32_768]
-    masses = torch.randint(0, 256, (len(pages), 4, 32_768), **CUDA) / 64  # sums are exact
-    lengths = torch.tensor([count * 16 - row % 2 for row, count in enumerate(pages)], **CUDA)
-    for row, length in enumerate(lengths.tolist()):
-        masses[row, :, length // 16 :] = float("inf")
-    for budgets in (lengths // 2, torch.full_like(lengths, WIDE_OPEN)):
-        expected, lists = both(ops.select_pages, masses, lengths, budgets, page=16, mass=mass)
-        same(lists.counts, expected.counts)
-        same(lists.pages, expected.pages)
+    counts = [1, 3, 511, 512, 513, 2048, 2049, 8192, 8193, 30_000, 32_768]
+    check_rows_of_every_size(counts, 32_768, mass, ties=256)
 
 
 def check_draws(logits, seeds, counters, temperature) -> None:
     """Equal up to rounding: a token's stretch of the ladder holds the goal, almost."""
-    expected, draws = both(ops.sample, logits, seeds, counters, temperature)
+    draws = ops.sample(logits, seeds, counters, temperature)
+    with ops.using("reference"):
+        expected = ops.sample(logits, seeds, counters, temperature)
     same(draws.ok, expected.ok)
     torch.testing.assert_close(draws.entropies, expected.entropies, atol=1e-4, rtol=1e-4)
     scaled = logits.double() / torch.where(temperature == 0, 1.0, temperature)[:, None]
@@ -192,59 +157,3 @@ def test_frequencies() -> None:
     frequency = torch.bincount(draws.tokens, minlength=vocabulary)[[5, 4095, 4096, 8999]] / rows
     p = torch.tensor([0.1, 0.2, 0.3, 0.4], **CUDA)
     assert ((frequency - p).abs() < 5 * (p * (1 - p) / rows).sqrt()).all()
-
-
-class Step:
-    """Write, select and sample on fixed tensors, as one decoding step."""
-
-    def __init__(self, batch: Batch) -> None:
-        rows = len(batch.lengths_B)
-        self.batch = batch
-        self.pools = [x.clone() for x in batch.pool[:2]]
-        self.slots = torch.full((rows,), -1, **CUDA)
-        self.lengths = torch.zeros_like(batch.lengths_B)
-        self.budgets = torch.full_like(batch.lengths_B, 48)
-        self.scores = torch.zeros(rows, 8, batch.table_BM.shape[1], **CUDA)
-        self.token = torch.zeros(rows, 8, 256, dtype=torch.bfloat16, **CUDA)
-        self.logits = torch.zeros(rows, 5000, **CUDA)
-        self.index, self.ones = torch.arange(rows, **CUDA), torch.ones(rows, **CUDA)
-
-    def fill(self, seed: int) -> None:
-        """New values for every input, for lengths up to the batch's."""
-        torch.manual_seed(seed)
-        lengths = self.batch.lengths_B
-        self.lengths.copy_((torch.rand(len(lengths), **CUDA) * (lengths + 1)).int())
-        at = (self.lengths - 1).clamp(min=0).long()
-        block = self.batch.table_BM.gather(1, (at // 16)[:, None])[:, 0]
-        self.slots.copy_(torch.where(self.lengths > 0, block * 16 + at % 16, -1))
-        self.budgets.copy_(torch.where(self.index % 3 == 0, WIDE_OPEN, 100 * seed + 48).int())
-        self.scores.copy_(torch.randn(self.scores.shape, **CUDA))
-        self.token.copy_(torch.randn(self.token.shape, **CUDA))
-        self.logits.copy_(torch.randn(self.logits.shape, **CUDA))
-
-    def run(self) -> list[torch.Tensor]:
-        ops.write_pages(*self.pools, self.token[..., :128], self.token[..., 128:], self.slots)
-        lists = ops.select_pages(self.scores, self.lengths, self.budgets, page=16)
-        draws = ops.sample(self.logits, self.index, self.lengths, self.ones)
-        return [*lists, *draws, *self.pools]
-
-
-def test_a_graph_replays_what_runs_eagerly() -> None:
-    step = Step(batch_of(LENGTHS[:4] + LENGTHS[5:]))
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step.run()  # compiles
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = step.run()
-    for seed in range(4):
-        step.fill(seed)
-        before = [x.clone() for x in step.pools]
-        graph.replay()
-        replayed = [x.clone() for x in results]
-        for pool, old in zip(step.pools, before, strict=True):
-            pool.copy_(old)
-        for left, right in zip(replayed, step.run(), strict=True):
-            same(left, right)

@@ -144,9 +144,8 @@ def ints(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
 def select() -> None:
     for pages, mass in ((200, None), (512, None), (2048, 0.9), (32768, None), (32768, 0.9)):
         scores = empty(32, 8, pages, dtype=torch.float32)
-        kernels.select.select_pages(scores, ints(32), ints(32), page=16, mass=mass)
-    scores = empty(32, 8, 512, dtype=torch.float32)
-    kernels.select.select_pages(scores, ints(32), ints(32, 8), page=16)
+        kernels.pages.select_pages(scores, ints(32), ints(32), page=16, mass=mass)
+    kernels.pages.select_pages(scores[..., :512], ints(32), ints(32, 8), page=16)
 
 
 def attend_decode() -> None:
@@ -177,20 +176,20 @@ def attend_prefill() -> None:
 
 def store() -> None:
     pool, tokens = empty(1000, 8, 16, 128), empty(32, 8, 128)
-    kernels.store.write_pages(pool, pool, tokens, tokens, ints(32))
+    kernels.pages.write_pages(pool, pool, tokens, tokens, ints(32))
 
 
 def heads() -> None:
     angles = empty(32, 64, dtype=torch.float32)
     for norm in (empty(128), None):
-        kernels.heads.split_heads(
+        kernels.layers.split_heads(
             empty(32, 32 * 128), angles, angles, norm, norm, kv_heads=8, eps=1e-6
         )
 
 
 def linear() -> None:
     """Qwen3-1.7B's products; few rows are cut along the depth too."""
-    module = kernels.linear
+    module = kernels.layers
     with settled_weights():
         for rows in (1, 32):
             x, norm = empty(rows, 2048), empty(2048)
@@ -204,16 +203,16 @@ def linear() -> None:
 def rows() -> None:
     whole = ints(48, dtype=torch.int64)
     state = RowState(whole, whole, whole, whole, empty(48, dtype=torch.float32), ints(48, 2048))
-    kernels.rows.step_inputs(ints(32), state, page=16, width=2048)
+    kernels.sampling.step_inputs(ints(32), state, page=16, width=2048)
     floats = empty(32, dtype=torch.float32)
     draws = Draws(whole[:32], floats, floats, empty(32, dtype=torch.bool))
     for advance in (False, True):
-        kernels.rows.step_outputs(ints(32), draws, state, advance=advance)
+        kernels.sampling.step_outputs(ints(32), draws, state, advance=advance)
 
 
 def sample() -> None:
     whole, floats = ints(32, dtype=torch.int64), empty(32, dtype=torch.float32)
-    kernels.sample.sample(empty(32, 151_936, dtype=torch.float32), whole, whole, floats)
+    kernels.sampling.sample(empty(32, 151_936, dtype=torch.float32), whole, whole, floats)
 
 
 def flows() -> None:

@@ -22,6 +22,7 @@ from sparrow.sparse.flows import (
     fp32,
     full,
     int4,
+    interpret,
     kron,
     library,
     logsumexp,
@@ -33,7 +34,6 @@ from sparrow.sparse.flows import (
     minimum,
     norm_over_pages,
     normalise_over_pages,
-    paged,
     softmax_over_pages,
     take,
     weights,
@@ -189,7 +189,7 @@ class Bed(NamedTuple):
         """By definition; the state of the cache moves on."""
         scene = Scene(lengths=self.lengths_B, layer=LAYER)
         given = (self.q_BHD, self.table_BM, scene, self.rows_B)
-        return paged.score(self.program, self.defined, LAYER, *given)
+        return interpret.score_cache(self.program, self.defined, *given)
 
 
 def make_bed(

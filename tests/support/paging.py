@@ -59,7 +59,8 @@ def make_batch(
         table_BM[row, :count], free = free[:count], free[count:]
         slots = slots_of(table_BM[row], torch.arange(length), page)
         ops.write_pages(k_NGPD, v_NGPD, keys[row], values[row], slots)
-        ops.summarise_pages(k_NGPD, landmark_NGD, slots)
+        finished = table_BM[row, : length // page]
+        landmark_NGD[finished] = k_NGPD[finished].float().mean(2).to(dtype)
     return Batch(
         q_BHD=draw(len(lengths), heads, head_size),
         keys=keys,
@@ -71,6 +72,18 @@ def make_batch(
         lengths_B=torch.tensor(lengths, dtype=torch.int32),
         page=page,
     )
+
+
+def mean_scores(batch: Batch) -> Tensor:
+    """Mean query times mean key of every finished page, [B, G, M]; -inf elsewhere."""
+    kv_heads, width = batch.k_NGPD.shape[1], batch.table_BM.shape[1]
+    q_BGD = batch.q_BHD.float().unflatten(1, (kv_heads, -1)).mean(2)
+    landmark_BMGD = batch.landmark_NGD[batch.table_BM.clamp(min=0)].float()
+    finished_BM = (
+        torch.arange(width, device=q_BGD.device) < (batch.lengths_B // batch.page)[:, None]
+    )
+    score_BGM = torch.einsum("bgd,bmgd->bgm", q_BGD, landmark_BMGD)
+    return score_BGM.masked_fill(~finished_BM[:, None], -torch.inf)
 
 
 def slots_of(table_M: Tensor, positions_T: Tensor, page: int) -> Tensor:

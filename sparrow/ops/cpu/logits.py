@@ -18,14 +18,14 @@ TOKENS = 256  # above, widening costs little beside the product
 _wide: dict[int, tuple[weakref.ref[Tensor], tuple[int, int], Tensor]] = {}
 
 
-def fits(dtype: torch.dtype, _head_size: int) -> bool:
+def fits(_op: str, dtype: torch.dtype, _head_size: int) -> bool:
     return dtype in (torch.bfloat16, torch.float16)
 
 
-def supports(_op: str, hidden_TC: Tensor, head_VC: Tensor, *_: Any, **__: Any) -> bool:
+def supports(op: str, hidden_TC: Tensor, head_VC: Tensor, *_: Any, **__: Any) -> bool:
     differentiated = torch.is_grad_enabled() and (hidden_TC.requires_grad or head_VC.requires_grad)
     return (
-        fits(head_VC.dtype, 0)
+        fits(op, head_VC.dtype, 0)
         and len(hidden_TC) <= TOKENS
         and not differentiated
         and not head_VC.is_inference()  # whose changes cannot be noticed

@@ -1,5 +1,8 @@
 """Page operations on a CPU: loops over rows, heads and pages that copy nothing on the way.
 
+`write_pages` and `select_pages` are ops; `summarise_pages` and `score_pages` are the kernels of the
+block-mean flow, whose definition is the flow itself (see sparrow/sparse/rule.py).
+
 A row's bits depend on the row alone: sums run in an order that only the shapes fix. Landmarks are
 summed key after key, in the order of the page, so that a page has the same landmark bits whether
 prefill or decoding finished it. bf16, which numpy lacks, is handled as its 16 bits. The kernels
@@ -23,42 +26,30 @@ from sparrow.ops.cpu.simd import (
     integers,
     kernel,
     load,
+    share,
     store_sums,
     zeros,
 )
-from sparrow.ops.cpu.threads import share
 from sparrow.ops.types import PageLists
 
 DTYPES = {torch.float32, torch.bfloat16}
 BYTES_PER_THREAD = 1 << 21  # below this a helper costs more than it gives
 TILE = 4  # pages scored together
 
-# Per op, its float arguments, and those of them that are pools.
-_FLOATS = {
-    "write_pages": (slice(0, 4), slice(0, 2)),
-    "summarise_pages": (slice(0, 2), slice(0, 2)),
-    "append_pages": (slice(0, 5), slice(0, 3)),
-    "score_pages": (slice(0, 2), slice(1, 2)),
-}
 
-
-def fits(dtype: torch.dtype, head_size: int) -> bool:
-    """fp32 or bf16, and heads of whole vectors."""
-    return dtype in DTYPES and head_size % LANES == 0
+def fits(op: str, dtype: torch.dtype, head_size: int) -> bool:
+    """fp32 or bf16; scores: heads of whole vectors."""
+    return dtype in DTYPES and (op == "write_pages" or head_size % LANES == 0)
 
 
 def supports(op: str, *tensors: Tensor, mass: float | None = None, **_: Any) -> bool:
-    """One dtype that fits, and pools without gaps; tokens and queries may have any strides."""
+    """fp32 scores; or one dtype that fits, and pools without gaps (tokens may have any strides)."""
     if op == "select_pages":
         return tensors[0].dtype == torch.float32 and mass is None
-    numbers, pools = _FLOATS[op]
-    dtypes = {x.dtype for x in tensors[numbers]}
-    return (
-        len(dtypes) == 1
-        and dtypes <= DTYPES
-        and all(x.is_contiguous() for x in tensors[pools])
-        and (op != "score_pages" or tensors[0].shape[2] % LANES == 0)
-    )
+    k_NGPD, v_NGPD, k_TGD, v_TGD, _slots_T = tensors
+    dtypes = {x.dtype for x in (k_NGPD, v_NGPD, k_TGD, v_TGD)}
+    pools = k_NGPD.is_contiguous() and v_NGPD.is_contiguous()
+    return len(dtypes) == 1 and dtypes <= DTYPES and pools
 
 
 def write_pages(
@@ -75,6 +66,11 @@ def write_pages(
 
 
 def summarise_pages(k_NGPD: Tensor, landmark_NGD: Tensor, slots_T: Tensor) -> None:
+    """Store the landmark, the mean key, of every page that one of these slots finishes, in place.
+
+    Call after `write_pages` with the same slots. Pages fill from the front, so a token in a page's
+    last slot finishes it; other pages keep what landmark they had. A negative slot is padding.
+    """
     k_pool, landmark, slots = floats(k_NGPD), floats(landmark_NGD), integers(slots_T)
     _refuse_outside(slots, k_pool)
     token_bytes = k_pool.strides[0] // max(1, k_pool.shape[2])
@@ -85,23 +81,13 @@ def summarise_pages(k_NGPD: Tensor, landmark_NGD: Tensor, slots_T: Tensor) -> No
     )
 
 
-def append_pages(
-    k_NGPD: Tensor,
-    v_NGPD: Tensor,
-    landmark_NGD: Tensor,
-    k_BGD: Tensor,
-    v_BGD: Tensor,
-    slots_B: Tensor,
-) -> None:
-    k_pool, slots = floats(k_NGPD), integers(slots_B)
-    _refuse_outside(slots, k_pool)
-    _write(k_pool, floats(v_NGPD), floats(k_BGD), floats(v_BGD), slots, 0, slots.size)
-    _summarise(k_pool, floats(landmark_NGD), slots, 0, slots.size)
-
-
 def score_pages(
     q_BHD: Tensor, landmark_NGD: Tensor, table_BM: Tensor, lengths_B: Tensor, *, page: int
 ) -> Tensor:
+    """Mean query of the group times landmark of every finished page, fp32 [B, G, M].
+
+    An unfinished page, and a table entry beyond the sequence, scores -inf.
+    """
     landmark, table = floats(landmark_NGD), integers(table_BM)
     pool, kv_heads, _ = landmark.shape
     rows, width = table.shape

@@ -12,8 +12,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from sparrow.ops.cpu.simd import Array, integers, kernel, ordered
-from sparrow.ops.cpu.threads import share
+from sparrow.ops.cpu.simd import Array, integers, kernel, ordered, share
 from sparrow.ops.reference.sampling import Draws
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -28,7 +27,7 @@ _LOWEST = np.int32(-2147483648)
 _LEAST = np.float32(-87)  # where e ** x is taken as 0
 
 
-def fits(dtype: torch.dtype, _head_size: int) -> bool:
+def fits(_op: str, dtype: torch.dtype, _head_size: int) -> bool:
     return dtype in DTYPES
 
 

@@ -1,4 +1,8 @@
-"""What the numba kernels share: tensors as numpy sees them, and vectors of float32.
+"""What the numba kernels share: tensors as numpy sees them, threads, and vectors of float32.
+
+Threads: the caller, and helpers that live as long as the process. Numba's own parallel loops are
+not used: their default layer aborts the process when two Python threads enter it at once, as a
+server and a trainer in one process do.
 
 Vectors are thin names for LLVM's portable vector operations.
 
@@ -10,8 +14,12 @@ Indices are flat whatever the shape of the array, and nothing checks them. numba
 does not notice a change in this file: after one, touch the files of the kernels that use it.
 """
 
+import os
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
@@ -28,6 +36,8 @@ Array = np.ndarray[Any, Any]
 # Lanes of one vector register: 8 with AVX2 (and enough with AVX-512, which has more registers).
 LANES = 8 if llvm.get_host_cpu_features().get("avx2") else 4
 CACHE_LINE = 64  # bytes
+# Chunks per thread: enough that a thread which loses its core for a while delays little.
+_CHUNKS = 4
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,6 +57,41 @@ def floats(tensor: Tensor) -> Array:
     """Floats as numpy sees them; bf16, which numpy lacks, as its 16 bits."""
     tensor = tensor.detach()
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def share(work: Callable[[int, int], object], items: int, *, most: int | None = None) -> None:
+    """Call work(first, last) over disjoint ranges that cover 0..items, on several threads.
+
+    At most `most` threads take part (default and upper bound: torch.get_num_threads()), the
+    caller among them; `work` must release the GIL to gain from it. A helper that has not begun
+    when the work is done is called off, so concurrent calls never wait for each other's helpers.
+    """
+    threads = torch.get_num_threads() if most is None else min(most, torch.get_num_threads())
+    grain = max(1, items // (_CHUNKS * threads)) if threads > 1 else max(1, items)
+    starts = deque(range(0, items, grain))
+
+    def drain() -> None:
+        while starts:
+            try:
+                first = starts.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            work(first, min(first + grain, items))
+
+    helpers = [_pool().submit(drain) for _ in range(min(threads, len(starts)) - 1)]
+    drain()
+    for helper in helpers:
+        if not helper.cancel():
+            helper.result()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="sparrow-ops")
+
+
+# A forked child inherits the pool object but not its threads.
+os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 @njit(nogil=True, forceinline=True, error_model="numpy")

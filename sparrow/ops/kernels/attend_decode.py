@@ -59,21 +59,23 @@ def plan(rows: int, kv_heads: int, tokens: int, head_size: int, itemsize: int) -
     return Plan(tile, max(1, min(wanted, most)), least, warps=4, stages=4)
 
 
-def fits(dtype: torch.dtype, head_size: int) -> bool:
+def fits(_op: str, dtype: torch.dtype, head_size: int) -> bool:
     """bf16, fp16 or fp32, and heads of 32 to 256 numbers in eights."""
     return dtype in DTYPES and LEAST_SIZE <= head_size <= MOST_SIZE and head_size % 8 == 0
 
 
-def supports(_op: str, q_BHD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, **__: Any) -> bool:
-    """One dtype that fits, contiguous pools of pages of a power of two, groups not too large."""
+def supports(op: str, q_BHD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, **__: Any) -> bool:
+    """One dtype that fits, contiguous pools of pages of a power of two; decoding: groups not too
+    large, as a program has all heads of one.
+    """
     kv_heads, page = k_NGPD.shape[1:3]
     return (
-        fits(q_BHD.dtype, q_BHD.shape[2])
+        fits(op, q_BHD.dtype, q_BHD.shape[2])
         and q_BHD.dtype == k_NGPD.dtype == v_NGPD.dtype
         and k_NGPD.is_contiguous()
         and v_NGPD.is_contiguous()
         and page.bit_count() == 1
-        and q_BHD.shape[1] <= MOST_GROUP * kv_heads
+        and (op != "attend_decode" or q_BHD.shape[1] <= MOST_GROUP * kv_heads)
     )
 
 

@@ -7,7 +7,7 @@ for the GPU. Legend of the dimension letters: sparrow/ops/types.py.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparrow.ops.kernels.attend_decode import fits as fits
 from sparrow.ops.kernels.attend_decode import head_mask
+from sparrow.ops.kernels.attend_decode import supports as supports
 
 
 class Plan(NamedTuple):
@@ -32,17 +33,6 @@ def plan(head_size: int, itemsize: int) -> Plan:
     if itemsize == 4:
         return Plan(queries=32, keys=16, warps=8, stages=2)
     return Plan(queries=128, keys=64 if head_size <= 128 else 32, warps=8, stages=3)
-
-
-def supports(_op: str, q_THD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, *_: Any, **__: Any) -> bool:
-    """One dtype that fits, and contiguous pools of pages of a power of two."""
-    return (
-        fits(q_THD.dtype, q_THD.shape[2])
-        and q_THD.dtype == k_NGPD.dtype == v_NGPD.dtype
-        and k_NGPD.is_contiguous()
-        and v_NGPD.is_contiguous()
-        and k_NGPD.shape[2].bit_count() == 1
-    )
 
 
 def attend_causal_paged(
@@ -114,18 +104,12 @@ def _look_up(
 @triton.jit
 def _walk(
     q_nd: tl.tensor,
-    k: tl.tensor,
-    v: tl.tensor,
-    table: tl.tensor,
+    position_n: tl.tensor,
+    pages: tl.tuple,
     begin: tl.tensor,
     end: tl.tensor,
-    position_n: tl.tensor,
-    length: tl.tensor,
     scale: tl.tensor,
-    table_column: tl.tensor,
-    top_n: tl.tensor,
-    total_n: tl.tensor,
-    value_nd: tl.tensor,
+    softmax: tl.tuple,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     PAGE: tl.constexpr,
@@ -134,9 +118,13 @@ def _walk(
 ) -> tl.tuple:
     """One pass over the keys begin..end; MASKED where some of them lie after some queries.
 
+    pages: pools of keys and values, the row of the table, its stride, and how many keys there are.
+    softmax: of each query the top score, the sum of weights and the weighted values, so far.
     Page numbers of a tile come from the step before: looked up in the same step, they would take
     the place of K and V in the compiler's pipeline.
     """
+    k, v, table, table_column, length = pages
+    top_n, total_n, value_nd = softmax
     lane_d = tl.arange(0, q_nd.shape[1])
     key_t = begin + tl.arange(0, KEYS)
     block_t = _look_up(table, key_t, length, table_column, PAGE)
@@ -216,48 +204,14 @@ def _attend_block(
     position = length - (end - start) + first
     whole = (position + 1) // KEYS * KEYS
     stop = tl.minimum(position + QUERIES, length)
+    pages = (k, v, table, table_column, length)
     top_n = tl.full([QUERIES], float("-inf"), tl.float32)
-    total_n = tl.zeros([QUERIES], tl.float32)
-    value_nd = tl.zeros([QUERIES, WIDE], tl.float32)
-    top_n, total_n, value_nd = _walk(
-        q_nd,
-        k,
-        v,
-        table,
-        0,
-        whole,
-        position_n,
-        length,
-        scale,
-        table_column,
-        top_n,
-        total_n,
-        value_nd,
-        KV_HEADS,
-        SIZE,
-        PAGE,
-        KEYS,
-        MASKED=False,
+    softmax = (top_n, tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES, WIDE], tl.float32))
+    softmax = _walk(
+        q_nd, position_n, pages, 0, whole, scale, softmax, KV_HEADS, SIZE, PAGE, KEYS, False
     )
-    top_n, total_n, value_nd = _walk(
-        q_nd,
-        k,
-        v,
-        table,
-        whole,
-        stop,
-        position_n,
-        length,
-        scale,
-        table_column,
-        top_n,
-        total_n,
-        value_nd,
-        KV_HEADS,
-        SIZE,
-        PAGE,
-        KEYS,
-        MASKED=True,
+    _, total_n, value_nd = _walk(
+        q_nd, position_n, pages, whole, stop, scale, softmax, KV_HEADS, SIZE, PAGE, KEYS, True
     )
     value_nd = value_nd / total_n[:, None]
     out += (token_n[:, None] * HEADS + head) * SIZE + lane_d[None, :]

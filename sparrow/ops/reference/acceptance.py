@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparrow.ops.contracts import known_ids
 from sparrow.ops.dispatch import op
 from sparrow.ops.reference.logprob import chunk_tokens, chunks, entropy, log_softmax, per_token
 from sparrow.ops.reference.pages import accumulator
@@ -18,7 +17,6 @@ from sparrow.ops.reference.pages import accumulator
 ROUNDING = 1e-5
 """What fp32 may do to alpha and to its bounds. Log-probs of tokens that matter are off by at most
 2e-6, and so are the sums of the probabilities; a bound that misses alpha by more is an error."""
-MORE_THAN_ALL = 1e-3  # what rounding may add to the probability of a list
 
 
 class Comparison(NamedTuple):
@@ -100,7 +98,7 @@ def _compare(p_nV: Tensor, q_nV: Tensor, ids_n: Tensor, top_k: int) -> Compariso
     alpha_n = _overlap(p_nV, q_nV)
     p_top, q_top = p_nV.topk(top_k, dim=1), q_nV.topk(top_k, dim=1)
     lists = (p_top.indices, p_top.values, q_top.indices, q_top.values)
-    lower_n, upper_n = _bounds(*lists, p_nV.shape[1])
+    lower_n, upper_n = acceptance_bounds(*lists, p_nV.shape[1])
     ids_n1 = ids_n[:, None].long()
     return Comparison(
         alpha=alpha_n,
@@ -112,7 +110,6 @@ def _compare(p_nV: Tensor, q_nV: Tensor, ids_n: Tensor, top_k: int) -> Compariso
     )
 
 
-@op(gradients=False)
 def acceptance_bounds(
     p_ids_TK: Tensor,
     p_logprobs_TK: Tensor,
@@ -130,34 +127,6 @@ def acceptance_bounds(
     tokens that neither names, where both sides have to spend. Both hold up to the rounding of the
     log-probs that are given.
     """
-    _check_list("p", p_ids_TK, p_logprobs_TK, vocabulary)
-    _check_list("q", q_ids_TJ, q_logprobs_TJ, vocabulary)
-    return _bounds(p_ids_TK, p_logprobs_TK, q_ids_TJ, q_logprobs_TJ, vocabulary)
-
-
-def _check_list(side: str, ids_TK: Tensor, logprobs_TK: Tensor, vocabulary: int) -> None:
-    if not logprobs_TK.is_floating_point():
-        raise ValueError(f"{side}_logprobs must be floating point, got {logprobs_TK.dtype}")
-    if not 1 <= ids_TK.shape[1] <= vocabulary:
-        raise ValueError(f"{side}_ids {[*ids_TK.shape]} must name 1 to {vocabulary} tokens a row")
-    if ids_TK.is_cuda or not len(ids_TK):
-        return  # values on a GPU are not looked at: that would wait for it
-    known_ids(f"{side}_ids", ids_TK, {"V": vocabulary})
-    if bool((ids_TK.sort(dim=1).values.diff(dim=1) == 0).any()):
-        raise ValueError(f"{side}_ids names a token twice in one row")
-    total = float(torch.logsumexp(logprobs_TK.double(), dim=1).exp().max())
-    if not total <= 1 + MORE_THAN_ALL:
-        raise ValueError(f"{side}_logprobs: the probabilities of a row have the sum {total:.4g}")
-
-
-def _bounds(
-    p_ids_TK: Tensor,
-    p_logprobs_TK: Tensor,
-    q_ids_TJ: Tensor,
-    q_logprobs_TJ: Tensor,
-    vocabulary: int,
-) -> tuple[Tensor, Tensor]:
-    """In fp64, so that only the rounding of the log-probs themselves is left."""
     p_TK, q_TJ = p_logprobs_TK.double().exp(), q_logprobs_TJ.double().exp()
     in_q_TK, partner_TK = _matches(p_ids_TK, q_ids_TJ, q_TJ)
     in_p_TJ, _ = _matches(q_ids_TJ, p_ids_TK, p_TK)

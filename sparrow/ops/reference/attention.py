@@ -7,22 +7,24 @@ is P tokens; a *slot* is page * P + offset; a negative slot or a length of 0 is 
 effect.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from sparrow.ops.dispatch import op
-from sparrow.ops.reference.pages import DENSE, accumulator, block_mean, keep_pages, page_means
+from sparrow.ops.reference.pages import DENSE, accumulator, keep_pages
 from sparrow.ops.types import PageLists, Scorer, Scores
 
 # Queries that are attended together, counted from the first query of a sequence in the call, so
 # that the result of a sequence never depends on its neighbours. On a GPU more: _block_size.
 QUERY_BLOCK = 128
+Keep = Callable[[int, int], Tensor | None]
+"""Tokens that the queries start to stop of a sequence keep, bool [n, G, stop]; None: all."""
 GPU_SCORES = 2**27  # numbers of a block of queries on a GPU, where small blocks wait for launches
 
 
@@ -136,68 +138,47 @@ def attend_sparse(
     last: int = 2,
     scale: float,
     mass: float | None = None,
-    scorer: Scorer | None = None,
+    scorer: Scorer,
 ) -> Tensor:
     """Sparse causal attention of whole packed sequences at once, [T, H, D], with gradients.
 
     The first dense[b] tokens of sequence b (its prompt) see everything before them. Each later
     token keeps the pages that decoding would have kept when it was the newest token: scored by
-    `scorer` (None: the rule of `score_pages`) and chosen by the rule of `select_pages` under its
-    own budget, budgets[t] or, by KV head, budgets[t, g].
+    `scorer` and chosen by the rule of `select_pages` under its own budget, budgets[t] or, by KV
+    head, budgets[t, g].
     Pages are counted from the start of each sequence. The choice itself carries no gradient. Scores
     of one token and of many are equal up to rounding, so a near tie may fall to either page.
     """
     outputs = []
-    choice = {"page": page, "first": first, "last": last, "mass": mass}
-    begin = scorer or partial(block_mean_scores, page)
+    choose = partial(keep_pages, page=page, first=first, last=last, mass=mass)
     for span, dense in zip(_spans(bounds, len(q_THD)), dense_B.tolist(), strict=True):
         q_SHD, k_SGD, v_SGD = q_THD[span], k_TGD[span], v_TGD[span]
-        scores = begin(q_SHD.detach(), k_SGD.detach(), v_SGD.detach(), dense)
-        keep = _KeepRule(scores, budgets[span], dense, choice)
+        scores = scorer(q_SHD.detach(), k_SGD.detach(), v_SGD.detach(), dense)
+        keep = _keeping(scores, budgets[span], dense, page, choose)
         outputs.append(_attend_sequence(q_SHD, k_SGD, v_SGD, 0, keep, scale))
     return torch.cat([q_THD[:0], *outputs])
 
 
-def block_mean_scores(
-    page: int, q_SHD: Tensor, k_SGD: Tensor, _v_SGD: Tensor, _dense: int
-) -> Scores:
-    """The scores of the block-mean rule: a `Scorer`."""
-    whole_pages = len(k_SGD) // page
-    k_MPGD = k_SGD[: whole_pages * page].unflatten(0, (whole_pages, page))
-    landmark_MGD = page_means(k_MPGD.transpose(1, 2), k_SGD.dtype)
-    return lambda start, stop: block_mean(q_SHD[start:stop], landmark_MGD[: stop // page])
+def _keeping(
+    scores: Scores, budgets: Tensor, dense: int, page: int, choose: Callable[..., Tensor]
+) -> Keep:
+    """What each query of one sequence may look at."""
 
-
-class _KeepRule:
-    """What each query of one sequence may look at, block by block of queries."""
-
-    def __init__(
-        self, scores: Scores, budgets: Tensor, dense: int, choice: Mapping[str, Any]
-    ) -> None:
-        self.scores, self.budgets, self.dense = scores, budgets, dense
-        self.page: int = choice["page"]
-        self.choice = choice
-
-    def __call__(self, start: int, stop: int) -> Tensor | None:
-        """Tokens that queries start..stop keep, bool [n, G, stop]; None where all are dense."""
-        if stop <= self.dense:
+    def keep(start: int, stop: int) -> Tensor | None:
+        if stop <= dense:
             return None
-        scores_nGM = self._scores(start, stop)
+        scores_nGM = F.pad(scores(start, stop), (0, int(stop % page > 0)), value=float("-inf"))
         lengths_n = torch.arange(start + 1, stop + 1, device=scores_nGM.device)
-        budgets = self.budgets[start:stop].to(lengths_n)
-        prompt = (lengths_n <= self.dense).reshape(-1, *(1,) * (budgets.ndim - 1))
-        budgets = torch.where(prompt, DENSE, budgets)
-        keep_nGM = keep_pages(scores_nGM, lengths_n, budgets, **self.choice)
-        return keep_nGM.repeat_interleave(self.page, dim=2)[:, :, :stop]
+        own = budgets[start:stop].to(lengths_n)
+        prompt = (lengths_n <= dense).reshape(-1, *(1,) * (own.ndim - 1))
+        keep_nGM = choose(scores_nGM, lengths_n, torch.where(prompt, DENSE, own))
+        return keep_nGM.repeat_interleave(page, dim=2)[:, :, :stop]
 
-    def _scores(self, start: int, stop: int) -> Tensor:
-        unfinished = int(stop % self.page > 0)
-        scores_nGM = self.scores(start, stop)
-        return torch.nn.functional.pad(scores_nGM, (0, unfinished), value=float("-inf"))
+    return keep
 
 
 def _attend_sequence(
-    q_nHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, offset: int, keep: _KeepRule | None, scale: float
+    q_nHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, offset: int, keep: Keep | None, scale: float
 ) -> Tensor:
     """Causal attention of the queries at positions offset.. of one sequence, by blocks."""
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q_nHD, k_SGD, v_SGD))
@@ -227,7 +208,7 @@ def _block_size(q_nHD: Tensor, length: int) -> int:
 
 
 def _attend_block(
-    q_nHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, start: int, keep: _KeepRule | None, scale: float
+    q_nHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, start: int, keep: Keep | None, scale: float
 ) -> Tensor:
     """Queries at positions start.. over the keys 0.., masked by cause and by the kept tokens."""
     n, heads, head_size = q_nHD.shape

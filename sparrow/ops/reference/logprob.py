@@ -1,4 +1,4 @@
-"""What is read off final hidden states: logits, log-prob, entropy, top-k.
+"""What is read off final hidden states: logits, log-prob, entropy.
 
 Logits are kept in fp32 (fp64 for fp64 inputs) whatever the weights' dtype: rounding them to bf16
 moves a logit of 20 by up to 0.06, which would show as a mismatch that no policy has. They exist
@@ -24,13 +24,6 @@ class TokenStats(NamedTuple):
 
     logprob: Tensor
     entropy: Tensor
-
-
-class TopK(NamedTuple):
-    """Per token: the k most likely ids, best first, and their log-probs."""
-
-    ids: Tensor
-    logprobs: Tensor
 
 
 @op()
@@ -166,30 +159,6 @@ def _grad_logits(
     if temperature_n is not None:
         grad_nV = grad_nV / temperature_n[:, None]
     return grad_nV.to(dtype)
-
-
-@op(gradients=False)
-def top_k(
-    hidden_TC: Tensor,
-    head_VC: Tensor,
-    k: int,
-    *,
-    temperature: float | Tensor = 1.0,
-    chunk: int | None = None,
-) -> TopK:
-    """The k most likely tokens and their log-probs, best first, by chunks. No gradients."""
-    temperature_T = per_token(temperature, hidden_TC)
-    parts = []
-    for part in chunks(len(hidden_TC), chunk or chunk_tokens(len(head_VC))):
-        logp_nV = log_softmax(hidden_TC[part], head_VC, temperature_T[part])
-        parts.append(logp_nV.topk(k, dim=1))
-    if not parts:
-        empty = hidden_TC.new_empty(0, k, dtype=accumulator(hidden_TC.dtype))
-        return TopK(ids=empty.long(), logprobs=empty)
-    return TopK(
-        ids=torch.cat([part.indices for part in parts]),
-        logprobs=torch.cat([part.values for part in parts]),
-    )
 
 
 def chunk_tokens(vocabulary: int) -> int:

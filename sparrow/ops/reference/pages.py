@@ -1,4 +1,4 @@
-"""The page operations: write, summarise, append, score, select.
+"""The page operations: write and select.
 
 Legend of the dimension letters: sparrow/ops/types.py. Integer tensors may be int32 or int64. A page
 is P tokens; a *slot* is page * P + offset; a negative slot or a length of 0 is padding and has no
@@ -29,74 +29,6 @@ def write_pages(
     block_T, offset_T = slots_T[real_T] // page, slots_T[real_T] % page
     k_NGPD[block_T, :, offset_T] = k_TGD[real_T].to(k_NGPD.dtype)
     v_NGPD[block_T, :, offset_T] = v_TGD[real_T].to(v_NGPD.dtype)
-
-
-@op()
-def summarise_pages(k_NGPD: Tensor, landmark_NGD: Tensor, slots_T: Tensor) -> None:
-    """Store the landmark of every page that one of these slots finishes, in place.
-
-    Call after `write_pages` with the same slots. The landmark is the mean key of the page, summed
-    in fp32. Pages fill from the front, so a token in a page's last slot finishes it; other pages
-    keep what landmark they had.
-    """
-    page = k_NGPD.shape[2]
-    ends_page_T = (slots_T >= 0) & (slots_T % page == page - 1)
-    finished = slots_T[ends_page_T] // page
-    landmark_NGD[finished] = page_means(k_NGPD[finished], landmark_NGD.dtype)
-
-
-@op()
-def append_pages(
-    k_NGPD: Tensor,
-    v_NGPD: Tensor,
-    landmark_NGD: Tensor,
-    k_BGD: Tensor,
-    v_BGD: Tensor,
-    slots_B: Tensor,
-) -> None:
-    """Write one token per sequence and store the landmarks of the pages they finish, in place.
-
-    `write_pages` and `summarise_pages` in one, for decoding: no two slots may lie in one page.
-    """
-    write_pages.definition(k_NGPD, v_NGPD, k_BGD, v_BGD, slots_B)
-    summarise_pages.definition(k_NGPD, landmark_NGD, slots_B)
-
-
-def page_means(k_MGPD: Tensor, dtype: torch.dtype) -> Tensor:
-    """Landmarks of whole pages, [M, G, D]: the mean key, accumulated in fp32 or better."""
-    return k_MGPD.to(accumulator(k_MGPD.dtype)).mean(dim=2).to(dtype)
-
-
-def block_mean(q_nHD: Tensor, landmark_MGD: Tensor) -> Tensor:
-    """The paper's rule for one sequence: mean query of the group . landmark, [n, G, M].
-
-    No scale and no softmax: only the order counts.
-    """
-    kv_heads = landmark_MGD.shape[1]
-    wide = accumulator(q_nHD.dtype)
-    q_nGD = q_nHD.to(wide).unflatten(1, (kv_heads, -1)).mean(dim=2)
-    landmark_GDM = landmark_MGD.to(wide).permute(1, 2, 0)
-    return (q_nGD.transpose(0, 1) @ landmark_GDM).transpose(0, 1)
-
-
-@op()
-def score_pages(
-    q_BHD: Tensor, landmark_NGD: Tensor, table_BM: Tensor, lengths_B: Tensor, *, page: int
-) -> Tensor:
-    """Score every finished page by the block-mean rule, fp32 [B, G, M].
-
-    The score is the mean query of the group times the landmark. An unfinished page, and a table
-    entry beyond the sequence, scores -inf.
-    """
-    rows, width = table_BM.shape
-    kv_heads = landmark_NGD.shape[1]
-    wide = accumulator(q_BHD.dtype)
-    score_BGM = q_BHD.new_full((rows, kv_heads, width), float("-inf"), dtype=wide)
-    for row, length in enumerate(lengths_B.tolist()):
-        finished = length // page
-        landmark_MGD = landmark_NGD[table_BM[row, :finished]]
-        score_BGM[row, :, :finished] = block_mean(q_BHD[row : row + 1], landmark_MGD)[0]
-    return score_BGM
 
 
 def keep_pages(

@@ -13,24 +13,21 @@ import torch
 
 from sparrow.sparse.compile.emit import (
     NOTHING,
+    TRITON,
     Emitter,
     Lines,
+    PageEmitter,
     beside,
+    constants,
     inside,
     literal,
     load,
     offsets,
     padded,
-    whole,
-    wide,
-)
-from sparrow.sparse.compile.pages import (
-    TRITON,
-    PageEmitter,
-    blocks_of,
-    constants,
     pointer,
     state_pointer,
+    whole,
+    wide,
 )
 from sparrow.sparse.flows.flow import Program
 from sparrow.sparse.flows.formats import MOST_FP8, MOST_INT4, MOST_SCALE, PageField, scale_of
@@ -42,7 +39,7 @@ import triton
 import triton.language as tl
 
 from sparrow.ops.kernels.overlap import wait
-from sparrow.ops.kernels.select import row_counts, select_row, sure_pages
+from sparrow.ops.kernels.pages import row_counts, select_row, sure_pages
 from sparrow.sparse.compile.launch import exponential, logarithm, nibbles
 '''
 ROUND = 12582912.0  # 1.5 * 2**23: adding and taking it away rounds to whole numbers, half to even
@@ -126,7 +123,7 @@ def _append(program: Program, keys: torch.dtype) -> str:
     page, size, kind = program.page, program.head_size, TRITON[keys]
     wide_d = padded(size)
     arguments = ["k_pool", "v_pool", "k_new", "v_new", "slots"]
-    arguments += [pointer(program, name) for name in blocks_of(program, keys)]
+    arguments += [pointer(program, name) for name in program.blocks(keys)]
     count = len(constants(in_order(program.summary)))
     arguments += [f"summary_constant{i}" for i in range(count)]
     arguments += ["k_token", "k_head", "v_token", "v_head"]
@@ -259,7 +256,7 @@ def _score_pages(program: Program, keys: torch.dtype, block: int) -> str:
     """Scores of BLOCK pages, or what `choose` needs of them; state moves on."""
     out = [f"cut{i}" for i in range(len(cuts(program)))] if staged(program) else ["score"]
     arguments = [*out, "q", "table", "lengths", "budgets", "rows"]
-    arguments += [pointer(program, name) for name in blocks_of(program, keys)]
+    arguments += [pointer(program, name) for name in program.blocks(keys)]
     arguments += [f"constant{i}" for i in range(len(constants(program.nodes)))]
     arguments += [state_pointer(program, name) for name, _ in program.state]
     arguments += ["layer", "width", "state_pages", "q_row", "q_head"]

@@ -6,7 +6,6 @@ Legend of the dimension letters: sparrow/ops/types.py.
 """
 
 import hashlib
-import importlib.util
 import math
 import os
 import sys
@@ -24,12 +23,12 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.ops.kernels.overlap import overlaps
-from sparrow.ops.kernels.select import MOST_PAGES, select_pages, warps_of
+from sparrow.ops.kernels.pages import MOST_PAGES, select_pages, warps_of
 from sparrow.sparse.compile import kernels
-from sparrow.sparse.compile.emit import padded
-from sparrow.sparse.compile.pages import blocks_of, constants
+from sparrow.sparse.compile.emit import constants, padded
 from sparrow.sparse.flows.flow import Program, check_weights
-from sparrow.sparse.flows.tensor import Node, in_order
+from sparrow.sparse.flows.loading import run_module
+from sparrow.sparse.flows.tensor import in_order
 
 BLOCK_BYTES = 8192  # of fields that a program of `score` takes at a time
 LEAST_BLOCK, MOST_BLOCK = 16, 32
@@ -46,23 +45,6 @@ class Launch(NamedTuple):
     loops: int
     warps: int
     stages: int
-
-
-class _Call(NamedTuple):
-    """What both kernels of a choice are given."""
-
-    q_BHD: Tensor
-    lengths_B: Tensor
-    budgets_BG: Tensor
-    layer: int
-    width: int
-    arrays: list[Tensor]
-    shape: dict[str, Any]
-
-    def room(self, numbers: int) -> Tensor:
-        """Memory for so many numbers of every page, [B, G, numbers, M]."""
-        shape = (len(self.q_BHD), self.shape["KV_HEADS"], numbers, self.width)
-        return self.q_BHD.new_empty(shape, dtype=torch.float32)
 
 
 class Compiled:
@@ -123,64 +105,74 @@ class Compiled:
         check_weights(self.program, layers=layer + 1, kv_heads=kv_heads)
         if not rows * width:
             return _lists(q_BHD, rows, kv_heads, width)
-        call = _Call(
-            q_BHD=q_BHD if q_BHD.stride(2) == 1 else q_BHD.contiguous(),
-            lengths_B=lengths_B.contiguous(),
-            budgets_BG=budgets if budgets.ndim == 2 else budgets[:, None].expand(rows, kv_heads),
-            layer=layer,
-            width=width,
-            arrays=self._arrays("score", q_BHD.device),
-            shape={
-                "KV_HEADS": kv_heads,
-                "FIRST": first,
-                "LAST": last,
-                "OVERLAP": overlaps(q_BHD),
-                "launch_pdl": overlaps(q_BHD),
-            },
-        )
-        score_BGM = call.room(1)[:, :, 0]
-        if not kernels.staged(self.program):
-            self._score(call, [score_BGM], cache, table_BM, rows_B)
-            given = (score_BGM, call.lengths_B, call.budgets_BG)
-            mass = self.program.mass
-            return select_pages(*given, page=cache.page, first=first, last=last, mass=mass)
-        cuts = [call.room(math.prod(cut.shape)) for cut in kernels.cuts(self.program)]
-        self._score(call, cuts, cache, table_BM, rows_B)
-        return self._choose(call, score_BGM, cuts)
+        q_BHD = q_BHD if q_BHD.stride(2) == 1 else q_BHD.contiguous()
+        lengths_B = lengths_B.contiguous()
+        budgets_BG = budgets if budgets.ndim == 2 else budgets[:, None].expand(rows, kv_heads)
+        score_BGM = q_BHD.new_empty((rows, kv_heads, width), dtype=torch.float32)
+        cuts = [
+            q_BHD.new_empty((rows, kv_heads, math.prod(cut.shape), width), dtype=torch.float32)
+            for cut in kernels.cuts(self.program)
+        ]
+        shape = {
+            "KV_HEADS": kv_heads,
+            "FIRST": first,
+            "LAST": last,
+            "OVERLAP": overlaps(q_BHD),
+            "launch_pdl": overlaps(q_BHD),
+        }
+        given = (q_BHD, lengths_B, budgets_BG)
+        staged = kernels.staged(self.program)
+        out = cuts if staged else [score_BGM]
+        self._score(given, out, cache, layer, table_BM, rows_B, shape)
+        if staged:
+            return self._choose(given, score_BGM, cuts, layer, shape)
+        chosen, mass = (score_BGM, lengths_B, budgets_BG), self.program.mass
+        return select_pages(*chosen, page=cache.page, first=first, last=last, mass=mass)
 
     def _score(
         self,
-        call: "_Call",
+        given: tuple[Tensor, Tensor, Tensor],
         out: list[Tensor],
         cache: ops.PageCache,
+        layer: int,
         table_BM: Tensor,
         rows_B: Tensor | None,
+        shape: dict[str, Any],
     ) -> None:
         """Scores of all pages, or what `_choose` needs of them, into `out`."""
-        launch, states = self.launch, [cache.state(n, call.layer) for n, _ in self.program.state]
-        blocks = triton.cdiv(call.width, launch.block * launch.loops)
-        unread = call.lengths_B  # rows are read for their state only
-        self.module.score_pages[(call.shape["KV_HEADS"], blocks, len(table_BM))](
-            *(*out, call.q_BHD, table_BM, call.lengths_B, call.budgets_BG),
-            *(unread if rows_B is None else rows_B, *self._blocks(cache, call.layer)),
-            *(*call.arrays, *states, call.layer, call.width),
-            *(states[0].shape[2] if states else 0, *call.q_BHD.stride()[:2]),
-            *(*table_BM.stride(), *call.budgets_BG.stride()),
-            **call.shape,
+        q_BHD, lengths_B, budgets_BG = given
+        launch, states = self.launch, [cache.state(n, layer) for n, _ in self.program.state]
+        rows, width = table_BM.shape
+        blocks = triton.cdiv(width, launch.block * launch.loops)
+        read = lengths_B if rows_B is None else rows_B  # rows are read for their state only
+        self.module.score_pages[(shape["KV_HEADS"], blocks, rows)](
+            *(*out, q_BHD, table_BM, lengths_B, budgets_BG, read),
+            *(*self._blocks(cache, layer), *self._arrays("score", q_BHD.device)),
+            *(*states, layer, width, states[0].shape[2] if states else 0),
+            *(*q_BHD.stride()[:2], *table_BM.stride(), *budgets_BG.stride()),
+            **shape,
             LOOPS=launch.loops,
             STAGES=launch.stages,
             num_warps=launch.warps,
         )
 
-    def _choose(self, call: "_Call", score_BGM: Tensor, cuts: list[Tensor]) -> ops.PageLists:
+    def _choose(
+        self,
+        given: tuple[Tensor, Tensor, Tensor],
+        score_BGM: Tensor,
+        cuts: list[Tensor],
+        layer: int,
+        shape: dict[str, Any],
+    ) -> ops.PageLists:
         """Finish the scores over all pages, and choose."""
+        q_BHD, _, budgets_BG = given
         rows, kv_heads, width = score_BGM.shape
         lists, size = _lists(score_BGM, rows, kv_heads, width), triton.next_power_of_2(width)
         self.module.choose[(rows, kv_heads)](
-            *(*lists, score_BGM, *cuts, call.q_BHD, call.lengths_B, call.budgets_BG),
-            *(*call.arrays, call.layer, width),
-            *(*call.q_BHD.stride()[:2], *call.budgets_BG.stride()),
-            **call.shape,
+            *(*lists, score_BGM, *cuts, *given),
+            *(*self._arrays("score", q_BHD.device), layer, width),
+            *(*q_BHD.stride()[:2], *budgets_BG.stride()),
+            **shape,
             MASS=self.program.mass,
             SIZE=size,
             num_warps=warps_of(size),
@@ -188,15 +180,14 @@ class Compiled:
         return lists
 
     def _blocks(self, cache: ops.PageCache, layer: int) -> list[Tensor]:
-        return [cache.field(name, layer) for name in blocks_of(self.program, self.keys)]
+        return [cache.field(name, layer) for name in self.program.blocks(self.keys)]
 
     def _arrays(self, part: str, device: torch.device) -> list[Tensor]:
         """The constants of the score, or of the summary, on the device."""
         if (part, device) not in self._constants:
-            program = self.program
-            nodes = program.nodes if part == "score" else in_order(program.summary)
-            arrays = [_array(node).to(device) for node in constants(nodes)]
-            self._constants[part, device] = arrays
+            nodes = self.program.nodes if part == "score" else in_order(self.program.summary)
+            arrays = [np.frombuffer(node.given[0], np.float32).copy() for node in constants(nodes)]
+            self._constants[part, device] = [torch.from_numpy(x).to(device) for x in arrays]
         return self._constants[part, device]
 
 
@@ -237,17 +228,7 @@ def _module(text: str) -> ModuleType:
         ) as file:
             file.write(text)
         Path(file.name).replace(path)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules[name] = module
-    return module
-
-
-def _array(node: Node) -> Tensor:
-    return torch.from_numpy(np.frombuffer(node.given[0], np.float32).copy())
+    return run_module(name, path)
 
 
 def _lists(like: Tensor, rows: int, kv_heads: int, width: int) -> ops.PageLists:

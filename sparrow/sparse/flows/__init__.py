@@ -7,7 +7,9 @@ See `flow.Flow` for what a flow is, docs/flows.md for a tour, and `library` for 
 
 from sparrow.sparse.flows.flow import Fields, Flow, Position
 from sparrow.sparse.flows.formats import D, P, as_keys, bf16, fp8, fp16, fp32, int4
-from sparrow.sparse.flows.functions import (
+from sparrow.sparse.flows.tensor import (
+    FlowError,
+    Tensor,
     constant,
     convolve_over_pages,
     full,
@@ -27,38 +29,3 @@ from sparrow.sparse.flows.functions import (
     weights,
     where,
 )
-from sparrow.sparse.flows.tensor import FlowError, Tensor
-
-__all__ = [
-    "D",
-    "Fields",
-    "Flow",
-    "FlowError",
-    "P",
-    "Position",
-    "Tensor",
-    "as_keys",
-    "bf16",
-    "constant",
-    "convolve_over_pages",
-    "fp8",
-    "fp16",
-    "fp32",
-    "full",
-    "int4",
-    "kron",
-    "logsumexp",
-    "mask",
-    "max_over_pages",
-    "maximum",
-    "mean_over_pages",
-    "min_over_pages",
-    "minimum",
-    "norm_over_pages",
-    "normalise_over_pages",
-    "softmax_over_pages",
-    "sum_over_pages",
-    "take",
-    "weights",
-    "where",
-]

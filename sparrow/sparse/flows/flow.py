@@ -16,13 +16,14 @@ import hashlib
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, NoReturn
 
 import torch
 
+from sparrow import ops
 from sparrow.sparse.flows.formats import Format, PageField
 from sparrow.sparse.flows.tensor import (
     FlowError,
@@ -69,27 +70,40 @@ class Flow:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "place", here())
+        allowed = {
+            "name": (self.name and isinstance(self.name, str), "a text"),
+            "fields": (isinstance(self.fields, Mapping), "a mapping by name"),
+            "state": (_are_numbers(self.state), "a mapping from names to the numbers at first"),
+            "mass": (_is_share(self.mass), "above 0, at most 1"),
+            "probe": (_are_sizes(self.probe), "page, head size, query heads"),
+        }
+        for name, (right, wanted) in allowed.items():
+            if not right:
+                raise fail(f"Flow.{name}: got {getattr(self, name)!r}, allowed: {wanted}")
         for name in ("fields", "state"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise fail(f"Flow.{name}: got {getattr(self, name)!r}, allowed: a mapping by name")
             object.__setattr__(self, name, dict(getattr(self, name)))
-        if not self.name or not isinstance(self.name, str):
-            raise fail(f"Flow.name: got {self.name!r}, allowed: a text")
-        share = isinstance(self.mass, int | float) and not isinstance(self.mass, bool)
-        if self.mass is not None and not (share and 0 < self.mass <= 1):
-            raise fail(f"flow {self.name!r}: mass {self.mass!r}, allowed: above 0, at most 1")
-        for name, start in self.state.items():
-            if not isinstance(start, int | float) or not math.isfinite(start):
-                raise fail(f"flow {self.name!r}: state {name!r} starts at {start!r}: a number")
-        sizes = self.probe if isinstance(self.probe, tuple) else ()
-        if len(sizes) != 3 or not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise fail(f"Flow.probe: got {self.probe!r}, allowed: page, head size, query heads")
         trace(self, *self.probe)
 
     @property
     def digest(self) -> str:
         """A name for the formula, by which schedules tell whether they were made for it."""
         return trace(self, *self.probe).digest
+
+
+def _are_numbers(state: Any) -> bool:
+    return isinstance(state, Mapping) and all(
+        isinstance(start, int | float) and math.isfinite(start) for start in state.values()
+    )
+
+
+def _is_share(mass: Any) -> bool:
+    number = isinstance(mass, int | float) and not isinstance(mass, bool)
+    return mass is None or (number and 0 < mass <= 1)
+
+
+def _are_sizes(probe: Any) -> bool:
+    right = isinstance(probe, tuple) and len(probe) == 3
+    return right and all(isinstance(size, int) and size > 0 for size in probe)
 
 
 # Programs.
@@ -114,7 +128,14 @@ class Program:
     state: tuple[tuple[str, float], ...]
     updates: tuple[Node, ...]
     mass: float | None
-    digest: str
+
+    @property
+    def digest(self) -> str:
+        return _digest(self)
+
+    def blocks(self, keys: torch.dtype) -> dict[str, ops.Field]:
+        """What the fields of one page take for one KV head, by name; `keys`: their dtype."""
+        return {block.name: block for item in self.fields for block in item.storage(keys)}
 
     def bytes(self, keys: torch.dtype = torch.bfloat16) -> int:
         """What the fields of one page take for one KV head."""
@@ -135,7 +156,7 @@ def trace(flow: Flow, page: int, head_size: int, group: int | None) -> Program:
     summary = _trace_summary(flow, fields, page, head_size)
     score, updates = _trace_score(flow, fields, group, head_size) if group else (None, ())
     state = tuple((name, float(value)) for name, value in flow.state.items()) if group else ()
-    program = Program(
+    return Program(
         name=flow.name,
         page=page,
         head_size=head_size,
@@ -146,9 +167,7 @@ def trace(flow: Flow, page: int, head_size: int, group: int | None) -> Program:
         state=state,
         updates=updates,
         mass=flow.mass,
-        digest="",
     )
-    return replace(program, digest=_digest(program))
 
 
 def _field(flow: Flow, name: str, form: object, sizes: dict[str, int]) -> PageField:
@@ -165,15 +184,10 @@ def _field(flow: Flow, name: str, form: object, sizes: dict[str, int]) -> PageFi
 
 
 def _check_name(flow: Flow, kind: str, name: object) -> None:
-    if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
-        allowed = "a name that starts with a letter"
-    elif name in ("k", "v"):
-        allowed = "another name (k and v are the page's keys and values)"
-    elif kind == "state" and name in flow.fields:
-        allowed = "a name that no field has"
-    else:
-        return
-    raise fail(f"flow {flow.name!r}: a {kind} called {name!r}, allowed: {allowed}", flow.place)
+    right = isinstance(name, str) and name.isidentifier() and name[0] != "_"
+    if not right or name in ("k", "v") or (kind == "state" and name in flow.fields):
+        allowed = "starts with a letter, is not k or v (the page's keys and values) and not taken"
+        raise fail(f"flow {flow.name!r}: a {kind} called {name!r}: a name {allowed}", flow.place)
 
 
 def _check_size(flow: Flow, fields: tuple[PageField, ...], page: int, head_size: int) -> None:
@@ -205,23 +219,28 @@ def _trace_summary(
     if not isinstance(written, dict):
         raise fail(f"summarise returns {{field: tensor}}, got {_kind(written)}", start)
     _check_returned("field", "summarise", written, [field.name for field in fields], start)
-    nodes = tuple(_written(field, written, start) for field in fields)
+    nodes = tuple(
+        _numbers(f"field {field.name!r}", written[field.name], field.shape, start)
+        for field in fields
+    )
     _check_inputs("summarise", nodes, inputs)
     return nodes
 
 
-def _written(field: PageField, written: dict[str, Any], start: Place) -> Node:
-    value = written[field.name]
+def _numbers(what: str, value: Any, shape: tuple[int, ...], start: Place) -> Node:
+    """The node of a tensor that an author returned: numbers, of the shape that is wanted."""
     if not isinstance(value, Tensor):
-        raise fail(f"field {field.name!r} is a tensor, got {_kind(value)}", start)
-    if value.node.boolean:
-        raise fail(f"field {field.name!r} is a condition: where(condition, 1, 0)", value.node.place)
-    if value.shape != field.shape:
-        raise fail(
-            f"field {field.name!r} is declared with shape {field.shape}, got {value.shape}",
-            value.node.place,
-        )
-    return value.node
+        forgot = "; does it end with return?" if value is None else ""
+        raise fail(f"{what} is a tensor, got {_kind(value)}{forgot}", start)
+    node = value.node
+    if node.boolean:
+        hint = "turn it into numbers with where(condition, a, b)"
+        raise fail(f"{what} is a condition: {hint}", node.place)
+    if node.shape != shape:
+        wanted = f"has shape {shape}" if shape else "is one number per page"
+        hint = "" if shape else ": reduce it (.sum(), .max(), .mean())"
+        raise fail(f"{what} {wanted}, got shape {node.shape}{hint}", node.place)
+    return node
 
 
 def _check_returned(
@@ -263,8 +282,7 @@ class Position:
     """Where the query stands: `length`, `pages` of the sequence; `page` is each page's number."""
 
     def __init__(self) -> None:
-        self.length = _input("length", ())
-        self.pages = _input("pages", ())
+        self.length, self.pages = _input("length", ()), _input("pages", ())
         self.page = _input("page", (), paged=True)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -289,49 +307,34 @@ def _trace_score(
     query, position = _input("query", (group, head_size)), Position()
     result = _run(flow, flow.score, query, Fields(values, read), position)
     start = _start(flow, flow.score)
-    score, updates = _updates(flow, result, start)
+    score, updates = _split(flow, result, start)
     unread = [name for name in values if name not in read]
     if unread:
         raise fail(f"score never reads {unread[0]!r}: it would take memory for nothing", start)
-    node = _one_number("score", score, start)
+    nodes = [_of_pages("score", score, start)]
+    nodes += [_of_pages(f"state {name!r}", updates[name], start) for name in flow.state]
     known = [query, *values.values(), position.length, position.pages, position.page]
-    _check_inputs("score", [node, *updates], known)
-    return node, updates
+    _check_inputs("score", nodes, known)
+    return nodes[0], tuple(nodes[1:])
 
 
-def _updates(flow: Flow, result: Any, start: Place) -> tuple[Any, tuple[Node, ...]]:
+def _split(flow: Flow, result: Any, start: Place) -> tuple[Any, dict[str, Any]]:
+    """The score, and the new state by name."""
     if not flow.state:
         if isinstance(result, tuple):
-            raise fail(
-                "score returns one number per page, got a tuple; a tuple (score, {state: new "
-                "value}) needs state= in the flow",
-                start,
-            )
-        return result, ()
+            raise fail("score returns one number per page; a tuple needs state= in the flow", start)
+        return result, {}
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
         names = ", ".join(f"{name!r}: new value" for name in flow.state)
         raise fail(
             f"the flow has state: score returns (score, {{{names}}}), got {_kind(result)}", start
         )
-    score, updates = result
-    _check_returned("state", "score", updates, flow.state, start)
-    return score, tuple(_one_number(f"state {n!r}", updates[n], start) for n in flow.state)
+    _check_returned("state", "score", result[1], flow.state, start)
+    return result
 
 
-def _one_number(what: str, value: Any, start: Place) -> Node:
-    if not isinstance(value, Tensor):
-        forgot = "; does it end with return?" if value is None else ""
-        raise fail(f"{what} is one number per page, got {_kind(value)}{forgot}", start)
-    node = value.node
-    if node.boolean:
-        hint = "turn it into numbers with where(condition, a, b)"
-        raise fail(f"{what} is a condition: {hint}", node.place)
-    if node.shape:
-        raise fail(
-            f"{what} is one number per page, got shape {node.shape} for each: reduce it "
-            "(.sum(), .max(), .mean())",
-            node.place,
-        )
+def _of_pages(what: str, value: Any, start: Place) -> Node:
+    node = _numbers(what, value, (), start)
     if not node.paged:
         raise fail(
             f"{what} is the same for every page: use a field (fields.name) or position.page in it",
@@ -407,6 +410,7 @@ def check_weights(program: Program, *, layers: int, kv_heads: int) -> None:
 # Content.
 
 
+@cache
 def _digest(program: Program) -> str:
     """A name for the content: operations, shapes, formats; not what things are called."""
     text = hashlib.sha256()

@@ -4,7 +4,6 @@ A scaled format keeps small whole numbers (or fp8) beside one scale for each vec
 the last axis of the field. Reading a field gives number x scale in float32.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sparrow import ops
 from sparrow.sparse.flows.tensor import FlowError, fail
 
 Kind = Literal["keys", "fp32", "fp16", "bf16", "fp8", "int4"]
@@ -127,20 +127,23 @@ class PageField:
     form: Format
     shape: tuple[int, ...]
 
-    def storage(self, keys: torch.dtype) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-        """The blocks that it takes for one page and KV head: name, shape, dtype."""
+    def storage(self, keys: torch.dtype) -> list[ops.Field]:
+        """The blocks that it takes for one page and KV head."""
         name, shape, kind = self.name, self.shape, self.form.kind
         if not self.form.scaled:
-            return [(name, shape, PLAIN.get(kind, keys))]
+            return [ops.Field(name=name, shape=shape, dtype=PLAIN.get(kind, keys))]
         if kind == "int4" and shape[-1] % 2:
             raise FlowError(f"int4 keeps pairs, but its last axis is odd in {shape}")
         packed = (*shape[:-1], shape[-1] // 2)
         data = (packed, torch.uint8) if kind == "int4" else (shape, torch.float8_e4m3fn)
-        return [(name, *data), (scale_of(name), shape[:-1], SCALE)]
+        return [
+            ops.Field(name=name, shape=data[0], dtype=data[1]),
+            ops.Field(name=scale_of(name), shape=shape[:-1], dtype=SCALE),
+        ]
 
     def bytes(self, keys: torch.dtype) -> int:
         """What it takes for one page and KV head."""
-        return sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in self.storage(keys))
+        return sum(block.bytes for block in self.storage(keys))
 
     def encode(self, x: Tensor, keys: torch.dtype) -> dict[str, Tensor]:
         """float32 [..., *shape] as the blocks of `storage` hold it, by name."""

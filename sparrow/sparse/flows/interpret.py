@@ -1,44 +1,29 @@
 """The meaning of a program: every operation as plain torch, for any number of queries at once.
 
 A value is [n, G, M, *shape] in float32: n queries, G KV heads, M pages, with 1 where it does not
-depend on one of them. What a query may see is its own number of finished pages.
+depend on one of them. What a query may see is its own number of finished pages. At the end: the
+same over a page cache, and over whole sequences; any device, no graphs.
+Legend of the dimension letters: sparrow/ops/types.py.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparrow.sparse.flows.flow import Program
-from sparrow.sparse.flows.tensor import Node, fail, in_order
+from sparrow import ops
+from sparrow.sparse.flows.flow import Program, check_weights
+from sparrow.sparse.flows.tensor import Node, in_order
 
 LEAD = 3  # axes before the inner ones: queries, KV heads, pages
 
-UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    "neg": torch.neg,
-    "abs": torch.abs,
-    "exp": torch.exp,
-    "log": torch.log,
-    "sqrt": torch.sqrt,
-    "relu": torch.relu,
-    "sigmoid": torch.sigmoid,
-    "silu": torch.nn.functional.silu,
-}
-BROADCASTING: dict[str, Callable[..., Tensor]] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
-    "gt": torch.gt,
-    "ge": torch.ge,
-    "lt": torch.lt,
-    "le": torch.le,
-    "where": torch.where,
+# Names of operations entry by entry are those of torch's functions, but for one.
+ELEMENTWISE = {
+    *("neg", "abs", "exp", "log", "sqrt", "relu", "sigmoid", "silu"),
+    *("add", "sub", "mul", "div", "maximum", "minimum", "gt", "ge", "lt", "le", "where"),
 }
 REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}
 NOTHING = {"sum": 0.0, "max": -math.inf, "min": math.inf}  # what a page that is not there adds
@@ -62,13 +47,14 @@ def summarise(
     program: Program, k_MGPD: Tensor, v_MGPD: Tensor, *, layer: int = 0
 ) -> dict[str, Tensor]:
     """The blocks of every field for M pages, by name, each [M, G, ...]."""
+    check_weights(program, layers=layer + 1, kv_heads=k_MGPD.shape[1])
     pages = {"keys": k_MGPD, "values": v_MGPD}
     given = {name: x.float().transpose(0, 1).unsqueeze(0) for name, x in pages.items()}
 
     def read(node: Node) -> Tensor:
         if node.op in given:
             return given[node.op]
-        return constant(node, layer, k_MGPD.shape[1]).to(k_MGPD.device)
+        return _constant(node, layer).to(k_MGPD.device)
 
     values = _evaluate(program.summary, read)
     blocks: dict[str, Tensor] = {}
@@ -96,12 +82,16 @@ def score(
              state
     """
     assert program.score is not None, f"{program.name} has no score: it keeps every page"
+    kv_heads = q_nHD.shape[1] // program.group
+    check_weights(program, layers=scene.layer + 1, kv_heads=kv_heads)
+    if not pages:
+        return q_nHD.new_empty((len(q_nHD), kv_heads, 0), dtype=torch.float32), {}
     state = state or {}
-    reader = _Reader(program, q_nHD, blocks, scene, state, pages)
-    roots = (program.score, *program.updates)
-    values = _evaluate(roots, reader.read, reader.exists_nM)
-    shape = (len(q_nHD), reader.kv_heads, pages)
-    missing = ~reader.exists_nM["finished"][:, None]
+    exists_nM = _visible(program, scene, torch.arange(pages, device=q_nHD.device))
+    read = _reader(program, q_nHD, blocks, scene, state, pages)
+    values = _evaluate((program.score, *program.updates), read, exists_nM)
+    shape = (len(q_nHD), kv_heads, pages)
+    missing = ~exists_nM["finished"][:, None]
     score_nGM = values[id(program.score)].expand(shape).masked_fill(missing, -math.inf)
     fresh = {
         name: torch.where(missing, state[name], values[id(node)].expand(shape))
@@ -110,52 +100,47 @@ def score(
     return score_nGM, fresh
 
 
-class _Reader:
+def _visible(program: Program, scene: Scene, index_M: Tensor) -> dict[str, Tensor]:
+    """Which pages are finished for each query, and which of them are free to be chosen, [n, M]."""
+    lengths_n1 = scene.lengths.to(index_M.device)[:, None]
+    finished_nM = index_M < lengths_n1 // program.page
+    last_nM = index_M >= -(-lengths_n1 // program.page) - scene.last
+    return {"finished": finished_nM, "free": finished_nM & (index_M >= scene.first) & ~last_nM}
+
+
+def _reader(
+    program: Program,
+    q_nHD: Tensor,
+    blocks: Mapping[str, Tensor],
+    scene: Scene,
+    state: Mapping[str, Tensor],
+    pages: int,
+) -> Callable[[Node], Tensor]:
     """The inputs of a score, laid out as values."""
+    fields = {field.name: field for field in program.fields}
+    lengths_n11 = scene.lengths.to(q_nHD.device)[:, None, None]
+    given = {
+        "query": q_nHD.float().unflatten(1, (-1, program.group)).unsqueeze(2),
+        "length": lengths_n11.float(),
+        "pages": (lengths_n11 // program.page).float(),
+        "page": torch.arange(pages, device=q_nHD.device)[None, None].float(),
+    }
 
-    def __init__(
-        self,
-        program: Program,
-        q_nHD: Tensor,
-        blocks: Mapping[str, Tensor],
-        scene: Scene,
-        state: Mapping[str, Tensor],
-        pages: int,
-    ) -> None:
-        self.program, self.scene, self.state = program, scene, state
-        self.kv_heads = q_nHD.shape[1] // program.group
-        self.fields = {field.name: field for field in program.fields}
-        self.blocks = blocks
-        lengths_n1 = scene.lengths.to(q_nHD.device)[:, None]
-        index_M = torch.arange(pages, device=q_nHD.device)
-        finished_n1, all_n1 = lengths_n1 // program.page, -(-lengths_n1 // program.page)
-        exists_nM = index_M < finished_n1
-        reserved_nM = (index_M < scene.first) | (index_M >= all_n1 - scene.last)
-        self.exists_nM = {"finished": exists_nM, "free": exists_nM & ~reserved_nM}
-        self.given = {
-            "query": q_nHD.float().unflatten(1, (self.kv_heads, -1)).unsqueeze(2),
-            "length": lengths_n1[:, :, None].float(),
-            "pages": finished_n1[:, :, None].float(),
-            "page": index_M[None, None].float(),
-        }
-
-    def read(self, node: Node) -> Tensor:
-        if node.op == "field":
-            return self._field(node.given[0])
+    def read(node: Node) -> Tensor:
         if node.op == "state":
-            return self.state[node.given[0]]
-        if node.op in self.given:
-            return self.given[node.op]
-        return constant(node, self.scene.layer, self.kv_heads).to(self.given["page"].device)
-
-    def _field(self, name: str) -> Tensor:
-        field = self.fields[name]
-        value = field.decode(self.blocks)
+            return state[node.given[0]]
+        if node.op != "field":
+            known = given.get(node.op)
+            return _constant(node, scene.layer).to(q_nHD.device) if known is None else known
+        field = fields[node.given[0]]
+        value = field.decode(blocks)
         own = value.ndim - len(field.shape) == LEAD
         return value.transpose(1, 2) if own else value.transpose(0, 1).unsqueeze(0)
 
+    return read
 
-def constant(node: Node, layer: int, kv_heads: int) -> Tensor:
+
+def _constant(node: Node, layer: int) -> Tensor:
     """The numbers of a constant as a value, those of a layer where they differ by layer."""
     if node.op == "full":
         return torch.full((1,) * LEAD + node.shape, node.given[0])
@@ -163,14 +148,7 @@ def constant(node: Node, layer: int, kv_heads: int) -> Tensor:
     array = torch.from_numpy(np.frombuffer(data, np.float32).copy())
     if kind == "shared":
         return array.view(1, 1, 1, *node.shape)
-    layers, heads = lead[0]
-    if layer >= layers or heads != kv_heads:
-        raise fail(
-            f"weights for {layers} layers and {heads} KV heads, but this is layer {layer} of a "
-            f"model with {kv_heads} KV heads",
-            node.place,
-        )
-    return array.view(layers, heads, *node.shape)[layer][None, :, None]
+    return array.view(*lead[0], *node.shape)[layer][None, :, None]
 
 
 # Operations.
@@ -199,12 +177,9 @@ def _evaluate(
 
 
 def _apply(node: Node, inputs: list[Tensor]) -> Tensor:
-    if node.op in UNARY:
-        return UNARY[node.op](inputs[0])
-    if node.op in BROADCASTING:
-        rank = len(node.shape)
-        wide = [_aligned(x, rank) for x in inputs]
-        return BROADCASTING[node.op](*wide)
+    if node.op in ELEMENTWISE:
+        functions = torch.nn.functional if node.op == "silu" else torch
+        return getattr(functions, node.op)(*(_aligned(x, len(node.shape)) for x in inputs))
     if node.op in REDUCE:
         return REDUCE[node.op](inputs[0], dim=LEAD + node.given[0])
     match node.op:
@@ -273,3 +248,80 @@ def _convolve(node: Node, x: Tensor, exists_nM: Tensor) -> Tensor:
         if start < stop:
             total[:, :, start:stop] += tap * filled[:, :, start + shift : stop + shift]
     return total
+
+
+# Over a page cache, and over whole sequences.
+
+
+def summarise_slots(program: Program, cache: ops.PageCache, layer: int, slots_T: Tensor) -> None:
+    """Fill the fields of every page that one of these slots finishes."""
+    page = cache.page
+    finished = slots_T[(slots_T >= 0) & (slots_T % page == page - 1)] // page
+    if not program.fields or not len(finished):
+        return
+    pools = (cache.field(name, layer) for name in ("k", "v"))
+    blocks = summarise(program, *(pool[finished] for pool in pools), layer=layer)
+    for name, block in blocks.items():
+        _as_bytes(cache.field(name, layer))[finished] = _as_bytes(block)
+
+
+def score_cache(
+    program: Program,
+    cache: ops.PageCache,
+    q_BHD: Tensor,
+    table_BM: Tensor,
+    scene: Scene,
+    rows_B: Tensor | None = None,
+) -> Tensor:
+    """Scores of every page of every row, fp32 [B, G, M]; state of the rows moves on."""
+    if program.state and rows_B is None:
+        raise ValueError(f"{program.name} has state: its rows must be named")
+    layer, pages = scene.layer, table_BM.shape[1]
+    finished_B1 = (scene.lengths // cache.page)[:, None]
+    exists_BM = torch.arange(pages, device=table_BM.device) < finished_B1
+    place_BM = torch.where(exists_BM, table_BM, 0).long()
+    fields = {name: cache.field(name, layer) for name in program.blocks(q_BHD.dtype)}
+    blocks = {name: _as_bytes(f)[place_BM].view(f.dtype) for name, f in fields.items()}
+    state = {name: cache.state(name, layer)[rows_B][:, :, :pages] for name, _ in program.state}
+    score_BGM, fresh = score(program, q_BHD, blocks, scene, state, pages=pages)
+    for name, value in fresh.items():
+        assert rows_B is not None
+        real = scene.lengths > 0
+        cache.state(name, layer)[rows_B[real], :, :pages] = value[real]
+    return score_BGM
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """8-bit numbers as what any device can index: torch cannot do that with fp8 everywhere."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+
+
+def score_sequence(
+    program: Program, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, scene: Scene, *, dense: int
+) -> ops.Scores:
+    """Scores for the queries of a whole sequence: a function of a range of them.
+
+    What decoding would have scored when each was the newest token: [n, G, M] for the pages
+    that are finished at the end of the range. The first `dense` tokens are a prompt. A flow with
+    state is scored token after token, once: calls only look scores up.
+    """
+    page, whole, kv_heads = program.page, len(k_SGD) // program.page, k_SGD.shape[1]
+    pages = (x[: whole * page].unflatten(0, (whole, page)).transpose(1, 2) for x in (k_SGD, v_SGD))
+    blocks = summarise(program, *pages, layer=scene.layer)
+
+    def scores(start: int, stop: int, state: dict[str, Tensor] | None = None) -> tuple:
+        seen = {name: block[: stop // page] for name, block in blocks.items()}
+        part = replace(scene, lengths=scene.lengths[start:stop])
+        return score(program, q_SHD[start:stop], seen, part, state, pages=stop // page)
+
+    if not program.state:
+        return lambda start, stop: scores(start, stop)[0]
+    every_SGM = torch.full((len(q_SHD), kv_heads, whole), -math.inf, device=q_SHD.device)
+    state = {name: torch.full_like(every_SGM[:1], start) for name, start in program.state}
+    for token in range(dense, len(q_SHD)):
+        finished = (token + 1) // page
+        seen = {name: value[:, :, :finished] for name, value in state.items()}
+        every_SGM[token : token + 1, :, :finished], fresh = scores(token, token + 1, seen)
+        for name, value in fresh.items():
+            state[name][:, :, :finished] = value
+    return lambda start, stop: every_SGM[start:stop, :, : stop // page]

@@ -8,8 +8,14 @@ import math
 
 from sparrow.sparse.flows.flow import Fields, Flow, Position
 from sparrow.sparse.flows.formats import D, P, as_keys, fp16, int4
-from sparrow.sparse.flows.functions import logsumexp, maximum, softmax_over_pages
-from sparrow.sparse.flows.tensor import Summarise, Summary, Tensor
+from sparrow.sparse.flows.tensor import (
+    Summarise,
+    Summary,
+    Tensor,
+    logsumexp,
+    maximum,
+    softmax_over_pages,
+)
 
 
 def _mean(keys: Tensor, values: Tensor) -> Summary:

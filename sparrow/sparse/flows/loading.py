@@ -13,10 +13,11 @@ library alone (`library_flow`, `resolve_flow`).
 import ast
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -54,7 +55,7 @@ def library_flow(text: str) -> Flow:
     text = name.replace("-", "_") + bracket + arguments
     if len(text) > LONGEST:
         raise ValueError(f"{text[:40]!r}... names no flow; a flow is {FORMS}")
-    attribute, _ = _call(text, LIBRARY)
+    attribute, *_ = _call(text, LIBRARY)
     if attribute not in built_in():
         hint = _hint(library, attribute)
         raise ValueError(f"{LIBRARY} has no flow {attribute!r}{hint} (a flow is {FORMS})")
@@ -78,26 +79,25 @@ def resolve_flow(schedule: Schedule, named: str | None = None, *, force: bool = 
         return flow
     notes = {note.key: note.text for note in schedule.provenance}
     source = notes.get("flow", schedule.flow).rsplit(", program ", 1)[0]
+    wanted = f"schedule {schedule.name!r} is for the flow {schedule.flow!r}"
+    remedy = f"name the flow by --flow or attention.flow, as {FORMS}"
     try:
         flow = library_flow(source)
     except ValueError as error:
         raise ValueError(
-            f"schedule {schedule.name!r} is for the flow {schedule.flow!r} ({source[:LONGEST]!r}), "
-            f"which is not in the library, and a schedule runs no code: name the flow by --flow or "
-            f"attention.flow, as {FORMS}"
+            f"{wanted} ({source[:LONGEST]!r}), which is not in the library, and a schedule runs no "
+            f"code: {remedy}"
         ) from error
     if flow.name != schedule.flow:
-        raise ValueError(
-            f"schedule {schedule.name!r} is for the flow {schedule.flow!r}; {source} is "
-            f"{flow.name!r}: name the flow by --flow or attention.flow, as {FORMS}"
-        )
+        raise ValueError(f"{wanted}; {source} is {flow.name!r}: {remedy}")
     return flow
 
 
 def built_in(module: ModuleType = library) -> list[str]:
     """The names in the library: flows, and functions that make one without arguments."""
     own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    return sorted(n for n, v in own.items() if isinstance(v, Flow) or _makes_flows(v))
+    makers = {n for n, v in own.items() if getattr(v, "__annotations__", {}).get("return") is Flow}
+    return sorted(n for n, v in own.items() if isinstance(v, Flow) or n in makers)
 
 
 # Modules.
@@ -107,42 +107,48 @@ def _run_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"no file {path}; a flow is {FORMS}")
     name = f"sparrow_flow_file_{re.sub(r'[^0-9a-zA-Z]', '_', path.stem)}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    with _told(path.resolve()):
+        return run_module(name, path.resolve())
+
+
+def run_module(name: str, path: Path) -> ModuleType:
+    """The module of a file, run and imported under this name."""
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickles look there
-    try:
-        spec.loader.exec_module(module)
-    except FlowError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever an author's file can do, told with its line
-        raise ValueError(_told(error, path.resolve())) from error
+    spec.loader.exec_module(module)
     return module
 
 
-def _told(error: BaseException, path: Path) -> str:
-    """The error with the innermost line of the author's file."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    if isinstance(error, SyntaxError):
-        lines.append(error.lineno)
-    place = Place(str(path), lines[-1] or 0) if lines else str(path)
-    return f"{place}: {type(error).__name__}: {error}"
+@contextmanager
+def _told(path: Path | None) -> Iterator[None]:
+    """Whatever an author's file or module can do, told with the innermost line of it."""
+    try:
+        yield
+    except FlowError:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = traceback.extract_tb(error.__traceback__)
+        path = path or Path(lines[-1].filename)
+        numbers = [frame.lineno for frame in lines if frame.filename == str(path)]
+        if isinstance(error, SyntaxError):
+            numbers.append(error.lineno)
+        place = Place(str(path), numbers[-1] or 0) if numbers else path
+        raise ValueError(f"{place}: {type(error).__name__}: {error}") from error
 
 
 def _import(name: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise ValueError(f"no module {error.name!r} can be imported; a flow is {FORMS}") from None
-    except FlowError:
+        with _told(None):
+            return importlib.import_module(name)
+    except ValueError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
+            missing = f"no module {cause.name!r} can be imported; a flow is {FORMS}"
+            raise ValueError(missing) from None
         raise
-    except (Exception, SystemExit) as error:  # an empty name, or whatever an author's module does
-        lines = traceback.extract_tb(error.__traceback__)
-        told = _told(error, Path(lines[-1].filename)) if lines else f"{type(error).__name__}"
-        raise ValueError(f"{name}: {told}") from error
 
 
 # Attributes.
@@ -161,57 +167,35 @@ def _only_flow(module: ModuleType, where: str) -> Flow:
 
 
 def _named(module: ModuleType, text: str, where: str) -> Flow:
-    name, arguments = _call(text, where)
+    name, positional, named = _call(text, where)
     value = getattr(module, name, None)
     if value is None:
         raise ValueError(f"{where} has no flow {name!r}{_hint(module, name)}")
-    if arguments is None and isinstance(value, Flow):
-        return value
-    if arguments is None and callable(value) and _needs_arguments(value):
-        raise ValueError(
-            f"{where}:{text} is a function, not a Flow; give the attribute that is one"
-        )
-    made = _make(value, arguments or ([], {}), f"{where}:{text}") if callable(value) else value
+    made = value
+    if callable(value):
+        try:
+            made = value(*positional, **named)
+        except FlowError:
+            raise
+        except Exception as error:  # an author's function
+            raise ValueError(f"{where}:{text}: {type(error).__name__}: {error}") from error
     if not isinstance(made, Flow):
         raise ValueError(f"{where}:{text} is a {type(made).__name__}, not a Flow")
     return made
 
 
-def _call(text: str, where: str) -> tuple[str, tuple[list[Any], dict[str, Any]] | None]:
-    """A name, and the arguments of its call if it is one: constants only."""
+def _call(text: str, where: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """A name, and the arguments of its call if it has any: constants only."""
     try:
         node = ast.parse(text, mode="eval").body
         if isinstance(node, ast.Name):
-            return node.id, None
+            return node.id, [], {}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             named = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
-            return node.func.id, ([ast.literal_eval(each) for each in node.args], named)
+            return node.func.id, [ast.literal_eval(each) for each in node.args], named
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         pass
     raise ValueError(f"{where}: {text!r} names no flow; a flow is {FORMS}")
-
-
-def _make(function: Any, arguments: tuple[list[Any], dict[str, Any]], what: str) -> Any:
-    """Call what makes a flow; TypeErrors are those of its arguments."""
-    try:
-        return function(*arguments[0], **arguments[1])
-    except FlowError:
-        raise
-    except Exception as error:  # an author's function
-        raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
-
-
-def _needs_arguments(function: Any) -> bool:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return any(p.default is p.empty and p.kind not in kinds for p in parameters)
-
-
-def _makes_flows(value: Any) -> bool:
-    return getattr(value, "__annotations__", {}).get("return") is Flow
 
 
 def _hint(module: ModuleType, name: str) -> str:

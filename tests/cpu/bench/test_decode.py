@@ -112,7 +112,7 @@ def test_kernels_by_name() -> None:
         "attention": ["_attend_split"],
         "select": ["_select", "score_pages", "choose"],
         "store": ["append", "_store"],
-        "linear": ["_norm_gated_kernel", "nvjet_tst_64x16_64x16_4x2_h_bz_TNT"],
+        "linear": ["_linear_kernel", "nvjet_tst_64x16_64x16_4x2_h_bz_TNT"],
         "heads": ["_split_heads_kernel"],
         "sampling": ["_draw"],
         "rows": ["_read_rows"],

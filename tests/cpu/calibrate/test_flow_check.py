@@ -10,12 +10,12 @@ from sparrow import ops
 from sparrow.calibrate.flows.check import check
 from sparrow.schema.base import to_dict
 from sparrow.schema.flow import FlowCheck, FlowField
-from sparrow.sparse.flows import interpret, paged
+from sparrow.sparse.flows import interpret
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.formats import D, as_keys
-from sparrow.sparse.flows.functions import softmax_over_pages, weights
 from sparrow.sparse.flows.library import dense, fine_means, oracle, quest, softmax_sum
 from sparrow.sparse.flows.loading import built_in, load_flow
+from sparrow.sparse.flows.tensor import softmax_over_pages, weights
 
 SMALL = {"page": 8, "head_size": 16, "group": 3}
 
@@ -49,13 +49,13 @@ def test_the_trials_are_odd_tied_short_and_exact() -> None:
 
 
 def test_wrong_scores_while_decoding_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = paged.score
+    inner = interpret.score_cache
 
     def reversed_(*given, **named) -> Tensor:
         score = inner(*given, **named)
         return torch.where(score.isfinite(), -score, score)
 
-    monkeypatch.setattr(paged, "score", reversed_)
+    monkeypatch.setattr(interpret, "score_cache", reversed_)
     result = check(quest, **SMALL)
     assert not result.passed
     assert ("decode and one pass", "odd length") in failed(result)

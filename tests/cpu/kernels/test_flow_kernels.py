@@ -5,15 +5,15 @@ The interpreter gets bf16 and fp8 wrong, so these tests use fp32 and fp16; tests
 
 import pytest
 import torch
-from support.flows import LAYER, LIBRARY, ODD, Bed, make_bed, same_choice, same_fields
 
 pytest.importorskip("triton")
-from sparrow import ops
+from support.flows import LAYER, LIBRARY, ODD, Bed, make_bed, same_fields
+from support.kernels import DEVICE, check_choice, fill_fields, select
+
 from sparrow.sparse.compile.launch import Compiled, Launch, cache_dir
-from sparrow.sparse.flows import D, Flow, FlowError, P, as_keys, int4, library, paged
+from sparrow.sparse.flows import D, Flow, FlowError, P, as_keys, int4, library
 from sparrow.sparse.flows.flow import trace
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = [1, 16, 100, 48]  # one token, one page, an odd one, what the budget holds exactly
 BUDGETS = [48, 48, 64, 48]
 FEW = [library.block_mean, library.softmax_max, library.quest]
@@ -23,35 +23,14 @@ def bed_of(flow: Flow, lengths: list[int] = LENGTHS, **options) -> Bed:
     return make_bed(flow, lengths, device=DEVICE, **options)
 
 
-def filled(bed: Bed, kernels: Compiled) -> None:
-    """Every page's fields, by definition and by kernel."""
-    paged.summarise(bed.program, bed.defined, LAYER, bed.slots_T)
-    unread = bed.compiled.field("k", LAYER)[:, :, 0]
-    kernels.append(bed.compiled, LAYER, unread, unread, bed.slots_T, write=False)
-
-
-def chosen(bed: Bed, kernels: Compiled, budgets: torch.Tensor) -> None:
-    score_BGM = bed.scores()
-    with ops.using("reference"):
-        wanted = ops.select_pages(
-            score_BGM, bed.lengths_B, budgets, page=bed.program.page, mass=bed.program.mass
-        )
-    given = (bed.q_BHD, bed.table_BM, bed.lengths_B, budgets, bed.rows_B)
-    found = kernels.select(bed.compiled, LAYER, *given, first=1, last=2)
-    same_choice(score_BGM, wanted, found)
-    for name, _ in bed.program.state:
-        left, right = (c.state(name, LAYER) for c in (bed.defined, bed.compiled))
-        torch.testing.assert_close(right, left, rtol=1e-5, atol=1e-4)
-
-
 def check(flow: Flow, **options) -> None:
     """Fields, choices, and where there is state the choices after it has moved on."""
     bed = bed_of(flow, **options)
     kernels = Compiled(bed.program, bed.q_BHD.dtype)
-    filled(bed, kernels)
+    fill_fields(bed, kernels)
     same_fields(bed, 2e-3 if bed.q_BHD.dtype == torch.float16 else 1e-5)
     for _ in range(2 if bed.program.state else 1):
-        chosen(bed, kernels, torch.tensor(BUDGETS, device=DEVICE))
+        check_choice(bed, kernels, torch.tensor(BUDGETS, device=DEVICE))
 
 
 @pytest.mark.parametrize("flow", [*LIBRARY, *ODD], ids=lambda flow: flow.name)
@@ -78,8 +57,8 @@ def test_fp32_and_sizes_that_are_no_powers_of_two(flow) -> None:
 def test_ties_go_to_the_earlier_page(flow) -> None:
     bed = bed_of(flow, [120, 83], whole=True)
     kernels = Compiled(bed.program, bed.q_BHD.dtype)
-    filled(bed, kernels)
-    chosen(bed, kernels, torch.tensor([[64, 80], [64, 48]], device=DEVICE))  # by KV head
+    fill_fields(bed, kernels)
+    check_choice(bed, kernels, torch.tensor([[64, 80], [64, 48]], device=DEVICE))  # by KV head
 
 
 @pytest.mark.parametrize("flow", [library.block_mean, library.fine_means(4)], ids=lambda f: f.name)
@@ -87,7 +66,7 @@ def test_tokens_are_appended_and_pages_finished_in_one_go(flow) -> None:
     """And a page gets the same bits as from prefill."""
     bed = bed_of(flow, [16, 32, 7, 33])
     kernels = Compiled(bed.program, bed.q_BHD.dtype)
-    filled(bed, kernels)
+    fill_fields(bed, kernels)
     page = bed.program.page
     last_B = bed.lengths_B - 1
     slots_B = bed.table_BM[bed.rows_B, last_B // page].long() * page + last_B % page
@@ -109,8 +88,8 @@ def test_many_blocks_and_chunks(monkeypatch) -> None:
     monkeypatch.setattr("sparrow.sparse.compile.kernels.CHUNK", 16)
     bed = bed_of(library.softmax_sum, [16 * 20 + 5, 16 * 17])
     kernels = Compiled(bed.program, bed.q_BHD.dtype, Launch(16, 2, 1, 2))
-    filled(bed, kernels)
-    chosen(bed, kernels, torch.tensor([128, 160], device=DEVICE))
+    fill_fields(bed, kernels)
+    check_choice(bed, kernels, torch.tensor([128, 160], device=DEVICE))
 
 
 def test_a_row_that_keeps_everything_is_not_scored() -> None:
@@ -118,9 +97,7 @@ def test_a_row_that_keeps_everything_is_not_scored() -> None:
     kernels = Compiled(bed.program, bed.q_BHD.dtype)
     bed.compiled.field("mean", LAYER).fill_(float("nan"))
     budgets = torch.tensor([2**31 - 1, 100], device=DEVICE)
-    given = (bed.q_BHD, bed.table_BM, bed.lengths_B, budgets, None)
-    found = kernels.select(bed.compiled, LAYER, *given, first=1, last=2)
-    assert found.counts.tolist() == [[7, 7], [7, 7]]
+    assert select(bed, kernels, budgets).counts.tolist() == [[7, 7], [7, 7]]
 
 
 def test_sources_are_kept_by_content() -> None:
@@ -148,9 +125,8 @@ def test_a_context_beyond_what_a_program_holds_is_refused() -> None:
     kernels = Compiled(bed.program, bed.q_BHD.dtype)
     wide_BM = torch.zeros(1, 32769, dtype=torch.int32, device=DEVICE)
     budgets = torch.tensor([64], device=DEVICE)
-    given = (bed.q_BHD, wide_BM, bed.lengths_B, budgets, None)
     with pytest.raises(ValueError, match="32769"):
-        kernels.select(bed.compiled, LAYER, *given, first=1, last=2)
+        select(bed._replace(table_BM=wide_BM), kernels, budgets)
 
 
 def test_what_cannot_be_compiled_is_refused() -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 from sparrow import ops
 from sparrow.ops.reference import acceptance as definitions
 from sparrow.ops.reference import logprob
+from sparrow.ops.reference.acceptance import acceptance_bounds
 
 TOKENS, WIDTH, VOCABULARY = 37, 16, 101
 
@@ -28,7 +29,7 @@ def bounds(p: list[float], q: list[float], width: int) -> tuple[float, float]:
     """Of the `width` largest entries of two whole distributions."""
     p_TV, q_TV = (torch.tensor([row], dtype=torch.float64).log() for row in (p, q))
     p_top, q_top = p_TV.topk(width), q_TV.topk(width)
-    lower, upper = ops.acceptance_bounds(
+    lower, upper = acceptance_bounds(
         p_top.indices, p_top.values, q_top.indices, q_top.values, len(p)
     )
     return float(lower), float(upper)
@@ -54,33 +55,20 @@ def test_a_comparison_against_double_precision(inputs, chunk, temperature) -> No
     assert 0 < (found.upper - found.lower).max() < 0.5
 
 
-def test_alpha_has_the_bits_of_acceptance(inputs) -> None:
+def test_a_comparison_has_the_bits_of_the_single_ops(inputs) -> None:
     p_TC, q_TC, head_VC, ids_T = inputs
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         p, q, head = (part.to(dtype) for part in (p_TC, q_TC, head_VC))
         for options in ({}, {"chunk": 5, "temperature": 0.7}, {"q_head_VC": 1.1 * head}):
             found = ops.compare(p, q, head, ids_T, **options)
             assert torch.equal(found.alpha, ops.acceptance(p, q, head, **options))
-
-
-def test_statistics_have_the_bits_of_token_stats(inputs) -> None:
-    p_TC, q_TC, head_VC, ids_T = inputs
-    found = ops.compare(p_TC, q_TC, head_VC, ids_T, chunk=8)
-    mine, other = (ops.token_stats(side, head_VC, ids_T, chunk=8) for side in (p_TC, q_TC))
+    temperature_T = torch.linspace(0.5, 2, TOKENS)
+    options = {"chunk": 8, "temperature": temperature_T}
+    found = ops.compare(p_TC, q_TC, head_VC, ids_T, **options)
+    mine, other = (ops.token_stats(side, head_VC, ids_T, **options) for side in (p_TC, q_TC))
     assert torch.equal(found.entropy, mine.entropy)
     assert torch.equal(found.logp, mine.logprob)
     assert torch.equal(found.logq, other.logprob)
-
-
-def test_a_temperature_per_token(inputs) -> None:
-    p_TC, q_TC, head_VC, ids_T = inputs
-    temperature_T = torch.linspace(0.5, 2, TOKENS)
-    found = ops.compare(p_TC, q_TC, head_VC, ids_T, temperature=temperature_T, chunk=5)
-    alone = ops.compare(
-        p_TC[17:18], q_TC[17:18], head_VC, ids_T[17:18], temperature=float(temperature_T[17])
-    )
-    for whole, single in zip(found, alone, strict=True):
-        torch.testing.assert_close(whole[17:18], single)
 
 
 def test_the_logits_of_both_sides_are_made_once(inputs, monkeypatch) -> None:
@@ -98,73 +86,53 @@ def test_no_tokens() -> None:
     hidden, head, ids = torch.zeros(0, 4), torch.zeros(9, 4), torch.zeros(0, dtype=torch.long)
     assert all(part.shape == (0,) for part in ops.compare(hidden, hidden, head, ids, top_k=3))
     lists = torch.zeros(0, 3, dtype=torch.long), torch.zeros(0, 3)
-    assert all(part.shape == (0,) for part in ops.acceptance_bounds(*lists, *lists, 9))
+    assert all(part.shape == (0,) for part in acceptance_bounds(*lists, *lists, 9))
 
 
-class TestBounds:
-    """p and q over tokens a to f; of each side the two most likely are known."""
+def test_bounds_by_hand() -> None:
+    """p and q over tokens a to f."""
+    p, q = (0.5, 0.3, 0.1, 0.06, 0.04, 0.0), (0.6, 0.1, 0.2, 0.05, 0.03, 0.02)
+    # Lists a 0.5, b 0.3 and a 0.6, c 0.2. Both: min(0.5, 0.6) = 0.5. q has 0.2 left, all of which b
+    # can take (min(0.3, 0.2) = 0.2); p has 0.2 left, all of which c can take. Nothing remains for
+    # d, e and f: at most 0.5 + 0.2 + 0.2. Exact is 0.5 + 0.1 + 0.1 + 0.05 + 0.03.
+    assert bounds(p, q, 2) == pytest.approx((0.5, 0.9))
+    # Three each, the same tokens: exact on them, 0.7; the rest may agree up to 0.1.
+    assert bounds(p, q, 3) == pytest.approx((0.7, 0.8))
+    assert bounds(p, q, 6) == pytest.approx((0.78, 0.78))
+    assert bounds((1.0, 0.0, 0.0), (0.5, 0.5, 0.0), 2) == pytest.approx((0.5, 0.5))
 
-    p = (0.5, 0.3, 0.1, 0.06, 0.04, 0.0)
-    q = (0.6, 0.1, 0.2, 0.05, 0.03, 0.02)
 
-    def test_by_hand(self) -> None:
-        """Lists a 0.5, b 0.3 and a 0.6, c 0.2. Both: min(0.5, 0.6) = 0.5. q has 0.2 left, all of
-        which b can take (min(0.3, 0.2) = 0.2); p has 0.2 left, all of which c can take. Nothing
-        remains for d, e and f: at most 0.5 + 0.2 + 0.2. Exact is 0.5 + 0.1 + 0.1 + 0.05 + 0.03."""
-        assert bounds(self.p, self.q, 2) == pytest.approx((0.5, 0.9))
+LISTS = [
+    # a 0.9, and a 0.9, b 0.049, c 0.001, of five tokens. p has 0.1 left, of which b and c can take
+    # 0.05. Of the other 0.05 the two unnamed tokens share at most 0.001 each.
+    (([0], [0.9]), ([0, 1, 2], [0.9, 0.049, 0.001]), 5, (0.9, 0.9 + 0.05 + 0.002)),
+    # a 0.9 and b 0.4, c 0.3, d 0.3 - of which only b is named: q(a) could be 0.4, but the 0.1 that
+    # p has left is all that b can get, and q has spent 0.4 of its 0.6 on a.
+    (([0], [0.9]), ([1], [0.4]), 50, (0.0, 0.4 + 0.1)),
+    # Two widths, in any order: q spends its 0.4 on b and c, all that fits.
+    (([2, 0, 1], [0.1, 0.5, 0.3]), ([0], [0.6]), 6, (0.5, 0.9)),
+]
 
-    def test_the_third_of_each_is_no_news_of_the_other(self) -> None:
-        """Three each, the same tokens: exact on them, 0.7; the rest may agree up to 0.1."""
-        assert bounds(self.p, self.q, 3) == pytest.approx((0.7, 0.8))
 
-    def test_unnamed_tokens_hold_no_more_than_the_least_named(self) -> None:
-        """Lists a 0.9, and a 0.9, b 0.049, c 0.001, of five tokens. p has 0.1 left, of which b
-        and c can take 0.05. Of the other 0.05 the two unnamed tokens share at most 0.001 each."""
-        ids = torch.tensor([[0]]), torch.tensor([[0, 1, 2]])
-        probs = torch.tensor([[0.9]]), torch.tensor([[0.9, 0.049, 0.001]])
-        _, upper = ops.acceptance_bounds(ids[0], probs[0].log(), ids[1], probs[1].log(), 5)
-        assert float(upper) == pytest.approx(0.9 + 0.05 + 0.002)
-
-    def test_caps_on_the_tokens_of_the_other_list(self) -> None:
-        """a 0.9 and b 0.4, c 0.3, d 0.3 - of which only b is named: q(a) could be 0.4, but the
-        0.1 that p has left is all that b can get, and q has spent 0.4 of its 0.6 on a."""
-        lower, upper = ops.acceptance_bounds(
-            torch.tensor([[0]]),
-            torch.tensor([[0.9]]).log(),
-            torch.tensor([[1]]),
-            torch.tensor([[0.4]]).log(),
-            50,
-        )
-        assert float(lower) == 0
-        assert float(upper) == pytest.approx(0.4 + 0.1)
-
-    def test_all_tokens_leave_no_doubt(self) -> None:
-        assert bounds(self.p, self.q, 6) == pytest.approx((0.78, 0.78))
-
-    def test_lists_of_two_widths_in_any_order(self) -> None:
-        p_ids, p_logprobs = torch.tensor([[2, 0, 1]]), torch.tensor([[0.1, 0.5, 0.3]]).log()
-        q_ids, q_logprobs = torch.tensor([[0]], dtype=torch.int32), torch.tensor([[0.6]]).log()
-        lower, upper = ops.acceptance_bounds(p_ids, p_logprobs, q_ids, q_logprobs, 6)
-        assert float(lower) == pytest.approx(0.5)  # q spends its 0.4 on b and c: all that fits
-        assert float(upper) == pytest.approx(0.9)
-        turned = ops.acceptance_bounds(q_ids, q_logprobs, p_ids, p_logprobs, 6)
-        assert [float(part) for part in turned] == pytest.approx([0.5, 0.9])
-
-    def test_an_impossible_token(self) -> None:
-        assert bounds((1.0, 0.0, 0.0), (0.5, 0.5, 0.0), 2) == pytest.approx((0.5, 0.5))
+def test_bounds_of_lists_of_any_width_and_order() -> None:
+    for p, q, vocabulary, expected in LISTS:
+        sides = [(torch.tensor([ids]), torch.tensor([probs]).log()) for ids, probs in (p, q)]
+        for mine, other in (sides, sides[::-1]):
+            found = acceptance_bounds(*mine, other[0].int(), other[1], vocabulary)
+            assert [float(part) for part in found] == pytest.approx(expected)
 
 
 def test_only_rounding_is_smoothed(inputs, monkeypatch) -> None:
     """A bound that is wrong by more than rounding stays wrong, for everyone to see."""
     p_TC, q_TC, head_VC, ids_T = inputs
-    whole = definitions._bounds
+    whole = definitions.acceptance_bounds
     for shift, holds in ((0.5e-5, True), (1e-3, False)):
 
         def wrong(*lists: Tensor, by: float = shift) -> tuple[Tensor, Tensor]:
             lower_T, upper_T = whole(*lists)
             return lower_T + by, upper_T - by
 
-        monkeypatch.setattr(definitions, "_bounds", wrong)
+        monkeypatch.setattr(definitions, "acceptance_bounds", wrong)
         found = ops.compare(p_TC, q_TC, head_VC, ids_T, top_k=VOCABULARY)
         assert bool((found.lower <= found.alpha).all()) is holds
         assert bool((found.alpha <= found.upper).all()) is holds

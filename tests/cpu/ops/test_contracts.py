@@ -7,11 +7,11 @@ import torch
 from support.paging import make_batch
 
 from sparrow import ops
+from sparrow.sparse.rule import Rule
 
 BATCH = make_batch([20])
 ONES, INDEX, HIDDEN, HEAD = torch.ones(2), torch.arange(2), torch.zeros(2, 4), torch.zeros(9, 4)
 LOGITS, SCORES, LENGTHS = torch.zeros(2, 5), torch.zeros(2, 2, 8), torch.tensor([32, 29])
-IDS, LOGPROBS = torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.2]]).log()
 QUERIES, KEYS, EDGES = torch.zeros(8, 2, 4), torch.zeros(8, 1, 4), torch.tensor([0, 8])
 
 
@@ -27,16 +27,12 @@ def select(budgets: torch.Tensor = INDEX, **changes: object) -> object:
 
 def sparse(bounds: torch.Tensor = EDGES, dense: torch.Tensor = INDEX[:1], **changes) -> object:
     budgets = torch.zeros(8, dtype=torch.long)
-    options = {"page": 4, "scale": 1.0} | changes
+    options = {"page": 4, "scale": 1.0, "scorer": Rule().scorer(2, 4)} | changes
     return ops.attend_sparse(QUERIES, KEYS, KEYS, bounds, dense, budgets, **options)
 
 
 def stats(ids: torch.Tensor = INDEX, **changes: object) -> object:
     return ops.token_stats(HIDDEN, HEAD, ids, **changes)
-
-
-def bounds(ids: torch.Tensor, logprobs: torch.Tensor = LOGPROBS, vocabulary: int = 5) -> object:
-    return ops.acceptance_bounds(ids, logprobs, IDS, LOGPROBS, vocabulary)
 
 
 def lists(*pages: int, counts: tuple[int, ...] = (1, 2)) -> ops.PageLists:
@@ -52,7 +48,6 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("table_BM", lambda: decode(table_BM=BATCH.table_BM[0])),
     ("lists", lambda: decode(lists=lists(1, 1, 2))),
     ("lists", lambda: decode(lists=lists(1, 2, 2, counts=(2, 2)))),
-    ("landmark_NGD", lambda: ops.summarise_pages(BATCH.k_NGPD, BATCH.landmark_NGD[:, :1], INDEX)),
     ("budgets", lambda: select(torch.zeros(2, 3).int())),
     ("budgets", lambda: select(torch.zeros(3).int())),
     ("budgets", lambda: select(torch.zeros(2, 2))),
@@ -76,17 +71,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("chunk", lambda: ops.acceptance(HIDDEN, HIDDEN, HEAD, chunk=-1)),
     ("q_TC", lambda: ops.acceptance(HIDDEN, HIDDEN[1:], HEAD)),
     ("q_head_VC", lambda: ops.acceptance(HIDDEN, HIDDEN, HEAD, q_head_VC=HEAD[1:])),
-    ("k must", lambda: ops.top_k(HIDDEN, HEAD, 10)),
     ("top_k", lambda: ops.compare(HIDDEN, HIDDEN, HEAD, INDEX, top_k=10)),
-    ("p_ids", lambda: bounds(torch.tensor([[1, 1]]))),
-    ("p_ids", lambda: bounds(IDS, vocabulary=1)),
-    ("p_ids", lambda: bounds(IDS + 4)),
-    ("p_ids", lambda: bounds(LOGPROBS)),
-    ("p_logprobs", lambda: bounds(IDS, LOGPROBS[:, :1])),
-    ("p_logprobs", lambda: bounds(IDS, torch.tensor([[0.8, 0.7]]).log())),
-    ("p_logprobs", lambda: bounds(IDS, torch.tensor([[0.0, float("nan")]]))),
-    ("p_logprobs", lambda: bounds(IDS, IDS)),
-    ("q_ids", lambda: bounds(IDS.repeat(2, 1), LOGPROBS.repeat(2, 1))),
     ("logits_BV", lambda: ops.sample(torch.zeros(5), INDEX, INDEX, ONES)),
     ("logits_BV", lambda: ops.sample(torch.zeros(2, 0), INDEX, INDEX, ONES)),
     ("seeds_B", lambda: ops.sample(LOGITS, ONES, INDEX, ONES)),
@@ -104,7 +89,7 @@ def test_what_breaks_a_contract_is_named() -> None:
 
 
 def test_what_keeps_the_contracts_is_taken() -> None:
-    for call in (decode, select, sparse, stats, lambda: bounds(IDS)):
+    for call in (decode, select, sparse, stats):
         call()
 
 
@@ -112,5 +97,5 @@ def test_an_op_is_its_definition_with_a_name_and_a_contract() -> None:
     assert ops.sample.__name__ == "sample"
     assert "Draw one token per row" in (ops.sample.__doc__ or "")
     leaf = torch.zeros(1, 4, requires_grad=True)
-    assert not ops.top_k(leaf, HEAD, 2).logprobs.requires_grad
+    assert not ops.acceptance(leaf, leaf, HEAD).requires_grad
     assert ops.logits(leaf, HEAD).requires_grad

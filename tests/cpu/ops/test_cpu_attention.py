@@ -5,16 +5,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from support.paging import Batch, make_batch
 from torch import Tensor
 
-pytest.importorskip("numba")
 from sparrow.ops import PageLists
-from sparrow.ops.cpu import attention, decode_kernel
-from sparrow.ops.cpu.threads import share
+from sparrow.ops.cpu import attention
+from sparrow.ops.cpu.simd import share
 from sparrow.ops.reference.attention import attend_decode
 
 LENGTHS = [1, 15, 16, 17, 0, 100, 1003]
@@ -29,7 +27,7 @@ def attend(batch: Batch, lists: PageLists | None = None, *, scale: float = SCALE
 
 
 def make_lists(batch: Batch, kind: str) -> PageLists | None:
-    """Lists of a kind: "dense" (none), "all" pages, the "last" page, or "random" ones."""
+    """Lists of a kind: "dense" (none), the "last" page, or "random" ones."""
     if kind == "dense":
         return None
     generator = torch.Generator().manual_seed(1)
@@ -40,7 +38,7 @@ def make_lists(batch: Batch, kind: str) -> PageLists | None:
         total = -(-length // batch.page)
         for head in range(kv_heads if length else 0):
             some = torch.rand(total, generator=generator) < 0.4
-            keep = {"all": some | True, "last": some & False, "random": some}[kind]
+            keep = some & (kind == "random")
             keep[-1] = True
             counts[row, head] = keep.sum()
             pages[row, head, : counts[row, head]] = keep.nonzero()[:, 0]
@@ -98,21 +96,6 @@ def test_calls_from_several_threads_at_once() -> None:
             assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-def test_what_lies_outside_the_lists_is_never_read() -> None:
-    """Unused slots of the pool hold NaN already; unused table entries get no valid page."""
-    batch = make_batch(LENGTHS, heads=6, kv_heads=2, head_size=64)
-    lists = make_lists(batch, "random")
-    assert lists is not None
-    expected = attend(batch, lists)
-    listed = torch.zeros(len(LENGTHS), batch.table_BM.shape[1], dtype=torch.bool)
-    for row in range(len(LENGTHS)):
-        for head in range(2):
-            listed[row, lists.pages[row, head, : lists.counts[row, head]]] = True
-    table = batch.table_BM.masked_fill(~listed, 2**30)
-    assert torch.equal(attend(batch._replace(table_BM=table), lists), expected)
-    assert expected.isfinite().all()
-
-
 def test_rows_and_heads_without_pages_give_zeros() -> None:
     batch = make_batch([0, 40, 0], heads=4, kv_heads=2, head_size=64)
     assert (attend(batch)[[0, 2]] == 0).all()
@@ -142,16 +125,13 @@ def test_inputs_of_any_layout_are_left_alone() -> None:
         torch.testing.assert_close(old, new, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_nan_in_a_used_key_shows_in_its_own_heads_only() -> None:
+def test_nan_shows_in_its_own_heads_only_and_scores_far_apart_pick_one_token() -> None:
     batch = make_batch([100, 100], heads=6, kv_heads=2, head_size=64)
     batch.k_NGPD[batch.table_BM[0, 3], 1, 5, 7] = math.nan
     out = attend(batch)
     assert out[0, 3:].isnan().all()
     assert out[0, :3].isfinite().all()
     assert out[1].isfinite().all()
-
-
-def test_scores_far_apart_pick_one_token() -> None:
     batch = make_batch([300], heads=2, kv_heads=2, head_size=64)
     out = attend(batch, scale=1e4)
     for head in range(2):
@@ -161,42 +141,27 @@ def test_scores_far_apart_pick_one_token() -> None:
 
 def test_what_is_left_to_the_definition() -> None:
     q, k = torch.zeros(1, 2, 64), torch.zeros(3, 2, 16, 64)
+    narrow = k[..., :40].contiguous()
     assert attention.supports("attend_decode", q, k, k)
     assert attention.supports("attend_decode", q.bfloat16(), k.bfloat16(), k.bfloat16())
-    assert not attention.supports("attend_decode", q.half(), k.half(), k.half())
-    assert not attention.supports("attend_decode", q.double(), k.double(), k.double())
-    assert not attention.supports("attend_decode", q, k.bfloat16(), k.bfloat16())
-    assert not attention.supports("attend_decode", q, k.transpose(0, 2), k)
-    assert not attention.supports(
-        "attend_decode", q[:, :, :40], k[..., :40].contiguous(), k[..., :40].contiguous()
-    )
+    for given in (
+        (q.half(), k.half(), k.half()),
+        (q.double(), k.double(), k.double()),
+        (q, k.bfloat16(), k.bfloat16()),
+        (q, k.transpose(0, 2), k),
+        (q[:, :, :40], narrow, narrow),
+    ):
+        assert not attention.supports("attend_decode", *given)
 
 
-def test_exp2() -> None:
-    x = np.concatenate([np.linspace(-126, 0, 20_001), -np.logspace(-9, 0, 2_000)])
-    x = x.astype(np.float32)
-    found = np.array([decode_kernel._exp2(value) for value in x])
-    np.testing.assert_allclose(found, np.exp2(x.astype(np.float64)), rtol=2e-7)
-    assert decode_kernel._exp2(np.float32(0)) == 1
-    assert decode_kernel._exp2(np.float32(-126.5)) == 0
-    assert decode_kernel._exp2(np.float32(-np.inf)) == 0
-    assert math.isnan(decode_kernel._exp2(np.float32(np.nan)))
-
-
-@pytest.mark.parametrize("items", [0, 1, 7, 1000])
-@pytest.mark.parametrize("most", [None, 1, 3])
-def test_shared_work_covers_every_item_once(items: int, most: int | None) -> None:
-    done: list[int] = []
-    share(lambda first, last: done.extend(range(first, last)), items, most=most)
-    assert sorted(done) == list(range(items))
-
-
-def test_a_failure_in_shared_work_is_raised() -> None:
-    def fail(first: int, last: int) -> None:
-        raise ZeroDivisionError
-
+def test_shared_work_covers_every_item_once_and_raises_failures() -> None:
+    for items in (0, 1, 7, 1000):
+        for most in (None, 1, 3):
+            done: list[int] = []
+            share(lambda first, last, done=done: done.extend(range(first, last)), items, most=most)
+            assert sorted(done) == list(range(items))
     with pytest.raises(ZeroDivisionError):
-        share(fail, 10)
+        share(lambda first, last: 1 // 0, 10)
 
 
 def test_wrong_places_are_refused_before_the_kernel_reads_them() -> None:

@@ -1,13 +1,12 @@
-"""Page operations in numba against their definitions, and bits that must not depend on others."""
+"""Page kernels in numba against definitions, and bits that must not depend on others."""
 
 import math
 
 import pytest
 import torch
-from support.paging import Batch, make_batch
+from support.paging import Batch, make_batch, mean_scores
 from torch import Tensor
 
-pytest.importorskip("numba")
 from sparrow import ops
 from sparrow.ops.cpu import pages
 from sparrow.ops.reference import pages as definition
@@ -37,136 +36,114 @@ def fused_tokens(
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
-    """Equal, NaN included."""
+    """Equal bits, and NaN (of any bits) where the other is."""
     kind = torch.int16 if left.dtype == torch.bfloat16 else torch.int32
-    return torch.equal(left.contiguous().view(kind), right.contiguous().view(kind))
+    bits = (x.nan_to_num(nan=0.0, posinf=INF, neginf=-INF).view(kind) for x in (left, right))
+    return torch.equal(left.isnan(), right.isnan()) and torch.equal(*bits)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("integer", "contiguous"), [(torch.int32, False), (torch.int64, True)])
 @pytest.mark.parametrize(("page", "size"), [(16, 32), (4, 5), (1, 8)])
-def test_tokens_land_where_the_definition_puts_them(dtype, integer, contiguous, page, size) -> None:
-    ours, theirs = (empty_pools(dtype, page=page, size=size) for _ in range(2))
-    tokens = fused_tokens(7, dtype, size=size)
-    if contiguous:
-        tokens = [token.contiguous() for token in tokens]
-    slots = torch.tensor([8, -1, 0, 3, -7, 7, 1]).to(integer)
-    assert pages.supports("write_pages", *ours[:2], *tokens, slots)
-    pages.write_pages(*ours[:2], *tokens, slots)
-    definition.write_pages.definition(*theirs[:2], *tokens, slots)
-    for left, right in zip(ours, theirs, strict=True):
-        assert same_bits(left, right)
+def test_tokens_land_where_the_definition_puts_them(dtype, page, size) -> None:
+    for integer, contiguous in ((torch.int32, False), (torch.int64, True)):
+        ours, theirs = (empty_pools(dtype, page=page, size=size)[:2] for _ in range(2))
+        tokens = fused_tokens(7, dtype, size=size)
+        tokens = [token.contiguous() for token in tokens] if contiguous else tokens
+        slots = torch.tensor([8, -1, 0, 3, -7, 7, 1]).to(integer)
+        assert pages.supports("write_pages", *ours, *tokens, slots)
+        pages.write_pages(*ours, *tokens, slots)
+        definition.write_pages.definition(*theirs, *tokens, slots)
+        assert all(same_bits(*pair) for pair in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page", [16, 4, 3, 1])
-def test_landmarks_are_those_of_the_definition(dtype: torch.dtype, page: int) -> None:
-    ours, theirs = (empty_pools(dtype, page=page) for _ in range(2))
-    k, v = fused_tokens(5 * page, dtype)
-    slots = torch.cat([torch.arange(4 * page), torch.arange(page) + 6 * page])
-    slots[-1] = -1  # the last page stays unfinished
-    for pools, version in ((ours, pages), (theirs, definition)):
-        version.write_pages(*pools[:2], k, v, slots)
-        version.summarise_pages(pools[0], pools[2], slots)
-    torch.testing.assert_close(ours[2], theirs[2], equal_nan=True)
-    assert ours[2][:4].isfinite().all()
-    assert ours[2][4:].isnan().all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("integer", INTEGERS)
-def test_appending_gives_the_bits_of_writing_at_once(dtype: torch.dtype, integer) -> None:
-    whole, grown = empty_pools(dtype), empty_pools(dtype)
-    k, v = fused_tokens(48, dtype)
-    slots = (torch.tensor([5, 2, 8])[:, None] * 16 + torch.arange(16)).to(integer)
+def test_landmarks_are_means_of_finished_pages_at_once_or_step_by_step(dtype, page) -> None:
+    """Summed in fp32, with the same bits either way; what is not finished keeps what it had."""
+    whole, grown = empty_pools(dtype, page=page), empty_pools(dtype, page=page)
+    k, v = fused_tokens(3 * page, dtype)
+    slots = torch.tensor([5, 2, 8])[:, None] * page + torch.arange(page)
+    slots[2, -1] = -1  # the last page stays unfinished
     pages.write_pages(*whole[:2], k, v, slots.flatten())
     pages.summarise_pages(whole[0], whole[2], slots.flatten())
-    for step in range(16):
-        now = torch.tensor([step, 16 + step, 32 + step, 0])
-        padded = torch.cat([slots[:, step], slots.new_tensor([-1])])
-        pages.append_pages(*grown, k[now], v[now], padded)
-    for left, right in zip(whole, grown, strict=True):
-        assert same_bits(left, right)
-    assert int(grown[2].isfinite().all(2).sum()) == 3 * 2
+    for step in range(page):
+        now = torch.tensor([step, page + step, 2 * page + step, 0])
+        padded = torch.cat([slots[:, step], slots.new_tensor([-1])]).int()
+        pages.write_pages(*grown[:2], k[now], v[now], padded)
+        pages.summarise_pages(grown[0], grown[2], padded)
+    assert all(same_bits(*pair) for pair in zip(whole, grown, strict=True))
+    expected = k.unflatten(0, (3, page))[:2].float().mean(1).to(dtype)
+    torch.testing.assert_close(whole[2][[5, 2]], expected)
+    assert whole[2][[0, 1, 3, 4, 6, 7, 8]].isnan().all()
 
 
-def test_landmarks_round_to_nearest_even_and_keep_nan() -> None:
-    k, v, landmark = empty_pools(torch.bfloat16, page=1, size=8, heads=1)
-    bits = torch.tensor([1.0, -2.5, 3e38, -INF, INF, NAN, 1e-40, 0.0]).bfloat16()
-    pages.append_pages(k, v, landmark, bits.view(1, 1, 8), bits.view(1, 1, 8), torch.tensor([3]))
-    assert same_bits(landmark[3, 0], bits)
-    k, v, landmark = empty_pools(torch.bfloat16, page=2, size=2, heads=1)
+def test_landmarks_round_to_nearest_even_sum_in_fp32_and_keep_nan() -> None:
+    k, _, landmark = empty_pools(torch.bfloat16, page=1, size=8, heads=1)
+    k[3, 0, 0] = torch.tensor([1.0, -2.5, 3e38, -INF, INF, NAN, 1e-40, 0.0]).bfloat16()
+    pages.summarise_pages(k, landmark, torch.tensor([3]))
+    assert same_bits(landmark[3, 0], k[3, 0, 0])
+    k, _, landmark = empty_pools(torch.bfloat16, page=2, size=2, heads=1)
     k[0, 0, 0] = torch.tensor([1.0, 1.0 + 2**-7])
     k[0, 0, 1] = torch.tensor([1.0 + 2**-7, 1.0 + 2 * 2**-7])  # both means lie half-way
     pages.summarise_pages(k, landmark, torch.tensor([1]))
     assert landmark[0, 0].tolist() == [1.0, 1.0 + 2 * 2**-7]
+    k, landmark = torch.ones(1, 1, 16, 4).bfloat16(), torch.zeros(1, 1, 4).bfloat16()
+    k[0, 0, 0] = 4096.0  # 4096 + 1 is 4096 in bf16
+    pages.summarise_pages(k, landmark, torch.tensor([15]))
+    assert landmark.unique().tolist() == [torch.tensor((4096 + 15) / 16).bfloat16().item()]
 
 
 def test_many_tokens_are_shared_by_threads() -> None:
-    ours, theirs = (empty_pools(torch.float32, pages=300, size=64) for _ in range(2))
+    (k_pool, v_pool, landmark), theirs = (
+        empty_pools(torch.float32, pages=300, size=64) for _ in range(2)
+    )
     k, v = fused_tokens(4501, torch.float32, size=64)
     slots = torch.randperm(4800, generator=torch.Generator().manual_seed(0))[:4501]
-    for pools, version in ((ours, pages), (theirs, definition)):
-        version.write_pages(*pools[:2], k, v, slots)
-        version.summarise_pages(pools[0], pools[2], slots)
-    for left, right in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(left, right, equal_nan=True)
+    pages.write_pages(k_pool, v_pool, k, v, slots)
+    pages.summarise_pages(k_pool, landmark, slots)
+    definition.write_pages.definition(*theirs[:2], k, v, slots)
+    assert same_bits(k_pool, theirs[0])
+    assert same_bits(v_pool, theirs[1])
+    finished = slots[slots % 16 == 15] // 16
+    torch.testing.assert_close(landmark[finished], k_pool[finished].mean(2), equal_nan=True)
 
 
-def test_slots_outside_the_pool_are_refused_before_anything_is_written() -> None:
+def test_places_outside_the_pool_are_refused_before_anything_is_written() -> None:
     k, v, landmark = empty_pools(torch.float32)
-    tokens = fused_tokens(2, torch.float32)
     slots = torch.tensor([15, 9 * 16])
-    arguments = {
-        "write_pages": (k, v, *tokens, slots),
-        "summarise_pages": (k, landmark, slots),
-        "append_pages": (k, v, landmark, *tokens, slots),
-    }
-    for op, given in arguments.items():
-        with pytest.raises(ValueError, match="slot 144"):
-            getattr(ops, op)(*given)
+    with pytest.raises(ValueError, match="slot 144"):
+        ops.write_pages(k, v, *fused_tokens(2, torch.float32), slots)
+    with pytest.raises(ValueError, match="slot 144"):
+        pages.summarise_pages(k, landmark, slots)
     assert k.isnan().all()
     assert landmark.isnan().all()
+    for wrong in (-1, 10_000):
+        batch = make_batch([40, 20], head_size=16)
+        batch.table_BM[0, 1] = wrong
+        with pytest.raises(ValueError, match="table"):
+            score(batch)
 
 
-def score(batch: Batch, version=pages) -> Tensor:
-    return version.score_pages(
+def score(batch: Batch) -> Tensor:
+    return pages.score_pages(
         batch.q_BHD, batch.landmark_NGD, batch.table_BM, batch.lengths_B, page=batch.page
     )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (5, 1)])
-@pytest.mark.parametrize(("head_size", "page"), [(8, 4), (32, 16), (128, 16)])
-def test_scores_are_those_of_the_definition(dtype, heads, kv_heads, head_size, page) -> None:
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "page": page}
-    batch = make_batch(LENGTHS, dtype=dtype, **sizes)
-    expected = score(batch, definition)
-    torch.testing.assert_close(score(batch), expected, atol=1e-5, rtol=1e-5)
-    assert torch.equal(score(batch).isneginf(), expected.isneginf())
-
-
-def test_scores_of_whole_numbers_are_exact() -> None:
-    batch = make_batch(LENGTHS, heads=4, head_size=16, whole_numbers=True)
-    assert torch.equal(score(batch), score(batch, definition))
-
-
-@pytest.mark.parametrize("integer", INTEGERS)
-def test_scores_of_strided_queries_and_tables(integer: torch.dtype) -> None:
-    batch = make_batch(LENGTHS, heads=6, head_size=32)
-    fused = torch.cat([batch.q_BHD, batch.q_BHD + 1], dim=1)
-    wide = torch.cat([batch.table_BM, batch.table_BM], dim=1).to(integer)
-    strided = batch._replace(
-        q_BHD=fused[:, :6],
-        table_BM=wide[:, : batch.table_BM.shape[1]],
-        lengths_B=batch.lengths_B.to(integer),
-    )
-    assert torch.equal(score(strided), score(batch))
+def test_scores_are_mean_query_times_landmark(dtype, heads, kv_heads) -> None:
+    for head_size, page in ((8, 4), (32, 16), (128, 16)):
+        sizes = {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "page": page}
+        batch = make_batch(LENGTHS, dtype=dtype, **sizes)
+        torch.testing.assert_close(score(batch), mean_scores(batch), atol=1e-5, rtol=1e-5)
+    exact = make_batch(LENGTHS, heads=4, head_size=16, whole_numbers=True)
+    assert torch.equal(score(exact), mean_scores(exact))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_scores_the_same_alone_and_at_every_place(dtype: torch.dtype) -> None:
-    batch = make_batch(LENGTHS, head_size=32, dtype=dtype)
+def test_a_row_scores_the_same_alone_at_every_place_and_by_any_strides(dtype) -> None:
+    batch = make_batch(LENGTHS, heads=6, head_size=32, dtype=dtype)
     many = score(batch)
     for row in range(len(LENGTHS)):
         alone = score(
@@ -184,14 +161,14 @@ def test_a_row_scores_the_same_alone_and_at_every_place(dtype: torch.dtype) -> N
         )
     )
     assert same_bits(turned[0], many[6, :, :62].flip(1))
-
-
-def test_tables_outside_the_pool_are_refused() -> None:
-    for wrong in (-1, 10_000):
-        batch = make_batch([40, 20], head_size=16)
-        batch.table_BM[0, 1] = wrong
-        with pytest.raises(ValueError, match="table"):
-            score(batch)
+    for integer in INTEGERS:
+        wide = torch.cat([batch.table_BM, batch.table_BM], dim=1).to(integer)
+        strided = batch._replace(
+            q_BHD=torch.cat([batch.q_BHD, batch.q_BHD + 1], dim=1)[:, :6],
+            table_BM=wide[:, : batch.table_BM.shape[1]],
+            lengths_B=batch.lengths_B.to(integer),
+        )
+        assert torch.equal(score(strided), many)
 
 
 def both_lists(score_BGM: Tensor, lengths: Tensor, budgets: Tensor, **options) -> None:
@@ -230,41 +207,26 @@ def test_lists_are_those_of_the_definition(kind: str, first: int, last: int) -> 
     both_lists(scores, lengths.to(integer), per_head.to(integer), **options)
 
 
-@pytest.mark.parametrize("shape", [(0, 2, 5), (3, 2, 0), (2, 1, 1)])
-def test_small_shapes(shape: tuple[int, int, int]) -> None:
-    lengths = torch.full(shape[:1], min(shape[2], 1))
-    both_lists(torch.zeros(shape), lengths, lengths, page=4)
-
-
-@pytest.mark.parametrize("page", [1, 16])
-def test_long_sequences_and_the_largest_budget(page: int) -> None:
+def test_lists_of_few_pages_and_of_very_many() -> None:
+    for shape in ((0, 2, 5), (3, 2, 0), (2, 1, 1)):
+        lengths = torch.full(shape[:1], min(shape[2], 1))
+        both_lists(torch.zeros(shape), lengths, lengths, page=4)
     scores = torch.randn(5, 2, 3000, generator=torch.Generator().manual_seed(0))
-    lengths = torch.tensor([3000, 2999, 17, 0, 3000], dtype=torch.int32) * page
-    budgets = torch.tensor([2048, 1, DENSE, DENSE, DENSE], dtype=torch.int32)
-    both_lists(scores, lengths, budgets, page=page)
-
-
-def test_what_does_not_fit_is_refused_as_by_the_definition() -> None:
-    scores, budget = torch.zeros(2, 1, 8), torch.tensor([0, 1000])
-    for version in (pages, definition):
-        with pytest.raises(ValueError, match="9 pages"):
-            version.select_pages(scores, torch.tensor([33, 4]), budget, page=4)
-        with pytest.raises(ValueError, match="width"):
-            version.select_pages(scores, torch.tensor([32, 32]), budget, page=4, width=4)
+    for page in (1, 16):
+        lengths = torch.tensor([3000, 2999, 17, 0, 3000], dtype=torch.int32) * page
+        budgets = torch.tensor([2048, 1, DENSE, DENSE, DENSE], dtype=torch.int32)
+        both_lists(scores, lengths, budgets, page=page)
 
 
 def test_what_is_left_to_the_definition() -> None:
     k, v, landmark = empty_pools(torch.float32)
     tokens, slots = fused_tokens(2, torch.float32), torch.tensor([1, 2])
     halves = [token.bfloat16() for token in tokens]
-    assert pages.supports("append_pages", k, v, landmark, *tokens, slots)
-    assert not pages.supports("append_pages", k, v, landmark, *halves, slots)
-    assert not pages.supports("append_pages", k, v, landmark.bfloat16(), *tokens, slots)
+    assert pages.supports("write_pages", k, v, *tokens, slots)
+    assert not pages.supports("write_pages", k, v, *halves, slots)
     assert not pages.supports("write_pages", k.double(), v.double(), k[0], v[0], slots)
-    assert not pages.supports("summarise_pages", k.transpose(0, 2), landmark, slots)
-    assert not pages.supports("score_pages", k[:, 0, :2, :5], landmark[..., :5], slots, slots)
+    assert not pages.supports("write_pages", k.transpose(0, 2), v, *tokens, slots)
     assert not pages.supports("select_pages", landmark.double(), slots, slots, page=4)
     assert not pages.supports("select_pages", landmark, slots, slots, page=4, mass=0.9)
-    with ops.using("reference"):
-        ops.append_pages(k, v, landmark, *halves, slots)
+    ops.write_pages(k, v, *halves, slots)
     assert torch.equal(k[0, :, 1], halves[0][0].float())

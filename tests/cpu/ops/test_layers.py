@@ -30,14 +30,9 @@ def test_products_are_their_formulas() -> None:
     gated = ops.norm_gated(x, norm, weight, eps=EPS)
     torch.testing.assert_close(gated, gate * gate.sigmoid() * up)
     residual = draw(5, 12)
+    before = residual.detach().clone()
     torch.testing.assert_close(ops.linear_add(x, weight, residual), residual + x @ weight.T)
-
-
-def test_the_stream_given_is_left_as_it_is() -> None:
-    residual = torch.ones(3, 4)
-    out = ops.linear_add(torch.ones(3, 2), torch.ones(4, 2), residual)
-    assert torch.equal(residual, torch.ones(3, 4))
-    assert torch.equal(out, torch.full((3, 4), 3.0))
+    assert torch.equal(residual, before)  # the stream given is left as it is
 
 
 def test_gradients_of_the_products() -> None:
@@ -45,18 +40,6 @@ def test_gradients_of_the_products() -> None:
     torch.autograd.gradcheck(lambda *a: ops.norm_linear(*a, eps=EPS), (x, norm, weight, bias))
     torch.autograd.gradcheck(lambda *a: ops.norm_gated(*a, eps=EPS), (x, norm, weight))
     torch.autograd.gradcheck(ops.linear_add, (x, weight, residual))
-
-
-def test_rows_may_have_gaps() -> None:
-    norm, weight = draw(8), draw(12, 8)
-    x, residual = draw(5, 16)[:, :8], draw(5, 24)[:, ::2]
-    for op, strided in [
-        (lambda x: ops.norm_linear(x, norm, weight, eps=EPS), x),
-        (lambda x: ops.norm_gated(x, norm, weight, eps=EPS), x),
-        (lambda x: ops.linear_add(x, weight, residual.contiguous()), x),
-        (lambda residual: ops.linear_add(x.contiguous(), weight, residual), residual),
-    ]:
-        torch.testing.assert_close(op(strided), op(strided.contiguous()))
 
 
 @pytest.mark.parametrize("with_norm", [False, True])

@@ -1,4 +1,4 @@
-"""Log-prob, entropy, top-k and acceptance against full log-softmax in double precision."""
+"""Log-prob, entropy and acceptance against full log-softmax in double precision."""
 
 import pytest
 import torch
@@ -32,17 +32,12 @@ def test_logprob_and_entropy(inputs, temperature) -> None:
         stats = ops.token_stats(hidden, head, ids, temperature=temperature, chunk=chunk)
         torch.testing.assert_close(stats.logprob.double(), expected, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(stats.entropy.double(), entropy, atol=1e-5, rtol=1e-5)
-
-
-def test_a_temperature_per_token(inputs) -> None:
-    hidden, head, ids = inputs
-    temperature = torch.linspace(0.5, 2.0, TOKENS)
-    stats = ops.token_stats(hidden, head, ids, temperature=temperature, chunk=5)
+    temperature_T = torch.linspace(0.5, 2.0, TOKENS)
+    stats = ops.token_stats(hidden, head, ids, temperature=temperature_T, chunk=5)
     for token in (0, 17, 36):
-        alone = ops.token_stats(
-            hidden[token, None], head, ids[token, None], temperature=float(temperature[token])
-        )
-        torch.testing.assert_close(stats.logprob[token], alone.logprob[0])
+        alone = hidden[token, None], head, ids[token, None]
+        single = ops.token_stats(*alone, temperature=float(temperature_T[token]))
+        torch.testing.assert_close(stats.logprob[token], single.logprob[0])
 
 
 @pytest.mark.parametrize("chunk", [4, None])
@@ -55,22 +50,10 @@ def test_gradients(inputs, chunk) -> None:
         return tuple(ops.token_stats(hidden, head, ids[:6] % 9, temperature=0.7, chunk=chunk))
 
     assert torch.autograd.gradcheck(stats, (hidden, head))
-
-
-def test_a_frozen_head_costs_no_gradient_memory(inputs) -> None:
-    hidden, head, ids = inputs
-    hidden.requires_grad_()
-    ops.token_stats(hidden, head, ids).logprob.sum().backward()
-    assert hidden.grad is not None
-    assert head.grad is None
-
-
-def test_top_k(inputs) -> None:
-    hidden, head, _ = inputs
-    top = ops.top_k(hidden, head, 5, chunk=8)
-    expected = full_log_softmax(hidden, head).topk(5)
-    assert torch.equal(top.ids, expected.indices)
-    torch.testing.assert_close(top.logprobs.double(), expected.values, atol=1e-5, rtol=1e-5)
+    frozen = inputs[0].requires_grad_(), inputs[1]  # costs no gradient memory
+    ops.token_stats(*frozen, ids).logprob.sum().backward()
+    assert frozen[0].grad is not None
+    assert frozen[1].grad is None
 
 
 def test_acceptance_is_one_minus_total_variation(inputs) -> None:
@@ -81,43 +64,25 @@ def test_acceptance_is_one_minus_total_variation(inputs) -> None:
     torch.testing.assert_close(alpha.double(), 1 - (p - q).abs().sum(1) / 2, atol=1e-5, rtol=0)
     assert 0 < alpha.min() < 0.95
     assert torch.equal(alpha, ops.acceptance(other, hidden, head, temperature=0.8, chunk=6))
-
-
-def test_acceptance_of_equals_is_one_and_of_strangers_zero(inputs) -> None:
-    hidden, head, _ = inputs
-    alpha = ops.acceptance(hidden, hidden, head)
-    torch.testing.assert_close(alpha, torch.ones(TOKENS))
-    assert alpha.max() <= 1
-    apart = ops.acceptance(50 * hidden, -50 * hidden, head)
-    assert apart.max() < 1e-6
-
-
-def test_acceptance_with_two_heads(inputs) -> None:
-    hidden, head, _ = inputs
+    torch.testing.assert_close(ops.acceptance(hidden, hidden, head), torch.ones(TOKENS))
+    assert ops.acceptance(hidden, hidden, head).max() <= 1
+    assert ops.acceptance(50 * hidden, -50 * hidden, head).max() < 1e-6
     other_head = head + 0.2 * torch.randn_like(head)
     alpha = ops.acceptance(hidden, hidden, head, q_head_VC=other_head)
     p, q = (full_log_softmax(hidden, h).exp() for h in (head, other_head))
     torch.testing.assert_close(alpha.double(), torch.minimum(p, q).sum(1), atol=1e-5, rtol=0)
 
 
-def test_bf16_weights_give_fp32_logits(inputs) -> None:
-    hidden, head, ids = (t.bfloat16() if t.is_floating_point() else t for t in inputs)
-    stats = ops.token_stats(hidden, head, ids)
-    expected = full_log_softmax(hidden, head)[torch.arange(TOKENS), ids]
-    assert stats.logprob.dtype == torch.float32
-    torch.testing.assert_close(stats.logprob.double(), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_log_probs_over_a_large_vocabulary() -> None:
+def test_logits_of_bf16_weights_and_sums_over_a_large_vocabulary_are_fp32(inputs) -> None:
     """150 thousand terms in fp32: the sum must not lose those that come late."""
     generator = torch.Generator().manual_seed(5)
-    hidden, head = (
-        torch.randn(4, 8, generator=generator),
-        torch.randn(151_936, 8, generator=generator),
-    )
-    stats = ops.token_stats(2 * hidden, head, torch.arange(4))
-    expected = full_log_softmax(2 * hidden, head)[torch.arange(4), torch.arange(4)]
-    torch.testing.assert_close(stats.logprob.double(), expected, atol=5e-6, rtol=0)
+    large = [torch.randn(rows, 8, generator=generator) for rows in (4, 151_936)]
+    halves = (inputs[0].bfloat16(), inputs[1].bfloat16(), inputs[2])
+    for (hidden, head, ids), error in ((halves, 1e-5), ((*large, torch.arange(4)), 5e-6)):
+        stats = ops.token_stats(hidden, head, ids)
+        expected = full_log_softmax(hidden, head)[torch.arange(len(ids)), ids]
+        assert stats.logprob.dtype == torch.float32
+        torch.testing.assert_close(stats.logprob.double(), expected, atol=error, rtol=1e-5)
 
 
 def test_never_a_tokens_by_vocabulary_tensor(inputs, monkeypatch) -> None:
@@ -132,15 +97,13 @@ def test_never_a_tokens_by_vocabulary_tensor(inputs, monkeypatch) -> None:
 
     monkeypatch.setattr(logprob.logits, "definition", watched)
     ops.token_stats(hidden.requires_grad_(), head, ids, chunk=5).logprob.sum().backward()
-    ops.top_k(hidden, head, 3, chunk=5)
     ops.acceptance(hidden, hidden, head, chunk=5)
     assert max(rows) == 5
-    assert sum(rows) == 5 * TOKENS  # stats twice (forward, backward), top-k, and p and q
+    assert sum(rows) == 4 * TOKENS  # stats twice (forward, backward), and p and q
     assert logprob.chunk_tokens(151_936) * 151_936 * 4 <= 64 * 2**20
 
 
 def test_no_tokens() -> None:
     hidden, head = torch.zeros(0, 4), torch.zeros(9, 4)
     assert ops.token_stats(hidden, head, torch.zeros(0, dtype=torch.long)).logprob.shape == (0,)
-    assert ops.top_k(hidden, head, 3).ids.shape == (0, 3)
     assert ops.acceptance(hidden, hidden, head).shape == (0,)

