@@ -21,9 +21,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from sparrow.tasks.base import Data, Puzzle
-from sparrow.tasks.words import NUMBERS, number
+from sparrow.tasks.base import NUMBERS, Data, Puzzle, number
 
+GIVEN = 50  # the numbers given are 1 to this
 LARGEST = NUMBERS - 1
 Hand = tuple[int, ...]  # sorted
 OPENERS = ("then", "next")  # of the line after a hand that led nowhere
@@ -51,21 +51,16 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Countdown(Puzzle):
-    """largest: the numbers given are 1 to this"""
+    """Numbers and a target whose searches are about as long as asked for."""
 
     name: ClassVar[str] = "countdown"
-    largest: int = 50
-
-    def _check(self) -> None:
-        if not 10 <= self.largest <= LARGEST:
-            raise ValueError(f"{self.name}: largest must be 10 to {LARGEST}, got {self.largest}")
 
     def _draw(self, rng: Random, length: int) -> tuple[str, Data]:
         """Numbers and a target whose random search takes about that many tokens."""
         count = 3 if length < 300 else 4 if length < 2000 else 5
         best = None
         for _ in range(MOST_DRAWS):
-            numbers = [rng.randint(1, self.largest) for _ in range(count)]
+            numbers = [rng.randint(1, GIVEN) for _ in range(count)]
             tokens, found = tree(tuple(sorted(numbers)))
             targets = [int(t) for t in np.flatnonzero(found) if t and t not in numbers]
             rng.shuffle(targets)

@@ -19,7 +19,7 @@ from sparrow.models.attention import Packed
 from sparrow.models.sources import SHIPPED
 from sparrow.schema.sampling import SamplingParams
 from sparrow.tasks import PUZZLES
-from sparrow.tasks.words import VOCABULARY, WORDS, decode, encode
+from sparrow.tasks.base import VOCABULARY, WORDS, decode, encode
 
 NAMES = ("small", "tiny")
 MOST = {"tiny": 4_000_000, "small": 5_000_000}

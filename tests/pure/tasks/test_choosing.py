@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from sparrow.tasks import PUZZLES, Countdown
-from sparrow.tasks.base import Example
-from sparrow.tasks.judging import InProcess, Judges
-
-pytest.importorskip("pydantic")  # configurations are made of it
-
 from sparrow.schema.train import RowsConfig
-from sparrow.tasks.choosing import MATH_SOURCE, judge_of, puzzle_judge, rows_of
+from sparrow.tasks import PUZZLES
+from sparrow.tasks.base import Example
+from sparrow.tasks.choosing import MATH_SOURCE, judge_of, rows_of
+from sparrow.tasks.judging import InProcess, Judges
 
 
 def lines(file: Path, rows: list[Any]) -> Path:
@@ -113,11 +110,3 @@ def test_names_of_mathematics() -> None:
     names += " HuggingFaceH4/MATH-500 aime2024 AIME_2025 polaris-53k numina_olympiads"
     names += " POLARIS-Project/Polaris-Dataset-53K"
     assert all(MATH_SOURCE.search(name) for name in names.split())
-
-
-def test_rows_of_puzzles_with_settings_of_their_own() -> None:
-    puzzle = Countdown(largest=20)
-    made = puzzle.row(0, 200)
-    assert made != PUZZLES["countdown"].row(0, 200)
-    example = Example(id=made.id, source=made.family, prompt=made.prompt, ground_truth=made)
-    assert verdict(puzzle_judge(), example, puzzle.chain(made, 0)).score == 1
