@@ -27,7 +27,7 @@ from sparrow.files import (
 )
 from sparrow.models import ModelSpec, load, random, save
 from sparrow.models.checkpoint import narrowed, pick_device
-from sparrow.models.rope import Rope
+from sparrow.models.spec import Rope
 from sparrow.schema.loading import save_resolved
 from sparrow.schema.warmup import ShapeConfig, WarmupConfig
 from sparrow.tasks.base import EOS, PAD, VOCABULARY, WORDS, puzzle_tokenizer

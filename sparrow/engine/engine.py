@@ -20,9 +20,9 @@ from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Request, stop_ids
 from sparrow.engine.runner import Runner, without_kernel
 from sparrow.engine.scheduler import Policy, Preempt, Reuse, Scheduler
-from sparrow.engine.weights import CAPACITY, MAX_RANK, Adapters, Items, WeightStore
+from sparrow.engine.weights import Items, WeightStore
 from sparrow.models import Decoder
-from sparrow.models.lora import Adapter
+from sparrow.models.lora import Adapter, AdapterBank
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
@@ -64,8 +64,8 @@ class Engine:
         swap_bytes: int | None = None,
         exact_batches: bool = True,
         graphs: bool = True,
-        adapters: int = CAPACITY,
-        adapter_rank: int = MAX_RANK,
+        adapters: int = 2,
+        adapter_rank: int = 64,
     ) -> None:
         on_gpu = model.device.type == "cuda"
         if on_gpu and model.device.index not in (None, torch.cuda.current_device()):
@@ -91,7 +91,7 @@ class Engine:
         self.owned = False  # whether an AsyncEngine steps it
         self._kv_bytes = kv_bytes
         self._weights = WeightStore(model)
-        self._adapters = Adapters(model, adapters, adapter_rank)
+        self._adapters = AdapterBank(model.spec, adapters, adapter_rank, model.dtype, model.device)
         self._budgets = BudgetTable(
             layers=model.spec.layers, kv_heads=model.spec.kv_heads, device=model.device
         )
@@ -117,7 +117,7 @@ class Engine:
             rows,
             rule=self.rule,
             budgets=self._budgets,
-            adapters=self._adapters.bank,
+            adapters=self._adapters,
             least_batch=self._least_batch,
             graphs=self._graphs,
         )

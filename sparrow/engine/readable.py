@@ -13,9 +13,9 @@ from torch import Tensor
 from sparrow import ops
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Request, Sample, check_prompt, pages_for, stop_ids
-from sparrow.engine.weights import NO_ADAPTER
 from sparrow.models import Decoder
 from sparrow.models.attention import PagedDecode, PagedPrefill
+from sparrow.models.lora import NO_ADAPTER
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sparrow.engine.weights import AdapterSlot
 from sparrow.models import ModelSpec
+from sparrow.models.lora import AdapterSlot
 from sparrow.schema.sampling import Completion, FinishReason, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule

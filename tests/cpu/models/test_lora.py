@@ -78,7 +78,7 @@ def merge(model: models.Decoder, adapter: Adapter) -> models.Decoder:
 def bank_of(*adapters: Adapter, capacity: int = 3, max_rank: int = 8) -> AdapterBank:
     bank = AdapterBank(adapters[0].spec, capacity, max_rank, torch.float32, "cpu")
     for slot, adapter in enumerate(adapters, start=1):
-        bank.put(slot, adapter)
+        assert bank.put(f"adapter {slot}", adapter).slot == slot
     return bank
 
 
@@ -163,11 +163,11 @@ def test_slots_are_replaced_and_dropped_in_place() -> None:
     assert lora is not None
     addresses = [t.data_ptr() for stacks in lora.stacks.values() for t in stacks]
 
-    bank.put(1, mixed(model.spec))  # smaller: nothing of the first may stay behind
+    bank.put("adapter 1", mixed(model.spec))  # smaller: nothing of the first may stay behind
     torch.testing.assert_close(forward(model, lora), forward(model, mixed(model.spec)))
-    bank.put(1, second)
+    bank.put("adapter 1", second)
     torch.testing.assert_close(forward(model, lora), forward(model, second), atol=2e-5, rtol=1e-5)
-    bank.clear(1)
+    bank.drop("adapter 1")
     assert torch.equal(forward(model, lora), forward(model))
     other = forward(model, bank.rows(rows(0, 0, LENGTH)))
     torch.testing.assert_close(other, forward(model, mixed(model.spec)), atol=2e-5, rtol=1e-5)
@@ -177,20 +177,17 @@ def test_slots_are_replaced_and_dropped_in_place() -> None:
 def test_an_unused_bank_takes_no_memory(spec: ModelSpec) -> None:
     huge = AdapterBank(spec, 10**6, 10**6, torch.float32, "cpu")
     assert huge.rows(torch.zeros(4, dtype=torch.long)) is None
-    huge.clear(1)
 
 
 def test_bank_refuses(spec: ModelSpec) -> None:
-    bank, good = AdapterBank(spec, 2, 4, torch.float32, "cpu"), Adapter.random(spec, 4)
+    bank = AdapterBank(spec, 2, 4, torch.float32, "cpu")
     broken = Adapter.random(spec, 4)
     broken.tensors()[f"base_model.model.{Q0}.lora_B.weight"][0, 0] = math.nan
     for field, call in (
-        ("slot", lambda: bank.put(0, good)),
-        ("slot", lambda: bank.put(3, good)),
-        ("max_rank", lambda: bank.put(1, Adapter.random(spec, 5))),
-        ("spec", lambda: bank.put(1, Adapter.random(spec_of("llama"), 4))),
+        ("max_rank", lambda: bank.put("a", Adapter.random(spec, 5))),
+        ("spec", lambda: bank.put("a", Adapter.random(spec_of("llama"), 4))),
         ("rows", lambda: bank.rows(torch.tensor([0, 1]))),
-        ("lora_B", lambda: bank.put(1, broken)),
+        ("lora_B", lambda: bank.put("a", broken)),
         ("capacity", lambda: AdapterBank(spec, 0, 4, torch.float32, "cpu")),
     ):
         with pytest.raises(ValueError, match=field):
@@ -356,7 +353,8 @@ def test_bf16_rows_follow_the_fp32_adapter() -> None:
     model = model_of("qwen3")
     adapter = Adapter.random(model.spec, 4, alpha=6, b_std=0.1)
     bank = AdapterBank(model.spec, 2, 8, torch.bfloat16, "cpu")
-    bank.put(2, adapter)
+    bank.put("one", Adapter.random(model.spec, 4))
+    bank.put("two", adapter)
     with torch.no_grad():
         exact, plain = forward(model, adapter), forward(model)
         got = forward(model.bfloat16(), bank.rows(rows(0, 0, LENGTH))).float()
