@@ -15,7 +15,7 @@ import torch
 
 from sparrow import ops
 from sparrow.engine.loop import Loop, Output
-from sparrow.engine.memory import allocate
+from sparrow.engine.memory import allocate, host_memory
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Request, stop_ids
 from sparrow.engine.runner import Runner, without_kernel
@@ -80,7 +80,8 @@ class Engine:
         if not 1 <= self.max_context <= model.spec.max_positions:
             most = model.spec.max_positions
             raise ValueError(f"max_context={max_context}, but the model's context is {most}")
-        self.policy = Policy.of(on_gpu, preempt, reuse, swap_bytes)
+        swap_bytes = host_memory() // 2 if swap_bytes is None else swap_bytes
+        self.policy = Policy(pack=on_gpu, preempt=preempt, reuse=reuse, swap_bytes=swap_bytes)
         if preempt == "recompute" and rule is not None and rule.flow.state:
             raise ValueError(
                 f"preempt='recompute' with the flow {rule.name!r}: its state "

@@ -127,6 +127,11 @@ class Request:
         """The tokens to compute before samples can start."""
         return self.prompt
 
+    @property
+    def request(self) -> "Request":
+        """Itself, as of a sample: both own tokens that are computed in chunks."""
+        return self
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sample:
