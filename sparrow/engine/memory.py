@@ -57,9 +57,9 @@ def allocate(
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what torch only keeps for later counts as free
     if rule is not None:
-        group = spec.heads // spec.kv_heads
-        where = {"dtype": model.dtype, "device": device, **sizes}
-        rule.prepare(page=PAGE, head_size=spec.head_size, group=group, **where)
+        group, dtype = spec.heads // spec.kv_heads, model.dtype
+        size = spec.head_size
+        rule.prepare(page=PAGE, head_size=size, group=group, dtype=dtype, device=device, **sizes)
     width = pages_for(max_context, PAGE)
     fields, states = _fields(model, rule, width)
     page_bytes = ops.page_bytes(fields, **sizes)

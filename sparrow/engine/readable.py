@@ -13,7 +13,7 @@ from torch import Tensor
 from sparrow import ops
 from sparrow.engine.memory import page_cache
 from sparrow.engine.pool import PAGE
-from sparrow.engine.requests import Request, Sample, check_prompt, pages_for, stop_ids
+from sparrow.engine.requests import Request, Sample, pages_for, stop_ids
 from sparrow.models import Decoder
 from sparrow.models.attention import PagedDecode, PagedPrefill
 from sparrow.models.lora import NO_ADAPTER
@@ -71,7 +71,6 @@ def _samples(
     """n samples of every prompt; row and pages of each are its own to the end."""
     samples: list[Sample] = []
     for number, prompt in enumerate(prompts):
-        check_prompt(prompt, params, model.spec.vocabulary, model.spec.max_positions)
         request = Request(
             id=number,
             prompt=list(prompt),
@@ -82,6 +81,7 @@ def _samples(
             adapter=None,
             adapter_slot=NO_ADAPTER,
         )
+        request.check(model.spec, model.spec.max_positions)
         samples += request.samples
     page = itertools.count()
     for row, sample in enumerate(samples):

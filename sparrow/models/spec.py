@@ -109,7 +109,12 @@ class _Yarn(_Linear):
     truncate: bool | None = None
 
 
-_SCALINGS = {"default": _Plain, "linear": _Linear, "llama3": _Llama3, "yarn": _Yarn}
+_SCALINGS: dict[str, type[_Plain]] = {
+    "default": _Plain,
+    "linear": _Linear,
+    "llama3": _Llama3,
+    "yarn": _Yarn,
+}
 
 
 @dataclass(frozen=True, slots=True)
