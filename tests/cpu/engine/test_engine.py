@@ -60,15 +60,6 @@ def test_streamed_tokens_come_once_and_completions_alone_where_that_is_asked(eng
     assert engine.idle
 
 
-def test_requests_may_join_at_any_step(engine, model) -> None:
-    early = engine.add(SHORT, params())
-    outputs = steps(engine, 5)
-    late = engine.add(prompt(40), params(seed=2))
-    done = run(engine, outputs=outputs)
-    assert_same_bits(done[early, 0], alone(model, SHORT, params()))
-    assert_same_bits(done[late, 0], alone(model, prompt(40), params(seed=2)))
-
-
 def test_an_aborted_request_returns_what_it_has(engine, model) -> None:
     other = engine.add([4], params())
     request = engine.add(SHORT, params(n=2), options=HIDDEN)
@@ -136,30 +127,6 @@ def test_seeds_decide_samples_and_the_global_one_is_left_alone(engine) -> None:
     assert torch.equal(state, torch.get_rng_state())
     every = [*first, *other, *unseeded]
     assert len({tuple(each.token_ids) for each in every}) == len({each.seed for each in every}) == 8
-
-
-def test_greedy_takes_the_best_token(engine, model) -> None:
-    options = OutputOptions(hidden_states=True, top_logprobs=2)
-    (completion,) = engine.generate([prompt(20)], params(temperature=0.0), options=options)
-    best = logp(model, recorded_hidden(completion)).argmax(1).tolist()
-    assert completion.token_ids.tolist() == completion.top_ids[:, 0].tolist() == best
-    assert not completion.logprobs.any()
-    assert not completion.entropies.any()
-
-
-def test_top_k_and_top_p_cut_and_renormalise(engine, model) -> None:
-    own = params(top_k=4, temperature=0.8)
-    (by_k,) = engine.generate([prompt(20)], own, options=HIDDEN)
-    p = logp(model, recorded_hidden(by_k), 0.8).exp()
-    ids = torch.tensor(by_k.token_ids).long()
-    top = p.topk(4, dim=1)
-    assert (top.indices == ids[:, None]).any(1).all()
-    expected = (p.gather(1, ids[:, None])[:, 0] / top.values.sum(1)).log()
-    np.testing.assert_allclose(by_k.logprobs, expected, atol=1e-4)
-    (by_p,) = engine.generate([prompt(20)], params(top_p=0.3), options=HIDDEN)
-    p = logp(model, recorded_hidden(by_p)).exp()
-    own_p = p.gather(1, torch.tensor(by_p.token_ids).long()[:, None])
-    assert (torch.where(p > own_p, p, 0).sum(1) < 0.3 + 1e-5).all()
 
 
 def test_stops_minimum_and_maximum(model) -> None:

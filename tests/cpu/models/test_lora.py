@@ -129,17 +129,12 @@ def test_rows_without_adapter_are_untouched(model: models.Decoder) -> None:
     bank = bank_of(Adapter.random(model.spec, 4, b_std=0.1))
     nobody = forward(model, bank.rows(rows(LENGTH)))
     assert torch.equal(nobody, forward(model))
+    unused = AdapterBank(model.spec, 10**6, 10**6, torch.float32, "cpu")  # takes no memory
+    assert unused.rows(rows(LENGTH)) is None
+    new = Adapter.random(model.spec, 4, b_std=0.0)
+    assert torch.equal(forward(model, new), forward(model))
     beside = forward(model, bank.rows(rows(LENGTH, 25)), (LENGTH, 25))[:LENGTH]
     assert torch.equal(beside, forward(model, None, (LENGTH, 25))[:LENGTH])
-
-
-def test_a_projection_returns_rows_without_adapter_bit_for_bit(spec: ModelSpec) -> None:
-    lora = bank_of(Adapter.random(spec, 4, b_std=0.1)).rows(torch.tensor([0, 1, 0]))
-    assert lora is not None
-    x, projected = torch.randn(3, 64), torch.full((3, 256), -0.0)
-    got = lora(0, "qkv", x, projected)
-    assert torch.equal(got[[0, 2]].view(torch.int32), projected[[0, 2]].view(torch.int32))
-    assert (got[1] != 0).all()
 
 
 @torch.no_grad()
@@ -172,11 +167,6 @@ def test_slots_are_replaced_and_dropped_in_place() -> None:
     other = forward(model, bank.rows(rows(0, 0, LENGTH)))
     torch.testing.assert_close(other, forward(model, mixed(model.spec)), atol=2e-5, rtol=1e-5)
     assert addresses == [t.data_ptr() for stacks in lora.stacks.values() for t in stacks]
-
-
-def test_an_unused_bank_takes_no_memory(spec: ModelSpec) -> None:
-    huge = AdapterBank(spec, 10**6, 10**6, torch.float32, "cpu")
-    assert huge.rows(torch.zeros(4, dtype=torch.long)) is None
 
 
 def test_bank_refuses(spec: ModelSpec) -> None:
@@ -216,11 +206,6 @@ def test_gradients_are_those_of_merged_weights(model: models.Decoder) -> None:
         torch.testing.assert_close(a.grad, b.detach().T @ grad, **close)
 
 
-def test_a_new_adapter_changes_nothing() -> None:
-    model = model_of("qwen3")
-    assert torch.equal(forward(model, Adapter.random(model.spec, 4, b_std=0.0)), forward(model))
-
-
 @pytest.mark.parametrize("rslora", [False, True])
 def test_save_and_load(spec: ModelSpec, tmp_path: Path, rslora: bool) -> None:
     for tensors in (Adapter.random(spec, 4).tensors(), mixed(spec).tensors()):
@@ -232,14 +217,6 @@ def test_save_and_load(spec: ModelSpec, tmp_path: Path, rslora: bool) -> None:
         assert loaded.tensors().keys() == tensors.keys()
         for name, tensor in loaded.tensors().items():
             assert torch.equal(tensor, tensors[name])
-
-
-def test_state_is_copied_in_the_dtype_asked_for(spec: ModelSpec) -> None:
-    given = Adapter.random(spec, 4).tensors()
-    adapter = Adapter.from_state(spec, given, alpha=4, dtype=torch.bfloat16, device="cpu")
-    assert {tensor.dtype for tensor in adapter.tensors().values()} == {torch.bfloat16}
-    same = Adapter.from_state(spec, given, alpha=4, **CPU).tensors()
-    assert all(tensor.data_ptr() != given[name].data_ptr() for name, tensor in same.items())
 
 
 def test_names_as_peft_writes_them(spec: ModelSpec) -> None:
@@ -331,20 +308,18 @@ def test_settings_that_change_nothing_are_accepted(spec: ModelSpec, tmp_path: Pa
 
 
 def test_files_that_cannot_be_read_are_refused(spec: ModelSpec, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="adapter_config"):
-        Adapter.load(tmp_path, spec, **CPU)
     folder = Adapter.random(spec, 4).save(tmp_path)
     (folder / "SHA256SUMS").unlink()
-    weights = folder / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-8])
-    with pytest.raises(ValueError, match="adapter_model"):
-        Adapter.load(folder, spec, **CPU)
-    weights.unlink()
-    with pytest.raises(ValueError, match="adapter_model"):
-        Adapter.load(folder, spec, **CPU)
-    for text in ("[]", "{"):
-        (folder / "adapter_config.json").write_text(text)
-        with pytest.raises(ValueError, match="adapter_config"):
+    config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    content = weights.read_bytes()
+    for file, damage in (
+        (weights, lambda: weights.write_bytes(content[:-8])),
+        (weights, weights.unlink),
+        (config, lambda: config.write_text("[]")),
+        (config, config.unlink),
+    ):
+        damage()
+        with pytest.raises(ValueError, match=file.name):
             Adapter.load(folder, spec, **CPU)
 
 
