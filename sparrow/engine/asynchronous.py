@@ -147,7 +147,8 @@ class AsyncEngine:
             while self._serve_orders():
                 if self._busy():
                     for output in self._engine.step():
-                        self._tell(output)
+                        if (listener := self._listeners.get(output.request)) is not None:
+                            self._say(listener, output)
         except BaseException as error:  # handed to whoever waits, never lost
             self._failure = error
         finally:
@@ -172,11 +173,6 @@ class AsyncEngine:
 
     def _busy(self) -> bool:
         return not (self._engine.idle or self._engine.asleep)
-
-    def _tell(self, output: Output) -> None:
-        listener = self._listeners.get(output.request)
-        if listener is not None:
-            self._say(listener, output)
 
     def _say(self, listener: Listener, news: Output | BaseException) -> None:
         with suppress(RuntimeError):  # the caller's event loop has been closed

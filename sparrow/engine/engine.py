@@ -97,7 +97,7 @@ class Engine:
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
         self._graphs = graphs and on_gpu and not without_kernel(model, rule)
         self._ids = itertools.count()
-        self._asleep = False
+        self.asleep = False
         self.loop = Loop(self.policy, spec=model.spec, rule=rule, late=on_gpu)
         self._allocate()
 
@@ -200,10 +200,6 @@ class Engine:
     @property
     def idle(self) -> bool:
         return self.loop.idle
-
-    @property
-    def asleep(self) -> bool:
-        return self._asleep
 
     # On top of steps.
 
@@ -315,7 +311,7 @@ class Engine:
             raise ValueError(f"weights must be one of {get_args(Stay)}, got {weights!r}")
         self.loop.drain()
         self.scheduler.vacate()
-        self._asleep = True
+        self.asleep = True
         del self.runner, self.pool
         self._weights.leave(weights)
         if self.model.device.type == "cuda":
@@ -323,14 +319,14 @@ class Engine:
 
     def wake(self) -> None:
         """Take the memory again and go on where `sleep` left off."""
-        if not self._asleep:
+        if not self.asleep:
             raise ValueError("the engine is awake")
         self._weights.enter()
         self._allocate()
-        self._asleep = False
+        self.asleep = False
 
     def _require_awake(self) -> None:
-        if self._asleep:
+        if self.asleep:
             raise ValueError("the engine sleeps: wake() it first")
 
     # Telling.
@@ -348,7 +344,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Every page is free, cached or owned exactly as often as it is held; so are the rows."""
-        if self._asleep:
+        if self.asleep:
             return
         self.pool.check(self.scheduler.held_pages())
         self.scheduler.check()

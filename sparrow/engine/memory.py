@@ -35,18 +35,9 @@ class MemoryPlan(NamedTuple):
         )
 
 
-class Memory(NamedTuple):
-    """What lies on the device beside weights, and which pages of it are free."""
-
-    plan: MemoryPlan
-    cache: ops.PageCache
-    rows: Rows
-    pool: PagePool
-
-
 def allocate(
     model: Decoder, rule: Rule | None, max_running: int, max_context: int, kv_bytes: int | None
-) -> Memory:
+) -> tuple[MemoryPlan, ops.PageCache, Rows, PagePool]:
     """Take the memory for keys and values, and for what the rule keeps of them.
 
     Pages are those for which there is memory, or was named, once a rule's state of every row that
@@ -78,7 +69,7 @@ def allocate(
             "more memory (kv_bytes), or a smaller model"
         )
     cache = page_cache(model, rule, pages=pages, slots=max_running + 1, width=width)
-    return Memory(plan, cache, Rows(max_running, width, device), PagePool(pages, PAGE))
+    return plan, cache, Rows(max_running, width, device), PagePool(pages, PAGE)
 
 
 def page_cache(

@@ -112,7 +112,8 @@ class Search:
         for move in order:
             if self.most is not None and len(self.thoughts) > self.most:
                 return False
-            move = self._turned(move)
+            if move.sign in "+*" and self.rng.random() < 0.5:  # written either way round
+                move = move._replace(left=move.right, right=move.left)
             self.thoughts += ["(", *map(str, hand), ")", *move.words()]
             self.path.append(move)
             if len(hand) > 2:
@@ -127,12 +128,6 @@ class Search:
                     return True
             self.path.pop()
         return False
-
-    def _turned(self, move: Move) -> Move:
-        """Sums and products are written either way round."""
-        if move.sign in "+*" and self.rng.random() < 0.5:
-            return move._replace(left=move.right, right=move.left)
-        return move
 
 
 def moves(hand: Hand) -> Iterator[Move]:

@@ -159,19 +159,6 @@ def test_a_group_equals_separate_requests(model, flow, monkeypatch) -> None:
                 same_bits(apart, [group[number]])
 
 
-@pytest.mark.parametrize("reuse", ["prompts", "all"])
-def test_reused_prefixes_change_no_bit(model, reuse) -> None:
-    """Three prompts that begin alike but end elsewhere: pages come from different passes."""
-    long = prompt(460, 8)
-    plain, shared = engine_of(model, reuse="none"), engine_of(model, reuse=reuse)
-    passes = count_prefill(shared)
-    for length in (290, 420, 440, 300):
-        (wanted,) = plain.generate([long[:length]], params(max_tokens=6))
-        (given,) = shared.generate([long[:length]], params(max_tokens=6))
-        same_bits([given], [wanted])
-    assert [chunks[0].start for chunks in passes if chunks[0].start == 0] == [0]
-
-
 @pytest.mark.parametrize(
     "flow", [None, library.block_mean, FINE, AVERAGE, IN_FP8, COUNTING], ids=lambda f: f and f.name
 )

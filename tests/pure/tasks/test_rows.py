@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -23,7 +21,6 @@ from sparrow.tasks.rows import (
     read_rows,
 )
 
-ROOT = Path(__file__).parents[3]
 CHAT = [{"role": "user", "content": "1 + 1?"}]
 
 
@@ -63,18 +60,6 @@ class TestReading:
         assert [found.at(n).ground_truth for n in range(4)] == ["0", "1", "2", "0"]
         assert found.at(1).prompt == tuple(CHAT)
         assert found.at(1).extra == {"index": 1, "split": "train"}
-
-    def test_parquet_without_the_package(self, tmp_path: Path) -> None:
-        (tmp_path / "rows.parquet").write_text("nothing")
-        code = (
-            "import sys; sys.modules['pyarrow'] = None\n"
-            f"from sparrow.tasks.rows import read_rows; read_rows({str(tmp_path)!r} + "
-            "'/rows.parquet')"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
-        )
-        assert "pip install 'sparrow-rl[parquet]'" in done.stderr
 
     def test_broken_files_and_none(self, tmp_path: Path) -> None:
         for content, told in ((b'{"a": 1}\n{"a": \n', "line 2"), (b"\xff\xfe\x00", "UTF-8")):
