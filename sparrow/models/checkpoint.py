@@ -67,7 +67,7 @@ def load(
     target = pick_device(device)
     model = _allocate(model, pick_dtype(dtype, target, config), target)
     for name, view in hf_views(model).items():  # one at a time
-        view.copy_(stored[name].data[:])
+        view.copy_(stored[name].data[...])
     if spec.tied:
         check_tied_head(stored, model.head.detach())
     model.source = folder

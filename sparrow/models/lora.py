@@ -23,13 +23,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from sparrow.files import verify, write_sums
 from sparrow.models.spec import FileKeys, ModelSpec, naming, read_json, write_json
-from sparrow.models.weights import save_tensors
+from sparrow.models.weights import save_tensors, stored_tensors
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -159,16 +157,6 @@ def _check_shapes(spec: ModelSpec, place: Place, a: Tensor, b: Tensor) -> None:
         raise ValueError(f"tensor {place.tensor('B')} has shape {[*b.shape]}, expected {expected}")
 
 
-def _read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of an adapter's file, on the CPU."""
-    if not file.is_file():
-        raise ValueError(f"{file}: no such file (only safetensors are read)")
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file}: not a whole safetensors file: {error}") from error
-
-
 def _check_config_fits(config: PeftConfig, ranks: Mapping[Place, int]) -> None:
     """The config speaks of the ranks and modules that the tensors have, or it is not theirs."""
     said = {config.r, *(config.rank_pattern or {}).values()}
@@ -272,7 +260,8 @@ class Adapter:
         source = Path(folder).expanduser()
         verify(source, (CONFIG, WEIGHTS))
         config = PeftConfig.read(source / CONFIG)
-        tensors = _read_tensors(source / WEIGHTS)
+        stored = stored_tensors([source / WEIGHTS])
+        tensors = {name: tensor.data[...] for name, tensor in stored.items()}
         alpha, rslora = config.lora_alpha, bool(config.use_rslora)
         with naming(source):
             adapter = cls.from_state(

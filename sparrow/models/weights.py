@@ -5,24 +5,23 @@ from the files' headers before any memory is taken, then streams tensor by tenso
 """
 
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from sparrow.models.decoder import Decoder, Layer
-from sparrow.models.spec import read_json, write_json
+from sparrow.models.spec import FileKeys, naming, read_json, write_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 HEAD = "lm_head.weight"
 SHARD_BYTES = 4 * 2**30
-_FILE_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 _FLOATS = {"F16", "BF16", "F32", "F64"}
 
 
@@ -67,15 +66,17 @@ def _layer_views(layer: Layer) -> Iterator[tuple[str, Tensor]]:
     yield "mlp.down_proj.weight", mlp.down.weight
 
 
+class _Index(FileKeys):
+    """model.safetensors.index.json: by tensor the file that has it, in the same folder."""
+
+    weight_map: dict[str, Annotated[str, Field(pattern=r"^[^/\\\x00]+\.safetensors$")]]
+
+
 class StoredTensor(NamedTuple):
     """A tensor in a safetensors file, of which nothing but the header has been read."""
 
     file: Path
-    data: Any  # its shape, its dtype, and by [:] itself
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.data.get_shape())
+    data: Any  # its shape, its dtype, and by [...] itself
 
 
 def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
@@ -104,24 +105,13 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     if (folder / WEIGHTS).exists():
         raise ValueError(f"{folder}: holds both {WEIGHTS} and {INDEX}; which one counts?")
-    files = [folder / name for name in sorted(set(_weight_map(index).values()))]
+    with naming(index):
+        names = _Index.model_validate(read_json(index)).weight_map.values()
+    files = [folder / name for name in sorted(set(names))]
     for file in files:
         if not file.is_file():
             raise ValueError(f"{file}: no such file")
     return files
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise ValueError(f"{index}: not a weight index with a weight_map")
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or not _FILE_NAME.fullmatch(file):
-            raise ValueError(
-                f"{index}: weight_map: {name!r:.80} is in {file!r:.80}, allowed: the name of a "
-                "safetensors file in the same folder"
-            )
-    return weight_map
 
 
 def check_tensors(
@@ -132,15 +122,20 @@ def check_tensors(
     if missing:
         raise ValueError(f"{folder}: {_some(missing)} missing in the safetensors files")
     for name, view in wanted.items():
-        tensor = stored[name]
-        if tensor.shape != tuple(view.shape):
+        file, data = stored[name]
+        shape, asked = data.get_shape(), [*view.shape]
+        if shape != asked:
             raise ValueError(
-                f"{tensor.file}: tensor {name} has shape {tensor.shape}, "
-                f"the config asks for {tuple(view.shape)}"
+                f"{file}: tensor {name} has shape {shape}, the config asks for {asked}"
             )
-        if (dtype := tensor.data.get_dtype()) not in _FLOATS:
-            raise ValueError(f"{tensor.file}: tensor {name} has dtype {dtype}, not a float")
-    unused = sorted(name for name in stored.keys() - wanted.keys() if not _ignorable(name, tied))
+        if (dtype := data.get_dtype()) not in _FLOATS:
+            raise ValueError(f"{file}: tensor {name} has dtype {dtype}, not a float")
+    # A tied head's copy (see `check_tied_head`) and rope tables of old checkpoints are no news.
+    unused = sorted(
+        name
+        for name in stored.keys() - wanted.keys()
+        if not (tied and name == HEAD) and not name.endswith("rotary_emb.inv_freq")
+    )
     if unused:
         file = stored[unused[0]].file
         raise ValueError(f"{file}: {_some(unused)} not known to the model; is config.json its own?")
@@ -150,7 +145,7 @@ def check_tied_head(stored: Mapping[str, StoredTensor], embedding: Tensor) -> No
     """A tied model may store its head again, but not another one."""
     if (head := stored.get(HEAD)) is None:
         return
-    if not torch.equal(head.data[:].to(embedding), embedding):
+    if not torch.equal(head.data[...].to(embedding), embedding):
         raise ValueError(
             f"{head.file}: tensor {HEAD} differs from the embedding, but the config ties the two"
         )
@@ -179,11 +174,6 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
         save_file(dict(tensors), file, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{file} cannot be written: {error}") from error
-
-
-def _ignorable(name: str, tied: bool) -> bool:
-    """A tied head's copy (see `check_tied_head`), and rope tables of old checkpoints."""
-    return (tied and name == HEAD) or name.endswith("rotary_emb.inv_freq")
 
 
 def _some(names: list[str]) -> str:
