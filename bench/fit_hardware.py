@@ -46,7 +46,7 @@ from sparrow.calibrate.planning.hardware import (
 )
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
-from sparrow.models.shapes import shape
+from sparrow.models.spec import shape
 
 HERE = Path(__file__).parent
 TRACES = [HERE / f"2026-11-15-trace-{size}-h200.json" for size in ("1.7b", "4b", "8b", "14b")]

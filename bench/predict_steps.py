@@ -15,7 +15,7 @@ import numpy as np
 from sparrow.bench.timing import schedule_named
 from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.calibrate.planning.hardware import Hardware, StepModel
-from sparrow.models.shapes import SHAPES
+from sparrow.models.spec import SHAPES
 
 CASES = {
     "qwen3-1.7b": [(32, 8192), (24, 24576), (48, 12288)],

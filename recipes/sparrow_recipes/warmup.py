@@ -27,10 +27,10 @@ from sparrow.files import (
 )
 from sparrow.models import ModelSpec, load, random, save
 from sparrow.models.checkpoint import narrowed, pick_device
-from sparrow.models.rope import Rope
+from sparrow.models.spec import Rope
 from sparrow.schema.loading import save_resolved
 from sparrow.schema.warmup import ShapeConfig, WarmupConfig
-from sparrow.tasks.words import EOS, PAD, VOCABULARY, WORDS, puzzle_tokenizer
+from sparrow.tasks.base import EOS, PAD, VOCABULARY, WORDS, puzzle_tokenizer
 from sparrow.train.prefetch import packs
 from sparrow.train.supervised import StepStats, Supervised
 from sparrow_recipes.documents import PuzzleDocuments

@@ -23,8 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sparrow.bench import timing
 from sparrow.calibrate.tables import figures
-from sparrow.models.shapes import shape
-from sparrow.models.spec import ModelSpec
+from sparrow.models.spec import ModelSpec, shape
 from sparrow.ops.cpu import attention as cpu
 from sparrow.ops.cpu.simd import share
 from sparrow.ops.reference import attention as reference

@@ -27,7 +27,7 @@ from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.fetch import fetched, known
-from sparrow.models.rope import Rope
+from sparrow.models.spec import Rope
 from sparrow.schema.bench import Benchmark
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.sparse.rule import Rule

@@ -5,9 +5,7 @@ from typing import Any, NamedTuple
 
 from sparrow.engine.answer import encode_messages, encode_prompt
 from sparrow.models import Decoder, load_tokenizer
-from sparrow.tasks import words
-from sparrow.tasks.base import Message
-from sparrow.tasks.words import WORDS
+from sparrow.tasks.base import IDS, WORDS, Message, decode, encode
 
 Prompt = str | tuple[Message, ...]
 
@@ -36,10 +34,10 @@ class Language(NamedTuple):
 def _encode_words(prompt: Prompt) -> list[int]:
     if not isinstance(prompt, str):
         raise ValueError(f"puzzles are texts, got chat messages: {prompt!r:.80}")
-    return words.encode(prompt)
+    return encode(prompt)
 
 
-PUZZLE_LANGUAGE = Language(_encode_words, words.decode)
+PUZZLE_LANGUAGE = Language(_encode_words, decode)
 
 
 def language_of(model: Decoder, puzzles: bool = False) -> Language:
@@ -56,4 +54,4 @@ def speaks_puzzles(model: Decoder) -> bool:
     if model.source is None or model.spec.vocabulary != len(WORDS):
         return False
     vocabulary: dict[str, int] = load_tokenizer(model.source).get_vocab()
-    return vocabulary == {word: index for index, word in enumerate(WORDS)}
+    return vocabulary == IDS

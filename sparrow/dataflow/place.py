@@ -10,9 +10,8 @@ from sparrow.engine.memory import host_memory
 from sparrow.files import expanded, verify
 from sparrow.models.fetch import fetched
 from sparrow.models.fetch import known as fetchable
-from sparrow.models.shapes import SHAPES
 from sparrow.models.sources import locate, shipped, split_revision
-from sparrow.models.spec import CONFIG, ModelSpec, read_json, spec_from_hf
+from sparrow.models.spec import CONFIG, SHAPES, ModelSpec, read_json, spec_from_hf
 from sparrow.schema.base import Record
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import RolloutConfig

@@ -38,8 +38,8 @@ from sparrow.schema.schedule import DENSE, Schedule
 from sparrow.schema.train import AlgorithmConfig, Choice, GateConfig, RowsConfig, TrainConfig
 from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
+from sparrow.tasks.base import WORDS
 from sparrow.tasks.choosing import rows_of, source_of
-from sparrow.tasks.words import WORDS
 from sparrow.train.batching import micro_batches
 from sparrow.train.costs import BACKWARD, TrainerMemory, forward_flops, trainer_memory
 from sparrow.train.objectives.algorithms import PRESETS, algorithm_of

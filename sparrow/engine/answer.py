@@ -10,16 +10,14 @@ resolved configuration and one JSON line per completion.
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sparrow.engine.engine import Engine
+from sparrow.engine.engine import Engine, describe_model, describe_ops
 from sparrow.engine.loop import Output
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, load, load_tokenizer, provenance
 from sparrow.models.tokenizer import library_errors
-from sparrow.ops import versions
 from sparrow.schema.base import to_dict
 from sparrow.schema.common import AttentionConfig, GenerateConfig
 from sparrow.schema.loading import save_resolved
@@ -110,14 +108,8 @@ class Session:
     config: GenerateConfig
     model: Decoder
     tokenizer: Any
-    schedule: Schedule | None = field(init=False)  # read once: what is shown is what runs
-    flow: Flow = field(init=False)
-
-    def __post_init__(self) -> None:
-        chosen = self.config.attention
-        schedule, flow = placed_schedule(chosen, self.model.spec.family)
-        object.__setattr__(self, "schedule", schedule)
-        object.__setattr__(self, "flow", flow)
+    schedule: Schedule | None  # read once: what is shown is what runs
+    flow: Flow
 
     @classmethod
     def open(cls, config: GenerateConfig, report: Callable[[str], None] | None = None) -> "Session":
@@ -126,62 +118,47 @@ class Session:
             taken = config.run.dir / COMPLETIONS
             raise ValueError(f"{taken} exists; give the run a directory of its own")
         schedule_of(config.attention)
-        name, chosen = config.model.name, config.model
-        model = load(name, dtype=chosen.dtype, device=chosen.device, report=report)
-        tokenizer = load_tokenizer(model.source or name)
-        session = cls(config=config, model=model, tokenizer=tokenizer)
+        chosen = config.model
+        model = load(chosen.name, dtype=chosen.dtype, device=chosen.device, report=report)
+        tokenizer = load_tokenizer(model.source or chosen.name)
+        schedule, flow = placed_schedule(config.attention, model.spec.family)
         if config.run.dir is not None:
             save_resolved(config, config.run.dir)
-        return session
+        return cls(config=config, model=model, tokenizer=tokenizer, schedule=schedule, flow=flow)
 
     def header(self) -> str:
         """One line that says what runs."""
-        model, spec = self.model, self.model.spec
-        fast = versions(model.device.type, model.dtype, spec.head_size)
         return (
-            f"{self.config.model.name} ({provenance(model)}) | "
-            f"{spec.family}, {spec.parameters() / 1e6:.1f} M weights, "
-            f"{str(model.dtype).removeprefix('torch.')} on {model.device} | "
+            f"{self.config.model.name} ({provenance(self.model)}) | {describe_model(self.model)} | "
             f"attention: {'dense' if self.schedule is None else self.schedule.describe()} | "
-            f"faster than their definitions: {', '.join(sorted(fast)) or 'no ops'}"
+            f"{describe_ops(self.model)}"
         )
-
-    def encode(self, prompt: str, *, chat: bool = True) -> list[int]:
-        """Token ids of a prompt, as a user's message where the model has a chat template."""
-        return encode_prompt(self.tokenizer, prompt, chat=chat, model=self.config.model.name)
 
     def answer(
         self, prompts: Sequence[str], *, chat: bool = True, on_text: OnText | None = None
     ) -> list[Completion]:
         """Completions with their text; `on_text(row, piece)` is called as pieces come."""
-        sampling = self.config.sampling
-        queries = [
-            Query(self.encode(prompt, chat=chat), sampling, self.schedule) for prompt in prompts
-        ]
-        stream = None if on_text is None else _Stream(self.decode, on_text)
+        sampling, name = self.config.sampling, self.config.model.name
+        ids = [encode_prompt(self.tokenizer, each, chat=chat, model=name) for each in prompts]
+        queries = [Query(prompt, sampling, self.schedule) for prompt in ids]
+        stream = _Stream(self.decode, on_text or (lambda row, piece: None))
 
         def on_output(number: int, output: Output) -> None:
-            if stream is not None:
-                stream.take(number * sampling.n + output.sample, output.tokens)
+            stream.take(number * sampling.n + output.sample, output.tokens)
 
-        found = complete(
-            self._engine(queries),
-            queries,
-            self.decode,
-            on_output=on_output,
-            streamed=stream is not None,
-        )
-        if stream is not None:
-            stream.finish()
+        how: dict[str, Any] = {} if on_text is None else {"streamed": True, "on_output": on_output}
+        found = complete(self._engine(queries), queries, self.decode, **how)
+        stream.finish()
         completions = [completion for samples in found for completion in samples]
         if self.config.run.dir is not None:
-            _append(self.config.run.dir / COMPLETIONS, completions)
+            with (self.config.run.dir / COMPLETIONS).open("a", encoding="utf-8") as lines:
+                lines.writelines(json.dumps(to_dict(each)) + "\n" for each in completions)
         return completions
 
     def _engine(self, queries: Sequence[Query]) -> Engine:
         """An engine just large enough; for a reader, so single answers need not be padded."""
-        params, schedule = self.config.sampling, self.schedule
-        rule = Rule() if schedule is None else Rule.of(schedule, self.flow)
+        params = self.config.sampling
+        rule = Rule() if self.schedule is None else Rule.of(self.schedule, self.flow)
         longest = max(len(query.ids) for query in queries) + params.max_tokens
         return Engine(
             self.model,
@@ -251,7 +228,12 @@ def placed_schedule(attention: AttentionConfig, family: str) -> tuple[Schedule |
 
 def encode_prompt(tokenizer: Any, prompt: str, *, chat: bool, model: str) -> list[int]:
     """Token ids of a prompt, as a user's message where there is a chat template."""
-    _check_text(prompt)
+    if not prompt:
+        raise ValueError("the prompt is empty")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"prompt {prompt!r} is not valid UTF-8") from error
     if not chat or tokenizer.chat_template is None:
         return _token_ids(tokenizer, prompt, model)
     return encode_messages(tokenizer, [{"role": "user", "content": prompt}], model=model)
@@ -276,28 +258,10 @@ def _token_ids(tokenizer: Any, text: str, model: str, **options: bool) -> list[i
     except ValueError as error:
         if type(error.__cause__) is not Exception:  # tokenizers raise that for unknown words
             raise
-        raise _unknown_words(error.__cause__, tokenizer, text, model) from error
-
-
-def _unknown_words(error: Exception, tokenizer: Any, prompt: str, model: str) -> ValueError:
-    known = tokenizer.get_vocab()
-    unknown = [word for word in prompt.split() if word not in known]
-    return ValueError(
-        f"{model} does not know {', '.join(map(repr, unknown[:5]))} ({error}); a model that is "
-        "part of the package reads puzzles alone, such as: sparrow puzzle assignments"
-    )
-
-
-def _check_text(prompt: str) -> None:
-    if not prompt:
-        raise ValueError("the prompt is empty")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"prompt {prompt!r} is not valid UTF-8") from error
-
-
-def _append(file: Path, completions: Sequence[Completion]) -> None:
-    with file.open("a", encoding="utf-8") as lines:
-        for completion in completions:
-            lines.write(json.dumps(to_dict(completion)) + "\n")
+        known = tokenizer.get_vocab()
+        unknown = [word for word in text.split() if word not in known]
+        raise ValueError(
+            f"{model} does not know {', '.join(map(repr, unknown[:5]))} ({error.__cause__}); a "
+            "model that is part of the package reads puzzles alone, such as: sparrow puzzle "
+            "assignments"
+        ) from error

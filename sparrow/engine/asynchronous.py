@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -26,12 +25,8 @@ from sparrow.schema.sampling import Completion, SamplingParams
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Listener:
-    """Where the outputs of a request go, and how many completions are still to come."""
-
-    queue: "asyncio.Queue[Output | BaseException]"
-    left: int
+# Where the outputs of a request go; an error is the last.
+Listener = asyncio.Queue[Output | BaseException]
 
 
 class AsyncEngine:
@@ -92,11 +87,11 @@ class AsyncEngine:
     async def _outputs(
         self, prompt: Sequence[int], params: SamplingParams, settings: dict[str, Any]
     ) -> AsyncIterator[Output]:
-        queue: asyncio.Queue[Output | BaseException] = asyncio.Queue()
+        listener: Listener = asyncio.Queue()
 
         def add() -> int:
             number = self._engine.add(prompt, params, **settings)
-            self._listeners[number] = Listener(queue, params.n)
+            self._listeners[number] = listener
             return number
 
         self._require_own_loop()
@@ -105,21 +100,20 @@ class AsyncEngine:
         try:
             await asyncio.shield(asyncio.wrap_future(added))
             while left:
-                output = await queue.get()
+                output = await listener.get()
                 if isinstance(output, BaseException):
                     raise RuntimeError("the engine has failed") from output
                 left -= output.completion is not None
                 yield output
         finally:
-            if left:
-                added.add_done_callback(self._give_up)
+            added.add_done_callback(self._forget)
 
     def _require_own_loop(self) -> None:
         if self._thread is not None and asyncio.get_running_loop() is not self._loop:
             raise ValueError("the asynchronous engine belongs to the event loop that entered it")
 
-    def _give_up(self, added: "Future[int]") -> None:
-        """Abort a request whose caller has gone, once it is known under which number it runs."""
+    def _forget(self, added: "Future[int]") -> None:
+        """Abort what is left of a request whose caller has gone, once its number is known."""
         if added.cancelled() or added.exception() is not None:
             return
         number = added.result()
@@ -153,9 +147,10 @@ class AsyncEngine:
             while self._serve_orders():
                 if self._busy():
                     for output in self._engine.step():
-                        self._tell(output)
+                        if (listener := self._listeners.get(output.request)) is not None:
+                            self._say(listener, output)
         except BaseException as error:  # handed to whoever waits, never lost
-            self._fail(error)
+            self._failure = error
         finally:
             self._close()
 
@@ -179,24 +174,9 @@ class AsyncEngine:
     def _busy(self) -> bool:
         return not (self._engine.idle or self._engine.asleep)
 
-    def _tell(self, output: Output) -> None:
-        listener = self._listeners.get(output.request)
-        if listener is None:
-            return
-        self._say(listener, output)
-        listener.left -= output.completion is not None
-        if not listener.left:
-            del self._listeners[output.request]
-
-    def _say(self, listener: "Listener", news: Output | BaseException) -> None:
+    def _say(self, listener: Listener, news: Output | BaseException) -> None:
         with suppress(RuntimeError):  # the caller's event loop has been closed
-            self._loop.call_soon_threadsafe(listener.queue.put_nowait, news)
-
-    def _fail(self, error: BaseException) -> None:
-        with self._wanted:
-            self._failure = error
-        for listener in self._listeners.values():
-            self._say(listener, error)
+            self._loop.call_soon_threadsafe(listener.put_nowait, news)
 
     def _close(self) -> None:
         """Nobody waits for ever: requests are aborted and orders refused."""
@@ -206,9 +186,8 @@ class AsyncEngine:
         for _, future in orders:
             if future.set_running_or_notify_cancel():
                 future.set_exception(gone)
-        if self._failure is None:
-            for listener in self._listeners.values():
-                self._say(listener, gone)
+        for listener in self._listeners.values():
+            self._say(listener, gone)
         self._listeners.clear()
         self._engine.loop.abandon(list(self._engine.loop.requests))
         self._engine.owned = False

@@ -9,20 +9,20 @@ scheduler planned; on a GPU its results are read one step late, while the next o
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
 from sparrow import ops
 from sparrow.engine.loop import Loop, Output
-from sparrow.engine.memory import allocate
+from sparrow.engine.memory import allocate, host_memory
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Request, stop_ids
 from sparrow.engine.runner import Runner, without_kernel
 from sparrow.engine.scheduler import Policy, Preempt, Reuse, Scheduler
-from sparrow.engine.weights import CAPACITY, MAX_RANK, Adapters, Items, WeightStore
+from sparrow.engine.weights import Items, Stay, WeightStore
 from sparrow.models import Decoder
-from sparrow.models.lora import Adapter
+from sparrow.models.lora import Adapter, AdapterBank
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
@@ -64,14 +64,12 @@ class Engine:
         swap_bytes: int | None = None,
         exact_batches: bool = True,
         graphs: bool = True,
-        adapters: int = CAPACITY,
-        adapter_rank: int = MAX_RANK,
+        adapters: int = 2,
+        adapter_rank: int = 64,
     ) -> None:
         on_gpu = model.device.type == "cuda"
         if on_gpu and model.device.index not in (None, torch.cuda.current_device()):
             raise ValueError(f"the model is on {model.device}: torch.cuda.set_device it first")
-        if rule is not None and not isinstance(rule, Rule):
-            raise ValueError(f"rule={rule!r}: give a Rule, such as Rule(flow=...)")
         self.model, self.rule = model, rule
         self.max_running = (256 if on_gpu else 64) if max_running is None else max_running
         if self.max_running < 1:
@@ -80,7 +78,8 @@ class Engine:
         if not 1 <= self.max_context <= model.spec.max_positions:
             most = model.spec.max_positions
             raise ValueError(f"max_context={max_context}, but the model's context is {most}")
-        self.policy = Policy.of(on_gpu, preempt, reuse, swap_bytes)
+        swap_bytes = host_memory() // 2 if swap_bytes is None else swap_bytes
+        self.policy = Policy(pack=on_gpu, preempt=preempt, reuse=reuse, swap_bytes=swap_bytes)
         if preempt == "recompute" and rule is not None and rule.flow.state:
             raise ValueError(
                 f"preempt='recompute' with the flow {rule.name!r}: its state "
@@ -91,14 +90,14 @@ class Engine:
         self.owned = False  # whether an AsyncEngine steps it
         self._kv_bytes = kv_bytes
         self._weights = WeightStore(model)
-        self._adapters = Adapters(model, adapters, adapter_rank)
+        self._adapters = AdapterBank(model.spec, adapters, adapter_rank, model.dtype, model.device)
         self._budgets = BudgetTable(
             layers=model.spec.layers, kv_heads=model.spec.kv_heads, device=model.device
         )
         self._least_batch = EXACT_BATCH if exact_batches and not on_gpu else 1
         self._graphs = graphs and on_gpu and not without_kernel(model, rule)
         self._ids = itertools.count()
-        self._asleep = False
+        self.asleep = False
         self.loop = Loop(self.policy, spec=model.spec, rule=rule, late=on_gpu)
         self._allocate()
 
@@ -117,7 +116,7 @@ class Engine:
             rows,
             rule=self.rule,
             budgets=self._budgets,
-            adapters=self._adapters.bank,
+            adapters=self._adapters,
             least_batch=self._least_batch,
             graphs=self._graphs,
         )
@@ -178,15 +177,12 @@ class Engine:
         chosen = [request for request in requests if which in (request.id, request.schedule)]
         slot = self._schedule_slot(schedule, [each for each in requests if each not in chosen])
         for request in chosen:
-            self._reschedule(request, schedule, slot)
+            request.schedule, request.schedule_slot = schedule, slot
+            for sample in request.samples:
+                sample.course.change(sample.drawn, schedule)
+                if sample.row is not None:
+                    self.scheduler.rows.schedule_R[sample.row] = slot
         return [request.id for request in chosen]
-
-    def _reschedule(self, request: Request, schedule: Schedule | None, slot: int) -> None:
-        request.schedule, request.schedule_slot = schedule, slot
-        for sample in request.samples:
-            sample.course.change(sample.drawn, schedule)
-            if sample.row is not None:
-                self.scheduler.rows.schedule_R[sample.row] = slot
 
     def abort(self, request: int) -> None:
         """End a request now; its samples come back with what they have. Gone ones are fine."""
@@ -204,10 +200,6 @@ class Engine:
     @property
     def idle(self) -> bool:
         return self.loop.idle
-
-    @property
-    def asleep(self) -> bool:
-        return self._asleep
 
     # On top of steps.
 
@@ -238,21 +230,20 @@ class Engine:
             raise ValueError(f"{len(prompts)} prompts, but {len(each)} sampling params")
         if self.loop.requests:
             raise ValueError("the engine has requests already: add these too, and use stream()")
-        settings = {"schedule": schedule, "adapter": adapter, "options": options}
-        ids: list[int] = []
+        settings: dict[str, Any] = {"schedule": schedule, "adapter": adapter, "options": options}
+        ids: set[int] = set()
         try:
             for prompt, own in zip(prompts, each, strict=True):
-                ids.append(self.add(prompt, own, **settings, streamed=False))  # type: ignore[arg-type]
+                ids.add(self.add(prompt, own, **settings, streamed=False))
             outputs = list(self.stream())
         except BaseException:
             self.loop.abandon(ids)
             raise
-        mine = set(ids)
-        self.loop.outputs = [output for output in outputs if output.request not in mine]
+        self.loop.outputs = [output for output in outputs if output.request not in ids]
         done = {
             (output.request, output.sample): output.completion
             for output in outputs
-            if output.request in mine and output.completion is not None
+            if output.request in ids and output.completion is not None
         }
         return [done[key] for key in sorted(done)]
 
@@ -284,11 +275,7 @@ class Engine:
         self._weights.write(items, have=self.version, base=base_version)
         self.version = version
         self.pool.forget()
-        self._renew(self.loop.requests.values(), in_flight)
-
-    def _renew(self, requests: Iterable[Request], in_flight: InFlight) -> None:
-        """Nothing computed so far is valid any more for these requests."""
-        for request in requests:
+        for request in self.loop.requests.values():
             self.scheduler.renew(request, restart=in_flight == "restart")
 
     def load_adapter(
@@ -302,7 +289,7 @@ class Engine:
         users = [request for request in self.loop.requests.values() if request.adapter == name]
         for request in users:
             request.adapter_slot = slot
-        self._renew(users, in_flight)
+            self.scheduler.renew(request, restart=in_flight == "restart")
 
     def drop_adapter(self, name: str) -> None:
         """Forget an adapter that no request uses."""
@@ -313,17 +300,18 @@ class Engine:
 
     # Sleep.
 
-    def sleep(self, *, weights: Literal["keep", "host", "drop"] = "host") -> None:
+    def sleep(self, *, weights: Stay = "host") -> None:
         """Give memory back: keys and values, and weights unless they are kept.
 
         Samples in flight wait in host memory, bit for bit. Dropped weights come back by a whole
         `update` after `wake`. Adapters stay where they are.
         """
         self._require_awake()
-        self._weights.check_stay(weights)
+        if weights not in get_args(Stay):
+            raise ValueError(f"weights must be one of {get_args(Stay)}, got {weights!r}")
         self.loop.drain()
         self.scheduler.vacate()
-        self._asleep = True
+        self.asleep = True
         del self.runner, self.pool
         self._weights.leave(weights)
         if self.model.device.type == "cuda":
@@ -331,47 +319,49 @@ class Engine:
 
     def wake(self) -> None:
         """Take the memory again and go on where `sleep` left off."""
-        if not self._asleep:
+        if not self.asleep:
             raise ValueError("the engine is awake")
         self._weights.enter()
         self._allocate()
-        self._asleep = False
+        self.asleep = False
 
     def _require_awake(self) -> None:
-        if self._asleep:
+        if self.asleep:
             raise ValueError("the engine sleeps: wake() it first")
 
     # Telling.
 
     def header(self) -> str:
         """One line that says what runs."""
-        model, spec = self.model, self.model.spec
-        device = model.device.type
-        fast = ops.versions(device, model.dtype, spec.head_size)
         rule = f"{self.rule.name} rule at hand" if self.rule is not None else "dense only"
-        return (
-            f"{spec.family}, {spec.parameters() / 1e6:.1f} M weights v{self.version}, "
-            f"{str(model.dtype).removeprefix('torch.')} on {model.device} | page {PAGE}, {rule} | "
-            f"{self.memory.describe()} | up to {self.max_running} at once, "
-            f"{self._how_steps_run()} | "
-            f"faster than their definitions: {', '.join(sorted(fast)) or 'no ops'}"
-        )
-
-    def _how_steps_run(self) -> str:
-        if self._graphs:
-            return "CUDA graphs"
         lacking = ", ".join(sorted(without_kernel(self.model, self.rule)))
-        why = self.model.device.type == "cuda" and lacking
-        return f"eager (no kernel here for {lacking})" if why else "eager"
+        why = f" (no kernel here for {lacking})" if self.policy.pack and lacking else ""
+        return (
+            f"{describe_model(self.model)}, v{self.version} | page {PAGE}, {rule} | "
+            f"{self.memory.describe()} | up to {self.max_running} at once, "
+            f"{'CUDA graphs' if self._graphs else f'eager{why}'} | {describe_ops(self.model)}"
+        )
 
     def check_integrity(self) -> None:
         """Every page is free, cached or owned exactly as often as it is held; so are the rows."""
-        if self._asleep:
+        if self.asleep:
             return
         self.pool.check(self.scheduler.held_pages())
         self.scheduler.check()
         if self.idle:
             assert self.pool.available == self.pool.pages, "an idle engine holds pages"
+
+
+def describe_model(model: Decoder) -> str:
+    """Family, size, dtype and device of a model, for headers."""
+    size, dtype = model.spec.parameters() / 1e6, str(model.dtype).removeprefix("torch.")
+    return f"{model.spec.family}, {size:.1f} M weights, {dtype} on {model.device}"
+
+
+def describe_ops(model: Decoder) -> str:
+    """The ops that have an optimised version for a model where it is, for headers."""
+    fast = ops.versions(model.device.type, model.dtype, model.spec.head_size)
+    return f"faster than their definitions: {', '.join(sorted(fast)) or 'no ops'}"
 
 
 def _check_in_flight(in_flight: str) -> None:

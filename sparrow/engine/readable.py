@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.engine.memory import page_cache
 from sparrow.engine.pool import PAGE
-from sparrow.engine.requests import Request, Sample, check_prompt, pages_for, stop_ids
-from sparrow.engine.weights import NO_ADAPTER
+from sparrow.engine.requests import Request, Sample, pages_for, stop_ids
 from sparrow.models import Decoder
 from sparrow.models.attention import PagedDecode, PagedPrefill
+from sparrow.models.lora import NO_ADAPTER
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
@@ -47,7 +48,8 @@ def generate(
     )
     slot = 0 if schedule is None else budgets.add(schedule)
     samples = _samples(model, prompts, params, schedule)
-    cache = _cache_for(model, rule, samples)
+    pages = [len(sample.context.pages) for sample in samples]
+    cache = page_cache(model, rule, pages=sum(pages), slots=len(samples), width=max(pages))
     for row in range(len(samples)):
         cache.begin(row)
     with torch.inference_mode():
@@ -69,7 +71,6 @@ def _samples(
     """n samples of every prompt; row and pages of each are its own to the end."""
     samples: list[Sample] = []
     for number, prompt in enumerate(prompts):
-        check_prompt(prompt, params, model.spec.vocabulary, model.spec.max_positions)
         request = Request(
             id=number,
             prompt=list(prompt),
@@ -80,6 +81,7 @@ def _samples(
             adapter=None,
             adapter_slot=NO_ADAPTER,
         )
+        request.check(model.spec, model.spec.max_positions)
         samples += request.samples
     page = itertools.count()
     for row, sample in enumerate(samples):
@@ -102,21 +104,6 @@ def _draw(sample: Sample, logits_V: Tensor) -> None:
         sample.take(int(draws.tokens), float(draws.logprobs), float(draws.entropies), version=0)
     else:
         sample.fail()
-
-
-def _cache_for(model: Decoder, rule: Rule, samples: Sequence[Sample]) -> ops.PageCache:
-    spec = model.spec
-    fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
-    return ops.PageCache(
-        layers=spec.layers,
-        kv_heads=spec.kv_heads,
-        page=PAGE,
-        pages=sum(len(sample.context.pages) for sample in samples),
-        page_fields=(*fields, *rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype)),
-        slots=len(samples),
-        state_fields=rule.states(max(len(sample.context.pages) for sample in samples)),
-        device=model.device,
-    )
 
 
 def _prefill(model: Decoder, cache: ops.PageCache, rule: Rule, sample: Sample) -> Tensor:

@@ -5,7 +5,7 @@ shared, the unfinished page is copied, and the first token is drawn from the pro
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sparrow.engine.weights import AdapterSlot
 from sparrow.models import ModelSpec
+from sparrow.models.lora import AdapterSlot
 from sparrow.schema.sampling import Completion, FinishReason, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
@@ -104,13 +104,38 @@ class Request:
 
     def check(self, spec: ModelSpec, room: int) -> None:
         """Refuse what the model cannot take, in a context of `room` tokens."""
-        check_prompt(self.prompt, self.params, spec.vocabulary, room)
-        check_training(self.params, self.options)
-        if self.params.min_tokens and len(self.stop_ids) > STOPS:
+        prompt, params, most = self.prompt, self.params, spec.vocabulary
+        if not prompt:
+            raise ValueError("the prompt is empty")
+        for token in prompt:
+            if not isinstance(token, int | np.integer) or not 0 <= token < most:
+                raise ValueError(f"prompt token {token!r} is not a whole number in 0..{most - 1}")
+        if max(params.stop_token_ids, default=0) >= most:
+            raise ValueError(f"stop_token_ids {params.stop_token_ids} are not all in 0..{most - 1}")
+        if len(prompt) + params.max_tokens > room:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens and may grow by {params.max_tokens} "
+                f"(max_tokens), but the context is {room}"
+            )
+        if params.min_tokens and len(self.stop_ids) > STOPS:
             raise ValueError(f"{len(self.stop_ids)} stop ids with min_tokens, allowed are {STOPS}")
-        if self.options.top_logprobs > spec.vocabulary:
-            most = spec.vocabulary
+        if self.options.top_logprobs > most:
             raise ValueError(f"top_logprobs={self.options.top_logprobs}, the vocabulary has {most}")
+        if self.options.training:
+            self._check_training()
+
+    def _check_training(self) -> None:
+        """Training-grade log-probs are of the model's own distribution: nothing may cut it."""
+        wanted = {"top_p": 1.0, "top_k": 0, "min_tokens": 0}
+        own = {name: getattr(self.params, name) for name in wanted}
+        wrong = [f"{name}={own[name]}" for name in wanted if own[name] != wanted[name]]
+        if self.params.temperature == 0:
+            wrong.append("temperature=0")
+        if wrong:
+            raise ValueError(
+                f"{', '.join(wrong)}: the sampled distribution is another than the model's, but "
+                "training-grade log-probs were asked for"
+            )
 
     @property
     def unborn(self) -> list["Sample"]:
@@ -126,6 +151,11 @@ class Request:
     def ids(self) -> list[int]:
         """The tokens to compute before samples can start."""
         return self.prompt
+
+    @property
+    def request(self) -> "Request":
+        """Itself, as of a sample: both own tokens that are computed in chunks."""
+        return self
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -280,39 +310,3 @@ def stop_ids(spec: ModelSpec, params: SamplingParams) -> frozenset[int]:
 
 def pages_for(tokens: int, page: int) -> int:
     return -(-tokens // page)
-
-
-def check_prompt(prompt: Sequence[int], params: SamplingParams, vocabulary: int, room: int) -> None:
-    """Refuse what the model cannot take; `room` is its context."""
-    if not len(prompt):
-        raise ValueError("the prompt is empty")
-    for token in prompt:
-        if not isinstance(token, int | np.integer) or not 0 <= token < vocabulary:
-            raise ValueError(f"prompt token {token!r} is not a whole number in 0..{vocabulary - 1}")
-    if max(params.stop_token_ids, default=0) >= vocabulary:
-        raise ValueError(
-            f"stop_token_ids {params.stop_token_ids} are not all in 0..{vocabulary - 1}"
-        )
-    if len(prompt) + params.max_tokens > room:
-        raise ValueError(
-            f"the prompt has {len(prompt)} tokens and may grow by {params.max_tokens} "
-            f"(max_tokens), but the context is {room}"
-        )
-
-
-def check_training(params: SamplingParams, options: OutputOptions) -> None:
-    """Training-grade log-probs are of the model's own distribution: nothing may cut it."""
-    if not options.training:
-        return
-    cuts = {
-        "top_p": (params.top_p < 1, "1"),
-        "top_k": (params.top_k > 0, "0"),
-        "min_tokens": (params.min_tokens > 0, "0"),
-        "temperature": (params.temperature == 0, "above 0"),
-    }
-    for name, (wrong, allowed) in cuts.items():
-        if wrong:
-            raise ValueError(
-                f"{name}={getattr(params, name)} makes the sampled distribution another than the "
-                f"model's, but training-grade log-probs were asked for: {name} must be {allowed}"
-            )

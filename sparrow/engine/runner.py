@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.engine.pool import Rows
 from sparrow.engine.requests import Request, Sample
-from sparrow.engine.rows import Rows
 from sparrow.models import Decoder
 from sparrow.models.attention import PagedDecode, PagedPrefill
 from sparrow.models.lora import AdapterBank
@@ -341,14 +341,10 @@ def _pack(chunks: Sequence[Chunk], page: int) -> _Pack:
         table_M[: len(chunk.pages)] = chunk.pages
         position = np.arange(chunk.start, chunk.stop)
         slot = table_M[position // page] * page + position % page
-        adapter = np.full_like(position, _adapter(chunk.owner))
+        adapter = np.full_like(position, chunk.owner.request.adapter_slot.slot)
         parts.append(np.stack([chunk.owner.ids[chunk.start : chunk.stop], position, slot, adapter]))
     bounds = np.cumsum([0, *(part.shape[1] for part in parts)])
     return _Pack(np.concatenate(parts, axis=1), table_BM, bounds)
-
-
-def _adapter(owner: Request | Sample) -> int:
-    return (owner if isinstance(owner, Request) else owner.request).adapter_slot.slot
 
 
 def _row(sample: Sample) -> int:

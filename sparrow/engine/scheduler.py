@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from sparrow import ops
-from sparrow.engine.memory import host_memory
-from sparrow.engine.pool import PAGE, PagePool, page_keys
+from sparrow.engine.pool import PAGE, PagePool, Rows, page_keys
 from sparrow.engine.requests import Context, Request, Sample, pages_for
-from sparrow.engine.rows import Rows
 from sparrow.engine.runner import Chunk
 
 CPU_CHUNK, GPU_CHUNK = 128, 4096  # prompt tokens of a step
@@ -32,29 +30,24 @@ class SwapFull(RuntimeError):
 class Policy:
     """How prompts are cut and shared, and what happens when pages run out.
 
-    chunk   prompt tokens computed in a step; chunks of a prompt end at multiples of it
-    pack    whether chunks of several prompts share a pass of the model
-    quantum tokens of which a shared prefix is a multiple
+    pack    whether chunks of several prompts share a pass of the model, on a GPU; on a CPU prompts
+            are cut so that every chunk has the same shape wherever it runs
     """
 
-    chunk: int
     pack: bool
-    quantum: int
-    preempt: Preempt = "swap"
-    reuse: Reuse = "prompts"
+    preempt: Preempt
+    reuse: Reuse
     swap_bytes: int
 
-    @classmethod
-    def of(cls, on_gpu: bool, preempt: Preempt, reuse: Reuse, swap_bytes: int | None) -> "Policy":
-        """On a CPU prompts are cut so that every chunk has the same shape wherever it runs."""
-        return cls(
-            chunk=GPU_CHUNK if on_gpu else CPU_CHUNK,
-            pack=on_gpu,
-            quantum=PAGE if on_gpu else CPU_CHUNK,
-            preempt=preempt,
-            reuse=reuse,
-            swap_bytes=host_memory() // 2 if swap_bytes is None else swap_bytes,
-        )
+    @property
+    def chunk(self) -> int:
+        """Prompt tokens computed in a step; chunks of a prompt end at multiples of it."""
+        return GPU_CHUNK if self.pack else CPU_CHUNK
+
+    @property
+    def quantum(self) -> int:
+        """Tokens of which a shared prefix is a multiple."""
+        return PAGE if self.pack else CPU_CHUNK
 
     def __post_init__(self) -> None:
         for name, kind in (("preempt", Preempt), ("reuse", Reuse)):
@@ -362,8 +355,10 @@ class Scheduler:
 
     def retire(self, sample: Sample) -> None:
         """A sample has ended, wherever it stood."""
-        if self.policy.reuse == "all" and sample.row is not None:
-            self._publish_answer(sample)
+        # Pages that dense decoding wrote may serve a prompt that continues the answer.
+        dense = sample.row is not None and sample.course.dense
+        if self.policy.reuse == "all" and dense and sample.tokens:
+            self._publish(sample, len(sample.ids))
         if sample in self.returning:
             self.returning.remove(sample)
         sample.swapped = None
@@ -372,11 +367,6 @@ class Scheduler:
         if request in self.waiting and not request.unborn:
             self.waiting.remove(request)
             self.drop_prompt(request)
-
-    def _publish_answer(self, sample: Sample) -> None:
-        """Pages that dense decoding wrote may serve a prompt that continues the answer."""
-        if sample.course.dense and sample.tokens:
-            self._publish(sample, len(sample.ids))
 
     def held_pages(self) -> Iterator[int]:
         """Every reference to a page that requests and samples hold, one by one."""
@@ -400,5 +390,4 @@ def _age(sample: Sample) -> tuple[int, int]:
 
 
 def _keys(owner: Request | Sample, page: int) -> Iterator[bytes]:
-    request = owner if isinstance(owner, Request) else owner.request
-    return page_keys(request.adapter_slot.root, owner.ids, page)
+    return page_keys(owner.request.adapter_slot.root, owner.ids, page)

@@ -1,20 +1,14 @@
-"""The engine's weights by Hugging Face names: taken over in place, moved out, brought back.
+"""The engine's weights by Hugging Face names: taken over in place, moved out, brought back."""
 
-Adapters by name: which slot of the bank each has, and which edition it is.
-"""
-
-import itertools
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from sparrow.models import Decoder, hf_views
-from sparrow.models.lora import Adapter, AdapterBank
 from sparrow.models.weights import HEAD
 
-CAPACITY, MAX_RANK = 2, 64  # of adapters
 Stay = Literal["keep", "host", "drop"]
 Items = Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]
 
@@ -34,7 +28,11 @@ class WeightStore:
 
         A part of the model is laid over the version it was made from, and no other.
         """
-        given = dict(_distinct(items.items() if isinstance(items, Mapping) else items))
+        given: dict[str, Tensor] = {}
+        for name, tensor in items.items() if isinstance(items, Mapping) else items:
+            if name in given:
+                raise ValueError(f"{name} is given twice")
+            given[name] = tensor
         self._views = hf_views(self.model)
         if base is not None and base != have:
             raise ValueError(f"the update was made from version {base}, the engine has {have}")
@@ -42,8 +40,11 @@ class WeightStore:
             raise ValueError("the weights were dropped: give all of them (base_version=None)")
         tied_copy = given.pop(HEAD, None) if self.model.spec.tied else None
         self._check(given, whole=base is None)
-        if tied_copy is not None:
-            self._check_tied(tied_copy, given)
+        embedding = given.get("model.embed_tokens.weight")
+        if tied_copy is not None and (
+            embedding is None or not torch.equal(tied_copy.to(embedding), embedding)
+        ):
+            raise ValueError(f"{HEAD} differs from the embedding, but the model ties the two")
         self.model.edition += 1
         with torch.no_grad():
             for name, tensor in given.items():
@@ -69,11 +70,6 @@ class WeightStore:
             if not tensor.is_floating_point():
                 raise ValueError(f"{name} has dtype {tensor.dtype}, not a float")
 
-    def _check_tied(self, head: Tensor, given: dict[str, Tensor]) -> None:
-        embedding = given.get("model.embed_tokens.weight")
-        if embedding is None or not torch.equal(head.to(embedding), embedding):
-            raise ValueError(f"{HEAD} differs from the embedding, but the model ties the two")
-
     def require(self) -> None:
         if not self.present:
             raise ValueError("the weights were dropped by sleep(): give all of them by update()")
@@ -85,27 +81,20 @@ class WeightStore:
         if not self.model.head.numel():
             raise ValueError("the model's weights are out: another engine on it sleeps")
 
-    @staticmethod
-    def check_stay(stay: str) -> None:
-        if stay not in get_args(Stay):
-            raise ValueError(f"weights must be one of {get_args(Stay)}, got {stay!r}")
-
     def leave(self, stay: Stay) -> None:
         """Give the weights' memory back, or not."""
         if stay == "keep":
             return
-        for parameter in self.model.parameters():
-            self._outside[parameter] = self._host_copy(parameter.data, wanted=stay == "host")
-            parameter.data = parameter.data.new_empty(0)
         self.present = self.present and stay == "host"
-
-    def _host_copy(self, weights: Tensor, *, wanted: bool) -> Tensor:
-        """The weights in host memory; where they are not wanted, their shape alone."""
-        if not wanted:
-            return torch.empty_like(weights, device="meta")
-        on_gpu = self._device.type == "cuda"
-        host = torch.empty(weights.shape, dtype=weights.dtype, pin_memory=on_gpu)
-        return host.copy_(weights)
+        for parameter in self.model.parameters():
+            weights = parameter.data
+            if self.present:
+                pinned = self._device.type == "cuda"
+                host = torch.empty(weights.shape, dtype=weights.dtype, pin_memory=pinned)
+                self._outside[parameter] = host.copy_(weights)
+            else:  # the shape alone
+                self._outside[parameter] = torch.empty_like(weights, device="meta")
+            parameter.data = weights.new_empty(0)
 
     def enter(self) -> None:
         """Have storage again, with the weights that `leave` kept."""
@@ -113,62 +102,3 @@ class WeightStore:
             place = torch.empty(host.shape, dtype=host.dtype, device=self._device)
             parameter.data = place.copy_(host) if self.present else place
         self._outside.clear()
-
-
-def _distinct(items: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-    seen = set()
-    for name, tensor in items:
-        if name in seen:
-            raise ValueError(f"{name} is given twice")
-        seen.add(name)
-        yield name, tensor
-
-
-class AdapterSlot(NamedTuple):
-    """A slot of the bank (0: no adapter), and a number that each edition of an adapter has anew."""
-
-    slot: int
-    edition: int
-
-    @property
-    def root(self) -> bytes:
-        """Keys and values computed with one edition are found by nobody who uses another."""
-        return f"adapter edition {self.edition}".encode()
-
-
-NO_ADAPTER = AdapterSlot(0, 0)
-
-
-class Adapters:
-    """Names over a bank of adapters."""
-
-    def __init__(self, model: Decoder, capacity: int, max_rank: int) -> None:
-        self.bank = AdapterBank(model.spec, capacity, max_rank, model.dtype, model.device)
-        self._slots: dict[str, AdapterSlot] = {}
-        self._editions = itertools.count(1)
-
-    def find(self, name: str | None) -> AdapterSlot:
-        if name is None:
-            return NO_ADAPTER
-        if name not in self._slots:
-            known = ", ".join(sorted(self._slots)) or "none"
-            raise ValueError(f"no adapter {name!r} is loaded; loaded: {known}")
-        return self._slots[name]
-
-    def put(self, name: str, adapter: Adapter) -> AdapterSlot:
-        """Take an adapter in under a new name, or in place of the one that has it."""
-        taken = {held.slot for held in self._slots.values()}
-        free = [slot for slot in range(1, self.bank.capacity + 1) if slot not in taken]
-        if name not in self._slots and not free:
-            raise ValueError(
-                f"no room for adapter {name!r}: {sorted(self._slots)} are loaded; drop one, or "
-                "build the engine with more adapters"
-            )
-        slot = self._slots[name].slot if name in self._slots else free[0]
-        self.bank.put(slot, adapter)
-        self._slots[name] = AdapterSlot(slot, next(self._editions))
-        return self._slots[name]
-
-    def drop(self, name: str) -> None:
-        self.bank.clear(self.find(name).slot)
-        del self._slots[name]

@@ -5,11 +5,11 @@
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.sparse.rule import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,22 +24,6 @@ class Packed:
         return ops.attend_causal(q_THD, k_TGD, v_TGD, self.bounds, scale=scale)
 
 
-class SequenceRule(Protocol):
-    """What sparse attention of whole sequences asks of a rule; `sparrow.sparse` has the rules."""
-
-    @property
-    def first(self) -> int: ...
-
-    @property
-    def last(self) -> int: ...
-
-    @property
-    def mass(self) -> float | None: ...
-
-    def scorer(self, layer: int, page: int, /) -> ops.Scorer | None:
-        """How a layer's pages are scored; None where the whole layer is dense."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSparse:
     """What sparse decoding would have seen, for whole sequences at once: calibration, distilling.
@@ -52,7 +36,7 @@ class PackedSparse:
     dense_B: Tensor
     budgets: Tensor
     page: int
-    rule: SequenceRule
+    rule: Rule
 
     def __call__(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
@@ -76,34 +60,6 @@ class PackedSparse:
         )
 
 
-class PageRule(Protocol):
-    """What a paged attention asks of a sparse rule; `sparrow.sparse` has the rules themselves."""
-
-    def summarise(self, cache: ops.PageCache, layer: int, slots_T: Tensor, /) -> None:
-        """Bring the rule's page fields up to date after these slots were written."""
-
-    def append(
-        self, cache: ops.PageCache, layer: int, k_BGD: Tensor, v_BGD: Tensor, slots_B: Tensor, /
-    ) -> None:
-        """Write one token per sequence, and bring the page fields up to date."""
-
-    def select(
-        self,
-        cache: ops.PageCache,
-        layer: int,
-        q_BHD: Tensor,
-        table_BM: Tensor,
-        lengths_B: Tensor,
-        budgets: Tensor,
-        rows_B: Tensor | None,
-        /,
-    ) -> ops.PageLists | None:
-        """The pages that each row keeps under its budget of tokens; None: all.
-
-        Budgets are [B], or [B, G] by KV head; rows: where the rows' state lies.
-        """
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedPrefill:
     """Dense attention of prompts, or chunks of them, that writes the cache."""
@@ -113,7 +69,7 @@ class PagedPrefill:
     lengths_B: Tensor
     bounds: Tensor
     slots_T: Tensor
-    rule: PageRule | None = None
+    rule: Rule | None = None
 
     def __call__(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
@@ -139,7 +95,7 @@ class PagedDecode:
     table_BM: Tensor
     lengths_B: Tensor
     slots_B: Tensor
-    rule: PageRule | None = None
+    rule: Rule | None = None
     budgets: Tensor | None = None
     rows_B: Tensor | None = None
 

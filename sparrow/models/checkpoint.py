@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sparrow.files import remove_unfinished, unfinished_path, verify, write_sums
 from sparrow.models.decoder import Decoder, Layer
-from sparrow.models.shapes import shape
 from sparrow.models.sources import locate
 from sparrow.models.spec import (
     CONFIG,
@@ -24,6 +22,7 @@ from sparrow.models.spec import (
     ModelSpec,
     naming,
     read_json,
+    shape,
     spec_from_hf,
     spec_to_hf,
     token_ids,
@@ -34,7 +33,6 @@ from sparrow.models.weights import (
     INDEX,
     check_tensors,
     check_tied_head,
-    copy_tensors,
     hf_views,
     initialise,
     stored_tensors,
@@ -68,7 +66,8 @@ def load(
 
     target = pick_device(device)
     model = _allocate(model, pick_dtype(dtype, target, config), target)
-    copy_tensors(stored, hf_views(model))
+    for name, view in hf_views(model).items():  # one at a time
+        view.copy_(stored[name].data[...])
     if spec.tied:
         check_tied_head(stored, model.head.detach())
     model.source = folder
@@ -107,19 +106,16 @@ def save(model: Decoder, folder: str | os.PathLike[str], *, tokenizer: Any = Non
     unfinished = unfinished_path(target)
     try:
         unfinished.mkdir()
-        _write(model, unfinished, tokenizer if tokenizer is not None else model.source)
+        _write_tokenizer(unfinished, tokenizer if tokenizer is not None else model.source)
+        dtype = str(model.dtype).removeprefix("torch.")
+        write_json(unfinished / CONFIG, spec_to_hf(model.spec, dtype))
+        write_tensors(hf_views(model), unfinished)
+        files = (file for file in unfinished.rglob("*") if file.is_file())
+        write_sums(unfinished, [str(file.relative_to(unfinished)) for file in files])
         os.replace(unfinished, target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return target
-
-
-def _write(model: Decoder, folder: Path, tokenizer: Any) -> None:
-    _write_tokenizer(folder, tokenizer)
-    write_json(folder / CONFIG, spec_to_hf(model.spec, str(model.dtype).removeprefix("torch.")))
-    write_tensors(hf_views(model), folder)
-    files = (file for file in folder.rglob("*") if file.is_file())
-    write_sums(folder, [str(file.relative_to(folder)) for file in files])
 
 
 def pick_device(device: torch.device | str) -> torch.device:
@@ -189,28 +185,19 @@ def narrowed(model: Decoder, spec: ModelSpec) -> Decoder:
 
     Of every MLP the channels whose weights are largest stay, in their order.
     """
-    like = replace(model.spec, intermediate=spec.intermediate, max_positions=spec.max_positions)
-    width = model.spec.intermediate
-    if spec.intermediate > width:
-        raise ValueError(f"MLPs of {width} channels cannot give {spec.intermediate}")
-    if like != spec:
-        allowed = "only the context and the width of the MLPs may differ"
-        raise ValueError(f"{model.spec} cannot become {spec}: {allowed}")
+    width = min(spec.intermediate, model.spec.intermediate)
+    if replace(model.spec, intermediate=width, max_positions=spec.max_positions) != spec:
+        allowed = "the context and narrower MLPs"
+        raise ValueError(f"{model.spec} cannot become {spec}, only {allowed} may differ")
     small = random(spec, dtype=model.dtype, device=model.device)
     state = model.state_dict()
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, Layer)
-        keep = _heaviest(layer, spec.intermediate)
         gate, up = layer.mlp.gate_up.weight.detach().chunk(2)
-        prefix = f"layers.{index}.mlp"
-        state[f"{prefix}.gate_up.weight"] = torch.cat((gate[keep], up[keep]))
-        state[f"{prefix}.down.weight"] = layer.mlp.down.weight.detach()[:, keep]
+        down = layer.mlp.down.weight.detach()
+        weight = gate.float().norm(dim=1) * up.float().norm(dim=1) * down.float().norm(dim=0)
+        keep = weight.topk(width).indices.sort().values
+        state[f"layers.{index}.mlp.gate_up.weight"] = torch.cat((gate[keep], up[keep]))
+        state[f"layers.{index}.mlp.down.weight"] = down[:, keep]
     small.load_state_dict(state)
     return small
-
-
-def _heaviest(layer: Layer, channels: int) -> Tensor:
-    gate, up = layer.mlp.gate_up.weight.detach().float().chunk(2)
-    down = layer.mlp.down.weight.detach().float()
-    weight = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
-    return weight.topk(channels).indices.sort().values

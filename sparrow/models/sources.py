@@ -22,15 +22,19 @@ _WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", SUMS)  # of
 def locate(
     path_or_name: str | os.PathLike[str], *, report: Callable[[str], None] | None = None
 ) -> Path:
-    """The folder of a model, fetched or downloaded where need be."""
+    """The folder of a model, fetched or downloaded where need be.
+
+    The name of a shipped model is that model, whatever the current directory holds: ./tiny is a
+    folder of that name.
+    """
     name = os.fspath(path_or_name)
     if not name:
         raise ValueError("no model was named")
     folder = Path(os.path.expanduser(name))  # unlike Path's, it does not raise for ~nobody
-    if folder.is_dir():
-        return _checked_folder(folder.resolve())
     if name in shipped():
         return _checked_folder(SHIPPED / name)
+    if folder.is_dir():
+        return _checked_folder(folder.resolve())
     if name in known():
         folder = fetch(name, report=report)
         if not (folder / CONFIG).is_file():

@@ -5,24 +5,23 @@ from the files' headers before any memory is taken, then streams tensor by tenso
 """
 
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from sparrow.models.decoder import Decoder, Layer
-from sparrow.models.spec import read_json, write_json
+from sparrow.models.spec import FileKeys, naming, read_json, write_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 HEAD = "lm_head.weight"
 SHARD_BYTES = 4 * 2**30
-_FILE_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 _FLOATS = {"F16", "BF16", "F32", "F64"}
 
 
@@ -67,65 +66,52 @@ def _layer_views(layer: Layer) -> Iterator[tuple[str, Tensor]]:
     yield "mlp.down_proj.weight", mlp.down.weight
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """Where a tensor lies, and what its file's header says of it."""
+class _Index(FileKeys):
+    """model.safetensors.index.json: by tensor the file that has it, in the same folder."""
+
+    weight_map: dict[str, Annotated[str, Field(pattern=r"^[^/\\\x00]+\.safetensors$")]]
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a safetensors file, of which nothing but the header has been read."""
 
     file: Path
-    shape: tuple[int, ...]
-    dtype: str
+    data: Any  # its shape, its dtype, and by [...] itself
 
 
 def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
     """The tensors of safetensors files, read from their headers alone."""
     found: dict[str, StoredTensor] = {}
     for file in files:
-        for name, tensor in _header(file):
+        try:
+            handle = safe_open(file, framework="pt")
+            tensors = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file}: not a whole safetensors file: {error}") from error
+        for name, data in tensors.items():
             if name in found:
                 raise ValueError(f"{file}: tensor {name} also stands in {found[name].file.name}")
-            found[name] = tensor
+            found[name] = StoredTensor(file, data)
     return found
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a Hugging Face folder, all of which are there."""
     index = folder / INDEX
-    if index.exists() and (folder / WEIGHTS).exists():
+    if not index.exists():
+        if not (folder / WEIGHTS).is_file():
+            wanted = f"{WEIGHTS} or {INDEX}"
+            raise ValueError(f"{folder / WEIGHTS}: no such file (only safetensors: {wanted})")
+        return [folder / WEIGHTS]
+    if (folder / WEIGHTS).exists():
         raise ValueError(f"{folder}: holds both {WEIGHTS} and {INDEX}; which one counts?")
-    if index.exists():
-        files = [folder / name for name in sorted(set(_weight_map(index).values()))]
-    else:
-        files = [folder / WEIGHTS]
+    with naming(index):
+        names = _Index.model_validate(read_json(index)).weight_map.values()
+    files = [folder / name for name in sorted(set(names))]
     for file in files:
         if not file.is_file():
-            hint = "" if index.exists() else f" (only safetensors are read: {WEIGHTS} or {INDEX})"
-            raise ValueError(f"{file}: no such file{hint}")
+            raise ValueError(f"{file}: no such file")
     return files
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise ValueError(f"{index}: not a weight index with a weight_map")
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or not _FILE_NAME.fullmatch(file):
-            raise ValueError(
-                f"{index}: weight_map: {name!r:.80} is in {file!r:.80}, allowed: the name of a "
-                "safetensors file in the same folder"
-            )
-    return weight_map
-
-
-def _header(file: Path) -> list[tuple[str, StoredTensor]]:
-    try:
-        with safe_open(file, framework="pt") as handle:
-            slices = ((name, handle.get_slice(name)) for name in handle.keys())  # noqa: SIM118
-            return [
-                (name, StoredTensor(file=file, shape=tuple(s.get_shape()), dtype=s.get_dtype()))
-                for name, s in slices
-            ]
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file}: not a whole safetensors file: {error}") from error
 
 
 def check_tensors(
@@ -136,35 +122,30 @@ def check_tensors(
     if missing:
         raise ValueError(f"{folder}: {_some(missing)} missing in the safetensors files")
     for name, view in wanted.items():
-        tensor = stored[name]
-        if tensor.shape != tuple(view.shape):
+        file, data = stored[name]
+        shape, asked = data.get_shape(), [*view.shape]
+        if shape != asked:
             raise ValueError(
-                f"{tensor.file}: tensor {name} has shape {tensor.shape}, "
-                f"the config asks for {tuple(view.shape)}"
+                f"{file}: tensor {name} has shape {shape}, the config asks for {asked}"
             )
-        if tensor.dtype not in _FLOATS:
-            raise ValueError(f"{tensor.file}: tensor {name} has dtype {tensor.dtype}, not a float")
-    unused = sorted(name for name in stored.keys() - wanted.keys() if not _ignorable(name, tied))
+        if (dtype := data.get_dtype()) not in _FLOATS:
+            raise ValueError(f"{file}: tensor {name} has dtype {dtype}, not a float")
+    # A tied head's copy (see `check_tied_head`) and rope tables of old checkpoints are no news.
+    unused = sorted(
+        name
+        for name in stored.keys() - wanted.keys()
+        if not (tied and name == HEAD) and not name.endswith("rotary_emb.inv_freq")
+    )
     if unused:
         file = stored[unused[0]].file
         raise ValueError(f"{file}: {_some(unused)} not known to the model; is config.json its own?")
-
-
-def copy_tensors(stored: Mapping[str, StoredTensor], into: Mapping[str, Tensor]) -> None:
-    """Stream the stored tensors into the views, one at a time, file by file."""
-    for file in sorted({stored[name].file for name in into}):
-        with safe_open(file, framework="pt") as handle:
-            for name in (name for name in into if stored[name].file == file):
-                into[name].copy_(handle.get_tensor(name))
 
 
 def check_tied_head(stored: Mapping[str, StoredTensor], embedding: Tensor) -> None:
     """A tied model may store its head again, but not another one."""
     if (head := stored.get(HEAD)) is None:
         return
-    with safe_open(head.file, framework="pt") as handle:
-        copy = handle.get_tensor(HEAD).to(embedding)
-    if not torch.equal(copy, embedding):
+    if not torch.equal(head.data[...].to(embedding), embedding):
         raise ValueError(
             f"{head.file}: tensor {HEAD} differs from the embedding, but the config ties the two"
         )
@@ -193,11 +174,6 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
         save_file(dict(tensors), file, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{file} cannot be written: {error}") from error
-
-
-def _ignorable(name: str, tied: bool) -> bool:
-    """A tied head's copy (see `check_tied_head`), and rope tables of old checkpoints."""
-    return (tied and name == HEAD) or name.endswith("rotary_emb.inv_freq")
 
 
 def _some(names: list[str]) -> str:

@@ -9,15 +9,3 @@ from sparrow.tasks.gym import Gym
 PUZZLES: dict[str, Puzzle] = {
     puzzle.name: puzzle for puzzle in (Assignments(), Countdown(), GraphPath())
 }
-
-__all__ = [
-    "PUZZLES",
-    "Assignments",
-    "Countdown",
-    "GraphPath",
-    "Gym",
-    "Puzzle",
-    "Row",
-    "Source",
-    "Verdict",
-]

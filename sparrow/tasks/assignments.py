@@ -16,17 +16,20 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from random import Random
 from typing import ClassVar
 
-from sparrow.tasks.base import Data, Puzzle
-from sparrow.tasks.words import NAMES, NUMBERS, number
+from sparrow.tasks.base import NAMES, Data, Puzzle, number
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
     "-": operator.sub,
 }  # no products: small models learn sums modulo 97 in minutes, and products not at all
-# Names needed by chains of a length, fitted for the settings below: NEEDED x length ** GROWTH.
+MODULUS = 97
+WANDER = 0.35  # how often a chain goes back to an earlier try
+CONSTANTS, SPARE = 0.35, 0.1  # shares of constants among the needed, of assignments nobody needs
+# Names needed by chains of a length, fitted for these settings: NEEDED x length ** GROWTH.
 NEEDED, GROWTH = 0.2149, 0.648
 OPENERS = ((), (), (), (), (), (), ("now",), ("then",))
 MOST_WALKS = 50
@@ -35,27 +38,10 @@ Line = tuple[str, ...]  # ("45",) or ("x3", "+", "x12")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignments(Puzzle):
-    """modulus: values are 0 to modulus - 1
-    wander: how often a chain goes back to an earlier try
-    revisit: whether that may be any earlier try, or must be one that failed
-    constants, spare: shares of constants among the needed, and of assignments nobody needs
-    """
+    """revisit: whether a chain goes back to any earlier try, or to those that failed alone"""
 
     name: ClassVar[str] = "assignments"
-    modulus: int = 97
-    wander: float = 0.35
     revisit: bool = True
-    constants: float = 0.35
-    spare: float = 0.1
-
-    def _check(self) -> None:
-        if not 2 <= self.modulus < NUMBERS:  # the prompt names the modulus: it must be a word
-            raise ValueError(f"{self.name}: modulus must be 2 to {NUMBERS - 1}, got {self.modulus}")
-        if not 0 <= self.wander < 1:  # at 1 a walk never leaves its first try
-            raise ValueError(f"{self.name}: wander is a share below 1, got {self.wander}")
-        for what in ("constants", "spare"):
-            if not 0 <= getattr(self, what) <= 1:
-                raise ValueError(f"{self.name}: {what} is a share, got {getattr(self, what)}")
 
     def _draw(self, rng: Random, length: int) -> tuple[str, Data]:
         needed = self._needed(rng, length)
@@ -65,8 +51,8 @@ class Assignments(Puzzle):
         rng.shuffle(order)
         lines = " ; ".join(f"{name} = {' '.join(program[name])}" for name in order)
         goal = names[needed - 1]
-        data = {"program": program, "goal": goal, "modulus": self.modulus}
-        return f"mod {self.modulus} : {lines} ; find {goal}", data
+        data = {"program": program, "goal": goal, "modulus": MODULUS}
+        return f"mod {MODULUS} : {lines} ; find {goal}", data
 
     def _think(self, rng: Random, data: Data, low: float, high: float) -> tuple[list[str], str]:
         for _ in range(MOST_WALKS):
@@ -95,7 +81,7 @@ class Assignments(Puzzle):
             if data["goal"] in walk.known:
                 return walk
             earlier = walk.tried if self.revisit else walk.failed
-            if rng.random() < self.wander and earlier:
+            if rng.random() < WANDER and earlier:
                 name = rng.choice(earlier)
             else:
                 name = rng.choice(missing or walk.waiting[name])
@@ -103,7 +89,7 @@ class Assignments(Puzzle):
 
     def _needed(self, rng: Random, length: int) -> int:
         """How many names a goal needs, itself included, so that chains are about that long."""
-        most = round(NAMES / (1 + self.spare))
+        most = round(NAMES / (1 + SPARE))
         return min(most, max(3, round(NEEDED * length**GROWTH * rng.uniform(0.9, 1.1))))
 
     def _program(self, rng: Random, names: Sequence[str], needed: int) -> dict[str, Line]:
@@ -112,14 +98,14 @@ class Assignments(Puzzle):
         Unused names are used up in time: one operand of each assignment is one of them, both are
         where more of them are left than assignments.
         """
-        constants = min((needed + 1) // 2, max(2, round(needed * self.constants)))
-        spare = min(NAMES - needed, round(needed * self.spare))
+        constants = min((needed + 1) // 2, max(2, round(needed * CONSTANTS)))
+        spare = min(NAMES - needed, round(needed * SPARE))
         program: dict[str, Line] = {}
         unused: list[str] = []
         for index, name in enumerate(names[: needed + spare]):
             earlier = names[: min(index, needed - 1)]
-            if index < constants or (index >= needed and rng.random() < self.constants):
-                program[name] = (str(rng.randrange(self.modulus)),)
+            if index < constants or (index >= needed and rng.random() < CONSTANTS):
+                program[name] = (str(rng.randrange(MODULUS)),)
             else:
                 pair = self._operands(rng, earlier, unused, left=needed - index)
                 program[name] = (pair[0], rng.choice(tuple(OPERATIONS)), pair[1])
@@ -188,20 +174,14 @@ class _Walk:
 
 
 def evaluate(data: Data) -> int:
-    """The value of the goal, without recursion: programs are deep."""
+    """The value of the goal. A program that goes in circles is a ValueError."""
     program, known = data["program"], {}
-    stack = [data["goal"]]
-    while stack:
-        line = program[stack[-1]]
-        missing = [word for word in line[::2] if word in program and word not in known]
-        if missing:
-            stack += missing
-            if len(stack) > 2 * len(program) + 1:
-                raise ValueError("assignments: the program of this row goes in circles")
-            continue
-        name = stack.pop()
-        if len(line) == 1:
-            known[name] = int(line[0])
+    uses = {name: [word for word in line[::2] if word in program] for name, line in program.items()}
+    for name in TopologicalSorter(uses).static_order():
+        left, *rest = program[name]
+        if not rest:
+            known[name] = int(left)
         else:
-            known[name] = OPERATIONS[line[1]](known[line[0]], known[line[2]]) % data["modulus"]
+            sign, right = rest
+            known[name] = OPERATIONS[sign](known[left], known[right]) % data["modulus"]
     return known[data["goal"]]

@@ -8,14 +8,16 @@ Only what stands between the last two marks is judged, whatever the chain says. 
 of this form is wrong.
 """
 
-import math
+import json
 import random
+import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-THINK, END_THINK, ANSWER, END_ANSWER = "<think>", "</think>", "<answer>", "</answer>"
+THINK, END_THINK, ANSWER, END_ANSWER = MARKS = "<think>", "</think>", "<answer>", "</answer>"
+SPREAD = 1.5  # how far a gold chain should be at most from the length asked for, as a factor
 Data = Mapping[str, Any]
 Message = Mapping[str, str]  # role and content
 
@@ -105,19 +107,10 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Puzzle(ABC):
-    """A source that also knows how to think: gold chains, another one for every seed.
-
-    spread: how far a gold chain should be at most from the length asked for, as a factor
-    """
+    """A source that also knows how to think: gold chains, another one for every seed."""
 
     name: ClassVar[str]
     lengths: ClassVar[tuple[int, int]] = (100, 8000)
-    spread: float = 1.5
-
-    def __post_init__(self) -> None:
-        if not 1 < self.spread < math.inf:
-            raise ValueError(f"{self.name}: spread is a factor above 1, got {self.spread}")
-        self._check()
 
     def row(self, seed: int, length: int) -> Row:
         check_dial(self.name, seed, length, self.lengths)
@@ -132,8 +125,7 @@ class Puzzle(ABC):
         """
         check_row(self.name, row)
         rng = drawn(self.name, row.seed, row.length, "chain", seed)
-        bounds = row.length / self.spread, row.length * self.spread
-        thoughts, answer = self._think(rng, row.data, *bounds)
+        thoughts, answer = self._think(rng, row.data, row.length / SPREAD, row.length * SPREAD)
         return " ".join([*thoughts, END_THINK, ANSWER, answer, END_ANSWER])
 
     def reward(self, row: Row, text: str) -> Verdict:
@@ -143,10 +135,6 @@ class Puzzle(ABC):
         except Malformed as error:
             reason = str(error)
         return wrong(reason) if reason else RIGHT
-
-    @abstractmethod
-    def _check(self) -> None:
-        """Refuse settings that make no puzzle."""
 
     @abstractmethod
     def _draw(self, rng: random.Random, length: int) -> tuple[str, Data]:
@@ -177,6 +165,21 @@ def check_dial(name: str, seed: int, length: int, lengths: tuple[int, int]) -> N
         raise ValueError(f"{name}: seed must be at least 0, got {seed}")
     if not lengths[0] <= length <= lengths[1]:
         raise ValueError(f"{name}: length must be {lengths[0]} to {lengths[1]}, got {length}")
+
+
+def check_json(value: Any, where: str) -> None:
+    """Refuse what JSON does not carry as it is: dates, bytes, half characters, keys of no text."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()
+        same = json.loads(text) == value
+    except (TypeError, ValueError, RecursionError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"{where} must be JSON data (lists, objects with text keys, text, finite numbers, "
+            f"true, false, null), got {reprlib.repr(value)}"
+        )
 
 
 def check_row(name: str, row: Row) -> None:
@@ -213,3 +216,70 @@ def answer_words(text: str) -> list[str]:
     if text.count(ANSWER) != 1 or text.count(END_ANSWER) != 1:
         raise Malformed(f"wanted one {ANSWER} and one {END_ANSWER}, and none in the thoughts")
     return answer.split()
+
+
+# The language of the puzzles: 512 words, each one token; numbers and names are words. Text is words
+# with one space between; ids are places in `WORDS`. The order is part of every shipped model: a new
+# word takes the place of the first spare one, and no word is ever moved.
+
+NUMBERS = 128  # 0 to 127
+NAMES = 320  # x0 to x319
+VOCABULARY = 512
+PAD, EOS = "<pad>", "<eos>"
+SIGNS = ("=", "+", "-", "*", "/", ";", ":", ",", "?", "(", ")")
+OTHERS = (
+    *("assignments", "countdown", "graph", "mod", "find", "from", "to", "reach", "with"),
+    *("no", "yes", "so", "then", "now", "next", "end", "path", "by", "try", "take"),
+)
+
+_IN_USE = (
+    PAD,
+    EOS,
+    *MARKS,
+    *SIGNS,
+    *OTHERS,
+    *(str(number) for number in range(NUMBERS)),
+    *(f"x{name}" for name in range(NAMES)),
+)
+# The rest is room for words to come: a model may utter it, so it must have a spelling.
+WORDS = _IN_USE + tuple(f"<spare{i}>" for i in range(VOCABULARY - len(_IN_USE)))
+
+
+IDS = {word: index for index, word in enumerate(WORDS)}
+
+
+def encode(text: str) -> list[int]:
+    """Token ids of a text; a word that the language lacks is an error."""
+    try:
+        return [IDS[word] for word in text.split()]
+    except KeyError as error:
+        raise ValueError(f"{error.args[0]!r} is no word of the puzzle language") from None
+
+
+def decode(ids: Iterable[int]) -> str:
+    """The text of token ids, end and padding left out."""
+    return " ".join(WORDS[index] for index in ids if index not in (0, 1))
+
+
+def number(word: str) -> int | None:
+    """The number that a word is, or None; only what the language itself writes counts."""
+    return int(word) if word.isascii() and word.isdigit() and word in IDS else None
+
+
+def puzzle_tokenizer() -> Any:
+    """A transformers tokenizer; a word that the language lacks raises when it is encoded.
+
+    The model names no word for unknown ones, so that there is nothing to fall back to: this is
+    saved with every model and holds there too.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel(vocab=IDS))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=EOS,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+    )

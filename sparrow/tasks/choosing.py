@@ -53,8 +53,14 @@ def judge_of(config: RowsConfig, rows: Examples) -> Judges | InProcess:
     Every row of a file is looked at; of others the first, for all are of its kind.
     """
     if config.reward is not None:
-        return _chosen(config, config.reward)
-    kinds = {_kind(example) for example in _samples(rows)}
+        if config.task is not None:
+            raise ValueError(f"data.reward is for rows of a file; {config.task} judges its own")
+        if config.reward != MATH:
+            return _judges(config, config.reward)
+        math.load()
+        return _judges(config, MATH_SCORE, math.PACKAGE)
+    samples = rows.examples if isinstance(rows, FileRows) else (rows.at(0),)
+    kinds = {_kind(example) for example in samples}
     unknown = sorted(kinds - {"puzzle", "gym", MATH})
     if unknown:
         named = ", ".join(repr(source) for source in unknown[:8])
@@ -64,29 +70,16 @@ def judge_of(config: RowsConfig, rows: Examples) -> Judges | InProcess:
             "ground_truth, extra_info)"
         )
     if kinds == {"puzzle"}:
-        return puzzle_judge()
+        return InProcess(lambda example, text: task_verdict(example.ground_truth, text))
     needed = {MATH: math.PACKAGE, "gym": "reasoning_gym"}
     if MATH in kinds:
         math.load()  # before any process: what is missing is told at once
     return _judges(config, OWN_SCORE, *(needed[kind] for kind in kinds if kind in needed))
 
 
-def _chosen(config: RowsConfig, reward: str) -> Judges:
-    if config.task is not None:
-        raise ValueError(f"data.reward is for rows of a file; {config.task} judges its own")
-    if reward != MATH:
-        return _judges(config, reward)
-    math.load()
-    return _judges(config, MATH_SCORE, math.PACKAGE)
-
-
 def _judges(config: RowsConfig, score: str, *preload: str) -> Judges:
     memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
     return Judges(score, config.workers, config.deadline, preload, memory=memory)
-
-
-def _samples(rows: Examples) -> tuple[Example, ...]:
-    return rows.examples if isinstance(rows, FileRows) else (rows.at(0),)
 
 
 def _kind(example: Example) -> str:
@@ -99,23 +92,14 @@ def _kind(example: Example) -> str:
 
 def _family(truth: Any) -> str | None:
     """The task that a ground truth is of. Names are not enough: others have a countdown too."""
-    if isinstance(truth, Row):
-        return truth.family
     if not isinstance(truth, Mapping) or not set(TRUTH) <= set(truth):
         return None
     family = str(truth["family"])
     return family if family in PUZZLES or family.startswith(GYM) else None
 
 
-def puzzle_judge() -> InProcess:
-    """Verdicts on puzzles, whose code is ours and quick."""
-    return InProcess(lambda example, text: task_verdict(example.ground_truth, text))
-
-
-def task_verdict(truth: Row | Mapping[str, Any], text: str) -> Verdict:
-    """The verdict on an answer to a row, or to the one that a family makes of seed and length."""
-    if isinstance(truth, Row):
-        return _source(truth.family).reward(truth, text)
+def task_verdict(truth: Mapping[str, Any], text: str) -> Verdict:
+    """The verdict on an answer to the row that a family makes of seed and length."""
     family, seed, length = (truth[key] for key in TRUTH)
     return _source(family).reward(_row(family, seed, length), text)
 

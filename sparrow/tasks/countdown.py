@@ -21,9 +21,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from sparrow.tasks.base import Data, Puzzle
-from sparrow.tasks.words import NUMBERS, number
+from sparrow.tasks.base import NUMBERS, Data, Puzzle, number
 
+GIVEN = 50  # the numbers given are 1 to this
 LARGEST = NUMBERS - 1
 Hand = tuple[int, ...]  # sorted
 OPENERS = ("then", "next")  # of the line after a hand that led nowhere
@@ -51,21 +51,16 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Countdown(Puzzle):
-    """largest: the numbers given are 1 to this"""
+    """Numbers and a target whose searches are about as long as asked for."""
 
     name: ClassVar[str] = "countdown"
-    largest: int = 50
-
-    def _check(self) -> None:
-        if not 10 <= self.largest <= LARGEST:
-            raise ValueError(f"{self.name}: largest must be 10 to {LARGEST}, got {self.largest}")
 
     def _draw(self, rng: Random, length: int) -> tuple[str, Data]:
         """Numbers and a target whose random search takes about that many tokens."""
         count = 3 if length < 300 else 4 if length < 2000 else 5
         best = None
         for _ in range(MOST_DRAWS):
-            numbers = [rng.randint(1, self.largest) for _ in range(count)]
+            numbers = [rng.randint(1, GIVEN) for _ in range(count)]
             tokens, found = tree(tuple(sorted(numbers)))
             targets = [int(t) for t in np.flatnonzero(found) if t and t not in numbers]
             rng.shuffle(targets)
@@ -117,7 +112,8 @@ class Search:
         for move in order:
             if self.most is not None and len(self.thoughts) > self.most:
                 return False
-            move = self._turned(move)
+            if move.sign in "+*" and self.rng.random() < 0.5:  # written either way round
+                move = move._replace(left=move.right, right=move.left)
             self.thoughts += ["(", *map(str, hand), ")", *move.words()]
             self.path.append(move)
             if len(hand) > 2:
@@ -132,12 +128,6 @@ class Search:
                     return True
             self.path.pop()
         return False
-
-    def _turned(self, move: Move) -> Move:
-        """Sums and products are written either way round."""
-        if move.sign in "+*" and self.rng.random() < 0.5:
-            return move._replace(left=move.right, right=move.left)
-        return move
 
 
 def moves(hand: Hand) -> Iterator[Move]:

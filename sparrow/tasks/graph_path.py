@@ -18,10 +18,10 @@ from itertools import pairwise
 from random import Random
 from typing import ClassVar
 
-from sparrow.tasks.base import Data, Puzzle
-from sparrow.tasks.words import NAMES
+from sparrow.tasks.base import NAMES, Data, Puzzle
 
 Edge = tuple[str, str]
+DEGREES = 3.0, 5.0  # edges of a node, on average, in the smallest and in the largest graphs
 REACHED = 0.8  # the share of a graph that a search has seen when it meets its target
 MOST_SEARCHES = 20
 AGAIN = 0.1  # how often a search looks again at a node that it was done with
@@ -30,18 +30,10 @@ OPENERS = ("next", "then", "now")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPath(Puzzle):
-    """degrees: edges of a node, on average, in the smallest and in the largest graphs
-    revisit: whether a search now and then looks again at a node it was done with
-    """
+    """revisit: whether a search now and then looks again at a node it was done with"""
 
     name: ClassVar[str] = "graph"
-    degrees: tuple[float, float] = (3.0, 5.0)
     revisit: bool = True
-
-    def _check(self) -> None:
-        least, most = self.degrees
-        if not 2 <= least <= most:
-            raise ValueError(f"{self.name}: degrees must be 2 or more, rising, got {self.degrees}")
 
     def _draw(self, rng: Random, length: int) -> tuple[str, Data]:
         nodes, degree = self._size(rng, length)
@@ -77,7 +69,7 @@ class GraphPath(Puzzle):
 
     def _size(self, rng: Random, length: int) -> tuple[list[str], float]:
         """Nodes, the start first, and their degree, that make chains about that long."""
-        least, most = self.degrees
+        least, most = DEGREES
         degree = least + (most - least) * (length / self.lengths[1]) ** 0.5
         count = round(length / (7 * degree + 8) / REACHED * rng.uniform(0.9, 1.1))
         return rng.sample([f"x{i}" for i in range(NAMES)], min(NAMES, max(6, count))), degree

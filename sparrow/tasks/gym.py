@@ -1,17 +1,14 @@
 """Tasks of reasoning-gym (`pip install 'sparrow-rl[gym]'`), for models that write plain text.
 
-A dataset of the gym has settings of its own for how hard it is and none for how long one thinks.
-So `config` holds those settings as they are, and a row's `length` only says how many tokens a chain
-may take: it is recorded, and changes nothing that is asked.
+A dataset of the gym has settings for how hard it is, whose defaults are taken, and none for how
+long one thinks: a row's `length` is recorded, and changes nothing that is asked.
 
 The gym judges answers. Some of its verifiers run the answer as Python, or call too much right:
 `REFUSED` names datasets that cannot be trusted with what a model writes, `PLAIN` those that can
 where the answer is of plain characters. Both were found in reasoning-gym 0.1.25.
 """
 
-import dataclasses
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
@@ -37,7 +34,6 @@ HOW = (
     f"{ANSWER}your answer{END_ANSWER}, and write nothing after it."
 )
 LONGEST = 10_000  # characters of an answer that a verifier gets to see: some take quadratic time
-OURS = ("seed", "size")  # settings that every dataset of the gym has and a row decides
 
 CODE = "its verifier runs the answer as code"
 UNSTEADY = "it draws other rows in every process"
@@ -69,19 +65,20 @@ PLAIN: dict[str, re.Pattern[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gym:
-    """dataset: its name in reasoning-gym
-    config: settings of that dataset; those not named keep the gym's defaults
-    """
+    """dataset: its name in reasoning-gym"""
 
     lengths: ClassVar[tuple[int, int]] = (1, 1 << 20)
     dataset: str
-    config: Mapping[str, Any] = field(default_factory=dict)
     _judge: Any = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        package = _package()
-        _check_name(self.dataset, package.factory.DATASETS)
-        _check_keys(self.dataset, self.config, package.factory.DATASETS[self.dataset][1])
+        known = _package().factory.DATASETS
+        if self.dataset not in known:
+            near = ", ".join(get_close_matches(self.dataset, known) or sorted(known))
+            raise ValueError(f"reasoning-gym has no dataset {self.dataset!r}; it has {near}")
+        if self.dataset in REFUSED:
+            why = REFUSED[self.dataset]
+            raise ValueError(f"reasoning-gym's {self.dataset} is refused: {why}")
         object.__setattr__(self, "_judge", self._made(0))
 
     @property
@@ -123,11 +120,7 @@ class Gym:
 
     def _made(self, seed: int) -> Any:
         """The gym's dataset of that seed."""
-        try:
-            return _package().create_dataset(self.dataset, seed=seed, size=1, **self.config)
-        except (AssertionError, ValueError, TypeError, LookupError, AttributeError) as error:
-            given = ", ".join(f"{key}={value!r}" for key, value in self.config.items())
-            raise ValueError(f"{self.name} refuses its config ({given}): {error}") from error
+        return _package().create_dataset(self.dataset, seed=seed, size=1)
 
 
 def _package() -> Any:
@@ -137,20 +130,3 @@ def _package() -> Any:
         raise ValueError(
             f"tasks of reasoning-gym need it: pip install 'sparrow-rl[gym]' ({error})"
         ) from error
-
-
-def _check_name(name: str, known: Mapping[str, Any]) -> None:
-    if name not in known:
-        near = get_close_matches(name, known) or sorted(known)
-        raise ValueError(f"reasoning-gym has no dataset {name!r}; it has {', '.join(near)}")
-    if name in REFUSED:
-        raise ValueError(f"reasoning-gym's {name} is refused: {REFUSED[name]}")
-
-
-def _check_keys(name: str, config: Mapping[str, Any], config_class: type) -> None:
-    allowed = [one.name for one in dataclasses.fields(config_class) if one.name not in OURS]
-    for key in config:
-        if key in OURS:
-            raise ValueError(f"gym-{name}: {key} is no setting here; rows are asked for by seed")
-        if key not in allowed:
-            raise ValueError(f"gym-{name} has no setting {key!r}; it has {', '.join(allowed)}")

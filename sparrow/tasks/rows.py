@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sparrow.files import expanded, read_text
-from sparrow.tasks.base import Example, Message, Source, drawn
+from sparrow.tasks.base import Example, Message, Source, check_json, drawn
 
 LINES = (".jsonl", ".json", ".ndjson")
 PARQUET = ".parquet"
@@ -23,8 +23,6 @@ MOST_BYTES = 2**34  # of a file, which is read whole
 HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w./-]+))?")
 FORMS = "a .parquet or .jsonl file, or a dataset of the hub as owner/name[:split]"
 FEW = 5  # problems that an error names one by one
-DEEPEST = 64  # objects and lists in one another
-SURROGATE = re.compile(r"[\ud800-\udfff]")
 NO_TRUTH = 'no reward_model.ground_truth, and no "ground_truth" or "answer"'
 
 
@@ -39,45 +37,24 @@ def example_of(row: Any, number: int) -> Example:
         ground_truth=_truth(row),
         extra=_typed(row, "extra_info", Mapping) or {},
     )
-    _check_json(example.source, "data_source")
-    _check_json(example.ground_truth, "ground_truth")
-    _check_json(example.extra, "extra_info")
+    check_json(example.source, "data_source")
+    check_json(example.ground_truth, "reward_model.ground_truth")
+    check_json(example.extra, "extra_info")
     return example
-
-
-def _check_json(value: Any, where: str, depth: int = 0) -> None:
-    """Refuse what JSON cannot carry to the process of a reward: dates, bytes, half characters."""
-    if depth > DEEPEST:
-        raise ValueError(f"{where}: nested more than {DEEPEST} deep")
-    if isinstance(value, str) and SURROGATE.search(value):
-        raise ValueError(f"{where}: a text with a lone surrogate, {value[:40]!a}")
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError(f"{where}: a key that is no text")
-        for key, inner in value.items():
-            _check_json(key, where, depth)
-            _check_json(inner, f"{where}.{key}"[:80], depth + 1)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            _check_json(inner, where, depth + 1)
-    elif not isinstance(value, str | int | float | None):
-        raise ValueError(f"{where}: {type(value).__name__} is no JSON data, got {value!r:.80}")
 
 
 def prompt_of(row: Any) -> str | tuple[Message, ...]:
     """The prompt of a row: a text or chat messages; a ValueError where it is neither."""
     prompt = row.get("prompt") if isinstance(row, Mapping) else None
-    _check_json(prompt, "prompt")
+    check_json(prompt, "prompt")
     if isinstance(prompt, str) and prompt:
         return prompt
-    several = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes)
-    messages = list(prompt) if several and prompt else []
-    if not messages or not all(map(_is_message, messages)):
+    if not isinstance(prompt, list) or not prompt or not all(map(_is_message, prompt)):
         raise ValueError(
             '"prompt" must be a text or chat messages with role and content, got '
             + ("none" if prompt is None else f"{prompt!r:.80}")
         )
-    return tuple(messages)
+    return tuple(prompt)
 
 
 def _is_message(message: Any) -> bool:
@@ -152,7 +129,7 @@ class FileRows:
 
     def at(self, position: int) -> Example:
         """The row at a position, counted on through the epochs."""
-        epoch, place = divmod(_checked(position), len(self.examples))
+        epoch, place = divmod(position, len(self.examples))
         if self.shuffle:
             place = _order(self.seed, epoch, len(self.examples))[place]
         return self.examples[place]
@@ -190,8 +167,6 @@ class TaskRows:
     problems: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        if self.rows is not None and self.rows < 1:
-            raise ValueError(f"{self.task}: rows must be at least 1, or None, got {self.rows}")
         self.at(0)  # refuses a length that the task does not have
 
     @property
@@ -206,7 +181,6 @@ class TaskRows:
 
     def at(self, position: int) -> Example:
         """The row at a position. Its ground truth is what it can be made from again."""
-        _checked(position)
         seed = self.first + (position if self.rows is None else position % self.rows)
         row = self.source.row(seed, self.length)
         return Example(
@@ -215,12 +189,6 @@ class TaskRows:
             prompt=row.prompt,
             ground_truth={"family": self.task, "seed": seed, "length": self.length},
         )
-
-
-def _checked(position: int) -> int:
-    if position < 0:
-        raise ValueError(f"positions count from 0, got {position}")
-    return position
 
 
 def _digest(parts: Iterable[str]) -> str:

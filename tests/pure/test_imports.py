@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "stats": {"schema"},
     "ops": set(),
     "sparse": BASE | {"ops"},
-    "models": BASE | {"ops"},
+    "models": BASE | {"ops", "sparse"},
     "engine": ROLLOUT,
     "train": ROLLOUT | {"processes"},
     "tasks": BASE | {"processes"},

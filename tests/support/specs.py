@@ -1,7 +1,6 @@
 """Shapes of models that tests share."""
 
-from sparrow.models.rope import Rope
-from sparrow.models.spec import ModelSpec
+from sparrow.models.spec import ModelSpec, Rope
 
 TINY = ModelSpec(
     family="qwen3",

@@ -17,8 +17,7 @@ from typing import Any
 from sparrow.dataflow.episodes import Actor, single_turn, trajectory_of
 from sparrow.dataflow.runs import states
 from sparrow.schema.episode import Trajectory
-from sparrow.tasks.base import Example
-from sparrow.tasks.words import encode
+from sparrow.tasks.base import Example, encode
 from sparrow.train.objectives import Surrogate, Terms
 from sparrow.train.objectives.surrogates import ppo
 from support.training import noisy

@@ -15,8 +15,7 @@ from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.local.watching import Watcher
 from sparrow.files import read_lines as lines
 from sparrow.schema.train import TrainConfig
-from sparrow.tasks.base import Example, Verdict
-from sparrow.tasks.words import WORDS, puzzle_tokenizer
+from sparrow.tasks.base import WORDS, Example, Verdict, puzzle_tokenizer
 
 CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}<think>"
 SPARSE = {"budget": 48}

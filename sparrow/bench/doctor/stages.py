@@ -15,9 +15,8 @@ from sparrow.bench.doctor.host import memory
 from sparrow.engine.memory import CPU_SHARE
 from sparrow.models import load, load_tokenizer, shipped
 from sparrow.models.fetch import cache_dir, fetched, known
-from sparrow.models.shapes import SHAPES
 from sparrow.models.sources import SHIPPED
-from sparrow.models.spec import ModelSpec
+from sparrow.models.spec import SHAPES, ModelSpec
 from sparrow.train.costs import trainer_memory
 
 LENGTH = 8192  # tokens of the sequence that should fit

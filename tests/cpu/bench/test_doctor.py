@@ -5,7 +5,7 @@ import torch
 
 from sparrow import ops
 from sparrow.bench.doctor import stages
-from sparrow.models.shapes import shape
+from sparrow.models.spec import shape
 
 
 def test_attention_is_right_on_this_cpu() -> None:

@@ -8,7 +8,7 @@ from support.specs import TINY as SPEC
 from sparrow.calibrate.planning import cost
 from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.calibrate.planning.eflops import Rollout, Work, consistent, printed
-from sparrow.models.shapes import shape
+from sparrow.models.spec import shape
 from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
 from sparrow.sparse import preset
 

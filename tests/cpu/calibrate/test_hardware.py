@@ -16,7 +16,7 @@ from support.specs import TINY as SPEC
 from sparrow.calibrate.planning import cost
 from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.calibrate.planning.hardware import EngineTimes, Hardware, StepModel, known, stretched
-from sparrow.models.shapes import shape
+from sparrow.models.spec import shape
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse import preset
 

@@ -30,8 +30,7 @@ from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse import preset
 from sparrow.sparse.rule import Rule
-from sparrow.tasks.base import Example, Verdict
-from sparrow.tasks.words import EOS, VOCABULARY, WORDS, decode, encode
+from sparrow.tasks.base import EOS, VOCABULARY, WORDS, Example, Verdict, decode, encode
 
 CONTEXT = 256
 

@@ -39,8 +39,7 @@ from sparrow.models import hf_views
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.episode import Trajectory
 from sparrow.schema.sampling import Completion, SamplingParams
-from sparrow.tasks.base import RIGHT, Example, Verdict, wrong
-from sparrow.tasks.words import encode
+from sparrow.tasks.base import RIGHT, Example, Verdict, encode, wrong
 from sparrow.train.objectives.algorithms import algorithm_of
 
 SHORT = {"max_tokens": 8}

@@ -15,7 +15,7 @@ from sparrow.cli.preview import lines, show
 from sparrow.dataflow import place
 from sparrow.dataflow import preview as module
 from sparrow.dataflow.preview import UTILISATION, Preview, gate_words, preview
-from sparrow.models.shapes import shape
+from sparrow.models.spec import shape
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.layers import shipped_configs
 from sparrow.schema.loading import load_config

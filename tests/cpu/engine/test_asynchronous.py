@@ -59,20 +59,6 @@ def test_many_coroutines_get_what_the_engine_gives(engine, model) -> None:
     assert (len(outputs), listeners) == (20, 0)
 
 
-def test_an_episode_of_several_turns(engine) -> None:
-    async def episode(rollouts: AsyncEngine, prompt: list[int]) -> list[int]:
-        ids = list(prompt)
-        for _ in range(3):
-            (answer,) = await rollouts.generate(ids, params(max_tokens=5))
-            ids += [*answer.token_ids.tolist(), 4, 4]
-        return ids
-
-    async def work(rollouts: AsyncEngine) -> list[list[int]]:
-        return await asyncio.gather(*(episode(rollouts, prompt) for prompt in PROMPTS))
-
-    assert [len(ids) for ids in play(engine, work)] == [len(p) + 21 for p in PROMPTS]
-
-
 def test_cancelled_coroutines_abort_their_requests_and_hurt_nobody_else(engine, model) -> None:
     """Cancelled before, while and after the engine's thread takes the request in."""
 

@@ -9,26 +9,20 @@ import pytest
 import torch
 from support import engines
 from support.engines import (
-    HIDDEN,
     SPARSE,
     alone,
     count_prefill,
-    dense_hidden,
     engine_of,
-    logp,
     page_bytes,
     prompt,
-    recorded_hidden,
     run,
     same_bits,
     steps,
 )
 
-from sparrow import ops
 from sparrow.engine import generate as readable_loop
 from sparrow.engine.engine import EXACT_BATCH
 from sparrow.engine.requests import sample_seeds
-from sparrow.models.attention import PackedSparse
 from sparrow.models.lora import Adapter
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import LayerBudgets, Schedule
@@ -115,33 +109,6 @@ def test_with_any_flow_it_equals_the_readable_loop(model, flow: Flow) -> None:
     assert not np.array_equal(given[-1].logprobs, dense[-1].logprobs)
 
 
-def test_decode_equals_prefill(model) -> None:
-    """Logits of every step are those of one dense pass over the same tokens."""
-    for completion in engine_of(model).generate(PROMPTS, params(), options=HIDDEN):
-        left = model.logits(recorded_hidden(completion)).detach()
-        right = model.logits(dense_hidden(model, completion)).detach()
-        assert (left - right).abs().max() < 1e-5 * max(1.0, float(right.abs().max()))
-
-
-def test_sparse_decode_equals_one_sparse_pass(model) -> None:
-    """And differs from a dense one, or the comparison would say nothing."""
-    completion = alone(model, LONGEST, params(), schedule=SPARSE)
-    ids = torch.tensor([*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
-    attention = PackedSparse(
-        bounds=torch.tensor([0, len(ids)]),
-        dense_B=torch.tensor([150]),
-        budgets=torch.full((model.spec.layers, len(ids)), 48),
-        page=16,
-        rule=Rule(),
-    )
-    with torch.no_grad():
-        hidden = model(ids, torch.arange(len(ids)), attention)[149:-1]
-    stats = ops.token_stats(hidden, model.head, ids[150:])
-    np.testing.assert_allclose(completion.logprobs, stats.logprob.detach(), atol=1e-4)
-    exact = ops.token_stats(dense_hidden(model, completion), model.head, ids[150:])
-    assert not np.allclose(completion.logprobs, exact.logprob.detach(), atol=1e-2)
-
-
 @WAYS
 def test_one_equals_many_bit_for_bit(model, schedule) -> None:
     """Beside fewer and more neighbours than the padded batch, of other lengths, come and gone."""
@@ -192,19 +159,6 @@ def test_a_group_equals_separate_requests(model, flow, monkeypatch) -> None:
                 same_bits(apart, [group[number]])
 
 
-@pytest.mark.parametrize("reuse", ["prompts", "all"])
-def test_reused_prefixes_change_no_bit(model, reuse) -> None:
-    """Three prompts that begin alike but end elsewhere: pages come from different passes."""
-    long = prompt(460, 8)
-    plain, shared = engine_of(model, reuse="none"), engine_of(model, reuse=reuse)
-    passes = count_prefill(shared)
-    for length in (290, 420, 440, 300):
-        (wanted,) = plain.generate([long[:length]], params(max_tokens=6))
-        (given,) = shared.generate([long[:length]], params(max_tokens=6))
-        same_bits([given], [wanted])
-    assert [chunks[0].start for chunks in passes if chunks[0].start == 0] == [0]
-
-
 @pytest.mark.parametrize(
     "flow", [None, library.block_mean, FINE, AVERAGE, IN_FP8, COUNTING], ids=lambda f: f and f.name
 )
@@ -218,16 +172,6 @@ def test_swapped_equals_not_swapped(model, flow) -> None:
     same_bits(swapped, wide.generate([prompt(30)], own, schedule=schedule))
     assert sum(each.swaps for each in swapped) > 0
     assert all(each.recomputed == () for each in swapped)
-
-
-def test_recompute_finishes_and_says_so(model) -> None:
-    engine = engine_of(model, pages=14, max_context=200, preempt="recompute")
-    own = params(n=3, max_tokens=60)
-    given = engine.generate([prompt(30)], own)
-    assert any(each.recomputed for each in given)
-    assert all(30 <= length < 90 for each in given for length in each.recomputed)
-    assert all(each.swaps == 0 for each in given)
-    assert_close(given, engine_of(model).generate([prompt(30)], own))
 
 
 def test_a_budget_of_the_length_and_the_dense_flow_are_dense_bit_for_bit(model) -> None:
@@ -257,21 +201,6 @@ def test_long_prompts_do_not_hold_up_the_others(model) -> None:
     done = run(engine)
     same_bits([done[late, 0]], [alone(model, long, params())])
     same_bits([done[short, 0]], [alone(model, [1, 2, 3], params())])
-
-
-def test_exact_acceptance_from_recorded_hidden_states(model) -> None:
-    """alpha = sum of min(p, q) of the dense policy and the sparse actor, on the actor's tokens."""
-    own, head = params(max_tokens=40), model.head.detach()
-    sparse = alone(model, LONGEST, own, schedule=SPARSE, options=HIDDEN)
-    p, q = dense_hidden(model, sparse), recorded_hidden(sparse)
-    alpha = ops.acceptance(p, q, head)
-    by_hand = torch.minimum(logp(model, p).exp(), logp(model, q).exp()).sum(1)
-    torch.testing.assert_close(alpha, by_hand, atol=1e-5, rtol=0)
-    assert alpha[0] > 1 - 1e-5  # the first token comes from the prompt, which is dense
-    assert alpha[1:].min() < 0.999
-    dense = alone(model, LONGEST, own, options=HIDDEN)
-    exact = ops.acceptance(dense_hidden(model, dense), recorded_hidden(dense), head)
-    assert exact.min() > 1 - 1e-5
 
 
 # State, mass, heads.

@@ -1,8 +1,5 @@
 """Schedules change between steps: what runs from then on, and what completions say of it."""
 
-import asyncio
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from support.engines import (
@@ -20,12 +17,10 @@ from support.engines import (
     tokens_of,
 )
 
-from sparrow.engine import AsyncEngine, Engine
+from sparrow.engine import Engine
 from sparrow.engine.requests import Course
 from sparrow.schema.sampling import Completion
 from sparrow.schema.schedule import DENSE, Schedule
-from sparrow.sparse.flows import library
-from sparrow.sparse.rule import Rule
 
 LONG = 100
 WIDE = Schedule.fixed(80)
@@ -100,14 +95,6 @@ def test_a_request_becomes_dense_and_sparse_again(model) -> None:
     said = f"; from length {LONG + dense_at}: dense; from length {LONG + sparse_at}: "
     assert done.attention == SPARSE.describe() + said + SPARSE.describe()
     assert (engine.runner.budgets._budgets_LAEG[:, 0] == DENSE).all()  # the dense slot
-
-
-def test_a_dense_request_becomes_sparse(model) -> None:
-    done, count = changing(engine_of(model), 8, SPARSE, old=None)
-    dense, sparse = (alone(model, prompt(LONG), params(), schedule=s) for s in (None, SPARSE))
-    assert done.token_ids[:count].tolist() == dense.token_ids[:count].tolist()
-    assert done.kept.tolist() == [*dense.kept[:count], *sparse.kept[count:]]
-    assert done.attention == f"dense; from length {LONG + count}: {SPARSE.describe()}"
 
 
 def test_only_those_under_the_schedule_change_and_nothing_is_built_anew(model) -> None:
@@ -203,14 +190,6 @@ def test_a_once_sparse_answer_is_never_shared(model) -> None:
     assert computed_of(SPARSE) == 162  # its prompt has no whole chunk of 128
 
 
-def test_kept_is_not_counted_under_a_mass(model) -> None:
-    flow = replace(library.quest, name="mass", mass=0.9)
-    engine = engine_of(model, rule=Rule(flow=flow))
-    done, _ = changing(engine, 6, None, old=Schedule.fixed(48, flow="mass"))
-    assert done.kept is None
-    assert done.attention.endswith(": dense")
-
-
 def test_what_does_not_fit_is_refused_and_changes_nothing(model) -> None:
     engine = engine_of(model)
     number = engine.add(prompt(LONG), params(), schedule=SPARSE)
@@ -237,23 +216,6 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(model) -> None:
     assert run(dense_only)[number, 0].attention == "dense"
 
 
-def test_in_an_asynchronous_engine(model) -> None:
-    async def play() -> Completion:
-        async with AsyncEngine(engine_of(model)) as rollouts:
-            seen, done = 0, None
-            async for output in rollouts.stream(prompt(LONG), params(), schedule=SPARSE):
-                seen += len(output.tokens)
-                if seen == 3:
-                    await rollouts.run(lambda engine: engine.reschedule(SPARSE, WIDE))
-                done = output.completion
-            assert done is not None
-            return done
-
-    done = asyncio.run(play())
-    assert len(done.token_ids) == 24
-    assert SPARSE.describe() in done.attention
-
-
 # The record of it.
 
 
@@ -261,7 +223,16 @@ def shares(made: Schedule | None) -> np.ndarray:
     return np.full(6, 1.0 if made is None else made.budget(0) / 100, np.float32)
 
 
-def test_a_course_joins_what_ran() -> None:
+def test_a_course_joins_what_ran_and_has_no_stretch_without_a_token() -> None:
+    """The first token comes from the prompt: until a second nothing has been decoded."""
+    replaced = Course(WIDE)
+    replaced.change(1, None)
+    assert replaced.dense
+    replaced.change(3, WIDE)
+    replaced.change(3, SPARSE)
+    assert replaced.describe(0, 6) == f"dense; from length 3: {SPARSE.describe()}"
+    replaced.change(5, None)
+    assert not replaced.dense  # what was sparse once is no dense answer
     course = Course(SPARSE)
     course.change(2, WIDE)
     course.change(4, None)
@@ -271,21 +242,3 @@ def test_a_course_joins_what_ran() -> None:
     assert course.describe(10, 4) == f"{narrow}; from length 12: {wide}"  # ended before the last
     assert course.describe(10, 0) == narrow
     assert course.join(lambda made: None if made is WIDE else shares(made)) is None
-
-
-def test_a_course_has_no_stretch_without_a_token() -> None:
-    """The first token comes from the prompt: until a second nothing has been decoded."""
-    course = Course(WIDE)
-    course.change(1, None)
-    assert course.describe(0, 6) == "dense"
-    assert course.dense
-    course.change(3, WIDE)
-    course.change(3, SPARSE)
-    assert course.describe(0, 6) == f"dense; from length 3: {SPARSE.describe()}"
-    assert not course.dense
-    course.change(3, None)
-    course.change(4, None)
-    assert course.describe(0, 6) == "dense"
-    course.change(5, WIDE)
-    course.change(6, None)
-    assert not course.dense  # what was sparse once is no dense answer

@@ -209,15 +209,6 @@ def test_a_group_runs_where_only_one_sequence_fits(model) -> None:
         same_bits([done[request, number] for number in range(3)], wanted)
 
 
-def test_older_requests_go_first_and_one_row_serves_everybody(model) -> None:
-    engine = engine_of(model, max_running=1)
-    for seed in range(4):
-        engine.add(prompt(20, seed), params(seed=seed, max_tokens=6))
-    ended = [output.completion for output in engine.stream() if output.completion is not None]
-    own = [params(seed=seed, max_tokens=6) for seed in range(4)]
-    same_bits(ended, engine_of(model).generate([prompt(20, seed) for seed in range(4)], own))
-
-
 def test_cached_prefixes_give_way_to_who_needs_pages(model) -> None:
     """A full cache of old prompts is no reason to preempt anybody."""
     engine = engine_of(model, pages=32)

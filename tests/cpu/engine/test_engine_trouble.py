@@ -112,12 +112,6 @@ def test_generate_wants_an_engine_of_its_own_and_matching_params(engine, model) 
     same_bits(given, [alone(model, PROMPTS[0], params())])
 
 
-def test_the_whole_context_may_be_used(model) -> None:
-    engine = engine_of(model, pages=4, max_context=64)
-    (completion,) = engine.generate([prompt(40)], params(max_tokens=24))
-    assert len(completion.token_ids) == 24
-
-
 def test_rules_take_their_own_schedules(model) -> None:
     """Without one an engine is dense only; schedules of ended requests make room for others."""
     dense_only = engine_of(model, rule=None)

@@ -13,48 +13,18 @@ def keys(ids: list[int], root: bytes = b"root") -> list[bytes]:
     return list(page_keys(root, ids, PAGE))
 
 
-def test_pages_are_taken_once_and_released_as_often_as_they_are_held() -> None:
-    pool = PagePool(3, PAGE)
-    first, second = pool.take(2), pool.take(1)
-    assert sorted(first + second) == [0, 1, 2]
-    assert pool.available == 0
-    pool.share(second)
-    pool.check([*first, *second, *second])
-    with pytest.raises(AssertionError, match="1 pages"):
-        pool.take(1)
-    pool.release(first + second)
-    assert (pool.available, pool.cached) == (2, 0)
-    pool.check(second)
-    pool.release(second)
-    with pytest.raises(AssertionError, match="nobody"):
-        pool.release(second)
-
-
-def test_a_published_page_is_found_while_owned_and_while_cached() -> None:
-    """The first page of a key stays."""
-    pool, (key,) = PagePool(2, PAGE), keys([1, 2, 3, 4])
-    page, other = pool.take(2)
-    assert pool.find([key]) == []
-    pool.publish(page, key)
-    pool.publish(other, key)
-    assert pool.find([key]) == [page]
-    pool.release([page, other])
-    assert (pool.cached, pool.available) == (1, 2)
-    assert pool.find([key]) == [page]
-    pool.share([page])
-    assert (pool.cached, pool.available) == (0, 1)
-    pool.check([page])
-
-
 def test_cached_pages_are_given_away_oldest_first_and_after_free_ones() -> None:
-    """A prefix ends at the first page that is unknown."""
+    """A prefix ends at the first page that is unknown; the first page of a key stays."""
     pool, names = PagePool(3, PAGE), keys(list(range(8)))
     pages = pool.take(2)
     for page, key in zip(pages, names, strict=True):
         pool.publish(page, key)
+        pool.publish(pages[0], key)  # nothing new
     assert pool.find([*names[:1], b"unknown", *names[1:]]) == pages[:1]
     pool.release(pages[1:])
     pool.release(pages[:1])
+    with pytest.raises(AssertionError, match="nobody"):
+        pool.release(pages[:1])
     (free,) = pool.take(1)
     assert free not in pages
     (taken,) = pool.take(1)

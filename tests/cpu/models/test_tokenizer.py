@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.damage import damaged
 
 from sparrow import models
 from sparrow.dataflow.language import Language
@@ -59,25 +60,10 @@ def attempt(file: Path) -> None:
         assert said == "" or str(folder) in said
 
 
-def damaged(content: bytes, draw: random.Random) -> Iterator[bytes]:
-    for _ in range(5):
-        place = draw.randrange(len(content))
-        yield content[:place]
-        yield (
-            content[:place]
-            + bytes([content[place] ^ 1 << draw.randrange(8)])
-            + content[place + 1 :]
-        )
-        yield content[:place] + content[place + draw.randrange(40) :]
-    yield b""
-    yield b"[" * 100_000
-
-
 def test_damaged_files_are_named(folder: Path) -> None:
-    draw = random.Random(1)
     for name in ("tokenizer.json", CONFIG):
         whole = (folder / name).read_bytes()
-        for content in damaged(whole, draw):
+        for content in (b"", b"[" * 100_000, *(damaged(whole, seed) for seed in range(15))):
             (folder / name).write_bytes(content)
             attempt(folder / name)
         (folder / name).write_bytes(whole)

@@ -18,7 +18,7 @@ from sparrow.files import FolderLock, parse_line
 from sparrow.schema.loading import load_config
 from sparrow.schema.warmup import WarmupConfig
 from sparrow.tasks import PUZZLES
-from sparrow.tasks.words import VOCABULARY, encode
+from sparrow.tasks.base import VOCABULARY, encode
 from sparrow_recipes import documents, warmup
 from sparrow_recipes.warmup import new_trainer, run_directory, spec_of, warm_up
 

@@ -12,7 +12,7 @@ import torch
 from sparrow import models
 from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.engine import Engine
-from sparrow.models.shapes import shape
+from sparrow.models.spec import shape
 from sparrow.schema.schedule import LayerBudgets, Schedule
 from sparrow.sparse.compile import kernels
 from sparrow.sparse.flows import (

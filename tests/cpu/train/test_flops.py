@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from support.specs import TINY
 
-from sparrow.models.shapes import shape
-from sparrow.models.spec import ModelSpec
+from sparrow.models.spec import ModelSpec, shape
 from sparrow.train.costs import forward_flops, product_weights, training_flops
 
 TWO_BY_TWO = ModelSpec(

@@ -9,8 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from sparrow import ops, random
 from sparrow.models.attention import Packed
-from sparrow.models.shapes import shape
-from sparrow.models.spec import ModelSpec
+from sparrow.models.spec import ModelSpec, shape
 from sparrow.train.costs import TrainerMemory, layer_bytes, trainer_memory
 
 GIB = 2**30

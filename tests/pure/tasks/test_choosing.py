@@ -2,19 +2,20 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparrow.tasks import PUZZLES, Countdown
+from sparrow.schema.train import RowsConfig
+from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example
+from sparrow.tasks.choosing import MATH_SOURCE, judge_of, rows_of
 from sparrow.tasks.judging import InProcess, Judges
 
-pytest.importorskip("pydantic")  # configurations are made of it
-
-from sparrow.schema.train import RowsConfig
-from sparrow.tasks.choosing import MATH_SOURCE, judge_of, puzzle_judge, rows_of
+ROOT = Path(__file__).parents[3]
 
 
 def lines(file: Path, rows: list[Any]) -> Path:
@@ -115,9 +116,21 @@ def test_names_of_mathematics() -> None:
     assert all(MATH_SOURCE.search(name) for name in names.split())
 
 
-def test_rows_of_puzzles_with_settings_of_their_own() -> None:
-    puzzle = Countdown(largest=20)
-    made = puzzle.row(0, 200)
-    assert made != PUZZLES["countdown"].row(0, 200)
-    example = Example(id=made.id, source=made.family, prompt=made.prompt, ground_truth=made)
-    assert verdict(puzzle_judge(), example, puzzle.chain(made, 0)).score == 1
+GYM = "from sparrow.tasks.gym import Gym; Gym(dataset='leg_counting')"
+MISSING = {  # by package: the extra that has it, and what asks for it
+    "pyarrow": ("parquet", "from sparrow.tasks.rows import read_rows; read_rows(sys.argv[1])"),
+    "math_verify": ("math", "from sparrow.tasks.math import load; load()"),
+    "reasoning_gym": ("gym", GYM),
+    "cellpylib": ("gym", GYM),  # which the gym needs
+}
+
+
+@pytest.mark.parametrize("package", MISSING)
+def test_a_missing_package_is_told_by_its_extra(package: str, tmp_path: Path) -> None:
+    """In a process of its own: a package that fails to load leaves parts of itself behind."""
+    extra, ask = MISSING[package]
+    (tmp_path / "rows.parquet").write_text("nothing")
+    code = f"import sys; sys.modules[{package!r}] = None; {ask}"
+    command = [sys.executable, "-c", code, str(tmp_path / "rows.parquet")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert f"pip install 'sparrow-rl[{extra}]'" in done.stderr

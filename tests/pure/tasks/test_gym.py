@@ -20,7 +20,6 @@ from sparrow.tasks.gym import Gym
 gyms = [Gym(dataset=name) for name in {names}]
 print(json.dumps([[gym.row(seed, 100).prompt for seed in range(5)] for gym in gyms]))
 """
-MAKE = "from sparrow.tasks.gym import Gym; Gym(dataset='leg_counting')"
 
 
 def said(answer: str) -> str:
@@ -30,19 +29,6 @@ def said(answer: str) -> str:
 @pytest.fixture
 def gym() -> None:
     pytest.importorskip("reasoning_gym")
-
-
-@pytest.mark.parametrize("module", ["reasoning_gym", "cellpylib"])
-def test_without_the_package(module: str) -> None:
-    """In a process of its own: a package that fails to load leaves parts of itself behind."""
-    code = f"import sys; sys.modules[{module!r}] = None\n{MAKE}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "pip install 'sparrow-rl[gym]'" in done.stderr
-
-
-def test_importing_tasks_loads_no_gym() -> None:
-    code = "import sys, sparrow.tasks; sys.exit('reasoning_gym' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.usefixtures("gym")
@@ -55,19 +41,6 @@ class TestRows:
             assert gym.reward(row, said(row.data["answer"])) == RIGHT
             assert gym.reward(row, "<think>\n" + said(row.data["answer"])) == RIGHT
             assert row.prompt.startswith(row.data["question"])
-
-    def test_many_right_answers(self) -> None:
-        """A colouring has no gold answer: the gym checks whatever is given."""
-        gym = Gym(dataset="graph_color", config={"min_num_vertices": 4, "max_num_vertices": 4})
-        row = gym.row(2, 500)
-        puzzle = row.data["metadata"]["puzzle"]
-        colours = {}
-        for node in puzzle["vertices"]:
-            near = {b if a == node else a for a, b in puzzle["edges"] if node in (a, b)}
-            taken = {colours.get(str(other)) for other in near}
-            colours[str(node)] = next(c for c in puzzle["color_options"] if c not in taken)
-        assert gym.reward(row, said(json.dumps(colours))) == RIGHT
-        assert gym.reward(row, said("{}")).acc == 0
 
     def test_rows_belong_to_their_seed_in_every_process(self) -> None:
         code = ROWS.format(names=DATASETS)
@@ -84,24 +57,15 @@ class TestRows:
         assert len(drawn) == 1
         assert all(len(set(prompts)) == 5 for prompts in json.loads(drawn.pop()))
 
-    def test_length_is_recorded_and_changes_nothing(self) -> None:
-        gym = Gym(dataset="leg_counting")
-        short, long = gym.row(4, 100), gym.row(4, 30_000)
-        assert (short.prompt, short.data) == (long.prompt, long.data)
-        assert (short.length, long.length) == (100, 30_000)
-        assert short.id == "gym-leg_counting-100-4"
-
-    def test_config_says_how_hard(self) -> None:
-        gym = Gym(dataset="leg_counting", config={"min_animals": 9, "max_animals": 9})
-        assert gym.row(0, 100).data["metadata"]["difficulty"]["num_animals"] == (9, 9)
-        assert len(gym.row(0, 100).data["metadata"]["animals"]) == 9
-
     def test_bad_rows_and_dials(self) -> None:
         gym = Gym(dataset="leg_counting")
         with pytest.raises(ValueError, match="gym-leg_counting: got a row of graph"):
             gym.reward(Row(family="graph", seed=0, length=1, prompt="", data={}), "")
         with pytest.raises(ValueError, match="length must be 1 to 1048576, got 0"):
             gym.row(0, 0)
+        short, long = gym.row(4, 100), gym.row(4, 30_000)  # the length is recorded, no more
+        assert (short.prompt, short.data) == (long.prompt, long.data)
+        assert (short.id, long.length) == ("gym-leg_counting-100-4", 30_000)
 
 
 @pytest.mark.usefixtures("gym")
@@ -109,17 +73,8 @@ class TestVerdicts:
     def test_the_form_is_strict(self) -> None:
         gym = Gym(dataset="leg_counting")
         row = gym.row(0, 100)
-        for text in (
-            "",
-            "<answer>{a}</answer>",
-            "</think> {a}",
-            "</think><answer>{a}</answer> So {a}.",
-            "</think><answer>{a}</answer><answer>{a}</answer>",
-            "</think><answer> \n </answer>",
-            "<think><think></think><answer>{a}</answer>",
-            said("9" * (LONGEST + 1)),
-        ):
-            verdict = gym.reward(row, text.replace("{a}", row.data["answer"]))
+        for text in ("", "<think><think></think><answer>4</answer>", said("9" * (LONGEST + 1))):
+            verdict = gym.reward(row, text)
             assert verdict == wrong(verdict.reason)
 
     def test_partial_scores_are_not_right(self) -> None:
@@ -167,17 +122,13 @@ class TestVerdicts:
 @pytest.mark.usefixtures("gym")
 class TestRefusals:
     def test_bad_settings(self) -> None:
-        for dataset, config, field in (
-            ("leg_count", {}, "leg_counting"),
-            ("?", {}, "dataset"),
-            ("simple_integration", {}, "refused"),
-            ("leg_counting", {"animals": 3}, "animals"),
-            ("leg_counting", {"seed": 3}, "seed"),
-            ("leg_counting", {"min_animals": 0}, "min_animals=0"),
-            ("leg_counting", {"min_animals": "two"}, "min_animals"),
+        for dataset, told in (
+            ("leg_count", "leg_counting"),
+            ("?", "dataset"),
+            ("simple_integration", "refused"),
         ):
-            with pytest.raises(ValueError, match=field):
-                Gym(dataset=dataset, config=config)
+            with pytest.raises(ValueError, match=told):
+                Gym(dataset=dataset)
 
     def test_verifiers_that_evaluate_are_all_known(self) -> None:
         """A new version of the gym may bring more of them."""

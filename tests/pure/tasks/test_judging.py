@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,25 +13,30 @@ from support.leftovers import MARK, gone, marking
 
 from sparrow.processes.supervisor import descendants
 from sparrow.tasks.base import RIGHT, Example, Verdict
-from sparrow.tasks.judging import InProcess, Judges
-from sparrow.tasks.verifier import verdict_of
+from sparrow.tasks.judging import InProcess, Judges, verdict_of
 
 ROOT = Path(__file__).parents[3]
 PATIENT = 60.0  # seconds, where a verdict is to come
 VERIFIER = '''
-import ctypes, os, signal, subprocess, sys, time
+import ctypes, os, signal, subprocess, sys
+
+def begun():
+    if "BEGUN" in os.environ:
+        open(os.environ["BEGUN"], "w").close()
 
 def hang():
+    begun()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(3600)
+    signal.pause()
 
 def stubborn():
     """Python itself is stuck: no other thread of it runs."""
+    begun()
     ctypes.PyDLL(None).sleep(3600)
 
 def child():
     subprocess.Popen(["sleep", "3600"], start_new_session=True)
-    time.sleep(3600)
+    signal.pause()
 
 def forge():
     "Writes a right verdict, and garbage, to every descriptor there is."
@@ -181,11 +185,10 @@ def test_a_worker_that_dies_between_texts_is_replaced(verifier: Path) -> None:
         for killed in (-1, 0):  # the function's own process, and the supervisor above it
             before = judged(judge, "born")
             judge.counts.clear()
-            supervisor = judge._verifiers[0]._worker._process
+            supervisor = judge._workers[0]._process
             assert supervisor is not None
             os.kill([supervisor.pid, *descendants(supervisor.pid)][killed], signal.SIGKILL)
-            while supervisor.poll() is None:
-                time.sleep(0.01)
+            supervisor.wait(PATIENT)
             assert judged(judge, "42") == [GOOD]
             assert judge.counts == {"judged": 1}
             assert judged(judge, "born") != before
@@ -202,7 +205,7 @@ def test_rows_that_would_not_arrive_as_they_are(patient: Judges) -> None:
         with pytest.raises(ValueError, match="ground_truth"):
             judged(patient, "42", example=row(truth))
     with pytest.raises(ValueError, match="extra"):
-        judged(patient, "42", example=row(when=time.localtime))
+        judged(patient, "42", example=row(when=print))
     assert judged(patient, "42") == [GOOD]
 
 
@@ -239,7 +242,8 @@ def test_closing_ends_what_is_judged_and_what_waits(verifier: Path) -> None:
 
     async def close_amid() -> list[object]:
         tasks = [asyncio.create_task(judge(row(), text)) for text in ("hang", "42", "41")]
-        await asyncio.sleep(0.1)
+        while judge._jobs.qsize() != 2:  # until the worker has the first
+            await asyncio.sleep(0)
         judge.close()
         return list(await asyncio.gather(*tasks, return_exceptions=True))
 
@@ -284,7 +288,8 @@ async def ask(judge):
     example = Example(id="0", source="mine", prompt="?", ground_truth="42")
     print((await judge(example, "42")).score, flush=True)
     task = asyncio.create_task(judge(example, {act!r}))
-    await asyncio.sleep(0.3)
+    while not os.path.exists(os.environ["BEGUN"]):
+        await asyncio.sleep(0.01)
     {end}
 
 asyncio.run(ask(Judges({score!r}, 1, {deadline})))
@@ -299,13 +304,15 @@ asyncio.run(ask(Judges({score!r}, 1, {deadline})))
         ("stubborn", "os.kill(os.getpid(), 9)", -signal.SIGKILL),
     ],
 )
-def test_workers_end_with_their_program(act: str, end: str, code: int, verifier: Path) -> None:
+def test_workers_end_with_their_program(
+    act: str, end: str, code: int, verifier: Path, tmp_path: Path
+) -> None:
     text = PROGRAM.format(act=act, end=end, score=f"{verifier}:compute_score", deadline=3600)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with marking():
         done = subprocess.run(
             [sys.executable, "-c", text],
-            env=environment | {MARK: os.environ[MARK]},
+            env=environment | {MARK: os.environ[MARK], "BEGUN": str(tmp_path / "begun")},
             capture_output=True,
             text=True,
             timeout=120,

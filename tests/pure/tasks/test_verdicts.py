@@ -5,8 +5,16 @@ from typing import Any
 import pytest
 
 from sparrow.tasks import PUZZLES
-from sparrow.tasks.base import RIGHT, Malformed, Row, Verdict, answer_text, answer_words, wrong
-from sparrow.tasks.words import WORDS
+from sparrow.tasks.base import (
+    RIGHT,
+    WORDS,
+    Malformed,
+    Row,
+    Verdict,
+    answer_text,
+    answer_words,
+    wrong,
+)
 
 
 def row_of(family: str, **data: Any) -> Row:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparrow.tasks import PUZZLES
-from sparrow.tasks.words import (
+from sparrow.tasks.base import (
     EOS,
     NUMBERS,
     PAD,
