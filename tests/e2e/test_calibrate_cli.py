@@ -95,7 +95,7 @@ def test_interrupted_it_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hears
     )
-    while not (tmp_path / "measured.sqlite").exists():
+    while not (tmp_path / "measured.jsonl").exists():
         time.sleep(0.05)
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
@@ -157,7 +157,7 @@ def test_bad_input_is_one_message(tmp_path: Path) -> None:
 def test_bad_plans_are_one_message(folder: Path) -> None:
     surface = folder / "surface.json"
     assert "nowhere.json" in refused("plan", "nowhere.json")
-    assert "surface" in refused("plan", folder / "measured.sqlite")
+    assert "surface" in refused("plan", folder / "measured.jsonl")
     for words, name in (
         (("--hardware", "abacus"), "abacus"),
         (("--by", "luck"), "--by luck"),

@@ -1,36 +1,21 @@
-"""Damaged files of a plan's inputs: only ValueErrors that name the file come out."""
+"""A plan's inputs, machines and workloads: damage is a ValueError that names the file."""
 
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.damage import damaged
 
 from sparrow.calibrate.planning.context import workload
+from sparrow.calibrate.planning.cost import published_lengths
 from sparrow.calibrate.planning.hardware import Hardware
 
-ODD = (
-    b"",
-    b"\x00",
-    b"\xff\xfe",
-    b"[" * 5000,
-    b"{",
-    b"null",
-    b"[]",
-    b"{}",
-    b"[true]",
-    b"[1.5]",
-    b"[-1]",
-    b'["5"]',
-    b"[1e400]",
-    b"[NaN]",
-    b"[" + b"9" * 400 + b"]",
-    b"9" * 5000,
-    b"1e400",
-    b"inf",
-)
+ODD = [b"", b"\x00", b"\xff\xfe", b"[" * 5000, b"{", b"null", b"[]", b"{}", b"[true]", b"[1.5]"]
+ODD += [b"[-1]", b'["5"]', b"[1e400]", b"[NaN]", b"[" + b"9" * 400 + b"]", b"9" * 5000]
+ODD += [b"1e400", b"inf"]
 
 
 def refused(read: Callable[[Path], object], file: Path, content: bytes) -> bool:
@@ -79,3 +64,30 @@ def test_what_is_no_file(tmp_path: Path) -> None:
             Hardware.load(tmp_path / name)
         with pytest.raises(ValueError, match=name):
             workload(str(tmp_path / name))
+
+
+def test_workloads(tmp_path: Path) -> None:
+    made = workload("published")
+    np.testing.assert_array_equal(made.lengths, published_lengths())
+    assert "60 sequences" in made.describe()
+    made = workload("surface", measured=[100, 300], prompts=4, samples=8, most=16, cutoff=200)
+    assert len(made.lengths) == 32
+    assert set(made.lengths.tolist()) == {100, 200}
+    assert "at most 16 at once" in made.describe()
+    assert made.describe().startswith("surface, cut at 200 tokens: ")
+    assert workload("surface", measured=[100], cutoff=200).name == "surface"
+    for text in ("[40, 50]", "40\n50\n"):
+        (tmp_path / "lengths").write_text(text)
+        made = workload(str(tmp_path / "lengths"))
+        assert made.lengths.tolist() == [40, 50]
+        assert made.shortest_prompt == 16
+    assert workload("surface", measured=[5, 100]).shortest_prompt == 4
+    for name, settings, told in (
+        ("surface", {}, "lengths"),
+        ("published", {"prompts": 10**12}, "16384"),
+        ("surface", {"measured": [100] * 20_000}, "20000"),
+        ("surface", {"measured": [10**12]}, "2 to"),
+        ("surface", {"measured": [1]}, "2 to"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            workload(name, **settings)
