@@ -44,37 +44,24 @@ class Probe:
     def __call__(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
     ) -> Tensor:
-        bounds = torch.tensor([0, len(q_THD)], device=q_THD.device)
-        scores = self._scores(layer, q_THD, k_TGD, v_TGD)
-        least = min((self.cases[index].budget for index in scores), default=len(q_THD))
+        scores: dict[tuple[Rule, int], ops.Scores] = {}  # cases of one rule share what it stores
+        for rule, page in dict.fromkeys((case.rule, case.page) for case in self.cases):
+            if (scorer := rule.scorer(layer, page)) is not None:
+                scores[rule, page] = scorer(q_THD, k_TGD, v_TGD, 0)
         for start, stop in blocks(len(q_THD)):
-            if stop > least:
-                seen = _Seen(q_THD, k_TGD, v_TGD, start, stop, scale)
-                for index, own in scores.items():
-                    self._add(index, layer, seen, own)
-        return ops.attend_causal(q_THD, k_TGD, v_TGD, bounds, scale=scale)
-
-    def _scores(
-        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor
-    ) -> dict[int, ops.Scores]:
-        """How each case scores pages in this layer; cases of one rule share what it stores."""
-        begun: dict[tuple[Rule, int], ops.Scores] = {}
-        found = {}
-        for index, case in enumerate(self.cases):
-            key = (case.rule, case.page)
-            scorer = case.rule.scorer(layer, case.page)
-            if scorer is None:
+            biting = {
+                index: case
+                for index, case in enumerate(self.cases)
+                if stop > case.budget and (case.rule, case.page) in scores
+            }
+            if not biting:
                 continue
-            if key not in begun:
-                begun[key] = scorer(q_THD, k_TGD, v_TGD, 0)
-            found[index] = begun[key]
-        return found
-
-    def _add(self, index: int, layer: int, seen: "_Seen", scores: ops.Scores) -> None:
-        case = self.cases[index]
-        if seen.stop > case.budget:
-            sums = _measure(case, seen, scores(seen.start, seen.stop))
-            self._sums[index, layer] = self._sums.get((index, layer), 0.0) + sums
+            seen = _Seen(q_THD, k_TGD, v_TGD, start, stop, scale)
+            for index, case in biting.items():
+                sums = _measure(case, seen, scores[case.rule, case.page](start, stop))
+                self._sums[index, layer] = self._sums.get((index, layer), 0.0) + sums
+        bounds = torch.tensor([0, len(q_THD)], device=q_THD.device)
+        return ops.attend_causal(q_THD, k_TGD, v_TGD, bounds, scale=scale)
 
     def results(self) -> list[tuple[AttentionError, dict[int, AttentionError]]]:
         """Of every case, the mean over its sparse layers, and by layer."""

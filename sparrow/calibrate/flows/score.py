@@ -110,7 +110,6 @@ def score(
     for number, text in enumerate(texts):
         keys = [{"model": weights, "text": text.sha256} | _key(cell) for cell in cells]
         found.append(_measure(model, text, cells, keys, store, partial(tell, number * len(cells))))
-    rows = _rows(model, cells, found)
     return FlowScores(
         model=model.source.name if model.source else "random weights",
         fingerprint=weights,
@@ -119,10 +118,7 @@ def score(
         tokens=len(texts[0].ids),
         texts=tuple(FlowText(**text.model_dump(exclude={"ids"})) for text in texts),
         configuration=configuration,
-        rows=tuple(
-            row.replace(submitted=arm.flow in flows and _configuration(row) == configuration)
-            for row, (_, arm) in zip(rows, cells, strict=True)
-        ),
+        rows=tuple(_rows(model, cells, found, [(flow, configuration) for flow in flows])),
     )
 
 
@@ -156,7 +152,7 @@ def _cells(
     return list(unique.values())
 
 
-def _configuration(own: Variant | FlowScore) -> Configuration:
+def _configuration(own: Variant) -> Configuration:
     return Configuration(**{name: getattr(own, name) for name in Configuration.model_fields})
 
 
@@ -206,7 +202,10 @@ def _case(arm: Arm) -> Case:
 
 
 def _rows(
-    model: Decoder, cells: Sequence[Cell], found: Sequence[Sequence[Figures]]
+    model: Decoder,
+    cells: Sequence[Cell],
+    found: Sequence[Sequence[Figures]],
+    submitted: Sequence[tuple[Flow, Configuration]],
 ) -> list[FlowScore]:
     """A row of every cell. found: by text, the figures of every cell."""
     p05 = np.array([[figures["p05"] for figures in text] for text in found])
@@ -233,7 +232,7 @@ def _rows(
                 of_mean=variant.field_bytes / (2 * model.spec.head_size),
                 budget=one.budget,
                 **dict(own),
-                submitted=False,
+                submitted=(one.flow, own) in submitted,
                 **gains,
                 **_means([text[n] for text in found]),
             )
