@@ -103,8 +103,8 @@ class Collector:
         self, places: Mapping[Prompt, Sequence[Arm]], samples: int
     ) -> dict[Prompt, list[Arm]]:
         """Arms of which a sample is not in the store yet."""
-        done = {one: self.store.done(one.key) for arms in places.values() for one in arms}
-        every = range(samples)
+        asked = {one for arms in places.values() for one in arms}
+        done, every = {one: self.store.done(one.key) for one in asked}, range(samples)
         return {
             prompt: [one for one in arms if any((prompt.number, n) not in done[one] for n in every)]
             for prompt, arms in places.items()

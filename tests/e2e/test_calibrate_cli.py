@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     few = ("-n", "9", "--first-round", "9", "--layer-groups", "2")
     done = run("calibrate", "tiny", *LITTLE, *few, "-o", place)
     assert done.code == 0, done.stderr
-    assert "block-mean: p05 of acceptance by total length" in done.stdout
+    assert "block-mean: p05 of acceptance by total length" in done.said
     assert "by layer" in done.stdout
     assert "fewer than 48 prompts" in done.said
     assert "sparrow plan" in done.stderr

@@ -1,4 +1,7 @@
-"""The policy of the tail gate, in worlds where the tail follows from budget and length."""
+"""The tail gate in worlds where the tail follows from budget and length: policy, figures, state."""
+
+import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -6,14 +9,53 @@ import pytest
 pytest.importorskip("pydantic")
 
 from sparrow.gate import Gate
-from sparrow.schema.gate import Action, Look
+from sparrow.schema.base import from_dict, to_dict
+from sparrow.schema.gate import Action, Look, Reading, metrics
+from sparrow.schema.gate import RatioEstimate as Estimate
 from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
 from sparrow.schema.train import GateConfig
-from tests.support.tails import Level, kinds, lived, reading
+from sparrow.stats import quantile_interval
+
+Level = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (budgets, lengths) -> p05
 
 CONFIG = GateConfig(target=0.86, window=4, least=100, prompts=4, patience=3, raises=3, factor=1.5)
 FIXED = Schedule.fixed(64, provenance=())
 STEPS = Schedule(name="steps", lengths=[0, 128, 256], budgets=[64, 96, 128], family="qwen3")
+
+
+def reading(prompt: str, start: int, alpha: np.ndarray) -> Reading:
+    """Tokens drawn at start, start + 1, ..."""
+    return Reading(prompt=prompt, lengths=start + np.arange(len(alpha)), alpha=alpha)
+
+
+def lived(
+    gate: Gate, steps: range, level: Level, *, start: int = 40, stop: int = 512, n: int = 8
+) -> list[Look]:
+    """The looks of so many steps; the first stop ends them, as it ends training.
+
+    Of the tokens of each of n prompts 90 % are 1, the others within 0.05 of the level's p05.
+    """
+    looks: list[Look] = []
+    lengths = np.arange(start, stop)
+    for step in steps:
+        rng, budgets = np.random.default_rng([step, n]), np.full(len(lengths), DENSE)
+        if gate.schedule is not None:
+            starts = gate.schedule.lengths
+            budgets = gate.schedule.budgets[np.searchsorted(starts, lengths, side="right") - 1]
+        p05, readings = level(budgets, lengths), []
+        for i in range(n):
+            bad = rng.random(len(lengths)) < 0.1
+            alpha = np.where(bad, p05 + rng.uniform(-0.05, 0.05, len(lengths)), 1.0)
+            readings.append(reading(f"{step}/{i}", start, np.clip(alpha, 0, 1)))
+        estimates = [Estimate(lengths=each.lengths, ratio=each.alpha) for each in readings]
+        looks.append(gate.observe(step, readings, estimates))
+        if any(action.kind == "stop" for action in looks[-1].actions):
+            break
+    return looks
+
+
+def kinds(looks: list[Look]) -> list[str]:
+    return [action.kind for look in looks for action in look.actions]
 
 
 def config(**changes: object) -> GateConfig:
@@ -175,11 +217,7 @@ def test_warn_changes_nothing_and_says_it_once_a_window() -> None:
     gate = Gate(config(mode="warn"), STEPS, longest=512)
     before = gate.schedule
     looks = lived(gate, range(12), needs({0: 0, 256: 999}))
-    assert [(a.step, a.kind) for look in looks for a in look.actions] == [
-        (0, "warn"),
-        (4, "warn"),
-        (8, "warn"),
-    ]
+    assert [(a.step, a.kind) for a in actions(looks)] == [(n, "warn") for n in (0, 4, 8)]
     assert gate.schedule == before
     assert looks[0].actions[0].before == looks[0].actions[0].after == 128
 
@@ -262,11 +300,6 @@ def test_the_schedule_says_what_was_done_to_it() -> None:
         "step 0: raise at lengths 256 on, 128 -> 192 tokens; "
         "step 1: raise at lengths 256 on, 192 -> 288 tokens"
     )
-    again = Gate(CONFIG, schedule, longest=512)
-    lived(again, range(1), needs({0: 0, 256: 999}))
-    assert again.schedule is not None
-    assert again.schedule.name == "steps+gate3"
-    assert again.schedule.provenance[0].text.startswith(note.text + "; step 0: raise")
 
 
 def test_bad_input() -> None:
@@ -280,3 +313,90 @@ def test_bad_input() -> None:
         Gate(config(bin=4), STEPS, longest=512)
     with pytest.raises(ValueError, match="alpha"):
         reading("a", 0, np.array([1.0, 1.5]))
+
+
+# State and figures.
+
+
+def falling(budgets: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Slack first, then a tail that only a large budget holds; no dense rollout does."""
+    held = (budgets >= 400) & (budgets < DENSE)
+    return np.where(lengths < 256, 0.96, np.where(held, 0.9, 0.8))
+
+
+@pytest.mark.parametrize("schedule", [STEPS, None])
+@pytest.mark.parametrize("cut", [1, 3])
+def test_restored_gates_see_and_do_the_same(schedule: Schedule | None, cut: int) -> None:
+    own = config(window=3, lower=True, mode="act" if schedule else "warn")
+    whole = Gate(own, schedule, longest=512)
+    looks = lived(whole, range(5), falling)
+    first = Gate(own, schedule, longest=512)
+    begun = lived(first, range(cut), falling)
+    text = json.dumps(first.state(), allow_nan=False)
+    second = Gate.restore(own, json.loads(text))
+    assert second.state() == first.state()
+    assert [*begun, *lived(second, range(cut, 5), falling)] == looks
+    assert second.state() == whole.state()
+    assert second.schedule == whole.schedule
+    assert any(look.actions for look in looks)
+    with pytest.raises(ValueError, match=r"gate\.bin"):  # it has other bins
+        Gate.restore(config(bin=100), first.state())
+
+
+def test_figures_are_those_of_the_tokens() -> None:
+    gate = Gate(CONFIG, STEPS, longest=512)
+    rng = np.random.default_rng(0)
+    alphas = [rng.random(60).astype(np.float32) for _ in range(6)]
+    gate.observe(0, [reading(f"p{i % 5}", 300, alpha) for i, alpha in enumerate(alphas[:3])])
+    look = gate.observe(1, [reading(f"p{i % 5}", 300, a) for i, a in enumerate(alphas) if i > 2])
+    found, every = look.bins[2], np.concatenate(alphas)
+    assert (found.tokens, found.prompts) == (360, 5)  # the sixth is of the first's prompt
+    assert found.p05 == float(np.quantile(every, 0.05))
+    assert found.p01 == pytest.approx(np.quantile(every, 0.01))
+    assert found.p50 == pytest.approx(np.quantile(every, 0.5))
+    assert found.mean == pytest.approx(every.mean())
+    groups = [np.concatenate([alphas[0], alphas[5]]), *alphas[1:5]]
+    assert found.low == pytest.approx(quantile_interval(groups).low, abs=0.02)
+    assert look.overall.p05 == found.p05
+
+
+def test_estimates_are_averaged_over_all_tokens_of_the_window() -> None:
+    gate = Gate(CONFIG, STEPS, longest=512)
+    gate.observe(0, [], [Estimate(lengths=[10, 130, 300], ratio=[1.0, 0.5, 0.25])])
+    ratios = [Estimate(lengths=[300], ratio=[0.75]), Estimate(lengths=[301], ratio=[0.5])]
+    look = gate.observe(1, [], ratios)
+    assert [each.estimate for each in look.bins] == [1.0, 0.5, 0.5]
+    assert [each.estimated for each in look.bins] == [1, 1, 3]
+    assert look.overall.estimate == 0.6
+    assert look.budget == 128.0
+    assert metrics(look) == {"sparse/accept_estimate": 0.6, "sparse/kv_budget": 128.0}
+    assert gate.observe(9, []).overall.estimate is None
+
+
+def test_mean_budget_is_at_most_the_length() -> None:
+    schedule = Schedule(name="s", lengths=[0, 128, 256], budgets=[64, 96, DENSE])
+    lengths = [Estimate(lengths=[10, 130, 300], ratio=[1.0] * 3)]
+    assert Gate(CONFIG, schedule, longest=512).observe(0, [], lengths).budget == 406 / 3
+    assert Gate(CONFIG, None, longest=512).observe(0, [], lengths).budget == 440 / 3
+    read = [reading("a", 10, np.ones(1))]
+    assert Gate(CONFIG, schedule, longest=512).observe(0, read).budget == 10
+
+
+def test_metrics() -> None:
+    gate = Gate(CONFIG, STEPS, longest=512)
+    looks = lived(gate, range(1), falling, start=100)
+    named = metrics(looks[0])
+    first, second, third = looks[0].bins
+    assert named["sparse/gate_violation_frac"] == 1 / 3
+    assert named["sparse/accept_p05/bin_0"] == first.p05
+    assert named["sparse/accept_p05/bin_128"] == second.p05
+    assert named["sparse/accept_p05/bin_256"] == third.p05 < 0.86
+    assert named["sparse/accept_p05_low"] <= named["sparse/accept_p05"]
+    assert named["sparse/accept_p05"] <= named["sparse/accept_p05_high"]
+    assert named["sparse/accept_p01"] < named["sparse/accept_p05"] < named["sparse/accept_mean"]
+    assert named["sparse/accept_estimate"] == pytest.approx(named["sparse/accept_mean"])
+    assert 64 < named["sparse/kv_budget"] < 128
+    assert all(isinstance(value, float) for value in named.values())
+    assert looks[0].actions
+    assert from_dict(Look, json.loads(json.dumps(to_dict(looks[0])))) == looks[0]
+    assert metrics(Gate(CONFIG, STEPS, longest=512).observe(0, [])) == {}
