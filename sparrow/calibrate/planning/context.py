@@ -76,38 +76,34 @@ class Workload:
         )
 
 
-def workload(
-    name: str,
-    *,
-    measured: Sequence[int] = (),
-    prompts: int | None = None,
-    samples: int = SAMPLES,
-    most: int | None = None,
-    cutoff: int | None = None,
-    prompt: int = PROMPT,
-) -> Workload:
-    """A workload by name: "published", "surface" (lengths that were measured), or a file.
+def workload(surface: Surface, config: PlanConfig) -> Workload:
+    """The workload that was asked for: "published", "surface" (lengths measured), or a file.
 
-    With `prompts`, so many times `samples` sequences are drawn from the lengths, always the same;
-    samples of a prompt do not share its memory here. Lengths end at the cut-off.
+    Where nothing is said, it is that of the surface's own answers. With `prompts`, so many times
+    `samples` sequences are drawn from the lengths, always the same; samples of a prompt do not
+    share its memory here. Lengths end where nothing was measured.
     """
+    own = surface.mode == "generated" and surface.lengths
+    name = config.lengths or ("surface" if own else PUBLISHED)
+    prompt = config.prompt_tokens or (name == "surface" and surface.prompt_tokens) or PROMPT
     if name == PUBLISHED:
         lengths = published_lengths()
-    elif name == "surface":
-        if not len(measured):
-            raise ValueError("the surface has no lengths of answers: give --lengths another way")
-        lengths = np.asarray(measured, np.int64)
-    else:
+    elif name != "surface":
         lengths = _of_file(Path(name))
-    if prompts is not None:
-        if prompts * samples > MOST_SEQUENCES:
-            given = f"{prompts} prompts of {samples} samples"
-            raise ValueError(f"{given}: allowed: {MOST_SEQUENCES} in all")
-        lengths = np.random.default_rng(0).choice(lengths, prompts * samples)
-    if cutoff is not None and lengths.max() > cutoff:
-        lengths = np.minimum(lengths, cutoff)
-        name = f"{name}, cut at {cutoff} tokens"
-    return Workload(name=name, lengths=lengths, prompt=prompt, most=most)
+    elif surface.lengths:
+        lengths = np.asarray(surface.lengths, np.int64)
+    else:
+        raise ValueError("the surface has no lengths of answers: give --lengths another way")
+    if config.prompts is not None:
+        count = config.prompts * (config.samples or SAMPLES)
+        if count > MOST_SEQUENCES:
+            raise ValueError(f"got {count} sequences, allowed: {MOST_SEQUENCES} in all")
+        lengths = np.random.default_rng(0).choice(lengths, count)
+    cells = believed(surface.cells)
+    cutoff = measured_to(cells) if cells else surface.bins[-1]
+    if lengths.max() > cutoff:
+        lengths, name = np.minimum(lengths, cutoff), f"{name}, cut at {cutoff} tokens"
+    return Workload(name=name, lengths=lengths, prompt=prompt, most=config.batch)
 
 
 def _of_file(place: Path) -> IntArray:
@@ -149,27 +145,13 @@ class PlanningContext:
 
     @classmethod
     def of(cls, surface: Surface, hardware: Hardware, config: PlanConfig) -> "PlanningContext":
-        """Where nothing is said, the workload is that of the surface's own answers."""
         from sparrow.models.spec import spec_from_hf  # loads torch
 
-        usual = "surface" if surface.mode == "generated" and surface.lengths else PUBLISHED
-        name = config.lengths or usual
-        measured = surface.prompt_tokens if name == "surface" else 0
-        cells = believed(surface.cells)
-        work = workload(
-            name,
-            measured=surface.lengths,
-            prompts=config.prompts,
-            samples=config.samples or SAMPLES,
-            most=config.batch,
-            cutoff=measured_to(cells) if cells else surface.bins[-1],
-            prompt=config.prompt_tokens or measured or PROMPT,
-        )
         try:
             shape = parse_document(surface.shape)
         except ValueError as error:
             raise ValueError(f"the surface's shape: {error}") from error
-        spec = spec_from_hf(shape, "the surface's model")
+        spec, work = spec_from_hf(shape, "the surface's model"), workload(surface, config)
         return cls(surface=surface, spec=spec, hardware=hardware, workload=work)
 
     def reads(self, variant: Variant, schedule: Schedule | None) -> ByteModel:
