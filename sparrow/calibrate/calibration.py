@@ -255,22 +255,26 @@ class Calibration:
         self, flow: Flow, variant: Variant, beside: Mapping[Arm, int] | None = None
     ) -> None:
         """Rounds until the plan for this variant stands; `beside` runs along in the first."""
-        arms = {budget: arm(variant, flow, budget) for budget in self.budgets}
         most = len(self.collector.prompts)
-        wanted = {one: min(self.config.first_round, most) for one in arms.values()}
+        arms = [arm(variant, flow, budget) for budget in self.budgets]
+        wanted = dict.fromkeys(arms, min(self.config.first_round, most))
+        tokens: dict[Arm, Tokens] = {}
+        found: dict[Arm, list[Cell]] = {}
+        more = arms
         while True:
             self.collector.collect({**wanted, **(beside or {})})
-            tokens = {one: self._tokens(one, count) for one, count in wanted.items()}
-            found = {one: self._cells(one, own) for one, own in tokens.items()}
+            for one in more:
+                tokens[one] = self._tokens(one, wanted[one])
+                found[one] = self._cells(one, tokens[one])
             known = [
                 cell
-                for one, own in found.items()
-                for cell in own
+                for one in arms
+                for cell in found[one]
                 if cell.prompts >= min(VERY_FEW, wanted[one])
             ]
             questions = open_questions(known, self.targets)
             asked = {each.cell.budget for each in questions}
-            more = [one for one in wanted if one.budget in asked and wanted[one] < most]
+            more = [one for one in arms if one.budget in asked and wanted[one] < most]
             if not more:
                 break
             wanted |= {one: min(wanted[one] + self.config.first_round, most) for one in more}
@@ -279,7 +283,7 @@ class Calibration:
                 f"({', '.join(str(one.budget) for one in more)} tokens)"
             )
         self.found.variants.append(variant)
-        for one in wanted:
+        for one in arms:
             self._add(one, tokens[one], found[one])
         self.found.undecided += map(str, questions)
 
@@ -294,9 +298,20 @@ class Calibration:
     # Layers.
 
     def _layers(self, flow: Flow, variant: Variant) -> None:
-        """Every group of layers alone, under a budget whose tail misses the target."""
-        budget = self._biting(variant)
-        sequences = self._longer(budget)
+        """Every group of layers alone, on the first sequences in which a budget bites.
+
+        The budget is the largest whose tail misses the first target somewhere, or the least.
+        """
+        whole = self.collector.sequences()
+        longest = max((len(one.ids) for one in whole), default=0)
+        misses = [
+            cell.budget
+            for cell in self.found.cells
+            if cell.variant == variant.name and cell.budget and cell.p05 < self.targets[0]
+        ]
+        biting = [budget for budget in misses if longest > budget + 2]
+        budget = max(biting, default=min(self.budgets))
+        sequences = [one for one in whole if len(one.ids) > budget + 2][:LAYER_PROMPTS]
         if not sequences:
             self.found.warnings.append(
                 f"no sequence is longer than the budget of {budget} tokens: layers were not told "
@@ -315,21 +330,6 @@ class Calibration:
             layer_loss(self.collector.tokens(one, sequences), variant.name, budget, group)
             for group, one in arms.items()
         ]
-
-    def _biting(self, variant: Variant) -> int:
-        """The largest budget whose tail still misses the first target somewhere, or the least."""
-        misses = [
-            cell.budget
-            for cell in self.found.cells
-            if cell.variant == variant.name and cell.budget and cell.p05 < self.targets[0]
-        ]
-        long = [budget for budget in misses if self._longer(budget)]
-        return max(long, default=min(self.budgets))
-
-    def _longer(self, budget: int) -> list[Prompt]:
-        """The first sequences in which a budget bites."""
-        longer = [one for one in self.collector.sequences() if len(one.ids) > budget + 2]
-        return longer[:LAYER_PROMPTS]
 
     def _suggested(self, variant: Variant) -> list[Variant]:
         """Budgets shared out by what groups lose; and the group that loses most left dense."""
