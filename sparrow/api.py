@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from sparrow.files import expanded, read_text, write_whole
+from sparrow.files import FolderLock, expanded, read_text, write_whole
 from sparrow.schema.base import FieldError, Record, problems
 from sparrow.schema.bench import (
     BenchAttentionConfig,
@@ -265,21 +265,10 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
     from sparrow.calibrate.planning.context import PlanningContext
     from sparrow.sparse import named_schedule
 
-    context = PlanningContext.of(
-        Surface.load(config.surface) if loaded is None else loaded,
-        _hardware(config),
-        lengths=config.lengths,
-        prompts=config.prompts,
-        samples=config.samples or 8,
-        batch=config.batch,
-        prompt_tokens=config.prompt_tokens,
-    )
+    surface = Surface.load(config.surface) if loaded is None else loaded
     planned = planning.plan(
-        context,
-        config.target,
-        by=config.by,
-        allow_dense=config.allow_dense,
-        variants=config.variant,
+        PlanningContext.of(surface, _hardware(config), config),
+        config,
         compare=None if config.compare is None else named_schedule(config.compare),
         check=None if config.check is None else Surface.load(config.check),
     )
@@ -638,7 +627,8 @@ def flow_score(
       sparrow flow score quest --tokens 1024 -b 256 -m smollm2-135m
     """
     from sparrow.calibrate.flows import texts
-    from sparrow.calibrate.flows.score import Store, append_leaderboard, samples, score
+    from sparrow.calibrate.flows.score import CELLS, append_leaderboard, samples, score
+    from sparrow.calibrate.store import Store
     from sparrow.models import load, load_tokenizer
     from sparrow.sparse.flows.loading import load_flow
 
@@ -651,13 +641,14 @@ def flow_score(
     known = texts.standard(report) if config.texts is None else texts.from_folder(config.texts)
     given = samples(load_tokenizer(config.model), known, config.tokens)
     model = load(config.model, dtype=config.dtype, device=config.device, report=report)
-    with closing(Store(config.out)) as store:
+    config.out.mkdir(parents=True, exist_ok=True)
+    with closing(FolderLock(config.out, setting="--out")):
         result = score(
             model,
             given,
             [*flows],
             config.budget,
-            store=store,
+            store=Store(config.out / CELLS),
             against=[*against],
             configuration=configuration,
             reference=board is not None,

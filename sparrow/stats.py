@@ -292,8 +292,9 @@ class BetaFit:
 def fit_beta(values: npt.ArrayLike) -> BetaFit | None:
     """Maximum likelihood over the acceptances at or below SATURATED, whatever else is given.
 
-    None for fewer than 20 of them, or where all are equal. The distance is taken at 4096 ranks of
-    the sorted values where there are more: it is then too small by at most 1/4096.
+    None for fewer than 20 of them, where all are equal, or where no fit is found. The distance is
+    taken at 4096 ranks of the sorted values where there are more: it is then too small by at most
+    1/4096.
     """
     acceptances = np.asarray(values, dtype=np.float64).ravel()
     if acceptances.size and not (acceptances.min() >= 0 and acceptances.max() <= 1 + CLIP):
@@ -307,9 +308,12 @@ def fit_beta(values: npt.ArrayLike) -> BetaFit | None:
     scaled = np.sort(np.clip(scaled, CLIP, 1 - CLIP))
     if scaled[0] == scaled[-1]:
         return None
-    from scipy.stats import beta  # takes a while to import
+    from scipy.stats import FitError, beta  # takes a while to import
 
-    a, b, _, _ = beta.fit(scaled, floc=0, fscale=1)
+    try:
+        a, b, _, _ = beta.fit(scaled, floc=0, fscale=1)
+    except FitError:  # the solver did not converge
+        return None
     return BetaFit(a=float(a), b=float(b), ks=_ks_distance(scaled, a, b))
 
 

@@ -9,12 +9,10 @@ import json
 import operator
 import random
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +20,11 @@ import torch
 from faults import kills
 from faults.outcomes import UNPROTECTED, Progress, Try, attempt
 
-from sparrow.calibrate.trajectories import Trajectories
+from sparrow.calibrate.store import Trajectories
 from sparrow.dataflow.local.opening import close_run, open_parts
 from sparrow.dataflow.runs.checkpoints import Checkpoints
 from sparrow.dataflow.runs.rollouts import read_rollouts
+from sparrow.files import read_lines
 from sparrow.models import fingerprint, load, load_tokenizer, save
 from sparrow.models.lora import Adapter
 from sparrow.schema.base import to_dict
@@ -141,14 +140,12 @@ def _sparrow(*words: str) -> None:
 def _of_calibration(folder: Path) -> list[Specimen]:
     surface = str(folder / "surface.json")
     _sparrow("plan", surface, "-t", "0.6", "--allow-dense", "--no-plots")
-    with sqlite3.connect(folder / "measured.sqlite") as db:
-        rows = dict(db.execute("SELECT key, value FROM about"))
-        arms = [arm for (arm,) in db.execute("SELECT DISTINCT arm FROM trajectories")]
-    about = {key: json.loads(value) for key, value in rows.items() if key != "format"}
+    first, *rows = read_lines(folder / "measured.jsonl")
+    arms = sorted({row["key"]["arm"] for row in rows})
 
     def measured(copy: Path) -> Any:
-        with closing(Trajectories(copy, about)) as store:
-            return [_content(row) for arm in arms for row in store.of(arm)]
+        store = Trajectories(copy, first["figures"])
+        return [_content(row) for arm in arms for row in store.of(arm)]
 
     def within(rows: Any, right: Any) -> bool:
         """Rows that are gone are measured again."""
@@ -159,7 +156,7 @@ def _of_calibration(folder: Path) -> list[Specimen]:
         Specimen("surface", folder, "surface.json", _surface),
         Specimen("surface, in a report", folder, "surface.json", _report),
         Specimen("plan, in a report", folder, "plan.json", _report),
-        Specimen("measurements", folder, "measured.sqlite", measured, same=within),
+        Specimen("measurements", folder, "measured.jsonl", measured, same=within),
     ]
 
 

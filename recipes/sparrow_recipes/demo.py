@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sparrow import __version__, api
-from sparrow.calibrate.collecting import Progress
+from sparrow.calibrate.calibration import Progress
 from sparrow.dataflow.prompts import of_task
 from sparrow.engine.answer import Session
 from sparrow.files import (

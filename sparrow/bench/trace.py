@@ -171,20 +171,15 @@ def _memory(device: torch.device) -> float:
 
 
 def _work(model: Decoder, schedule: Schedule, final: IntArray, cutoff: int, memory: float) -> Work:
-    limit = cost.limit(
-        model.spec,
-        schedule,
-        final,
-        prompt=PROMPT,
-        memory=memory,
-        reserve=cost.RESERVE if model.device.type == "cuda" else 0,
-        bytes_per_s=timing.peak_of(model.device) or cost.H200_BYTES_PER_S,
-        itemsize=model.dtype.itemsize,
-    )
+    reads = ByteModel(spec=model.spec, schedule=schedule, itemsize=model.dtype.itemsize)
+    reserve = cost.RESERVE if model.device.type == "cuda" else 0
+    capacity = reads.capacity(memory=memory, reserve=reserve)
     whole, short = (
-        cost.trace(ends, prompt=PROMPT, capacity=limit.capacity, page=PAGE)
+        cost.trace(ends, prompt=PROMPT, capacity=capacity, page=PAGE)
         for ends in (final, np.minimum(final, cutoff))
     )
+    peak = timing.peak_of(model.device) or cost.H200_BYTES_PER_S
+    limit = cost.limit(reads, whole, capacity=capacity, bytes_per_s=peak)
     return Work(whole=whole, short=short, limit=limit, memory=memory)
 
 

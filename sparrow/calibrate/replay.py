@@ -1,5 +1,7 @@
 """Sequences seen by two policies, dense and sparse, token by token; two ways to have them.
 
+An arm is what is measured: a variant under a budget, a whole schedule, or dense.
+
     force     a given sequence, seen as sparse decoding would have seen it (nothing is sampled)
     roll_out  the engine writes under an arm's budgets, the dense policy reads what it wrote
 
@@ -8,26 +10,29 @@ completions carry: no second sparse pass, and no assumption that one would choos
 Legend of the dimension letters: sparrow/ops/types.py.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.calibrate.arms import Arm
-from sparrow.calibrate.trajectories import Measured
+from sparrow.calibrate.store import Measured
 from sparrow.engine.answer import Query, outputs
 from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE
-from sparrow.models import Attention, Decoder
+from sparrow.models import Attention, Decoder, ModelSpec
 from sparrow.models.attention import Packed, PackedSparse, PagedPrefill
+from sparrow.schema.base import to_dict
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
+from sparrow.schema.surface import Variant
 from sparrow.sparse.budgets import BudgetTable
-from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
 
@@ -36,10 +41,75 @@ TOP_K = 20  # log-probs of each side that the cheap bounds know, as in the paper
 AHEAD = 2  # requests that wait in the engine, as a multiple of those that run
 WRONG = 1e-4  # by which bounds may miss what they bracket before rounding is no excuse
 MOST_ARMS = 14  # that run together: an engine looks up so many schedules at once
+DENSE_ARM = "dense"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Dense:
+# Arms.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One way to attend; dense without a schedule. Arms of equal content, `key`, are equal."""
+
+    key: str = DENSE_ARM
+    name: str = field(default=DENSE_ARM, compare=False)
+    flow: Flow = field(default=block_mean, compare=False)
+    variant: str = field(default=DENSE_ARM, compare=False)
+    budget: int | None = field(default=None, compare=False)
+    schedule: Schedule | None = field(default=None, compare=False)
+
+
+DENSE = Arm()
+
+
+def variant_of(
+    flow: Flow, source: str, spec: ModelSpec, *, name: str | None = None, **configuration: Any
+) -> Variant:
+    """A flow for a model, in a configuration: page, first, last, dense_layers, shares."""
+    page = configuration.get("page", PAGE)
+    program = trace(flow, page, spec.head_size, spec.heads // spec.kv_heads)
+    return Variant(
+        name=name or flow.name,
+        flow=flow.name,
+        source=source,
+        digest=program.digest,
+        flow_digest=flow.digest,
+        field_bytes=program.bytes(torch.bfloat16),
+        **configuration,
+    )
+
+
+def arm(
+    variant: Variant,
+    flow: Flow,
+    budget: int | None,
+    *,
+    schedule: Schedule | None = None,
+    given: bool = False,
+) -> Arm:
+    """A variant under one budget at every length, or under another schedule of its rule.
+
+    given: it is measured on given sequences, whatever the calibration's mode.
+    """
+    if schedule is None:
+        assert budget is not None
+        schedule = variant.schedule([0], [budget])
+    about = to_dict(schedule) | {"name": "", "provenance": [], "digest": variant.digest}
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+    return Arm(
+        key=f"given-{key}" if given else key,
+        name=variant.name if budget is None else f"{variant.name}, {budget} tokens",
+        flow=flow,
+        variant=variant.name,
+        budget=budget,
+        schedule=schedule,
+    )
+
+
+# Passes over a whole sequence.
+
+
+class Dense(NamedTuple):
     """A sequence that the dense policy has read: done once, compared with any number of rules."""
 
     ids_T: Tensor
@@ -122,11 +192,10 @@ def _compare(
     prompt: int,
     *,
     number: int,
-    sample: int,
+    sample: int | None,
     temperature: float,
-    drawn: bool,
 ) -> Measured:
-    """The actor against the dense policy at the tokens from prompt + 1 on."""
+    """The actor against the dense policy at the tokens from prompt + 1 on; sample None: given."""
     found = ops.compare(
         dense.hidden_TC[prompt:-1],
         actor_TC,
@@ -142,7 +211,7 @@ def _compare(
     alpha = found.alpha.numpy()
     return Measured(
         prompt=number,
-        sample=sample,
+        sample=sample or 0,
         prompt_tokens=prompt,
         first=prompt + 1,
         ids=dense.ids_T.cpu().numpy(),
@@ -150,7 +219,7 @@ def _compare(
         entropy=found.entropy.numpy(),
         below=np.maximum(alpha - found.lower.numpy(), 0),
         above=np.maximum(found.upper.numpy() - alpha, 0),
-        ratio=(found.logp - found.logq).exp().clamp(max=1.0).numpy() if drawn else None,
+        ratio=None if sample is None else (found.logp - found.logq).exp().clamp(max=1.0).numpy(),
     )
 
 
@@ -173,14 +242,13 @@ def force(
             "of 1 at least and two tokens after it"
         )
     dense = read(model, prompt.ids)
-    kept: dict[str, Any] = {"number": prompt.number, "sample": 0, "drawn": False}
+    about: dict[str, Any] = {"number": prompt.number, "sample": None, "temperature": temperature}
     for arm in arms:
         if arm.schedule is None:
             actor_TC = through_cache(model, dense.ids_T)
         else:
             actor_TC = sparse_hidden(model, dense, start, arm.schedule, arm.flow)
-        actor_TC = actor_TC[start:-1]
-        yield arm, _compare(model, dense, actor_TC, start, temperature=temperature, **kept)
+        yield arm, _compare(model, dense, actor_TC[start:-1], start, **about)
 
 
 @torch.no_grad()
@@ -213,20 +281,12 @@ def through_cache(model: Decoder, ids_T: Tensor) -> Tensor:
 # Rollouts.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """One prompt for one arm: params.n samples."""
 
     arm: Arm
     prompt: Prompt
     params: SamplingParams
-
-
-def engine_for(model: Decoder, rule: Rule | None, prompts: Sequence[Prompt], tokens: int) -> Engine:
-    """An engine just large enough for these prompts and so many new tokens."""
-    longest = max(len(prompt.ids) for prompt in prompts) + tokens
-    context = min(longest, model.spec.max_positions)
-    return Engine(model, rule=rule, max_context=context, reuse="none")
 
 
 def roll_out(engine: Engine, jobs: Sequence[Job]) -> Iterator[tuple[Job, Measured]]:
@@ -256,5 +316,4 @@ def _measure(model: Decoder, job: Job, sample: int, completion: Completion) -> M
         number=job.prompt.number,
         sample=sample,
         temperature=job.params.temperature,
-        drawn=True,
     )

@@ -76,29 +76,26 @@ def _kept(row: Any) -> str:
 
 def tails_table(surface: Surface, variant: str) -> Table:
     """p05 and its interval by budget and length; green: surely at the target, red: surely not."""
-    target = surface.targets[0]
-    stops = {cell.start: cell.stop for cell in surface.cells if cell.variant == variant}
-    made = Table("budget", title=f"{variant}: p05 of acceptance by total length")
-    for start in sorted(stops):
-        made.add_column(f"{start} to {stops[start]}", justify="right")
-    for budget in surface.kept(variant):
-        cells = {cell.start: cell for cell in surface.of(variant, budget)}
-        made.add_row(str(budget), *(_tail(cells.get(start), target) for start in sorted(stops)))
-    floor = {cell.start: cell for cell in surface.floor}
-    dense = (_tail(floor.get(start), None) for start in sorted(stops))
-    made.add_row("dense (floor)", *dense, style="dim")
-    made.caption = (
-        f"{surface.model}, {surface.dtype} on {surface.device}; {surface.prompts}; 95 % intervals "
-        f"over prompts; target {target}"
+    target, budgets = surface.targets[0], surface.kept(variant)
+    arms = {str(budget): surface.of(variant, budget) for budget in budgets}
+    known = sorted({(cell.start, cell.stop) for cells in arms.values() for cell in cells})
+    bins = {start: f"{start}_to_{stop}" for start, stop in known}
+    rows = []
+    for name, cells in (arms | {"dense (floor)": surface.floor}).items():
+        tails = {bins[c.start]: _tail(c, target) for c in cells if c.start in bins}
+        rows.append({"budget": name} | dict.fromkeys(bins.values(), "-") | tails)
+    return figures(
+        f"{variant}: p05 of acceptance by total length",
+        rows,
+        " ".join(["budget", *bins.values()]),
+        caption=f"{surface.model}, {surface.dtype} on {surface.device}; {surface.prompts}; 95 % "
+        f"intervals over prompts; target {target}",
     )
-    return made
 
 
-def _tail(cell: Cell | None, target: float | None) -> Text:
-    if cell is None:
-        return Text("-")
-    text = Text(f"{cell.p05:.3f}\n", style="" if target is None else verdict(cell, target)[1])
-    return text.append(f"{cell.low:.3f} {cell.high:.3f}", style="dim")
+def _tail(cell: Cell, target: float) -> Text:
+    text = Text(f"{cell.p05:.3f}\n", style=verdict(cell, target)[1])
+    return text.append(f"{cell.low:.3f}\n{cell.high:.3f}", style="dim")
 
 
 def verdict(cell: Cell, target: float) -> tuple[str, str]:
@@ -108,22 +105,6 @@ def verdict(cell: Cell, target: float) -> tuple[str, str]:
     if cell.high >= target:
         return "within the interval", DOUBTFUL
     return "below", BAD
-
-
-def details_table(surface: Surface, variant: str) -> Table:
-    """Of every budget, what the cheap estimators would have said, at the longest lengths known."""
-    known = [[c for c in surface.of(variant, b) if c.prompts > 1] for b in surface.kept(variant)]
-    cells = [dict(own[-1]) | dict(own[-1].estimators or {}) for own in known if own]
-    return figures(
-        f"{variant}: exact and cheap, at the longest lengths",
-        cells,
-        "budget start mean p05 lower_p05 upper_p05 ratio_mean ratio_error ratio_p05 above beta_ks "
-        "uncertain_p05",
-        beta_ks=lambda cell: cell["beta"][2] if cell["beta"] else None,
-        caption="lower, upper: bounds of p05 from the most likely tokens of both sides; ratio: "
-        "min(1, p/q) of the token drawn, whose mean is that of acceptance and whose p05 is not; "
-        "above: over 0.999; uncertain: dense entropy over 0.1 nats",
-    )
 
 
 def layers_table(losses: Sequence[LayerLoss], shares: Sequence[float] = ()) -> Table:

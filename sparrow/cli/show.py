@@ -98,12 +98,11 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
 
 
 def _surface_tables(surface: "Surface", check: bool) -> "list[Table]":
-    from sparrow.calibrate.tables import check_table, details_table, layers_table, tails_table
+    from sparrow.calibrate.tables import check_table, layers_table, tails_table
 
     if check:
         return [check_table(surface, surface.targets[0])]
     tables = [tails_table(surface, variant.name) for variant in surface.variants]
-    tables.append(details_table(surface, surface.variants[0].name))
     if surface.layers:
         shares = next((variant.shares for variant in surface.variants if variant.shares), ())
         tables.append(layers_table(surface.layers, shares))

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sparrow.calibrate.arms import variant_of
-from sparrow.calibrate.calibration import Calibration, Found, Report
-from sparrow.calibrate.collecting import Collector, Progress
-from sparrow.calibrate.trajectories import Trajectories
+from sparrow.calibrate.calibration import Calibration, Collector, Found, Progress, Report
+from sparrow.calibrate.replay import variant_of
+from sparrow.calibrate.store import Trajectories
 from sparrow.dataflow.prompts import Source
 from sparrow.files import FolderLock, remove_unfinished
 from sparrow.models import Decoder, fingerprint, tokenizer_digest
@@ -61,14 +60,14 @@ def calibrate(
     with closing(FolderLock(place, setting="--out")):
         remove_unfinished(place)
         weights = fingerprint(model)
-        with closing(Trajectories(place, _about(model, weights, source, config))) as store:
-            collector = Collector(model, source.prompts, source.mode, config, store, progress)
-            calibration = Calibration(collector, **settings, report=report)
-            if schedule is None:
-                calibration.run(_flows(model, config))
-            else:
-                flow = resolve_flow(schedule, config.own_flow)
-                calibration.check(flow, schedule)
+        store = Trajectories(place, _about(model, weights, source, config))
+        collector = Collector(model, source.prompts, source.mode, config, store, progress)
+        calibration = Calibration(collector, **settings, report=report)
+        if schedule is None:
+            calibration.run(_flows(model, config))
+        else:
+            flow = resolve_flow(schedule, config.own_flow)
+            calibration.check(flow, schedule)
         made = _surface(model, weights, source, config, calibration)
         made.save(place / (SURFACE if schedule is None else CHECK))
     return made

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparrow.calibrate.collecting import Mode
+from sparrow.calibrate.calibration import Mode
 from sparrow.calibrate.flows.score import samples
 from sparrow.calibrate.flows.texts import Text
 from sparrow.calibrate.replay import Prompt

@@ -63,8 +63,6 @@ def make_bins(
     schedule: Schedule | None, *, width: int | None, longest: int, mass: bool = False
 ) -> tuple[Schedule | None, Bins]:
     """The schedule in the bins of the gate, with the same budget at every length, and the bins."""
-    if longest < 1:
-        raise ValueError(f"gate: got a longest sequence of {longest} tokens, allowed: >= 1")
     own = [0] if schedule is None else [int(start) for start in schedule.lengths]
     if width is not None:
         edges = sorted({*own, *range(0, longest, width)})
@@ -80,13 +78,10 @@ def make_bins(
     starts = tuple(edge for edge in edges if edge < longest)
     stops = tuple([*edges[1:], None][: len(starts)])
     bins = Bins(starts=starts, stops=stops, longest=longest, mass=mass)
-    return None if schedule is None else refined(schedule, edges), bins
-
-
-def refined(schedule: Schedule, edges: list[int]) -> Schedule:
-    """The schedule with these starts of bins, which must include its own."""
-    places = np.searchsorted(schedule.lengths, edges, side="right") - 1
-    return _with_rows(schedule, _rows(schedule)[:, places], lengths=edges)
+    if schedule is not None:
+        places = np.searchsorted(schedule.lengths, edges, side="right") - 1
+        schedule = _with_rows(schedule, _rows(schedule)[:, places], lengths=edges)
+    return schedule, bins
 
 
 def is_dense(schedule: Schedule, place: int, bins: Bins) -> bool:
@@ -105,14 +100,14 @@ def raised(schedule: Schedule, place: int, factor: float, bins: Bins) -> Schedul
     next_page = (own // schedule.page + 1) * schedule.page
     more = np.maximum(_whole_pages(own * factor, schedule.page), next_page).clip(max=DENSE)
     rows[:, place] = np.where(own >= enough, own, np.where(more >= enough, full, more))
-    return _with_rows(schedule, _lifted(rows, place))
+    return _lifted(schedule, rows, place)
 
 
 def made_dense(schedule: Schedule, place: int, bins: Bins) -> Schedule:
     """A bin that keeps everything; budgets of later ones are lifted to at least its own."""
     rows = _rows(schedule)
     rows[:, place] = np.maximum(rows[:, place], bins.full(place))
-    return _with_rows(schedule, _lifted(rows, place))
+    return _lifted(schedule, rows, place)
 
 
 def lowered(
@@ -164,6 +159,7 @@ def _whole_pages(tokens: npt.NDArray[np.floating], page: int) -> Rows:
     return np.ceil(tokens / page - ROUNDING).astype(np.int64) * page
 
 
-def _lifted(rows: Rows, place: int) -> Rows:
+def _lifted(schedule: Schedule, rows: Rows, place: int) -> Schedule:
+    """With these rows, and budgets of later bins at least those of a bin."""
     rows[:, place:] = np.maximum(rows[:, place:], rows[:, place : place + 1])
-    return rows
+    return _with_rows(schedule, rows)

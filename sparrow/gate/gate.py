@@ -29,7 +29,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sparrow.gate import budgets
 from sparrow.gate.watch import Sample, Sum, Watch, figures
@@ -38,37 +37,28 @@ from sparrow.schema.gate import Action, BinLook, Kind, Look, RatioEstimate, Read
 from sparrow.schema.schedule import DENSE, Schedule
 from sparrow.schema.train import GateConfig
 
-Places = npt.NDArray[np.int64]
-
 SEEDS = 2 * budgets.MOST_BINS  # bootstrap seeds of a step: all bins together, then each
 
 
 class Gate:
-    """Watches acceptance by length and holds the schedule of the next step. See the module."""
+    """Watches acceptance by length and holds the schedule of the next step. See the module.
+
+    schedule: of the next step, in the gate's bins; None: dense.
+    """
 
     def __init__(
-        self,
-        config: GateConfig,
-        schedule: Schedule | None,
-        *,
-        longest: int,
-        mass: bool = False,
+        self, config: GateConfig, schedule: Schedule | None, *, longest: int, mass: bool = False
     ) -> None:
-        """schedule: None is a dense rollout. longest: tokens of the longest possible sequence.
+        """longest: tokens of the longest possible sequence.
 
         mass: whether the rollout's flow keeps pages by mass, where only DENSE is dense.
         """
         self.config = config
-        self._schedule, self._bins = budgets.make_bins(
+        self.schedule, self._bins = budgets.make_bins(
             schedule, width=config.bin, longest=longest, mass=mass
         )
         self._watches = [Watch() for _ in self._bins.starts]
         self._step = -1
-
-    @property
-    def schedule(self) -> Schedule | None:
-        """The schedule of the next step; None: dense. Its bins are the gate's."""
-        return self._schedule
 
     def observe(
         self, step: int, readings: Sequence[Reading], estimates: Sequence[RatioEstimate] = ()
@@ -79,17 +69,20 @@ class Gate:
         read = [self._bins.places(each.lengths) for each in readings]
         estimated = [self._bins.places(each.lengths) for each in estimates]
         self._step = step
-        self._move(readings, read)
+        for watch in self._watches:
+            watch.forget(step - self.config.window)
+        for reading, places in zip(readings, read, strict=True):
+            for place in np.unique(places):
+                alpha = reading.alpha[places == place]
+                self._watches[place].samples.append(Sample(step, reading.prompt, alpha))
         self._average(estimates, estimated)
         bins = tuple(self._look(place) for place in range(len(self._watches)))
-        overall = figures(self._watches, step * SEEDS)
-        budget = self._mean_budget(estimates or readings)
         return Look(
             step=step,
             target=self.config.target,
             bins=bins,
-            overall=overall,
-            budget=budget,
+            overall=figures(self._watches, step * SEEDS),
+            budget=self._mean_budget(estimates or readings),
             actions=tuple(self._answers(bins)),
         )
 
@@ -100,16 +93,13 @@ class Gate:
             "longest": self._bins.longest,
             "mass": self._bins.mass,
             "starts": list(self._bins.starts),
-            "schedule": None if self._schedule is None else to_dict(self._schedule),
+            "schedule": None if self.schedule is None else to_dict(self.schedule),
             "watches": [watch.state() for watch in self._watches],
         }
 
     @classmethod
     def restore(cls, config: GateConfig, state: Mapping[str, Any]) -> "Gate":
         """The gate that `state` was taken of; `config` may differ in anything but bins."""
-        keys = ("step", "longest", "mass", "starts", "schedule", "watches")
-        if sorted(state) != sorted(keys):
-            raise ValueError(f"Gate.restore: got a state with {sorted(state)}, allowed: {keys}")
         schedule = None if state["schedule"] is None else from_dict(Schedule, state["schedule"])
         gate = cls(config, schedule, longest=state["longest"], mass=state["mass"])
         if list(gate._bins.starts) != state["starts"]:
@@ -123,30 +113,16 @@ class Gate:
 
     # What is seen.
 
-    def _move(self, readings: Sequence[Reading], placed: Sequence[Places]) -> None:
-        """Every window to this step. placed: the bin of each token."""
-        for place, watch in enumerate(self._watches):
-            watch.forget(self._step - self.config.window)
-            for reading, places in zip(readings, placed, strict=True):
-                if (inside := places == place).any():
-                    watch.samples.append(Sample(self._step, reading.prompt, reading.alpha[inside]))
-                    watch.seen = True
-
-    def _average(self, estimates: Sequence[RatioEstimate], placed: Sequence[Places]) -> None:
-        """Sums of this step's estimates to the windows of their bins."""
+    def _average(self, estimates: Sequence[RatioEstimate], placed: Sequence[budgets.Rows]) -> None:
+        """Sums of this step's estimates to the windows of their bins. placed: bins of tokens."""
         totals = np.zeros(len(self._watches))
         counts = np.zeros(len(self._watches), np.int64)
         for estimate, places in zip(estimates, placed, strict=True):
             totals += np.bincount(places, estimate.ratio, len(totals))
             counts += np.bincount(places, minlength=len(counts))
         for watch, total, count in zip(self._watches, totals, counts, strict=True):
-            if count:
-                watch.sums.append(Sum(self._step, float(total), int(count)))
-                watch.seen = True
-
-    def _fresh(self, watch: Watch) -> bool:
-        """Whether this step brought exact tokens."""
-        return bool(watch.samples) and watch.samples[-1].step == self._step
+            watch.sums += [Sum(self._step, float(total), int(count))] if count else []
+            watch.seen |= bool(count) or watch.fresh(self._step)
 
     def _look(self, place: int) -> BinLook:
         found = figures([self._watches[place]], self._step * SEEDS + 1 + place)
@@ -161,19 +137,19 @@ class Gate:
         )
 
     def _dense(self, place: int) -> bool:
-        return self._schedule is None or budgets.is_dense(self._schedule, place, self._bins)
+        return self.schedule is None or budgets.is_dense(self.schedule, place, self._bins)
 
     def _budget(self, place: int) -> int | None:
-        return None if self._schedule is None else int(self._schedule.budgets[place])
+        return None if self.schedule is None else int(self.schedule.budgets[place])
 
     def _mean_budget(self, tokens: Sequence[Reading | RatioEstimate]) -> float | None:
         """Over tokens, of what the common budget lets them read: never more than their length."""
         lengths = np.concatenate([np.zeros(0, np.int32), *(each.lengths for each in tokens)])
         if not len(lengths):
             return None
-        if self._schedule is None:
+        if self.schedule is None:
             return float(lengths.mean())
-        budget = self._schedule.budgets[self._bins.places(lengths)]
+        budget = self.schedule.budgets[self._bins.places(lengths)]
         return float(np.minimum(budget, lengths).mean())
 
     # What is done.
@@ -182,7 +158,7 @@ class Gate:
         """Actions by the policy, in order of length; each may change what later bins have."""
         actions: list[Action] = []
         for place, (bin, watch) in enumerate(zip(bins, self._watches, strict=True)):
-            if self.config.mode == "off" or not bin.judged or not self._fresh(watch):
+            if self.config.mode == "off" or not bin.judged or not watch.fresh(self._step):
                 continue  # a bin whose window an earlier action has cleared is not fresh either
             action = self._answer(place, bin, watch)
             actions += [action] if action else []
@@ -199,8 +175,8 @@ class Gate:
                 return self._warn(place, bin, "nothing was changed, as the gate only warns")
             return self._guard(place, bin, sure=high < config.target)
         may_lower = config.lower and config.mode == "act" and watch.ups == 0
-        if may_lower and watch.slack >= config.patience and self._schedule is not None:
-            return self._lower(place, bin, self._schedule)
+        if may_lower and watch.slack >= config.patience and self.schedule is not None:
+            return self._lower(place, bin, self.schedule)
         return None
 
     def _warn(self, place: int, bin: BinLook, why: str) -> Action | None:
@@ -213,10 +189,10 @@ class Gate:
 
     def _guard(self, place: int, bin: BinLook, *, sure: bool) -> Action | None:
         """Raise, then dense, then stop."""
-        if self._schedule is not None and not self._dense(place):
-            return self._up(place, bin, self._schedule)
+        if self.schedule is not None and not self._dense(place):
+            return self._up(place, bin, self.schedule)
         why = "the bin is dense already, so no budget of it can help"
-        if self._schedule is None:
+        if self.schedule is None:
             why = "the rollout is dense, so the engine and the trainer differ"
         if not sure:
             return self._warn(place, bin, f"{why}; it stops once it is surely below")
@@ -255,11 +231,12 @@ class Gate:
         self, kind: Kind, place: int, bin: BinLook, before: Schedule, after: Schedule, why: str
     ) -> Action:
         """Take other budgets into use; windows that belong to the old ones start anew."""
-        old, new = int(before.budgets[place]), int(after.budgets[place])
-        moved = f"{budget_words(old)} -> {budget_words(new)} tokens"
+        new = int(after.budgets[place])
+        both = ("all" if b == DENSE else str(b) for b in (int(before.budgets[place]), new))
+        moved = f"{' -> '.join(both)} tokens"
         action = self._action(kind, place, bin, f"budget {moved} ({why})", after=new)
         where = bin_words(bin.start, bin.stop)
-        self._schedule = budgets.renamed(after, f"step {self._step}: {kind} at {where}, {moved}")
+        self.schedule = budgets.renamed(after, f"step {self._step}: {kind} at {where}, {moved}")
         different = budgets.changed(before, after)
         for other, watch in enumerate(self._watches):
             if other in different or (other > place and self._dense(other)):
@@ -291,20 +268,15 @@ def bin_words(start: int, stop: int | None) -> str:
     return f"lengths {start} on" if stop is None else f"lengths {start} to {stop - 1}"
 
 
-def budget_words(budget: int) -> str:
-    return "all" if budget == DENSE else str(budget)
-
-
 def tail_words(bin: BinLook, watch: Watch, config: GateConfig) -> str:
     """Where p05 of a judged bin is, from what, and how that lies to the target."""
     p05, low, high = bin.tail
+    verdict = f"more than {config.slack:g} above the target {config.target:g}"
     if high < config.target:
         verdict = f"surely below the target {config.target:g}"
     elif p05 < config.target:
         looks = f"{watch.below} look{'s' if watch.below > 1 else ''} in a row"
         verdict = f"below the target {config.target:g} at {looks}"
-    else:
-        verdict = f"more than {config.slack:g} above the target {config.target:g}"
     return (
         f"p05 of acceptance at {bin_words(bin.start, bin.stop)} is {p05:.4f} "
         f"({low:.4f} to {high:.4f}; {bin.tokens} tokens of {bin.prompts} prompts), "

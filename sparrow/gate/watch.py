@@ -49,6 +49,10 @@ class Watch:
         self.samples = [each for each in self.samples if each.step > until]
         self.sums = [each for each in self.sums if each.step > until]
 
+    def fresh(self, step: int) -> bool:
+        """Whether a step brought exact tokens."""
+        return bool(self.samples) and self.samples[-1].step == step
+
     def clear(self) -> None:
         """Start anew: what was seen belongs to other budgets."""
         self.samples, self.sums = [], []
@@ -78,9 +82,8 @@ def figures(watches: Sequence[Watch], seed: int) -> Figures:
         every = np.concatenate(groups)
         tail = quantile_interval(groups, TAIL, seed=seed)
         p01, p50 = np.quantile(every, [0.01, 0.5])
-        mean = every.mean(dtype=np.float64)
         found = {"p01": p01, "p05": tail.value, "low": tail.low, "high": tail.high}
-        found |= {"p50": p50, "mean": mean}
+        found |= {"p50": p50, "mean": every.mean(dtype=np.float64)}
     return Figures(
         tokens=sum(map(len, groups)),
         prompts=len(groups),

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     few = ("-n", "9", "--first-round", "9", "--layer-groups", "2")
     done = run("calibrate", "tiny", *LITTLE, *few, "-o", place)
     assert done.code == 0, done.stderr
-    assert "block-mean: p05 of acceptance by total length" in done.stdout
+    assert "block-mean: p05 of acceptance by total length" in done.said
     assert "by layer" in done.stdout
     assert "fewer than 48 prompts" in done.said
     assert "sparrow plan" in done.stderr
@@ -95,7 +95,7 @@ def test_interrupted_it_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hears
     )
-    while not (tmp_path / "measured.sqlite").exists():
+    while not (tmp_path / "measured.jsonl").exists():
         time.sleep(0.05)
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
@@ -157,7 +157,7 @@ def test_bad_input_is_one_message(tmp_path: Path) -> None:
 def test_bad_plans_are_one_message(folder: Path) -> None:
     surface = folder / "surface.json"
     assert "nowhere.json" in refused("plan", "nowhere.json")
-    assert "surface" in refused("plan", folder / "measured.sqlite")
+    assert "surface" in refused("plan", folder / "measured.jsonl")
     for words, name in (
         (("--hardware", "abacus"), "abacus"),
         (("--by", "luck"), "--by luck"),

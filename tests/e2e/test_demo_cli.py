@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ recipe.BUDGETS, recipe.PROMPTS, recipe.STEPS, recipe.GROUPS = (64, 96), 8, {STEP
 recipe.SAMPLES, recipe.LENGTH, recipe.MAX_TOKENS = 4, 100, 96
 recipe.LONG, recipe.LONG_BUDGET, recipe.LONG_ROWS, recipe.HELD_OUT = 512, 128, 2, 4
 from sparrow.cli import main
+from sparrow.files import read_lines
 
 main()
 """
@@ -57,17 +57,11 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return read_lines(file, growing=True) if file.exists() else []
 
 
-def measured(folder: Path) -> dict[tuple[str, int, int], bytes]:
+def measured(folder: Path) -> dict[tuple[str, int, int], str]:
     """The answers of a calibration that are on the disk, by arm, prompt and sample."""
-    file = folder / "calibration" / "measured.sqlite"
-    if not file.exists():
-        return {}
-    try:
-        with sqlite3.connect(file) as db:
-            rows = db.execute("SELECT arm, prompt, sample, ids FROM trajectories").fetchall()
-    except sqlite3.OperationalError:  # it has no table yet
-        return {}
-    return {(arm, prompt, sample): ids for arm, prompt, sample, ids in rows}
+    file = folder / "calibration" / "measured.jsonl"
+    rows = read_lines(file, growing=True)[1:] if file.exists() else []
+    return {tuple(row["key"].values()): row["figures"]["ids"] for row in rows}
 
 
 def wait_for(process: subprocess.Popen[str], happened: Callable[[], object]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from sparrow import ops
-from sparrow.calibrate.replay import Dense, acceptances, read
+from sparrow.calibrate.replay import acceptances, read
 from sparrow.models import Decoder
 from sparrow.schema.base import Float32Array
 from sparrow.schema.schedule import Schedule
@@ -36,16 +36,13 @@ def replay(
     answer: Sequence[int],
     schedule: Schedule,
     flow: Flow = block_mean,
-    *,
-    dense: Dense | None = None,
 ) -> Replay:
     """Acceptance of every answer token under a schedule; pages are chosen again by its flow.
 
     The whole sequence runs twice in the model's own dtype: with float32 weights, what is seen is
-    the difference that sparsity makes, and not that of rounding. `dense` is what `read` gave for
-    it, where several schedules or flows are compared.
+    the difference that sparsity makes, and not that of rounding.
     """
-    dense = dense or read(model, [*prompt, *answer])
+    dense = read(model, [*prompt, *answer])
     alpha_T = acceptances(model, dense, len(prompt), schedule, flow)
     sources = slice(len(prompt) - 1, -1)
     stats = ops.token_stats(dense.hidden_TC[sources], model.head, dense.ids_T[len(prompt) :])

@@ -29,37 +29,15 @@ def cell(variant: str, budget: int | None, start: int, stop: int, **changes: Any
     loss = 1 - p05
     tokens = int(60 * (stop - start) * math.exp(-length / 15_000)) + 40
     wide = loss * 0.1 + 0.001
-    bounds = {"lower_p05": p05 - 0.35 * loss, "upper_p05": min(1.0, p05 + 0.2 * loss)}
-    made = {
-        "variant": variant,
-        "budget": budget,
-        "start": start,
-        "stop": stop,
-        "tokens": tokens,
-        "sequences": 240,
-        "prompts": 60,
-        "mean": 1 - 0.15 * loss,
-        "p01": p05 - 0.6 * loss * p05,
-        "p05": p05,
-        "low": p05 - wide,
-        "high": min(1.0, p05 + 0.8 * wide),
-        "p50": 1 - 0.01 * loss,
-        "above": 0.97 - 0.9 * loss,
-        "beta": [1.2 + 6 * p05, 0.5 + 2.5 * loss, 0.021],
-        "uncertain_p05": p05 - 0.1 * loss,
-        "uncertain": tokens // 3,
-        "estimators": {
-            "top_k": 20,
-            **bounds,
-            "lower_mean": 0.95,
-            "upper_mean": 0.99,
-            "widest": 0.2,
-            "ratio_mean": 0.97,
-            "ratio_error": 0.001,
-            "ratio_p05": max(0.0, p05 - 1.1 * loss),
-        },
-    }
-    return made | changes
+    estimators = {"top_k": 20, "lower_mean": 0.95, "upper_mean": 0.99, "widest": 0.2}
+    estimators |= {"lower_p05": p05 - 0.35 * loss, "upper_p05": min(1.0, p05 + 0.2 * loss)}
+    estimators |= {"ratio_mean": 0.97, "ratio_error": 0.001, "ratio_p05": max(0, p05 - 1.1 * loss)}
+    made = {"variant": variant, "budget": budget, "start": start, "stop": stop}
+    made |= {"tokens": tokens, "sequences": 240, "prompts": 60, "uncertain": tokens // 3}
+    made |= {"mean": 1 - 0.15 * loss, "p01": p05 - 0.6 * loss * p05, "p50": 1 - 0.01 * loss}
+    made |= {"p05": p05, "low": p05 - wide, "high": min(1.0, p05 + 0.8 * wide)}
+    made |= {"above": 0.97 - 0.9 * loss, "beta": [1.2 + 6 * p05, 0.5 + 2.5 * loss, 0.021]}
+    return made | {"uncertain_p05": p05 - 0.1 * loss, "estimators": estimators} | changes
 
 
 def surface(
@@ -80,68 +58,29 @@ def surface(
         for edge in edges
         if rng.random() >= missing
     ]
-    made = {
-        "format": 1,
-        "model": "qwen3-1.7b",
-        "family": "qwen3",
-        "fingerprint": "ab12",
-        "shape": "{}",
-        "dtype": "bfloat16",
-        "device": "NVIDIA H200",
-        "mode": "generated",
-        "prompts": "countdown, length 4000",
-        "prompts_digest": "cd34",
-        "seed": 0,
-        "temperature": 1.0,
-        "max_tokens": bins[-1],
-        "targets": [0.86],
-        "bins": list(bins),
-        "variants": [variant(name) for name in names],
-        "budgets": list(budgets),
-        "cells": cells,
-        "positions": cells,
-        "floor": [cell("dense", None, *edge, estimators=None) for edge in edges],
-        "layers": [
-            layer_loss(names[0], budgets[0], first, layers) for first in range(0, layers, 4)
-        ],
-        "lengths": [900, 1500],
-        "undecided": [],
-        "warnings": [],
-        "versions": ["torch 2.13"],
-        "command": "sparrow calibrate",
-        "created": "2026-07-01",
-    }
-    return made | changes
+    groups = range(0, layers, 4)
+    made = {"format": 1, "model": "qwen3-1.7b", "family": "qwen3", "fingerprint": "ab12"}
+    made |= {"shape": "{}", "dtype": "bfloat16", "device": "NVIDIA H200", "mode": "generated"}
+    made |= {"prompts": "countdown, length 4000", "prompts_digest": "cd34", "seed": 0}
+    made |= {"temperature": 1.0, "max_tokens": bins[-1], "targets": [0.86], "bins": list(bins)}
+    made |= {"variants": [variant(name) for name in names], "budgets": list(budgets)}
+    made |= {"cells": cells, "positions": cells, "lengths": [900, 1500], "undecided": []}
+    made["floor"] = [cell("dense", None, *edge, estimators=None) for edge in edges]
+    made["layers"] = [layer_loss(names[0], budgets[0], first, layers) for first in groups]
+    made |= {"warnings": [], "versions": ["torch 2.13"], "command": "sparrow calibrate"}
+    return made | {"created": "2026-07-01"} | changes
 
 
 def variant(name: str) -> Plain:
-    return {
-        "name": name,
-        "flow": name,
-        "source": name,
-        "digest": "ef56",
-        "field_bytes": 256,
-        "page": 16,
-        "first": 1,
-        "last": 2,
-        "dense_layers": [0, 1],
-        "shares": [],
-    }
+    made = {"name": name, "flow": name, "source": name, "digest": "ef56", "field_bytes": 256}
+    return made | {"page": 16, "first": 1, "last": 2, "dense_layers": [0, 1], "shares": []}
 
 
 def layer_loss(name: str, budget: int, first: int, layers: int) -> Plain:
     loss = 0.02 + 0.15 * math.exp(-(((first - layers / 3) / 4) ** 2))
-    return {
-        "variant": name,
-        "budget": budget,
-        "layers": list(range(first, min(first + 4, layers))),
-        "p05": 1 - loss,
-        "low": 1 - 1.15 * loss,
-        "high": 1 - 0.9 * loss,
-        "mean": 0.99,
-        "tokens": 40_000,
-        "prompts": 60,
-    }
+    group = list(range(first, min(first + 4, layers)))
+    made = {"variant": name, "budget": budget, "layers": group, "tokens": 40_000, "prompts": 60}
+    return made | {"p05": 1 - loss, "low": 1 - 1.15 * loss, "high": 1 - 0.9 * loss, "mean": 0.99}
 
 
 def plan(count: int = 3, width: int = 1000, dense_from: int | None = None, **changes: Any) -> Plain:
@@ -151,41 +90,20 @@ def plan(count: int = 3, width: int = 1000, dense_from: int | None = None, **cha
     budgets = [budget if i in dense else None for i, budget in enumerate(ladder)]
     bins = [plan_bin(i, width, count, budget) for i, budget in enumerate(budgets)]
     ratio = sum(b["dense_seconds"] for b in bins) / sum(b["seconds"] for b in bins)
-    made = {
-        "format": 1,
-        "model": "qwen3-1.7b",
-        "variant": "block_mean",
-        "target": 0.86,
-        "by": "low",
-        "bins": bins,
-        "sensitivity": [
-            _moved(0.84, [b and int(b * 0.8) for b in budgets], 1.1 * ratio),
-            _moved(0.86, budgets, ratio),
-            _moved(0.88, [b and int(b * 1.3) for b in budgets], 0.9 * ratio),
-        ],
-        "speed_up": ratio,
-        "limit": 1.3 * ratio,
-        "eflops": 1.7 * ratio,
-        "hardware": "NVIDIA H200",
-        "workload": "60 requests, lognormal lengths of mean 16.7K, cut at 32K",
-        "compare": None,
-        "check": None,
-        "eflops_printed": 1.5 * ratio,
-        "seconds": sum(b["seconds"] for b in bins),
-        "dense_seconds": sum(b["dense_seconds"] for b in bins),
-        "steps": 100,
-        "ms_step": 1.0,
-        "dense_ms_step": 2.0,
-        "tokens": 1000,
-        "capacity": 60,
-        "bytes": 10**9,
-        "dense_bytes": 2 * 10**9,
-        "hardware_note": "",
-        "variants": [],
-        "notes": [],
-        "schedule": to_dict(Schedule.fixed(256)),
-    }
-    return made | changes
+    moved = ((0.84, 0.8, 1.1), (0.86, 1.0, 1.0), (0.88, 1.3, 0.9))
+    made = {"format": 1, "model": "qwen3-1.7b", "variant": "block_mean", "target": 0.86}
+    made |= {"by": "low", "bins": bins, "speed_up": ratio, "limit": 1.3 * ratio}
+    made["sensitivity"] = [
+        _moved(target, [b and int(b * share) for b in budgets], gain * ratio)
+        for target, share, gain in moved
+    ]
+    made |= {"eflops": 1.7 * ratio, "eflops_printed": 1.5 * ratio, "hardware": "NVIDIA H200"}
+    made |= {"workload": "60 requests, lognormal lengths of mean 16.7K, cut at 32K"}
+    made |= {f"{kind}seconds": sum(b[f"{kind}seconds"] for b in bins) for kind in ("", "dense_")}
+    made |= {"steps": 100, "ms_step": 1.0, "dense_ms_step": 2.0, "tokens": 1000, "capacity": 60}
+    made |= {"bytes": 10**9, "dense_bytes": 2 * 10**9, "hardware_note": "", "variants": []}
+    made |= {"compare": None, "check": None, "notes": []}
+    return made | {"schedule": to_dict(Schedule.fixed(256))} | changes
 
 
 def _moved(target: float, budgets: list[int | None], speed_up: float) -> Plain:
@@ -196,19 +114,9 @@ def _moved(target: float, budgets: list[int | None], speed_up: float) -> Plain:
 def plan_bin(index: int, width: int, count: int, budget: int | None) -> Plain:
     start, stop = index * width, None if index == count - 1 else (index + 1) * width
     p05 = None if budget is None else 0.878 + 0.008 * math.sin(index)
-    interval = (None, None) if p05 is None else (p05 - 0.009, p05 + 0.008)
+    low, high = (None, None) if p05 is None else (p05 - 0.009, p05 + 0.008)
     dense_seconds = 90 * (index + 1) * math.exp(-index / count * 2)
     share = 1.0 if budget is None else min(1.0, budget / (start + width / 2) + 0.06)
-    return {
-        "start": start,
-        "stop": stop,
-        "budget": budget,
-        "p05": p05,
-        "low": interval[0],
-        "high": interval[1],
-        "mean": p05,
-        "prompts": 60,
-        "kept_share": share,
-        "seconds": dense_seconds * (0.25 + 0.75 * share),
-        "dense_seconds": dense_seconds,
-    }
+    made = {"start": start, "stop": stop, "budget": budget, "p05": p05, "low": low, "high": high}
+    made |= {"mean": p05, "prompts": 60, "kept_share": share, "dense_seconds": dense_seconds}
+    return made | {"seconds": dense_seconds * (0.25 + 0.75 * share)}

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparrow import api
-from sparrow.calibrate.collecting import Progress
+from sparrow.calibrate.calibration import Progress
 from sparrow.files import make_folder
 from sparrow.models import fingerprint, load
 from sparrow.schema.schedule import Schedule

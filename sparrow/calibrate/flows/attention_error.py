@@ -44,50 +44,33 @@ class Probe:
     def __call__(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
     ) -> Tensor:
-        bounds = torch.tensor([0, len(q_THD)], device=q_THD.device)
-        scores = self._scores(layer, q_THD, k_TGD, v_TGD)
-        least = min((self.cases[index].budget for index in scores), default=len(q_THD))
+        scores: dict[tuple[Rule, int], ops.Scores] = {}  # cases of one rule share what it stores
+        for rule, page in dict.fromkeys((case.rule, case.page) for case in self.cases):
+            if (scorer := rule.scorer(layer, page)) is not None:
+                scores[rule, page] = scorer(q_THD, k_TGD, v_TGD, 0)
         for start, stop in blocks(len(q_THD)):
-            if stop > least:
-                seen = _Seen(q_THD, k_TGD, v_TGD, start, stop, scale)
-                for index, own in scores.items():
-                    self._add(index, layer, seen, own)
+            biting = {
+                index: case
+                for index, case in enumerate(self.cases)
+                if stop > case.budget and (case.rule, case.page) in scores
+            }
+            if not biting:
+                continue
+            seen = _Seen(q_THD, k_TGD, v_TGD, start, stop, scale)
+            for index, case in biting.items():
+                sums = _measure(case, seen, scores[case.rule, case.page](start, stop))
+                self._sums[index, layer] = self._sums.get((index, layer), 0.0) + sums
+        bounds = torch.tensor([0, len(q_THD)], device=q_THD.device)
         return ops.attend_causal(q_THD, k_TGD, v_TGD, bounds, scale=scale)
 
-    def _scores(
-        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor
-    ) -> dict[int, ops.Scores]:
-        """How each case scores pages in this layer; cases of one rule share what it stores."""
-        begun: dict[tuple[Rule, int], ops.Scores] = {}
-        found = {}
-        for index, case in enumerate(self.cases):
-            key = (case.rule, case.page)
-            scorer = case.rule.scorer(layer, case.page)
-            if scorer is None:
-                continue
-            if key not in begun:
-                begun[key] = scorer(q_THD, k_TGD, v_TGD, 0)
-            found[index] = begun[key]
+    def results(self) -> list[tuple[AttentionError, dict[int, AttentionError]]]:
+        """Of every case, the mean over its sparse layers, and by layer."""
+        found = []
+        for index in range(len(self.cases)):
+            own = {layer: sums for (case, layer), sums in self._sums.items() if case == index}
+            by_layer = {layer: _mean([sums]) for layer, sums in own.items()}
+            found.append((_mean([*own.values()]), by_layer))
         return found
-
-    def _add(self, index: int, layer: int, seen: "_Seen", scores: ops.Scores) -> None:
-        case = self.cases[index]
-        if seen.stop > case.budget:
-            sums = _measure(case, seen, scores(seen.start, seen.stop))
-            before = self._sums.get((index, layer), 0.0)
-            self._sums[index, layer] = before + sums
-
-    def results(self) -> list[AttentionError]:
-        """Of every case, the mean over its sparse layers."""
-        return [_mean(list(self._of(index).values())) for index in range(len(self.cases))]
-
-    def by_layer(self) -> list[dict[int, AttentionError]]:
-        """Of every case, by sparse layer."""
-        every = range(len(self.cases))
-        return [{layer: _mean([s]) for layer, s in self._of(index).items()} for index in every]
-
-    def _of(self, index: int) -> dict[int, Tensor]:
-        return {layer: sums for (case, layer), sums in self._sums.items() if case == index}
 
 
 def blocks(length: int) -> Iterator[tuple[int, int]]:
@@ -129,8 +112,7 @@ class _Seen:
         kept_nGRS = self.weight_nGRS * keep_nGS.unsqueeze(2)
         kept_nGRS = kept_nGRS / kept_nGRS.sum(3, keepdim=True).clamp(min=1e-30)
         change_nGRD = self._attend(kept_nGRS) - self.out_nGRD
-        norms = (x.flatten(1).norm(dim=1) for x in (change_nGRD, self.out_nGRD))
-        change_n, out_n = norms
+        change_n, out_n = (x.flatten(1).norm(dim=1) for x in (change_nGRD, self.out_nGRD))
         return change_n / out_n.clamp(min=1e-30)
 
 
@@ -139,8 +121,8 @@ def _measure(case: Case, seen: _Seen, score_nGM: Tensor) -> Tensor:
     truth_nGM = seen.masses(case.page)
     room = truth_nGM.shape[2] - score_nGM.shape[2]
     score_nGM = torch.nn.functional.pad(score_nGM, (0, room), value=float("-inf"))
-    keep_nGM = _kept(case, score_nGM.float(), seen.length_n, case.rule.mass)
-    best_nGM = _kept(case, truth_nGM, seen.length_n, None)
+    keep_nGM = kept_pages(case, score_nGM.float(), seen.length_n, case.rule.mass)
+    best_nGM = kept_pages(case, truth_nGM, seen.length_n, None)
 
     pages_n1 = -(-seen.length_n[:, None] // case.page)
     drops_n = best_nGM.sum(2).amin(1) < pages_n1[:, 0]
@@ -158,7 +140,7 @@ def _measure(case: Case, seen: _Seen, score_nGM: Tensor) -> Tensor:
     return torch.stack([part.double() for part in parts])
 
 
-def _kept(case: Case, score_nGM: Tensor, length_n: Tensor, mass: float | None) -> Tensor:
+def kept_pages(case: Case, score_nGM: Tensor, length_n: Tensor, mass: float | None) -> Tensor:
     """The pages that scores keep under the case's budget, bool [n, G, M]."""
     choice: dict[str, Any] = {"first": case.rule.first, "last": case.rule.last, "mass": mass}
     budget_n = torch.full_like(length_n, case.budget)

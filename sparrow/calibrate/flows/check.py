@@ -6,16 +6,15 @@ scores are equal up to rounding either page is right, so there the kept scores a
 Legend of the dimension letters: sparrow/ops/types.py.
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.calibrate.flows.attention_error import mask_of
+from sparrow.calibrate.flows.attention_error import Case, kept_pages, mask_of
 from sparrow.schema.flow import FlowCheck, FlowField, FlowTest
 from sparrow.sparse.compile.kernels import module
 from sparrow.sparse.flows.flow import Flow, Program, trace
@@ -42,56 +41,18 @@ def kernels(program: Program) -> dict[str, str]:
     except FlowError as error:
         return {"refused": str(error)}
     compile(text, "<generated>", "exec")
-    lines = re.findall(r"^def (\w+)\(", text, re.MULTILINE)
+    chosen = "finishes scores over all pages and selects"
     return {
         "append": "writes tokens, finishes pages" if program.fields else "nothing to finish",
         "score": "reads fields, by blocks of pages",
-        "choose": (
-            "finishes scores over all pages and selects"
-            if "choose" in lines
-            else "the common selection kernel"
-        ),
+        "choose": chosen if "def choose(" in text else "the common selection kernel",
     }
-
-
-def describe(program: Program, device: torch.device | str = "cpu") -> FlowCheck:
-    """A program for a reader, not yet tested."""
-    mean = 2 * program.head_size
-    stored = program.bytes(torch.bfloat16)
-    counts = Counter(node.op for node in program.nodes if node.inputs)
-    over_pages = {op: n for op, n in counts.items() if op.startswith("pages_") or op == "convolve"}
-    return FlowCheck(
-        flow=program.name,
-        digest=program.digest,
-        page=program.page,
-        head_size=program.head_size,
-        group=program.group,
-        fields=tuple(
-            FlowField(
-                name=field.name,
-                kind=field.form.kind,
-                shape=field.shape,
-                bytes=field.bytes(torch.bfloat16),
-            )
-            for field in program.fields
-        ),
-        bytes=stored,
-        of_mean=stored / mean,
-        of_kv=stored / (2 * program.page * mean),
-        state=dict(program.state),
-        mass=program.mass,
-        operations=sum(counts.values()),
-        over_pages=over_pages,
-        kernels=kernels(program),
-        device=str(device),
-    )
 
 
 # The differential test.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(NamedTuple):
     """A random sequence under a budget: what is tried."""
 
     what: str
@@ -102,18 +63,18 @@ class Trial:
 
 def sequences(page: int, reserved: int) -> list[Trial]:
     """Odd lengths, ties, one page, and budgets that are met exactly."""
-    least, odd = reserved * page, page // 2 + 1
-    lengths = {"odd": 9 * page + odd, "ties": 8 * page + 1, "exact": (reserved + 2) * page}
+    least, odd = reserved * page, 9 * page + page // 2 + 1
+    exact = (reserved + 2) * page
     return [
-        Trial(what="odd length", length=lengths["odd"], budget=least + 2 * page + odd),
-        Trial(what="least budget", length=lengths["odd"] - 1, budget=least),
-        Trial(what="ties", length=lengths["ties"], budget=least + 2 * page, coarse=True),
-        Trial(what="one token", length=1, budget=least),
-        Trial(what="part of a page", length=max(1, page - 1), budget=least),
-        Trial(what="one page", length=page, budget=least),
-        Trial(what="one page and a token", length=page + 1, budget=least),
-        Trial(what="budget of the length", length=lengths["exact"], budget=lengths["exact"]),
-        Trial(what="one below it", length=lengths["exact"], budget=lengths["exact"] - 1),
+        Trial("odd length", odd, least + 2 * page + page // 2 + 1),
+        Trial("least budget", odd - 1, least),
+        Trial("ties", 8 * page + 1, least + 2 * page, coarse=True),
+        Trial("one token", 1, least),
+        Trial("part of a page", max(1, page - 1), least),
+        Trial("one page", page, least),
+        Trial("one page and a token", page + 1, least),
+        Trial("budget of the length", exact, exact),
+        Trial("one below it", exact, exact - 1),
     ]
 
 
@@ -132,13 +93,40 @@ def check(
     `passed` is the verdict.
     """
     program = trace(flow, page, head_size, group)
-    described = describe(program, device)
-    if program.score is None:
-        return described
-    bed = _Bed(flow, program, torch.device(device), seed)
-    tests = bed.compare()
-    passed = all(test.passed for test in tests)
-    return described.replace(tests=tuple(tests), passed=passed, unordered=bed.unordered)
+    mean, stored = 2 * head_size, program.bytes(torch.bfloat16)
+    counts = Counter(node.op for node in program.nodes if node.inputs)
+    bed = None if program.score is None else _Bed(flow, program, torch.device(device), seed)
+    tests = () if bed is None else tuple(bed.compare())
+    return FlowCheck(
+        flow=program.name,
+        digest=program.digest,
+        page=page,
+        head_size=head_size,
+        group=group,
+        fields=tuple(
+            FlowField(
+                name=field.name,
+                kind=field.form.kind,
+                shape=field.shape,
+                bytes=field.bytes(torch.bfloat16),
+            )
+            for field in program.fields
+        ),
+        bytes=stored,
+        of_mean=stored / mean,
+        of_kv=stored / (2 * page * mean),
+        state=dict(program.state),
+        mass=program.mass,
+        operations=sum(counts.values()),
+        over_pages={
+            op: n for op, n in counts.items() if op.startswith("pages_") or op == "convolve"
+        },
+        kernels=kernels(program),
+        device=str(device),
+        tests=tests,
+        passed=all(test.passed for test in tests),
+        unordered=0 if bed is None else bed.unordered,
+    )
 
 
 class _Bed:
@@ -204,16 +192,8 @@ class _Bed:
 
     def _select(self, row: int, score_SGM: Tensor) -> Tensor:
         lengths_S = torch.arange(1, len(score_SGM) + 1, device=self.device)
-        lists = ops.select_pages(
-            score_SGM.contiguous(),
-            lengths_S,
-            torch.full_like(lengths_S, self.cases[row].budget),
-            page=self.program.page,
-            first=self.rule.first,
-            last=self.rule.last,
-            mass=self.rule.mass,
-        )
-        return mask_of(lists, score_SGM.shape[2])
+        case = Case(rule=self.rule, page=self.program.page, budget=self.cases[row].budget)
+        return kept_pages(case, score_SGM, lengths_S, self.rule.mass)
 
     # Token by token.
 

@@ -8,10 +8,8 @@ text, flow, budget and configuration, so that a run that was interrupted goes on
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from sparrow.calibrate.arms import Arm, arm, variant_of
 from sparrow.calibrate.flows.attention_error import Case, Probe
 from sparrow.calibrate.flows.texts import Text
-from sparrow.calibrate.replay import acceptances, read
-from sparrow.files import FolderLock, open_append, read_lines, refuse_links, sealed
+from sparrow.calibrate.replay import Arm, acceptances, arm, read, variant_of
+from sparrow.calibrate.store import Store
 from sparrow.models import Decoder, fingerprint
 from sparrow.schema.flow import Configuration, Errors, FlowScore, FlowScores, FlowText
 from sparrow.schema.surface import Variant
@@ -39,30 +36,20 @@ REFERENCE = Configuration()
 
 Progress = Callable[[int, int, str], None]
 Figures = dict[str, Any]
-Key = Mapping[str, Any]
 Cell = tuple[Variant, Arm]  # one thing to measure on every text
 
 
-# What is read, and what is kept.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(FlowText):
     """A text in tokens of a model."""
 
-    name: str
-    kind: str
     ids: tuple[int, ...]
-    note: str = ""
-
-    @property
-    def sha256(self) -> str:
-        """Of the tokens: equal ones are equal, wherever the text came from."""
-        return hashlib.sha256(np.asarray(self.ids, np.int64).tobytes()).hexdigest()[:16]
 
 
 def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[Sample]:
-    """The first `tokens` tokens of every text; all must have so many."""
+    """The first `tokens` tokens of every text; all must have so many.
+
+    Their sha256 is that of the tokens: equal ones are equal, wherever the text came from.
+    """
     made = []
     for text in texts:
         try:
@@ -74,52 +61,10 @@ def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[Sample]:
             ) from error
         if len(ids) < tokens:
             raise ValueError(f"text {text.name!r} has {len(ids)} tokens, {tokens} are asked for")
-        made.append(Sample(name=text.name, kind=text.kind, ids=tuple(ids[:tokens]), note=text.note))
+        digest = hashlib.sha256(np.asarray(ids[:tokens], np.int64).tobytes()).hexdigest()[:16]
+        about = {"name": text.name, "kind": text.kind, "sha256": digest, "note": text.note}
+        made.append(Sample(**about, ids=tuple(ids[:tokens])))
     return made
-
-
-class Store:
-    """Measured figures by what they were measured of: JSON lines in a run folder.
-
-    One process at a time has the folder, from the beginning until `close`.
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        self.file = Path(folder) / CELLS
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = FolderLock(self.file.parent, setting="--out")
-        self._found: dict[str, Figures] = {}
-        try:
-            self._read()
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        self._lock.close()
-
-    def get(self, key: Key) -> Figures | None:
-        return self._found.get(json.dumps(key, sort_keys=True))
-
-    def put(self, key: Key, figures: Figures) -> Figures:
-        """Keep figures, on the disk before anything else is measured."""
-        with open_append(self.file) as file:
-            file.write(f"{sealed(json.dumps({'key': dict(key), 'figures': figures}))}\n".encode())
-        return self._found.setdefault(json.dumps(key, sort_keys=True), figures)
-
-    def _read(self) -> None:
-        """A last line without its end is of a run that was killed while it wrote."""
-        refuse_links([self.file])
-        if not self.file.exists():
-            return
-        data = self.file.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            os.truncate(self.file, len(whole))
-        for number, cell in enumerate(read_lines(self.file), 1):
-            if cell.keys() != {"key", "figures"} or not isinstance(cell["figures"], dict):
-                raise ValueError(f"{self.file}, line {number}: not a measured cell")
-            self._found[json.dumps(cell["key"], sort_keys=True)] = cell["figures"]
 
 
 def append_leaderboard(file: str | Path, scores: FlowScores) -> int:
@@ -145,12 +90,9 @@ def score(
     against: Sequence[Flow] = (),
     configuration: Configuration = REFERENCE,
     reference: bool = False,
-    errors: bool = True,
     progress: Progress | None = None,
 ) -> FlowScores:
     """Measure flows, and others beside them, on every text.
-
-    Without `errors` only p05 is measured: recall, mass and output error of new cells stay unknown.
 
     The block mean is always beside them; with `reference` also in the reference configuration,
     which a leaderboard needs.
@@ -158,102 +100,95 @@ def score(
     _check(model, texts, budgets, configuration)
     places = [(flow, configuration) for flow in (*flows, block_mean, *against)]
     places += [(block_mean, REFERENCE)] if reference else []
-    variants = [variant_of(flow, flow.name, model.spec, **dict(own)) for flow, own in places]
-    unique: dict[str, Cell] = {}  # each content once
-    for variant, (flow, _) in zip(variants, places, strict=True):
-        for budget in dict.fromkeys(budgets):
-            cell = variant, arm(variant, flow, budget)
-            unique.setdefault(repr(_key(cell)), cell)
-    cells, weights = list(unique.values()), fingerprint(model)
-    total = len(texts) * (len(cells) + 1)
+    cells, weights = _cells(model, places, budgets), fingerprint(model)
 
-    def tell(number: int, done: int, what: str) -> None:
+    def tell(before: int, done: int, what: str) -> None:
         if progress is not None:
-            progress(number * (len(cells) + 1) + done, total, what)
+            progress(before + done, len(texts) * len(cells), what)
 
-    found = [
-        _text(model, text, cells, weights, store, errors, partial(tell, number))
-        for number, text in enumerate(texts)
-    ]
-    submitted = {variant.digest for variant in variants[: len(flows)]}
-    plain = {v.digest for v, (flow, _) in zip(variants, places, strict=True) if flow is block_mean}
-    rows = _rows(cells, found, plain, 2 * model.spec.head_size)
+    found = []
+    for number, text in enumerate(texts):
+        keys = [{"model": weights, "text": text.sha256} | _key(cell) for cell in cells]
+        found.append(_measure(model, text, cells, keys, store, partial(tell, number * len(cells))))
     return FlowScores(
         model=model.source.name if model.source else "random weights",
         fingerprint=weights,
         dtype=str(model.dtype).removeprefix("torch."),
         device=model.device.type,
         tokens=len(texts[0].ids),
-        texts=tuple(
-            FlowText(**{name: getattr(text, name) for name in FlowText.model_fields})
-            for text in texts
-        ),
+        texts=tuple(FlowText(**text.model_dump(exclude={"ids"})) for text in texts),
         configuration=configuration,
-        rows=tuple(
-            row.replace(submitted=row.digest in submitted and _configuration(row) == configuration)
-            for row in rows
-        ),
+        rows=tuple(_rows(model, cells, found, [(flow, configuration) for flow in flows])),
     )
 
 
 def _check(
     model: Decoder, texts: Sequence[Sample], budgets: Sequence[int], configuration: Configuration
 ) -> None:
-    if not texts or not budgets:
-        raise ValueError(f"got {len(texts)} texts and {len(budgets)} budgets, allowed: some")
+    if not budgets:
+        raise ValueError("got no budget to score flows under, allowed: one or more")
     tokens, room = len(texts[0].ids), model.spec.max_positions
     if not 1 < tokens <= room:
         raise ValueError(f"got {tokens} tokens a text, allowed: 2 to {room}, the model's context")
-    wide = [budget for budget in budgets if budget >= tokens]
-    if wide:
-        raise ValueError(
-            f"a budget of {wide[0]} keeps all of {tokens} tokens; give a smaller one or more tokens"
-        )
+    if max(budgets) >= tokens:
+        wide = f"a budget of {max(budgets)} keeps all of {tokens} tokens"
+        raise ValueError(f"{wide}; give a smaller one or more tokens")
     beyond = [layer for layer in configuration.dense_layers if layer >= model.spec.layers]
     if beyond:
-        raise ValueError(
-            f"dense layers {beyond}: the model has layers 0 to {model.spec.layers - 1}"
-        )
+        most = model.spec.layers - 1
+        raise ValueError(f"dense layers {beyond}: the model has layers 0 to {most}")
 
 
-def _configuration(own: Variant | FlowScore) -> Configuration:
+def _cells(
+    model: Decoder, places: Sequence[tuple[Flow, Configuration]], budgets: Sequence[int]
+) -> list[Cell]:
+    """Each content once, under the first of its names."""
+    unique: dict[str, Cell] = {}
+    for flow, configuration in places:
+        variant = variant_of(flow, flow.name, model.spec, **dict(configuration))
+        for budget in budgets:
+            cell = variant, arm(variant, flow, budget)
+            unique.setdefault(repr(_key(cell)), cell)
+    return list(unique.values())
+
+
+def _configuration(own: Variant) -> Configuration:
     return Configuration(**{name: getattr(own, name) for name in Configuration.model_fields})
 
 
-def _key(cell: Cell) -> dict[str, Any]:
+def _key(cell: Cell) -> Figures:
     variant, arm = cell
     own = {"digest": variant.digest, "budget": arm.budget}
     return own | dict(_configuration(variant)) | {"measure": MEASURE}
 
 
-def _text(
+def _measure(
     model: Decoder,
     text: Sample,
     cells: Sequence[Cell],
-    weights: str,
+    keys: Sequence[Figures],
     store: Store,
-    errors: bool,
     tell: Callable[[int, str], None],
 ) -> list[Figures]:
     """The figures of all cells on one text: kept ones, and those made now."""
-    keys = [{"model": weights, "text": text.sha256} | _key(cell) for cell in cells]
-    found = {n: kept for n, key in enumerate(keys) if (kept := store.get(key)) is not None}
-    missing = [n for n in range(len(cells)) if n not in found]
+    found = [store.get(key) for key in keys]
+    missing = [n for n, figures in enumerate(found) if figures is None]
     if missing:
         tell(0, f"{text.name}: dense")
-        probe = Probe([_case(cells[n][1]) for n in missing]) if errors else None
+        probe = Probe([_case(cells[n][1]) for n in missing])
         dense = read(model, text.ids, probe)
-        for n, seen in zip(missing, _seen(probe, len(missing)), strict=True):
-            (_, arm), start = cells[n], time.perf_counter()
+        for n, (whole, layers) in zip(missing, probe.results(), strict=True):
+            arm, start = cells[n][1], time.perf_counter()
             assert arm.schedule is not None
-            tell(1 + n, f"{text.name}: {arm.flow.name}, budget {arm.budget}")
+            tell(n, f"{text.name}: {arm.flow.name}, budget {arm.budget}")
             alpha = acceptances(model, dense, 1, arm.schedule, arm.flow).cpu().numpy()
-            figures: Figures = {"name": text.name, "flow": arm.flow.name}
-            figures |= {"p05": float(np.quantile(alpha, TAIL)), "mean": float(alpha.mean()), **seen}
+            figures = {"name": text.name, "flow": arm.flow.name, **dict(whole)}
+            figures |= {"p05": float(np.quantile(alpha, TAIL)), "mean": float(alpha.mean())}
+            figures["layers"] = {str(layer): _errors([dict(own)]) for layer, own in layers.items()}
             figures["seconds"] = round(time.perf_counter() - start, 3)
             found[n] = store.put(keys[n], figures)
-    tell(1 + len(cells), text.name)
-    return [found[n] for n in range(len(cells))]
+    tell(len(cells), text.name)
+    return [figures for figures in found if figures is not None]
 
 
 def _case(arm: Arm) -> Case:
@@ -263,28 +198,19 @@ def _case(arm: Arm) -> Case:
     return Case(rule=rule, page=arm.schedule.page, budget=arm.budget)
 
 
-def _seen(probe: Probe | None, cells: int) -> list[Figures]:
-    """What a probe saw of every cell; without one nothing."""
-    if probe is None:
-        return [{**dict(Errors()), "queries": 0, "layers": {}}] * cells
-    return [
-        dict(whole) | {"layers": {str(n): _three(dict(own)) for n, own in sorted(layers.items())}}
-        for whole, layers in zip(probe.results(), probe.by_layer(), strict=True)
-    ]
-
-
-def _three(figures: Mapping[str, Any]) -> Figures:
-    return {name: figures[name] for name in Errors.model_fields}
-
-
 # What comes out.
 
 
 def _rows(
-    cells: Sequence[Cell], found: Sequence[Sequence[Figures]], plain: set[str], mean_bytes: int
+    model: Decoder,
+    cells: Sequence[Cell],
+    found: Sequence[Sequence[Figures]],
+    submitted: Sequence[tuple[Flow, Configuration]],
 ) -> list[FlowScore]:
-    """found: by text, the figures of every cell. plain, mean_bytes: of the block mean."""
+    """A row of every cell. found: by text, the figures of every cell."""
     p05 = np.array([[figures["p05"] for figures in text] for text in found])
+    pages = {variant.page for variant, _ in cells}
+    plain = {variant_of(block_mean, "", model.spec, page=page).digest for page in pages}
     base = {
         (_configuration(variant), one.budget): p05[:, n]
         for n, (variant, one) in enumerate(cells)
@@ -303,10 +229,10 @@ def _rows(
                 flow=variant.flow,
                 digest=variant.digest,
                 bytes=variant.field_bytes,
-                of_mean=variant.field_bytes / mean_bytes,
+                of_mean=variant.field_bytes / (2 * model.spec.head_size),
                 budget=one.budget,
                 **dict(own),
-                submitted=False,
+                submitted=(one.flow, own) in submitted,
                 **gains,
                 **_means([text[n] for text in found]),
             )

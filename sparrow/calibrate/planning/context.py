@@ -4,7 +4,6 @@ A workload is how many sequences of which lengths one rollout has to generate, h
 price of a budget is the time of the rows in a bin of lengths, over the trace of the workload.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,8 @@ from sparrow.calibrate.planning.cost import (
     trace,
 )
 from sparrow.calibrate.planning.hardware import Hardware, StepModel
-from sparrow.files import parse_json, read_text
+from sparrow.files import parse_document, parse_json, read_text
+from sparrow.schema.calibrate import PlanConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Cell, Surface, Variant
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # that room loads torch
     from sparrow.models.spec import ModelSpec
 
 PUBLISHED = "published"
-PROMPT = 16
+PROMPT, SAMPLES = 16, 8  # tokens of a prompt, answers to it, where nothing is said
 MOST_BYTES = 2**26  # of a file of lengths
 MOST_SEQUENCES = 2**14  # of a workload: each takes part in the count of steps
 LONGEST = 2**31 - 1
@@ -61,8 +61,6 @@ class Workload:
         if not 2 <= self.lengths.min() <= self.lengths.max() <= LONGEST:
             given = f"{self.lengths.min()} to {self.lengths.max()} tokens"
             raise ValueError(f"workload {self.name}: got {given}, allowed: 2 to {LONGEST}")
-        if self.most is not None and self.most < 1:
-            raise ValueError(f"a batch of {self.most}: allowed is 1 at least")
 
     @property
     def shortest_prompt(self) -> int:
@@ -78,38 +76,34 @@ class Workload:
         )
 
 
-def workload(
-    name: str,
-    *,
-    measured: Sequence[int] = (),
-    prompts: int | None = None,
-    samples: int = 8,
-    most: int | None = None,
-    cutoff: int | None = None,
-    prompt: int = PROMPT,
-) -> Workload:
-    """A workload by name: "published", "surface" (lengths that were measured), or a file.
+def workload(surface: Surface, config: PlanConfig) -> Workload:
+    """The workload that was asked for: "published", "surface" (lengths measured), or a file.
 
-    With `prompts`, so many times `samples` sequences are drawn from the lengths, always the same;
-    samples of a prompt do not share its memory here. Lengths end at the cut-off.
+    Where nothing is said, it is that of the surface's own answers. With `prompts`, so many times
+    `samples` sequences are drawn from the lengths, always the same; samples of a prompt do not
+    share its memory here. Lengths end where nothing was measured.
     """
+    own = surface.mode == "generated" and surface.lengths
+    name = config.lengths or ("surface" if own else PUBLISHED)
+    prompt = config.prompt_tokens or (name == "surface" and surface.prompt_tokens) or PROMPT
     if name == PUBLISHED:
         lengths = published_lengths()
-    elif name == "surface":
-        if not len(measured):
-            raise ValueError("the surface has no lengths of answers: give --lengths another way")
-        lengths = np.asarray(measured, np.int64)
-    else:
+    elif name != "surface":
         lengths = _of_file(Path(name))
-    if prompts is not None:
-        if min(prompts, samples) < 1 or prompts * samples > MOST_SEQUENCES:
-            given = f"{prompts} prompts of {samples} samples"
-            raise ValueError(f"{given}: allowed: 1 or more each, {MOST_SEQUENCES} in all")
-        lengths = np.random.default_rng(0).choice(lengths, prompts * samples)
-    if cutoff is not None and lengths.max() > cutoff:
-        lengths = np.minimum(lengths, cutoff)
-        name = f"{name}, cut at {cutoff} tokens"
-    return Workload(name=name, lengths=lengths, prompt=prompt, most=most)
+    elif surface.lengths:
+        lengths = np.asarray(surface.lengths, np.int64)
+    else:
+        raise ValueError("the surface has no lengths of answers: give --lengths another way")
+    if config.prompts is not None:
+        count = config.prompts * (config.samples or SAMPLES)
+        if count > MOST_SEQUENCES:
+            raise ValueError(f"got {count} sequences, allowed: {MOST_SEQUENCES} in all")
+        lengths = np.random.default_rng(0).choice(lengths, count)
+    cells = believed(surface.cells)
+    cutoff = measured_to(cells) if cells else surface.bins[-1]
+    if lengths.max() > cutoff:
+        lengths, name = np.minimum(lengths, cutoff), f"{name}, cut at {cutoff} tokens"
+    return Workload(name=name, lengths=lengths, prompt=prompt, most=config.batch)
 
 
 def _of_file(place: Path) -> IntArray:
@@ -150,46 +144,14 @@ class PlanningContext:
     workload: Workload
 
     @classmethod
-    def of(
-        cls,
-        surface: Surface,
-        hardware: Hardware,
-        *,
-        lengths: str | None = None,
-        prompts: int | None = None,
-        samples: int = 8,
-        batch: int | None = None,
-        prompt_tokens: int | None = None,
-    ) -> "PlanningContext":
-        """Where nothing is said, the workload is that of the surface's own answers.
-
-        lengths        published, surface, or a file of lengths
-        prompts        of a rollout, with `samples` answers each; None: the lengths as they are
-        batch          sequences at once, at most
-        prompt_tokens  of a prompt; None: as measured
-        """
+    def of(cls, surface: Surface, hardware: Hardware, config: PlanConfig) -> "PlanningContext":
         from sparrow.models.spec import spec_from_hf  # loads torch
 
-        usual = "surface" if surface.mode == "generated" and surface.lengths else PUBLISHED
-        name = lengths or usual
-        measured = surface.prompt_tokens if name == "surface" else 0
-        cells = believed(surface.cells)
-        work = workload(
-            name,
-            measured=surface.lengths,
-            prompts=prompts,
-            samples=samples,
-            most=batch,
-            cutoff=measured_to(cells) if cells else surface.bins[-1],
-            prompt=prompt_tokens or measured or PROMPT,
-        )
         try:
-            shape = json.loads(surface.shape)
+            shape = parse_document(surface.shape)
         except ValueError as error:
-            raise ValueError(f"the surface's shape is no JSON: {error}") from error
-        if not isinstance(shape, dict):
-            raise ValueError(f"the surface's shape is no config.json: {surface.shape:.60}")
-        spec = spec_from_hf(shape, "the surface's model")
+            raise ValueError(f"the surface's shape: {error}") from error
+        spec, work = spec_from_hf(shape, "the surface's model"), workload(surface, config)
         return cls(surface=surface, spec=spec, hardware=hardware, workload=work)
 
     def reads(self, variant: Variant, schedule: Schedule | None) -> ByteModel:
@@ -204,12 +166,17 @@ class PlanningContext:
     def steps(self, variant: Variant, schedule: Schedule | None) -> StepModel:
         return StepModel(self.hardware, self.reads(variant, schedule))
 
+    def capacity(self, variant: Variant) -> int:
+        """Tokens that fit into memory; it holds the variant's landmarks too."""
+        reads, hardware = self.reads(variant, None), self.hardware
+        return reads.capacity(memory=hardware.memory, reserve=hardware.reserve)
+
     def trace(self, variant: Variant) -> Trace:
-        """Who runs beside whom; memory holds the variant's landmarks too."""
+        """Who runs beside whom."""
         return trace(
             self.workload.lengths,
             prompt=self.workload.shortest_prompt,
-            capacity=self.hardware.capacity(self.reads(variant, None)),
+            capacity=self.capacity(variant),
             page=variant.page,
             most=self.workload.most,
         )
@@ -221,16 +188,10 @@ class PlanningContext:
     def limit(self, variant: Variant, schedule: Schedule) -> Limit:
         """What bytes alone allow, at the machine's published rate."""
         return limit(
-            self.spec,
-            schedule,
-            self.workload.lengths,
-            prompt=self.workload.shortest_prompt,
-            memory=self.hardware.memory,
-            reserve=self.hardware.reserve,
+            self.reads(variant, schedule),
+            self.trace(variant),
+            capacity=self.capacity(variant),
             bytes_per_s=self.hardware.bytes_per_s,
-            itemsize=ITEMSIZE,
-            field_bytes=variant.field_bytes,
-            most=self.workload.most,
         )
 
 
@@ -270,10 +231,10 @@ def prices(
         return by_bin(np.concatenate([[0], reads.rows(lengths[1:]).total]) * visits)
 
     return Prices(
-        seconds=np.array([by_bin(m.per_row(1, longest) * visits) for m in models]).T,
+        seconds=np.array([by_bin(m.per_row(longest) * visits) for m in models]).T,
         read=np.array([bytes_of(m.reads) for m in models]).T,
         fixed=by_bin(fixed),
-        dense_seconds=by_bin(dense.per_row(1, longest) * visits + dense_fixed),
+        dense_seconds=by_bin(dense.per_row(longest) * visits + dense_fixed),
         dense_read=bytes_of(context.reads(variant, None)),
     )
 
@@ -284,7 +245,7 @@ def _visits(over: Trace, model: StepModel) -> tuple[FloatArray, FloatArray]:
     visits, fixed = np.zeros(longest + 1), np.zeros(longest + 1)
     for lengths in over.chunks():
         rows = lengths.shape[1]
-        alone = model(lengths) - model.per_row(rows, longest)[lengths].sum(axis=1)
+        alone = model(lengths) - model.per_row(longest)[lengths].sum(axis=1)
         np.add.at(visits, lengths, 1.0)
         np.add.at(fixed, lengths, (alone / rows)[:, None])
     return visits, fixed

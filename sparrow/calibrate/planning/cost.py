@@ -23,7 +23,7 @@ numpy and no torch: plans read this too.
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -97,14 +97,11 @@ class ByteModel:
         if self.schedule is not None and self.schedule.page != self.page:
             made = f"schedule {self.schedule.name!r} has pages of {self.schedule.page} tokens"
             raise ValueError(f"{made}, the byte model pages of {self.page}")
-        if (
-            self.schedule is not None
-            and self.schedule.flow != "block-mean"
-            and self.field_bytes is None
-        ):
+        flow = "block-mean" if self.schedule is None else self.schedule.flow
+        if flow != "block-mean" and self.field_bytes is None:
             raise ValueError(
-                f"schedule {self.schedule.name!r} is for the flow {self.schedule.flow!r}: give the "
-                "bytes that it keeps with a page and KV head (field_bytes)"
+                f"a schedule for the flow {flow!r}: give the bytes that it keeps with a page and "
+                "KV head (field_bytes)"
             )
 
     @property
@@ -167,9 +164,9 @@ class ByteModel:
 
     def step(self, lengths: Sequence[int] | IntArray) -> Traffic:
         """One step of rows at these total lengths, the tokens of the step included."""
-        parts = self.rows(np.asarray(lengths, dtype=np.int64))
-        dense, kept, landmarks = (int(part.sum()) for part in parts)
-        return Traffic(weights=self.weights, dense=dense, kept=kept, landmarks=landmarks)
+        rows = self.rows(np.asarray(lengths, dtype=np.int64))
+        parts = {name: int(part.sum()) for name, part in rows._asdict().items()}
+        return Traffic(weights=self.weights, **parts)
 
     def steps(self, longest: int) -> Callable[[IntArray], IntArray]:
         """A fast `step(...).total` of many steps at once, as `StepSeconds` gets them."""
@@ -224,14 +221,10 @@ class Trace:
         runs = (self.starts <= step) & (step < self.ends)
         return (self.prompts + 1 + step - self.starts)[runs]
 
-    def segments(self) -> list[tuple[int, int]]:
-        """First step and end of every stretch in which nobody enters or leaves."""
-        edges = np.unique(np.concatenate([self.starts, self.ends])).tolist()
-        return list(pairwise(edges))
-
     def chunks(self, most: int = CHUNK) -> Iterator[IntArray]:
         """Lengths [steps, rows] of all steps, in order; the rows of a chunk are the same."""
-        for first, end in self.segments():
+        edges = np.unique(np.concatenate([self.starts, self.ends])).tolist()
+        for first, end in pairwise(edges):  # in between nobody enters or leaves
             for start in range(first, end, most):
                 ahead = np.arange(min(end, start + most) - start)
                 yield self.at(start)[None, :] + ahead[:, None]
@@ -254,7 +247,11 @@ def trace(
     final = np.asarray(lengths, dtype=np.int64)
     room = int(final.sum()) + page * len(final) if capacity is None else capacity
     needs = -(-final // page) * page
-    _check_trace(final, needs, prompt, room)
+    if not len(final) or not 0 <= prompt < final.min() or needs.max() > room:
+        raise ValueError(
+            f"trace: got lengths up to {final.max(initial=0)} and a prompt of {prompt} tokens, "
+            f"allowed: one or more lengths above the prompt's, each of which fits into {room}"
+        )
     starts: list[int] = []
     running: list[tuple[int, int]] = []  # (end, tokens of memory), the earliest end first
     now = 0
@@ -268,21 +265,6 @@ def trace(
     return Trace(lengths=final, prompts=np.full_like(final, prompt), starts=np.array(starts))
 
 
-def _check_trace(final: IntArray, needs: IntArray, prompt: int, room: int) -> None:
-    if not len(final):
-        raise ValueError("trace: no lengths were given, allowed: one or more")
-    if prompt < 0 or final.min() <= prompt:
-        raise ValueError(
-            f"trace: got a prompt of {prompt} tokens and a final length of {final.min()}, "
-            "allowed: prompts of 0 and more, every length above that"
-        )
-    if needs.max() > room:
-        raise ValueError(
-            f"trace: a request of {final.max()} tokens does not fit into {room}, allowed: "
-            "requests that fit alone"
-        )
-
-
 def published_lengths(requests: int = 60, *, cutoff: int = 32_768) -> IntArray:
     """Final lengths of the workload that rollouts are judged by; a cut-off may shorten it."""
     drawn = np.random.default_rng(0).lognormal(np.log(14_000), 0.65, requests)
@@ -294,13 +276,11 @@ def published_lengths(requests: int = 60, *, cutoff: int = 32_768) -> IntArray:
 
 def rollout_bytes(model: ByteModel, over: Trace) -> Traffic:
     """Everything that the steps of a trace read, exactly."""
-    parts = []
-    for part in model.rows(np.arange(1, int(over.lengths.max()) + 1)):
+    parts = {}
+    for name, part in model.rows(np.arange(1, int(over.lengths.max()) + 1))._asdict().items():
         upto = np.concatenate([[0], part.cumsum()])
-        parts.append(int((upto[over.lengths] - upto[over.prompts]).sum()))
-    dense, kept, landmarks = parts
-    weights = over.steps * model.weights
-    return Traffic(weights=weights, dense=dense, kept=kept, landmarks=landmarks)
+        parts[name] = int((upto[over.lengths] - upto[over.prompts]).sum())
+    return Traffic(weights=over.steps * model.weights, **parts)
 
 
 def rollout_seconds(over: Trace, step_seconds: StepSeconds) -> float:
@@ -324,40 +304,72 @@ class Limit:
     def speed_up(self) -> float:
         return self.dense.total / self.sparse.total
 
-    @property
-    def tokens_per_s(self) -> tuple[float, float]:
-        """Dense and sparse."""
-        dense, sparse = self.dense.total, self.sparse.total
-        return self.tokens * self.bytes_per_s / dense, self.tokens * self.bytes_per_s / sparse
 
-
-def limit(
-    spec: "ModelSpec",
-    schedule: Schedule,
-    lengths: Sequence[int] | IntArray,
-    *,
-    prompt: int = 0,
-    memory: float = H200_MEMORY,
-    reserve: float = RESERVE,
-    bytes_per_s: float = H200_BYTES_PER_S,
-    itemsize: int = 2,
-    field_bytes: int | None = None,
-    most: int | None = None,
-) -> Limit:
-    """The most that a schedule can gain over dense on these requests, on such a device."""
-    page = schedule.page
-    sparse = ByteModel(
-        spec=spec, schedule=schedule, itemsize=itemsize, page=page, field_bytes=field_bytes
-    )
-    dense = ByteModel(spec=spec, itemsize=itemsize, page=page)
-    fits = sparse.capacity(memory=memory, reserve=reserve)
-    over = trace(lengths, prompt=prompt, capacity=fits, page=page, most=most)
+def limit(reads: ByteModel, over: Trace, *, capacity: int, bytes_per_s: float) -> Limit:
+    """The most that a schedule can gain over dense on a trace. capacity: tokens that fit."""
     return Limit(
-        dense=rollout_bytes(dense, over),
-        sparse=rollout_bytes(sparse, over),
+        dense=rollout_bytes(replace(reads, schedule=None), over),
+        sparse=rollout_bytes(reads, over),
         steps=over.steps,
         tokens=over.tokens,
         mean_batch=over.mean_batch,
-        capacity=fits,
+        capacity=capacity,
         bytes_per_s=bytes_per_s,
     )
+
+
+# The paper's cost: eFLOPs, operations plus intensity times bytes, comp + I * mem.
+
+
+def eflops(reads: ByteModel, read: Traffic, tokens: int, intensity: float) -> float:
+    """eFLOPs of drawing so many tokens that read so much, in our consistent form.
+
+    Operations are 2 for each weight and token, 2 for each number of keys and values and query head
+    that reads it, and 2 for each number of a mean key where pages are scored, whatever a landmark
+    holds. Bytes are those of keys, values and landmarks. Like the printed form it leaves out
+    reading the weights.
+
+    What differs from that: steps are summed at their own lengths, with dense layers and reserved
+    pages; the prompt's part of scoring has its 1 / page, and half the width (a landmark is a key
+    and no value); scores are of the mean query; every sample reads the prompt's pages itself, as
+    kernels do that have a program for each row; the token of a step counts in its length; an
+    embedding that is only looked up is no product.
+    """
+    spec = reads.spec
+    products = 2 * reads.weights / reads.itemsize * tokens
+    attended = 2 * (spec.heads // spec.kv_heads) * read.kv / reads.itemsize
+    scored = 2 * spec.kv_heads * spec.head_size * read.landmarks / reads.landmark
+    return products + attended + scored + intensity * (read.kv + read.landmarks)
+
+
+def printed_speed_up(
+    spec: "ModelSpec",
+    intensity: float,
+    *,
+    samples: int,
+    prompt: int,
+    output: int,
+    budget: int,
+    page: int = 16,
+) -> float:
+    """Dense over sparse in eFLOPs as the paper prints them, term by term, 2 bytes a number.
+
+    With P parameters, N samples, r query heads of a KV head, B the budget, and D the numbers of one
+    token's keys and values in all layers:
+
+        dense    comp = 2 P N Lout + r (2 Lin + Lout) Lout N D     mem = 2 Lin Lout D + N Lout^2 D
+        sparse   comp = 2 P N Lout + 2 r N D B Lout                mem = 2 N D B Lout
+        scoring  comp = 2 N Lin D Lout + r N D Lout^2 / (2 page)   mem = 2 Lin D Lout
+                                                                         + N D Lout^2 / (2 page)
+    """
+    width, ratio = 2 * spec.layers * spec.kv_heads * spec.head_size, spec.heads // spec.kv_heads
+    products = 2 * spec.parameters() * samples * output
+    square = samples * width * output**2
+    attended = 2 * samples * width * budget * output
+    shared = 2 * prompt * width * output
+    marks = square / (2 * page)
+    compared = ratio * (2 * prompt + output) * output * samples * width
+    dense = products + compared + intensity * (shared + square)
+    sparse = products + (ratio + intensity) * attended
+    scoring = samples * shared + ratio * marks + intensity * (shared + marks)
+    return dense / (sparse + scoring)

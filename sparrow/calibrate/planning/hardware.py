@@ -127,10 +127,6 @@ class Hardware(Record):
         """Operations that take as long as reading one byte, by the published figures."""
         return self.flops_per_s / self.bytes_per_s
 
-    def capacity(self, reads: ByteModel) -> int:
-        """Tokens whose keys, values and landmarks fit beside the weights."""
-        return reads.capacity(memory=self.memory, reserve=self.reserve)
-
 
 def known() -> tuple[str, ...]:
     """Names of the machines that the package knows."""
@@ -153,38 +149,33 @@ class StepModel:
     def fixed(self, rows: int, longest: int) -> float:
         """Seconds of a step that do not depend on lengths, but for the longest: table widths do."""
         engine = self.hardware.engine
-        if rows < 1 or longest < 1:
-            given = f"{rows} rows, the longest of {longest} tokens"
-            raise ValueError(f"a step: got {given}, allowed: 1 and more of both")
         if engine is None:
             return self.reads.weights / self.hardware.bytes_per_s
         work = fixed_work(self.reads, rows, longest, engine.product_rows, engine.narrow_pages)
         return float(work @ engine.fixed_costs())
 
-    def per_row(self, rows: int, longest_length: int) -> FloatArray:
-        """Seconds that a row adds to a step, by its total length from 0 to `longest_length`.
+    def per_row(self, longest: int) -> FloatArray:
+        """Seconds that a row adds to a step, by its total length from 0 to `longest`.
 
         On the machines measured so far they are the same beside any number of rows.
         """
-        if longest_length >= len(self._seconds):
-            upto = max(longest_length, 2 * len(self._seconds), BOOK)
-            self._seconds = np.concatenate([[0.0], self._of(np.arange(1, upto + 1))])
-        return self._seconds[: longest_length + 1]
+        if longest >= len(self._seconds):
+            upto = max(longest, 2 * len(self._seconds), BOOK)
+            parts, engine = self.reads.rows(np.arange(1, upto + 1)), self.hardware.engine
+            seconds = parts.total / self.hardware.bytes_per_s
+            if engine is not None:
+                seconds = np.stack(parts, axis=-1) @ engine.row_costs()
+            self._seconds = np.concatenate([[0.0], seconds])
+        return self._seconds[: longest + 1]
 
     def __call__(self, lengths: IntArray) -> FloatArray:
         """Seconds of steps, given the total lengths of their rows [steps, rows]."""
         rows, longest = lengths.shape[1], lengths.max(axis=1)
-        each = self.per_row(rows, int(longest.max()))[lengths].sum(axis=1)
+        each = self.per_row(int(longest.max()))[lengths].sum(axis=1)
         engine = self.hardware.engine
         narrow = 1 if engine is None else max(1, engine.narrow_pages * self.reads.page)
         wide = longest > narrow  # all that fixed costs depend on beside the rows
         return each + np.where(wide, self.fixed(rows, narrow + 1), self.fixed(rows, narrow))
-
-    def _of(self, lengths: IntArray) -> FloatArray:
-        parts = self.reads.rows(lengths)
-        if self.hardware.engine is None:
-            return parts.total / self.hardware.bytes_per_s
-        return np.stack(parts, axis=-1) @ self.hardware.engine.row_costs()
 
 
 def stretched(hardware: Hardware, spec: "ModelSpec", rows: int) -> list[str]:

@@ -10,29 +10,26 @@ costs that add up over bins. Costs need not rise with the budget (a bin that is 
 landmarks), and what is allowed need not either (measurements are noisy).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.calibrate.planning import eflops
 from sparrow.calibrate.planning.context import (
     FEW,
     PlanningContext,
-    Prices,
     believed,
     measured_to,
     prices,
 )
-from sparrow.calibrate.planning.cost import FloatArray, Limit
+from sparrow.calibrate.planning.cost import FloatArray, eflops, printed_speed_up
 from sparrow.calibrate.planning.hardware import stretched
 from sparrow.files import remove_unfinished
+from sparrow.schema.calibrate import PlanConfig
 from sparrow.schema.plan import (
-    By,
     CheckedBin,
     Compared,
     ComparedBin,
@@ -47,12 +44,6 @@ from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface, Variant
 PLAN, SCHEDULE = "plan.json", "schedule.json"
 ASIDE = 0.02  # how far from the target the plan is looked at again
 
-Cells = dict[tuple[int, int], Cell]  # by start of the bin and budget
-
-
-class Unmeasured(ValueError):
-    """A variant of which too little is known to plan anything."""
-
 
 class Unreachable(ValueError):
     """No schedule keeps the target; `nearest` is the greatest that one could keep."""
@@ -64,43 +55,42 @@ class Unreachable(ValueError):
 
 def plan(
     context: PlanningContext,
-    target: float,
+    config: PlanConfig,
     *,
-    by: By = "low",
-    allow_dense: bool = False,
-    variants: Sequence[str] = (),
     compare: Schedule | None = None,
     check: Surface | None = None,
 ) -> PlanFile:
     """The plan, the same at targets a little aside, another schedule and a check run beside it."""
-
-    def options_for(aim: float) -> list[Option]:
-        return plan_options(context, aim, by=by, allow_dense=allow_dense, variants=variants)
-
-    options = options_for(target)
-    best, limits = options[0], [option.limit(context) for option in options]
+    options, target = plan_options(context, config), config.target
+    best, limits = options[0], [context.limit(one.variant, one.schedule) for one in options]
     near = (round(target + change, 6) for change in (-ASIDE, ASIDE))
-    dense, sparse = limits[0].dense.total, limits[0].sparse.total
+    limit, reads = limits[0], context.reads(best.variant, best.schedule)
+    dense_eflops, sparse_eflops = (
+        eflops(reads, read, limit.tokens, context.hardware.intensity)
+        for read in (limit.dense, limit.sparse)
+    )
     return PlanFile(
         model=context.surface.model,
         variant=best.variant.name,
         target=target,
-        by=by,
+        by=config.by,
         bins=best.bins,
-        sensitivity=tuple(_aside(options_for, aim) for aim in near if 0 < aim < 1),
+        sensitivity=tuple(
+            _aside(context, config.replace(target=aim)) for aim in near if 0 < aim < 1
+        ),
         speed_up=best.speed_up,
-        limit=limits[0].speed_up,
-        eflops=_eflops(context, best),
-        eflops_printed=_eflops_printed(context, best),
+        limit=limit.speed_up,
+        eflops=dense_eflops / sparse_eflops,
+        eflops_printed=_eflops_printed(context, best.schedule),
         seconds=best.seconds,
         dense_seconds=best.dense_seconds,
-        steps=limits[0].steps,
-        ms_step=1e3 * best.seconds / limits[0].steps,
-        dense_ms_step=1e3 * best.dense_seconds / limits[0].steps,
-        tokens=limits[0].tokens,
-        capacity=limits[0].capacity,
-        bytes=sparse,
-        dense_bytes=dense,
+        steps=limit.steps,
+        ms_step=1e3 * best.seconds / limit.steps,
+        dense_ms_step=1e3 * best.dense_seconds / limit.steps,
+        tokens=limit.tokens,
+        capacity=limit.capacity,
+        bytes=limit.sparse.total,
+        dense_bytes=limit.dense.total,
         hardware=context.hardware.name,
         hardware_note=context.hardware.note,
         workload=context.workload.describe(),
@@ -110,7 +100,7 @@ def plan(
         ),
         compare=None if compare is None else _compared(context, best, compare),
         check=None if check is None else _checked(context, best, check),
-        notes=best.notes(context),
+        notes=notes(context, best),
         schedule=best.schedule,
     )
 
@@ -128,18 +118,11 @@ def write(planned: PlanFile, folder: str | Path) -> list[Path]:
 # The cheapest budgets.
 
 
-class Choice(NamedTuple):
-    """One budget for every bin, as places in the list of budgets, and what they cost together."""
+def cheapest(costs: FloatArray, reached: FloatArray, target: float) -> list[int] | None:
+    """Of every bin the place of its budget: the cheapest, none below the one before.
 
-    places: tuple[int, ...]
-    cost: float
-
-
-def cheapest(costs: FloatArray, reached: FloatArray, target: float) -> Choice | None:
-    """The cheapest places, none below the one before, at which `reached` is at the target.
-
-    costs, reached: [bins, budgets], budgets rising. None: no such choice. Of equal costs the
-    smaller budgets win.
+    costs, reached: [bins, budgets], budgets rising; `reached` must be at the target. None: no such
+    choice. Of equal costs the smaller budgets win.
     """
     bins, budgets = costs.shape
     best = np.where(reached[0] >= target, costs[0], np.inf)
@@ -152,27 +135,20 @@ def cheapest(costs: FloatArray, reached: FloatArray, target: float) -> Choice | 
             lead[budget] = least
         came.append(lead)
         best = np.where(reached[place] >= target, best[lead] + costs[place], np.inf)
-    last = int(np.argmin(best))
-    if not np.isfinite(best[last]):
+    places = [int(np.argmin(best))]
+    if not np.isfinite(best[places[0]]):
         return None
-    places = [last]
     for lead in reversed(came):
         places.append(int(lead[places[-1]]))
-    return Choice(tuple(reversed(places)), float(best[last]))
+    return places[::-1]
 
 
 def highest(reached: FloatArray) -> float:
-    """The greatest target that can be kept in every bin at all."""
-    free = np.zeros_like(reached)
+    """The greatest target that can be kept in every bin at all, or the least value there is."""
     values = np.unique(reached)
-    low, high = 0, len(values) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if cheapest(free, reached, float(values[middle])) is None:
-            high = middle - 1
-        else:
-            low = middle
-    return float(values[low])
+    free = np.zeros_like(reached)
+    kept = (value for value in values[::-1] if cheapest(free, reached, value) is not None)
+    return float(next(kept, values[0]))
 
 
 def merged(starts: Sequence[int], budgets: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -181,35 +157,94 @@ def merged(starts: Sequence[int], budgets: Sequence[int]) -> tuple[list[int], li
     return [0 if i == 0 else starts[i] for i in kept], [budgets[i] for i in kept]
 
 
-# What is known of a variant, by bin and budget.
+# The schedule of a variant.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Table:
-    """Of one variant, by bin and budget (the last is DENSE): acceptance reached, seconds."""
+class Option:
+    """The cheapest schedule of one variant, and what is predicted of its bins."""
 
-    edges: tuple[int, ...]
-    budgets: tuple[int, ...]
-    cells: Cells
-    reached: FloatArray
-    prices: Prices
+    variant: Variant
+    target: float
+    bins: tuple[PlanBin, ...]
+    schedule: Schedule
 
-    @classmethod
-    def of(cls, context: PlanningContext, variant: Variant, by: By) -> "Table":
-        surface = context.surface
+    @property
+    def seconds(self) -> float:
+        return sum(one.seconds for one in self.bins)
+
+    @property
+    def dense_seconds(self) -> float:
+        return sum(one.dense_seconds for one in self.bins)
+
+    @property
+    def speed_up(self) -> float:
+        return self.dense_seconds / self.seconds
+
+    @property
+    def budgets(self) -> tuple[int | None, ...]:
+        return tuple(one.budget for one in self.bins)
+
+
+def plan_options(context: PlanningContext, config: PlanConfig) -> list[Option]:
+    """The cheapest schedule of every variant that reaches the target, the fastest first."""
+    surface = context.surface
+    found: list[Option] = []
+    missed: list[Unreachable] = []
+    for variant in [surface.variant(name) for name in config.variant] or surface.variants:
         known = believed([cell for cell in surface.cells if cell.variant == variant.name])
-        if not known:
-            raise Unmeasured(f"{variant.name}: no cell has {FEW} prompts, nothing can be planned")
-        edges = tuple(edge for edge in surface.bins if edge <= measured_to(known))
-        cells = {(cell.start, cell.budget): cell for cell in known if cell.budget is not None}
-        budgets = (*sorted({budget for _, budget in cells}), DENSE)
-        return cls(
-            edges=edges,
-            budgets=budgets,
-            cells=cells,
-            reached=_reached(surface, variant, edges, budgets, cells, by),
-            prices=prices(context, variant, edges, budgets),
+        try:
+            found += [_option(context, config, variant, known)] if known else []
+        except Unreachable as error:
+            missed.append(error)
+    if not found and not missed:
+        names = ", ".join(config.variant or (one.name for one in surface.variants))
+        raise ValueError(f"{names}: no cell has {FEW} prompts, nothing can be planned")
+    if not found:
+        raise max(missed, key=lambda error: error.nearest)
+    return sorted(found, key=lambda one: one.seconds)
+
+
+def _option(
+    context: PlanningContext, config: PlanConfig, variant: Variant, known: Sequence[Cell]
+) -> Option:
+    """By dynamic programming over bins and budgets, the last of which is DENSE."""
+    surface, target = context.surface, config.target
+    edges = tuple(edge for edge in surface.bins if edge <= measured_to(known))
+    cells = {(cell.start, cell.budget or 0): cell for cell in known}
+    budgets = (*sorted({budget for _, budget in cells}), DENSE)
+    reached = _reached(surface, variant, edges, budgets, cells, config.by)
+    costs = prices(context, variant, edges, budgets)
+    allowed = len(budgets) - (not config.allow_dense)
+    places = cheapest(costs.seconds[:, :allowed], reached[:, :allowed], target)
+    if places is None:
+        raise _unreachable(variant, edges, config, reached[:, :allowed])
+    bins = []
+    for i, ((start, stop), place) in enumerate(zip(pairwise(edges), places, strict=True)):
+        cell = cells.get((start, budgets[place]))
+        measured = ("p05", "low", "high", "mean", "prompts")
+        bins.append(
+            PlanBin(
+                start=start,
+                stop=stop,
+                budget=_budget(budgets[place]),
+                **{name: None if cell is None else getattr(cell, name) for name in measured},
+                kept_share=costs.read[i, place] / max(costs.dense_read[i], 1),
+                seconds=costs.seconds[i, place] + costs.fixed[i],
+                dense_seconds=costs.dense_seconds[i],
+            )
         )
+    starts, kept = merged(edges[:-1], [budgets[place] for place in places])
+    open_end = kept[-1] != DENSE  # what was not measured is not promised
+    schedule = variant.schedule(
+        [*starts, edges[-1]] if open_end else starts,
+        [*kept, DENSE] if open_end else kept,
+        name=f"{surface.model}-{target:g}",
+        model=surface.model,
+        family=surface.family,
+        provenance=_provenance(context, config, variant, bins),
+    )
+    return Option(variant=variant, target=target, bins=tuple(bins), schedule=schedule)
 
 
 def _reached(
@@ -217,10 +252,13 @@ def _reached(
     variant: Variant,
     edges: Sequence[int],
     budgets: Sequence[int],
-    cells: Cells,
-    by: By,
+    cells: dict[tuple[int, int], Cell],
+    by: str,
 ) -> FloatArray:
-    """Acceptance by bin and budget; a bin without measurements takes what the next one needs."""
+    """Acceptance by bin and budget; a bin without measurements takes what the next one needs.
+
+    cells: by the start of their bin and their budget.
+    """
     floor = {cell.start: float(getattr(cell, by)) for cell in surface.floor if cell.prompts >= FEW}
     least = {budget: least_kept(variant, budget) for budget in budgets}
     rows: list[list[float]] = []
@@ -243,129 +281,21 @@ def least_kept(variant: Variant, budget: int) -> int:
     return min(int(row.min()) for row in (made.budgets, *(item.budgets for item in made.layers)))
 
 
-# The schedule of a variant.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Option:
-    """The cheapest schedule of one variant, and what is predicted of its bins."""
-
-    variant: Variant
-    target: float
-    table: Table
-    bins: tuple[PlanBin, ...]
-    schedule: Schedule
-
-    @property
-    def seconds(self) -> float:
-        return sum(one.seconds for one in self.bins)
-
-    @property
-    def dense_seconds(self) -> float:
-        return sum(one.dense_seconds for one in self.bins)
-
-    @property
-    def speed_up(self) -> float:
-        return self.dense_seconds / self.seconds
-
-    @property
-    def budgets(self) -> tuple[int | None, ...]:
-        return tuple(one.budget for one in self.bins)
-
-    def limit(self, context: PlanningContext) -> Limit:
-        return context.limit(self.variant, self.schedule)
-
-    def notes(self, context: PlanningContext) -> tuple[str, ...]:
-        """What was not measured or is in doubt, and where it does not pay, in words."""
-        return (*_gaps(context, self.table), *_doubts(context, self), *_far(context, self))
-
-
-def plan_options(
-    context: PlanningContext,
-    target: float,
-    *,
-    by: By = "low",
-    allow_dense: bool = False,
-    variants: Sequence[str] = (),
-) -> list[Option]:
-    """The cheapest schedule of every variant that reaches the target, the fastest first."""
-    if not 0 < target < 1:
-        raise ValueError(f"target {target}: allowed are numbers between 0 and 1")
-    chosen = [context.surface.variant(name) for name in variants] or context.surface.variants
-    found: list[Option] = []
-    missed: list[Unreachable] = []
-    unknown: list[Unmeasured] = []
-    for variant in chosen:
-        try:
-            found.append(_option(context, variant, target, by, allow_dense))
-        except Unreachable as error:
-            missed.append(error)
-        except Unmeasured as error:
-            unknown.append(error)
-    if not found:
-        raise max(missed, key=lambda error: error.nearest) if missed else unknown[0]
-    return sorted(found, key=lambda one: one.seconds)
-
-
-def _option(
-    context: PlanningContext, variant: Variant, target: float, by: By, allow_dense: bool
-) -> Option:
-    table = Table.of(context, variant, by)
-    allowed = len(table.budgets) - (not allow_dense)
-    reached = table.reached[:, :allowed]
-    choice = cheapest(table.prices.seconds[:, :allowed], reached, target)
-    if choice is None:
-        raise _unreachable(table, variant, target, by, reached)
-    bins = _bins(table, choice.places)
-    budgets = [table.budgets[place] for place in choice.places]
-    starts, kept = merged(table.edges[:-1], budgets)
-    open_end = kept[-1] != DENSE  # what was not measured is not promised
-    schedule = variant.schedule(
-        [*starts, table.edges[-1]] if open_end else starts,
-        [*kept, DENSE] if open_end else kept,
-        name=f"{context.surface.model}-{target:g}",
-        model=context.surface.model,
-        family=context.surface.family,
-        provenance=_provenance(context, variant, bins, target, by),
-    )
-    return Option(variant=variant, target=target, table=table, bins=bins, schedule=schedule)
-
-
-def _bins(table: Table, places: Sequence[int]) -> tuple[PlanBin, ...]:
-    costs = table.prices
-    bins = []
-    for i, ((start, stop), place) in enumerate(zip(pairwise(table.edges), places, strict=True)):
-        cell = table.cells.get((start, table.budgets[place]))
-        measured = ("p05", "low", "high", "mean", "prompts")
-        bins.append(
-            PlanBin(
-                start=start,
-                stop=stop,
-                budget=_budget(table.budgets[place]),
-                **{name: None if cell is None else getattr(cell, name) for name in measured},
-                kept_share=costs.read[i, place] / max(costs.dense_read[i], 1),
-                seconds=costs.seconds[i, place] + costs.fixed[i],
-                dense_seconds=costs.dense_seconds[i],
-            )
-        )
-    return tuple(bins)
-
-
 def _budget(budget: int) -> int | None:
     return None if budget == DENSE else budget
 
 
 def _unreachable(
-    table: Table, variant: Variant, target: float, by: By, reached: FloatArray
+    variant: Variant, edges: Sequence[int], config: PlanConfig, reached: FloatArray
 ) -> Unreachable:
-    nearest = highest(reached)
-    best = reached.max(axis=1)
+    nearest, best = highest(reached), reached.max(axis=1)
     worst = int(best.argmin())
-    what = "the lower end of the interval of p05" if by == "low" else "p05"
-    place = f"lengths {table.edges[worst]} to {table.edges[worst + 1]}"
-    why = f"no measured budget keeps {what} at {target} for {place} (best there: {best[worst]:.3f})"
-    if best[worst] >= target:
-        why = f"budgets that keep {what} at {target} in every bin would fall with the length"
+    what = "the lower end of the interval of p05" if config.by == "low" else "p05"
+    what = f"{what} at {config.target}"
+    place = f"lengths {edges[worst]} to {edges[worst + 1]} (best there: {best[worst]:.3f})"
+    why = f"no measured budget keeps {what} for {place}"
+    if best[worst] >= config.target:
+        why = f"budgets that keep {what} in every bin would fall with the length"
     near = f"the nearest target that can be kept in every bin is {nearest:.3f}. Plan for that"
     if not np.isfinite(nearest):
         near = "none can be kept in every bin"
@@ -379,28 +309,23 @@ def _unreachable(
 # What a plan says of itself.
 
 
-def _gaps(context: PlanningContext, table: Table) -> list[str]:
-    """What was not measured."""
-    said = []
-    starts = {start for start, _ in table.cells}
-    empty = [f"{start} on" for start in table.edges[:-1] if start not in starts]
+def notes(context: PlanningContext, option: Option) -> tuple[str, ...]:
+    """What was not measured or is in doubt, and where it does not pay, in words."""
+    surface, hardware, said = context.surface, context.hardware, []
+    own = [cell for cell in surface.cells if cell.variant == option.variant.name]
+    starts = {cell.start for cell in believed(own)}
+    empty = [f"{one.start} on" for one in option.bins if one.start not in starts]
     if empty:
+        places = ", ".join(empty)
         said.append(
-            f"nothing was measured at lengths {', '.join(empty)}: those bins keep what the next "
-            "one needs"
+            f"nothing was measured at lengths {places}: those bins keep what the next one needs"
         )
-    longest, last = int(context.workload.lengths.max()), table.edges[-1]
-    if longest > last:
+    longest, last = int(context.workload.lengths.max()), option.bins[-1].stop
+    if last is not None and longest > last:
         said.append(
             f"lengths over {last} were not measured on {FEW} prompts: the schedule is dense there, "
             f"and the cost of lengths up to {longest} is counted as at the last budget"
         )
-    return said
-
-
-def _doubts(context: PlanningContext, option: Option) -> list[str]:
-    """What the surface itself says against believing it."""
-    surface, said = context.surface, []
     few = [
         f"{one.start} to {one.stop} ({one.prompts})"
         for one in option.bins
@@ -414,56 +339,53 @@ def _doubts(context: PlanningContext, option: Option) -> list[str]:
     if not any(abs(option.target - known) < 1e-9 for known in surface.targets):
         aims = ", ".join(f"{known:g}" for known in surface.targets)
         said.append(f"samples were spent on a target of {aims}, not of {option.target:g}")
-    return said
-
-
-def _far(context: PlanningContext, option: Option) -> list[str]:
-    """Where step times are extrapolated, and where sparse rollout does not pay."""
     rows = max(lengths.shape[1] for lengths in context.trace(option.variant).chunks())
-    said = stretched(context.hardware, context.spec, rows)
+    said += stretched(hardware, context.spec, rows)
     if option.seconds >= option.dense_seconds:
         said.append(
-            f"on {context.hardware.name} the schedule is no faster than dense "
-            f"({option.speed_up:.2f}x): choosing what to read costs more than reading less saves"
+            f"on {hardware.name} the schedule is no faster than dense ({option.speed_up:.2f}x): "
+            "choosing what to read costs more than reading less saves"
         )
-    return said
+    return tuple(said)
 
 
 def _provenance(
-    context: PlanningContext, variant: Variant, bins: Sequence[PlanBin], target: float, by: By
+    context: PlanningContext, config: PlanConfig, variant: Variant, bins: Sequence[PlanBin]
 ) -> tuple[Note, ...]:
-    surface = context.surface
+    surface, low = context.surface, config.by == "low"
     prompts = [one.prompts for one in bins if one.prompts is not None]
-    what = "lower end of its 95 % interval over prompts" if by == "low" else "point estimate"
+    what = "lower end of its 95 % interval over prompts" if low else "point estimate"
     count = f"{min(prompts)} to {max(prompts)} prompts in a bin" if prompts else "no bin was bound"
-    last = bins[-1].stop
-    notes = {
-        "target": f"5th percentile (p05) of per-token acceptance at {target:g}: {what}",
+    texts = {
+        "target": f"5th percentile (p05) of per-token acceptance at {config.target:g}: {what}",
         "weights": surface.fingerprint,
         "flow": variant.source,
         "measured": f"{surface.mode}, {surface.dtype} on {surface.device}, {surface.created}",
         "prompts": f"{surface.prompts} ({surface.prompts_digest}); {count}",
-        "lengths": f"measured to {last} tokens; beyond, everything is kept",
+        "lengths": f"measured to {bins[-1].stop} tokens; beyond, everything is kept",
         "sampling": f"temperature {surface.temperature:g}",
         "planned": f"{context.hardware.name}; {context.workload.describe()}",
         "check": "predicted from budgets that were constant over the length; check it with "
         "sparrow calibrate --schedule",
     }
-    return tuple(Note(key=key, text=text) for key, text in notes.items())
+    return tuple(Note(key=key, text=text) for key, text in texts.items())
 
 
 # What stands beside it.
 
 
-def _aside(options_for: Callable[[float], list[Option]], target: float) -> PlanAside:
+def _aside(context: PlanningContext, config: PlanConfig) -> PlanAside:
     try:
-        best = options_for(target)[0]
+        best = plan_options(context, config)[0]
     except Unreachable as error:
         nearest = error.nearest if np.isfinite(error.nearest) else None
-        return PlanAside(target=target, reached=False, nearest=nearest)
-    name = best.variant.name
+        return PlanAside(target=config.target, reached=False, nearest=nearest)
     return PlanAside(
-        target=target, reached=True, budgets=best.budgets, speed_up=best.speed_up, variant=name
+        target=config.target,
+        reached=True,
+        budgets=best.budgets,
+        speed_up=best.speed_up,
+        variant=best.variant.name,
     )
 
 
@@ -528,37 +450,18 @@ def _checked(context: PlanningContext, best: Option, check: Surface) -> tuple[Ch
     )
 
 
-def _eflops(context: PlanningContext, best: Option) -> float:
-    """The speed-up in eFLOPs, our consistent form, over all sequences."""
-    prompt = context.workload.shortest_prompt
-    lengths, counts = np.unique(context.workload.lengths, return_counts=True)
-    dense = sparse = 0.0
-    intensity = context.hardware.intensity
-    for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
-        work = eflops.consistent(
-            context.spec,
-            best.schedule,
-            samples=count,
-            prompt=prompt,
-            output=length - prompt,
-            field_bytes=best.variant.field_bytes,
-        )
-        dense += work.dense.eflops(intensity)
-        sparse += work.sparse.eflops(intensity) + work.scoring.eflops(intensity)
-    return dense / sparse
-
-
-def _eflops_printed(context: PlanningContext, best: Option) -> float:
-    """The same as the paper prints it: one mean length, one mean budget."""
+def _eflops_printed(context: PlanningContext, schedule: Schedule) -> float:
+    """The speed-up in eFLOPs as the paper prints them: one mean length, one mean budget."""
     lengths, prompt = context.workload.lengths, context.workload.shortest_prompt
     steps = np.arange(prompt + 1, int(lengths.mean()) + 1)
     layers = range(context.spec.layers)
-    kept = np.mean([best.schedule.kept(steps, layer).mean() for layer in layers])
-    return eflops.printed(
+    kept = np.mean([schedule.kept(steps, layer).mean() for layer in layers])
+    return printed_speed_up(
         context.spec,
+        context.hardware.intensity,
         samples=len(lengths),
         prompt=prompt,
         output=max(1, int(lengths.mean()) - prompt),
         budget=max(1, round(float(kept))),
-        page=best.schedule.page,
-    ).speed_up(context.hardware.intensity)
+        page=schedule.page,
+    )

@@ -38,8 +38,10 @@ def test_a_short_run() -> None:
     assert (result["bar"], result["met"]) == (None, None)
     schedule = timing.schedule_named("fixed-64")
     assert schedule is not None
-    settings: dict[str, Any] = {"prompt": 16, "reserve": 0, "itemsize": 4}
-    found = cost.limit(SPEC, schedule, LENGTHS, memory=result["memory"], **settings)
+    reads = cost.ByteModel(spec=SPEC, schedule=schedule, itemsize=4)
+    capacity = reads.capacity(memory=result["memory"], reserve=0)
+    over = cost.trace(LENGTHS, prompt=16, capacity=capacity)
+    found = cost.limit(reads, over, capacity=capacity, bytes_per_s=1.0)
     assert result["limit"]["speed_up"] == found.speed_up
     assert result["limit"]["sparse"]["kept"] == found.sparse.kept
     short = result["confirmation"]

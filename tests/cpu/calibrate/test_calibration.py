@@ -13,14 +13,13 @@ import torch
 from support.replays import replay
 
 from sparrow import load, ops
-from sparrow.calibrate import collecting
-from sparrow.calibrate.arms import DENSE, arm, variant_of
-from sparrow.calibrate.collecting import Collector
-from sparrow.calibrate.replay import Prompt, force, read, through_cache
-from sparrow.calibrate.trajectories import Trajectories
+from sparrow.calibrate import calibration
+from sparrow.calibrate.calibration import Collector
+from sparrow.calibrate.replay import DENSE, Prompt, arm, force, read, through_cache, variant_of
+from sparrow.calibrate.store import FILE, Trajectories
 from sparrow.dataflow import prompts
 from sparrow.dataflow.calibrate import calibrate
-from sparrow.files import FolderLock
+from sparrow.files import FolderLock, read_lines
 from sparrow.models import Decoder
 from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.schedule import LayerBudgets, Schedule
@@ -112,6 +111,10 @@ def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.S
     np.testing.assert_allclose(found.alpha, again.alpha[1:], atol=1e-5)
     assert (found.first, found.prompt_tokens, found.ratio) == (21, 20, None)
     assert floor.alpha.min() > 1 - 1e-4
+    for start in (0, 149, 150):
+        outside = Prompt(number=0, name="given", ids=(50,) * 150, start=start)
+        with pytest.raises(ValueError, match="given: got 150 tokens"):
+            list(force(model, outside, [DENSE]))
 
 
 def test_a_dense_pass_through_the_cache_is_dense(model: Decoder) -> None:
@@ -119,13 +122,6 @@ def test_a_dense_pass_through_the_cache_is_dense(model: Decoder) -> None:
     dense = read(model, ids)
     cached = through_cache(model, dense.ids_T)
     assert ops.acceptance(dense.hidden_TC, cached, model.head).min() > 1 - 1e-4
-
-
-@pytest.mark.parametrize("start", [0, 149, 150])
-def test_a_start_outside_is_refused(model: Decoder, start: int) -> None:
-    given = Prompt(number=0, name="given", ids=(50,) * 150, start=start)
-    with pytest.raises(ValueError, match="given: got 150 tokens"):
-        list(force(model, given, [DENSE]))
 
 
 def test_a_surface_has_everything(whole: tuple[Surface, Path], model: Decoder) -> None:
@@ -165,8 +161,8 @@ def test_started_again_it_measures_nothing_and_says_the_same(
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(collecting, "roll_out", refuse)
-    monkeypatch.setattr(collecting, "force", refuse)
+    monkeypatch.setattr(calibration, "roll_out", refuse)
+    monkeypatch.setattr(calibration, "force", refuse)
     again = calibrate(model, source, much(place))
     same = ("cells", "layers", "floor")
     assert all(getattr(again, name) == getattr(surface, name) for name in same)
@@ -207,22 +203,21 @@ def test_other_prompts_in_the_same_folder_are_kept_apart(model: Decoder, tmp_pat
         assert max(cell.prompts for cell in (*found.cells, *found.floor)) == 2
 
 
-def test_sequences_without_a_bite_leave_layers_alone(model: Decoder, tmp_path: Path) -> None:
-    few = prompts.of_task(model, "assignments", length=200, count=1)
+def test_variants_by_dense_layers_and_sequences_without_a_bite(
+    model: Decoder, source: prompts.Source, tmp_path: Path
+) -> None:
+    few = prompts.Source(name="few", digest="x", mode="generated", prompts=source.prompts[:1])
     changes = {"budget": (512,), "max_tokens": 30, "layer_groups": 2, "by_layer": True}
+    changes |= {"dense_layers": ((), (0, 1))}
     found = calibrate(model, few, config(tmp_path, **SHORT | changes))
+    assert [one.name for one in found.variants] == ["block-mean", "block-mean, dense 0,1"]
     assert found.layers == ()
     assert any("layers were not told apart" in text for text in found.warnings)
+    with pytest.raises(ValueError, match="layers"):
+        calibrate(model, few, config(tmp_path / "b", dense_layers=((9,),)))
 
 
-def test_other_settings_in_the_same_folder_are_refused(
-    whole: tuple[Surface, Path], model: Decoder, source: prompts.Source
-) -> None:
-    with pytest.raises(ValueError, match="seed"):
-        calibrate(model, source, config(whole[1], seed=4))
-
-
-def test_another_tokenizer_in_the_same_folder_is_refused(
+def test_other_settings_and_tokenizers_in_the_same_folder_are_refused(
     whole: tuple[Surface, Path], model: Decoder, source: prompts.Source, tmp_path: Path
 ) -> None:
     assert model.source is not None
@@ -230,8 +225,9 @@ def test_another_tokenizer_in_the_same_folder_is_refused(
     (copy / "SHA256SUMS").unlink()
     (copy / "chat_template.jinja").write_text("{{ messages }}")
     other = load(copy, dtype="float32", device="cpu")
-    with pytest.raises(ValueError, match="tokenizer"):
-        calibrate(other, source, config(whole[1]))
+    for told, one, seed in (("seed", model, 4), ("tokenizer", other, 3)):
+        with pytest.raises(ValueError, match=told):
+            calibrate(one, source, config(whole[1], seed=seed))
 
 
 def test_a_schedule_is_checked(model: Decoder, source: prompts.Source, tmp_path: Path) -> None:
@@ -247,22 +243,12 @@ def test_a_schedule_is_checked(model: Decoder, source: prompts.Source, tmp_path:
     assert all(cell.budget is None for cell in found.cells)
     assert max(cell.prompts for cell in found.cells) == 4
     # The same tokens by hand.
-    store = Trajectories(tmp_path, _about(tmp_path))
-    (key,) = {row[0] for row in store._db.execute("SELECT DISTINCT arm FROM trajectories")} - {
-        "dense"
-    }
-    one = next(store.of(key))
+    about, *rows = read_lines(tmp_path / FILE)
+    (key,) = {row["key"]["arm"] for row in rows} - {"dense"}
+    one = next(Trajectories(tmp_path, about["figures"]).of(key))
     ids, start = one.ids.tolist(), one.prompt_tokens
     again = replay(model, ids[:start], ids[start:], schedule)
     np.testing.assert_allclose(one.alpha, again.alpha[1:], atol=2e-4)
-
-
-def _about(place: Path) -> dict[str, Any]:
-    import json
-    import sqlite3
-
-    with sqlite3.connect(place / "measured.sqlite") as db:
-        return {key: json.loads(value) for key, value in db.execute("SELECT * FROM about")}
 
 
 def test_two_in_one_folder_are_refused(
@@ -279,14 +265,3 @@ def test_two_in_one_folder_are_refused(
     few = prompts.Source(name="few", digest="x", mode="generated", prompts=source.prompts[:1])
     calibrate(model, few, config(tmp_path, **SHORT | {"budget": (48,)}))
     assert not left.exists()
-
-
-def test_several_dense_layers_are_variants(
-    model: Decoder, source: prompts.Source, tmp_path: Path
-) -> None:
-    changes = SHORT | {"budget": (48,), "dense_layers": ((), (0, 1))}
-    few = prompts.Source(name="few", digest="x", mode="generated", prompts=source.prompts[:1])
-    found = calibrate(model, few, config(tmp_path, **changes))
-    assert [one.name for one in found.variants] == ["block-mean", "block-mean, dense 0,1"]
-    with pytest.raises(ValueError, match="layers"):
-        calibrate(model, few, config(tmp_path / "b", dense_layers=((9,),)))

@@ -1,5 +1,6 @@
 """Bytes of steps and rollouts as a hand counts them, and what bytes alone allow."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ from support.specs import TINY as SPEC
 
 from sparrow.calibrate.planning import cost
 from sparrow.calibrate.planning.cost import ByteModel, Trace
-from sparrow.models.spec import shape
+from sparrow.models.spec import ModelSpec, shape
 from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
 from sparrow.sparse import preset
 
@@ -25,6 +26,15 @@ def by_hand(model: ByteModel, over: Trace) -> cost.Traffic:
     return cost.Traffic(**{name: sum(getattr(s, name) for s in steps) for name in fields})
 
 
+def limit(
+    schedule: Schedule, lengths: Sequence[int], spec: ModelSpec = SPEC, **machine: int
+) -> cost.Limit:
+    reads = ByteModel(spec=spec, schedule=schedule)
+    fits = reads.capacity(**machine)
+    over = cost.trace(lengths, capacity=fits)
+    return cost.limit(reads, over, capacity=fits, bytes_per_s=1e12)
+
+
 def test_a_step_by_hand() -> None:
     read = ByteModel(spec=SPEC, schedule=FIXED).step([100, 30])
     assert read.weights == WEIGHTS
@@ -34,24 +44,18 @@ def test_a_step_by_hand() -> None:
     assert read.landmarks == 6 * LANDMARK  # the row of 30 is dense exactly
     assert read.kv == read.dense + read.kept
     assert read.total == read.weights + read.kv + read.landmarks
-
-
-def test_landmarks_that_the_engine_reads_today() -> None:
+    # Landmarks that the engine reads today.
     read = ByteModel(spec=SPEC, schedule=FIXED, idle_landmarks=True).step([100, 30])
     assert read.landmarks == (6 + 1) * LANDMARK
     assert ByteModel(spec=SPEC, idle_landmarks=True).step([100, 30]).landmarks == 0
     assert ByteModel(spec=SPEC, schedule=FIXED, field_bytes=10).step([100]).landmarks == 6 * 2 * 10
-
-
-def test_layers_have_budgets_of_their_own() -> None:
+    # Layers with budgets of their own.
     own = LayerBudgets(layer=1, budgets=np.array([84]))
     schedule = Schedule.fixed(52, dense_layers=(0,), layers=(own,))
     read = ByteModel(spec=SPEC, schedule=schedule).step([100])
     assert (read.dense, read.kept) == (100 * VECTOR, (84 + 52) * VECTOR)
     assert read.landmarks == 2 * 6 * LANDMARK
-
-
-def test_an_embedding_of_its_own_takes_memory_only() -> None:
+    # An embedding of its own takes memory only.
     tied = ByteModel(spec=SPEC)
     apart = ByteModel(spec=replace(SPEC, tied=False))
     assert apart.weights == tied.weights
@@ -62,8 +66,8 @@ def test_everything_dense_is_dense() -> None:
     dense = ByteModel(spec=SPEC)
     full = ByteModel(spec=SPEC, schedule=Schedule.fixed(DENSE))
     assert full.step([100, 30]) == dense.step([100, 30])
-    assert cost.limit(SPEC, Schedule.fixed(DENSE), [200, 300]).speed_up == 1
-    assert cost.limit(SPEC, Schedule.fixed(300), [200, 300]).speed_up == 1
+    assert limit(Schedule.fixed(DENSE), [200, 300]).speed_up == 1
+    assert limit(Schedule.fixed(300), [200, 300]).speed_up == 1
 
 
 def test_capacity_by_hand() -> None:
@@ -81,7 +85,6 @@ def test_two_requests_by_hand() -> None:
     over = cost.trace([5, 3], prompt=1)
     assert (over.steps, over.tokens, over.mean_batch) == (4, 6, 1.5)
     assert [over.at(step).tolist() for step in range(4)] == [[2, 2], [3, 3], [4], [5]]
-    assert over.segments() == [(0, 2), (2, 4)]
     assert [chunk.tolist() for chunk in over.chunks(1)] == [[[2, 2]], [[3, 3]], [[4]], [[5]]]
     read = cost.rollout_bytes(ByteModel(spec=SPEC), over)
     assert read.weights == 4 * WEIGHTS
@@ -103,36 +106,27 @@ def test_who_waits_for_memory() -> None:
             cost.trace(lengths, **settings)
 
 
-@pytest.mark.parametrize("capacity", [None, 320])
-def test_sums_are_those_of_the_steps(capacity: int | None) -> None:
-    over = cost.trace([90, 230, 61, 300, 150], prompt=7, capacity=capacity)
-    for model in (ByteModel(spec=SPEC), ByteModel(spec=SPEC, schedule=FIXED)):
-        assert cost.rollout_bytes(model, over) == by_hand(model, over)
-        total = model.steps(300)
-        took = cost.rollout_seconds(over, lambda lengths, total=total: total(lengths) / 1e9)
-        assert took == pytest.approx(by_hand(model, over).total / 1e9)
-
-
-def test_any_step_time_adds_up() -> None:
+def test_sums_are_those_of_the_steps() -> None:
+    for capacity in (None, 320):
+        over = cost.trace([90, 230, 61, 300, 150], prompt=7, capacity=capacity)
+        for model in (ByteModel(spec=SPEC), ByteModel(spec=SPEC, schedule=FIXED)):
+            assert cost.rollout_bytes(model, over) == by_hand(model, over)
+            total = model.steps(300)
+            took = cost.rollout_seconds(over, lambda lengths, total=total: total(lengths) / 1e9)
+            assert took == pytest.approx(by_hand(model, over).total / 1e9)
     over = cost.trace([5000, 9000], capacity=9008)  # one after the other, in chunks
     rows = cost.rollout_seconds(over, lambda lengths: np.full(len(lengths), lengths.shape[1] + 0.5))
     assert rows == 14_000 * 1.5
 
 
-def test_a_smaller_budget_gains_more() -> None:
-    lengths = [400, 900, 700]
-    gains = [
-        cost.limit(SPEC, Schedule.fixed(budget), lengths).speed_up
-        for budget in (48, 64, 128, 256, 512)
-    ]
+def test_smaller_budgets_gain_more_and_less_memory_less() -> None:
+    budgets = (48, 64, 128, 256, 512)
+    gains = [limit(Schedule.fixed(budget), [400, 900, 700]).speed_up for budget in budgets]
     assert gains == sorted(gains, reverse=True)
     assert gains[0] > gains[-1] > 1
-
-
-def test_less_memory_gains_less() -> None:
     room = 3 * (16 * VECTOR + LANDMARK) * 60  # 60 pages
     tight, wide = (
-        cost.limit(SPEC, FIXED, [900, 800, 700], memory=memory, reserve=0)
+        limit(FIXED, [900, 800, 700], memory=memory, reserve=0)
         for memory in (WEIGHTS + room, 10 * (WEIGHTS + room))
     )
     assert (tight.capacity, tight.steps, wide.steps) == (960, 2400, 900)
@@ -142,20 +136,51 @@ def test_less_memory_gains_less() -> None:
     assert tight.speed_up < wide.speed_up
 
 
-def test_the_published_workload() -> None:
+# The estimate of ../shared/reference/method.md, section 10, made with code of its own.
+ESTIMATES = {"qwen3-1.7b": 2.79, "qwen3-4b": 2.46, "qwen3-8b": 2.01, "qwen3-14b": 1.50}
+
+
+def test_the_limit_of_published_schedules() -> None:
     lengths = cost.published_lengths()
     assert (len(lengths), int(lengths.min()), int(lengths.max())) == (60, 3088, 32_768)
     assert lengths.mean() == pytest.approx(16_655, abs=1)
-    assert cost.published_lengths(cutoff=2048).tolist() == [2048] * 60
+    for name, estimate in ESTIMATES.items():
+        found = limit(preset(f"{name}-0.86"), lengths, shape(name))
+        assert found.speed_up == pytest.approx(estimate, rel=0.01)
 
 
-# The estimate of ../shared/reference/method.md, section 10, made with code of its own.
-@pytest.mark.parametrize(
-    ("name", "estimate"),
-    [("qwen3-1.7b", 2.79), ("qwen3-4b", 2.46), ("qwen3-8b", 2.01), ("qwen3-14b", 1.50)],
-)
-def test_the_limit_of_published_schedules(name: str, estimate: float) -> None:
-    found = cost.limit(shape(name), preset(f"{name}-0.86"), cost.published_lengths())
-    assert found.speed_up == pytest.approx(estimate, rel=0.01)
-    dense, sparse = found.tokens_per_s
-    assert sparse / dense == pytest.approx(found.speed_up)
+# eFLOPs.
+
+D = 2 * 3 * 2 * 16  # keys and values, layers, KV heads, head size
+P = SPEC.parameters()
+
+
+def test_eflops_as_printed_by_hand() -> None:
+    products = 2 * P * 2 * 4
+    comp = {
+        "dense": products + 2 * (20 + 4) * 4 * 2 * D,
+        "sparse": products + 2 * 2 * 2 * D * 8 * 4,
+        "scoring": 2 * 2 * 10 * D * 4 + 2 * 2 * D * 16 / 8,
+    }
+    mem = {"dense": 21_504, "sparse": 24_576, "scoring": 16_128}
+    dense, sparse, scoring = (comp[name] + 3 * mem[name] for name in comp)
+    sizes = {"samples": 2, "prompt": 10, "output": 4, "budget": 8, "page": 4}
+    assert cost.printed_speed_up(SPEC, 3, **sizes) == pytest.approx(dense / (sparse + scoring))
+
+
+def test_consistent_eflops_by_hand() -> None:
+    # Two steps at 99 and 100 tokens: 7 pages, of which 52 tokens pay 3 and the last: 51, then 52.
+    over = cost.trace([100] * 3, prompt=98)
+    products, seen, kept, marks, layer = 2 * P * 3 * 2, 3 * 199, 2 * 199 + 103, 6 + 6, D // 3
+    for spec in (SPEC, replace(SPEC, tied=False)):  # a looked-up embedding is no product
+        for schedule, tokens, scored in ((None, seen, 0), (FIXED, kept, marks)):
+            reads = ByteModel(spec=spec, schedule=schedule)
+            work = cost.eflops(reads, cost.rollout_bytes(reads, over), over.tokens, intensity=3)
+            comp = products + 3 * 2 * 2 * layer * tokens + 3 * layer * scored
+            assert work == comp + 3 * (3 * 2 * layer * tokens + 3 * layer * scored)
+    # The operations of scoring are those of a mean key, whatever a landmark holds.
+    other = ByteModel(spec=SPEC, schedule=FIXED, field_bytes=64)
+    read = cost.rollout_bytes(other, over)
+    more = cost.eflops(other, read, over.tokens, 3) - cost.eflops(other, read, over.tokens, 0)
+    assert more == 3 * (read.kv + read.landmarks)
+    assert read.landmarks == 3 * 2 * 64 * marks

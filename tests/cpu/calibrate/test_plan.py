@@ -8,20 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import surfaces
 from support.specs import TINY
 
+from sparrow.calibrate.planning import plan as planning
 from sparrow.calibrate.planning.context import PlanningContext, Workload
 from sparrow.calibrate.planning.hardware import Hardware
-from sparrow.calibrate.planning.plan import (
-    Option,
-    Unreachable,
-    least_kept,
-    plan,
-    plan_options,
-    write,
-)
+from sparrow.calibrate.planning.plan import Option, Unreachable, least_kept, plan_options, write
 from sparrow.calibrate.tables import plan_tables
 from sparrow.models.spec import spec_to_hf
+from sparrow.schema.calibrate import PlanConfig
 from sparrow.schema.plan import ComparedBin, PlanFile
 from sparrow.schema.schedule import DENSE, Schedule
 from sparrow.schema.surface import Cell, Surface, Variant
@@ -31,36 +27,6 @@ BENCH = Path(__file__).parents[3] / "bench"
 BINS = (0, 256, 512, 768)
 BUDGETS = (64, 128, 256, 512)
 SPEC = replace(TINY, max_positions=40_960)
-
-
-def cell(variant: str, budget: int | None, start: int, p05: float, **changes: Any) -> Cell:
-    given: dict[str, Any] = {
-        "variant": variant,
-        "budget": budget,
-        "start": start,
-        "stop": start + 256,
-        "tokens": 4000,
-        "sequences": 60,
-        "prompts": 60,
-        "mean": 0.99,
-        "p01": p05 / 2,
-        "p05": p05,
-        "low": p05 - 0.01,
-        "high": min(1.0, p05 + 0.01),
-        "p50": 1.0,
-        "above": 0.9,
-        "beta": (),
-        "uncertain_p05": None,
-        "uncertain": 0,
-    }
-    return Cell(**(given | changes))
-
-
-def variant(name: str = "block-mean", **changes: Any) -> Variant:
-    given = {"flow": "block-mean", "source": "block_mean", "digest": "ab", "field_bytes": 32}
-    return Variant(name=name, **(given | changes))
-
-
 # Acceptance by bin and budget.
 RISING = {
     0: {64: 0.90, 128: 0.95, 256: 1.0, 512: 1.0},
@@ -69,39 +35,31 @@ RISING = {
 }
 
 
+def cell(variant: str, budget: int | None, start: int, p05: float, **changes: Any) -> Cell:
+    figures = {"p05": p05, "low": p05 - 0.01, "high": min(1.0, p05 + 0.01)} | changes
+    return Cell(**surfaces.cell(variant, budget, start, start + 256, **figures))
+
+
+def variant(name: str = "block-mean", **changes: Any) -> Variant:
+    own = {"flow": "block-mean", "source": "block_mean", "field_bytes": 32, "dense_layers": ()}
+    return Variant(**surfaces.variant(name) | own | changes)
+
+
 def surface(figures: dict[int, dict[int, float]] | None = None, **changes: Any) -> Surface:
     found = RISING if figures is None else figures
-    cells = [cell("block-mean", b, s, p) for s, row in found.items() for b, p in row.items()]
     given: dict[str, Any] = {
         "model": "mine",
-        "family": "qwen3",
         "fingerprint": "cd",
         "shape": json.dumps(spec_to_hf(SPEC, "bfloat16")),
-        "dtype": "bfloat16",
-        "device": "cpu",
-        "mode": "generated",
-        "prompts": "made up",
-        "prompts_digest": "ef",
-        "seed": 0,
-        "temperature": 1.0,
-        "max_tokens": 512,
-        "targets": (0.86,),
         "bins": BINS,
-        "variants": (variant(),),
         "budgets": BUDGETS,
-        "cells": tuple(cells),
-        "floor": tuple(cell("dense", None, start, 0.999, low=0.998, high=1.0) for start in found),
-        "positions": (),
-        "layers": (),
+        "variants": (variant(),),
+        "cells": [cell("block-mean", b, s, p) for s, row in found.items() for b, p in row.items()],
+        "floor": [cell("dense", None, start, 0.999, low=0.998, high=1.0) for start in found],
         "lengths": (700, 700, 300, 500),
         "prompt_tokens": 16,
-        "undecided": (),
-        "warnings": (),
-        "versions": (),
-        "command": "",
-        "created": "",
     }
-    return Surface(**(given | changes))
+    return Surface(**surfaces.surface(**given | changes))
 
 
 def context(
@@ -113,12 +71,21 @@ def context(
     return PlanningContext(surface=found or surface(), spec=SPEC, hardware=hardware, workload=made)
 
 
+def config(target: float = 0.86, **settings: Any) -> PlanConfig:
+    return PlanConfig(surface=Path("surface.json"), target=target, **settings)
+
+
+def plan(place: PlanningContext, target: float = 0.86, **settings: Any) -> PlanFile:
+    beside = {name: settings.pop(name, None) for name in ("compare", "check")}
+    return planning.plan(place, config(target, **settings), **beside)
+
+
 def best(place: PlanningContext, target: float = 0.86, **settings: Any) -> Option:
-    return plan_options(place, target, **settings)[0]
+    return plan_options(place, config(target, **settings))[0]
 
 
 def notes(place: PlanningContext, target: float = 0.86) -> str:
-    return " ".join(best(place, target).notes(place))
+    return " ".join(planning.notes(place, best(place, target)))
 
 
 def test_the_least_budget_of_every_bin_that_surely_reaches_the_target() -> None:
@@ -129,12 +96,7 @@ def test_the_least_budget_of_every_bin_that_surely_reaches_the_target() -> None:
     assert [one.p05 for one in found.bins] == [0.90, 0.90, 0.88]
     assert best(context(), 0.88, by="low").budgets == (64, 128, 512)
     assert best(context(), 0.88, by="p05").budgets == (64, 128, 256)  # p05 itself asks less
-    for target in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="target"):
-            plan(context(), target)
-
-
-def test_budgets_never_fall() -> None:
+    # Budgets never fall.
     figures = RISING | {0: {64: 0.5, 128: 0.6, 256: 1.0, 512: 1.0}}
     assert best(context(surface(figures))).budgets == (256, 256, 256)
 
@@ -175,8 +137,7 @@ def test_a_target_out_of_reach_is_refused_with_the_nearest_one() -> None:
     assert dense.schedule.budgets.tolist() == [256, 512, DENSE]
     assert 1 <= dense.bins[2].kept_share < 1.1  # landmarks are read for nothing
 
-
-def test_no_rollout_is_nearer_to_dense_than_dense() -> None:
+    # No rollout is nearer to dense than dense.
     for p05, target, allow_dense in ((0.97, 0.98, True), (0.93, 0.93, False)):
         floor = tuple(cell("dense", None, start, p05) for start in RISING)
         with pytest.raises(Unreachable):
@@ -202,13 +163,13 @@ def test_the_cheapest_variant_wins_and_the_others_are_told() -> None:
     ]
     names = ("unmeasured", "block-mean", "better")
     both = surface(cells=(*surface().cells, *better), variants=tuple(map(variant, names)))
-    found = plan_options(context(both, PLAIN), 0.86)
+    found = plan_options(context(both, PLAIN), config())
     assert [one.variant.name for one in found] == ["better", "block-mean"]
     assert found[0].seconds < found[1].seconds
-    only = plan_options(context(both, PLAIN), 0.86, variants=["block-mean"])
+    only = plan_options(context(both, PLAIN), config(variant=("block-mean",)))
     assert [one.variant.name for one in only] == ["block-mean"]
     with pytest.raises(ValueError, match="worse"):
-        plan(context(both), 0.86, variants=["worse"])
+        plan(context(both), 0.86, variant=("worse",))
 
 
 def test_cells_of_few_prompts_are_not_believed() -> None:
@@ -223,35 +184,29 @@ def test_cells_of_few_prompts_are_not_believed() -> None:
     reached = {0: RISING[0], 256: RISING[256], 512: {64: 0.3, 128: 0.4}}  # by bad budgets alone
     assert best(context(surface(reached))).schedule.budget(600) == DENSE
 
-
-def test_bins_without_measurements_keep_what_the_next_one_needs() -> None:
+    # Bins without measurements keep what the next one needs.
     place = context(surface({256: RISING[256], 512: RISING[512]}))
     assert best(place).budgets == (128, 128, 256)
     assert "lengths 0 on" in notes(place)
 
-
-def test_where_only_falling_budgets_would_do_nothing_is_planned() -> None:
+    # Where only falling budgets would do, nothing is planned.
     figures = {0: {64: 0.5, 128: 0.9}, 256: {64: 0.9, 128: 0.5}}
     with pytest.raises(Unreachable, match="fall"):
         plan(context(surface(figures, bins=(0, 256, 512)), lengths=[500]), 0.86)
 
 
-def test_provenance_says_where_it_comes_from_and_for_whom() -> None:
+def test_provenance_and_doubts_are_said() -> None:
     found = best(context()).schedule
     assert (found.name, found.model, found.family) == ("mine-0.86", "mine", "qwen3")
     told = {note.key: note.text for note in found.provenance}
     assert "0.86" in told["target"]
     assert told["weights"] == "cd"
     assert "60 to 60" in told["prompts"]
-
-
-def test_doubts_are_said() -> None:
     assert "no faster than dense" in notes(context())
     thin = tuple(c.replace(prompts=20) if c.start == 512 else c for c in surface().cells)
     said = notes(context(surface(cells=thin, undecided=("something",))), 0.85)
-    assert "512 to 768 (20)" in said
-    assert "1 cells in doubt" in said
-    assert "0.86, not of 0.85" in said
+    for doubt in ("512 to 768 (20)", "1 cells in doubt", "0.86, not of 0.85"):
+        assert doubt in said
 
 
 # As a file and tables.
@@ -292,19 +247,14 @@ def test_plans_of_this_week_open() -> None:
         assert PlanFile.load(file).bins
 
 
-def test_a_neighbouring_target_out_of_reach_is_named() -> None:
-    planned = plan(context(), 0.95)
+def test_what_stands_beside_a_plan() -> None:
+    other = preset("qwen3-1.7b-0.86").forced_onto(dense_layers=())  # of the same rule
+    planned = plan(context(), 0.95, compare=other)
+    assert planned.compare is not None
+    assert planned.compare.bins[2] == ComparedBin(start=512, budget=512, measured=512, p05=0.97)
     low, high = planned.sensitivity
     assert (low.reached, high.reached) == (True, False)
     assert high.nearest == pytest.approx(0.96)
-    assert len(plan_tables(planned)) == 3
-
-
-def test_another_schedule_of_the_same_rule_is_looked_up() -> None:
-    other = preset("qwen3-1.7b-0.86").forced_onto(dense_layers=())
-    compared = plan(context(), 0.86, compare=other).compare
-    assert compared is not None
-    assert compared.bins[2] == ComparedBin(start=512, budget=512, measured=512, p05=0.97)
 
 
 def test_surfaces_that_cannot_be() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparrow.gate import budgets
 from sparrow.gate.budgets import Bins, make_bins
-from sparrow.schema.schedule import DENSE, LayerBudgets, Note, Schedule
+from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
 
 LONGEST = st.integers(1, 3000)
 WIDTHS = st.none() | st.integers(60, 2000)
@@ -137,20 +137,6 @@ def test_dense_is_a_budget_of_every_length_that_is_reached() -> None:
     assert budgets.made_dense(now, 0, bins).budgets.tolist() == [100, 150, 248]
     assert budgets.made_dense(now, 1, bins).budgets.tolist() == [99, 200, 248]
 
-
-def test_places_are_those_of_the_schedules_look_up() -> None:
-    schedule = Schedule(name="s", lengths=[0, 100, 200], budgets=[99, 150, 248])
-    _, bins = make_bins(schedule, width=None, longest=250)
+    # Places are those of the schedule's look-up.
     lengths = np.array([0, 99, 100, 199, 200, 249], np.int32)
     assert bins.places(lengths).tolist() == [0, 0, 1, 1, 2, 2]
-
-
-def test_names_and_notes() -> None:
-    schedule = Schedule.fixed(64, name="qwen+gate", provenance=(Note(key="made", text="by hand"),))
-    once = budgets.renamed(schedule, "a")
-    twice = budgets.renamed(once, "b")
-    assert (once.name, twice.name) == ("qwen+gate+gate1", "qwen+gate+gate2")
-    assert [(note.key, note.text) for note in twice.provenance] == [
-        ("made", "by hand"),
-        ("gate", "a; b"),
-    ]
