@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from sparrow.dataflow.backend import Sampler
 from sparrow.dataflow.language import Language
-from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.schema.base import Float32Matrix, Int32Array
 from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
@@ -25,14 +25,14 @@ from sparrow.train.objectives.algorithms import Algorithm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """The engine under a run's sampling and schedule, for one row, and a judge.
+    """The rollout backend under a run's sampling and schedule, for one row, and a judge.
 
     samples: trajectories that the loop wants of the row. watched: so many of them carry the hidden
     states by which acceptance is measured. context: tokens that a trajectory may have in all. key:
     what every draw of this row depends on.
     """
 
-    engine: AsyncEngine
+    engine: Sampler
     language: Language
     judge: Judge
     params: SamplingParams

@@ -13,8 +13,7 @@ from datetime import timedelta
 from sparrow.dataflow.episodes import Actor, single_turn
 from sparrow.schema.episode import Trajectory
 from sparrow.tasks.base import Example
-from sparrow.train.objectives import Surrogate, Terms
-from sparrow.train.objectives.surrogates import ppo
+from sparrow.train.objectives.surrogates import Surrogate, Terms, ppo
 from support.training import noisy
 
 steps = {"now": 0}

@@ -37,6 +37,7 @@ def step(run: Run) -> None:
     clock = run.begin()
     with clock("gen"):
         played = run.rollout.play(run.request())
+        run.ledger.refuse_unjudged(played)
     with clock("old_log_prob"):
         run.rollout.sleep()
         batch = run.learner.read(played)

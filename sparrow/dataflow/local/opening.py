@@ -3,30 +3,36 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from sparrow.dataflow.backend import open_backend
+from sparrow.dataflow.checkpoints import Checkpoints, Damaged
 from sparrow.dataflow.episodes import Episode, episode_of
-from sparrow.dataflow.language import language_of
+from sparrow.dataflow.language import Language, language_of
 from sparrow.dataflow.local.learner import LearnerSide
 from sparrow.dataflow.local.ledger import Ledger
+from sparrow.dataflow.local.messages import Watcher
 from sparrow.dataflow.local.rollout import RolloutSide, validation_of
-from sparrow.dataflow.local.run import MODEL, Run
-from sparrow.dataflow.local.watching import Watcher
-from sparrow.dataflow.place import dtype_of, prompt_room, schedule_notes
-from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
-from sparrow.dataflow.runs.files import CHANGED, CHECKPOINTS, SCHEDULE, RunFiles
+from sparrow.dataflow.local.run import Run
+from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, RunFiles
 from sparrow.dataflow.stopping import Stopping
 from sparrow.engine.answer import placed_schedule
-from sparrow.engine.engine import Engine
 from sparrow.files import remove_unfinished, write_whole
 from sparrow.gate import Gate
-from sparrow.models import fingerprint, load, tokenizer_digest
-from sparrow.models.checkpoint import pick_device
+from sparrow.models import Decoder, fingerprint, load, tokenizer_digest
+from sparrow.models.checkpoint import pick_device, pick_dtype
+from sparrow.models.sources import split_revision
+from sparrow.models.spec import ModelSpec
 from sparrow.schema.base import to_dict
 from sparrow.schema.loading import read_resolved
-from sparrow.schema.train import GateConfig, TrainConfig
+from sparrow.schema.run_folder import MODEL, SCHEDULE
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import GateConfig, RolloutConfig, TrainConfig
 from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example, Examples, Judge
@@ -35,8 +41,10 @@ from sparrow.tasks.rows import FileRows
 from sparrow.train.learner import Learner
 from sparrow.train.objectives.algorithms import Algorithm, algorithm_of
 from sparrow.train.policy import Policy, shard
-from sparrow.train.world import join_world, own_device
+from sparrow.train.world import World, join_world, own_device
 from sparrow.train.world import own_rank as own_rank  # for the command line
+
+Report = Callable[[str], None]
 
 LEFT_OUT = "left_out.txt"
 GIB = 2**30
@@ -52,20 +60,16 @@ class Parts:
     algorithm: Algorithm | None = None
 
 
-def run_directory(config: TrainConfig) -> Path:
-    return config.run.dir or Path("runs") / "train" / config.run.name
-
-
 def open_run(
     config: TrainConfig,
     *,
     parts: Parts = Parts(),  # noqa: B008 (immutable)
     watch: Watcher | None = None,
     stopping: Stopping | None = None,
-    report: Callable[[str], None] | None = None,
+    report: Report | None = None,
 ) -> Run:
-    """A run at its start, or where its last checkpoint was made. Close it by `close_run`."""
-    folder = run_directory(config)
+    """A run at its start, or where its last checkpoint was made: `with open_run(config) as run`."""
+    folder = config.run.dir or Path("runs") / "train" / config.run.name
     if (folder / MODEL).exists():
         raise ValueError(
             f"{folder / MODEL} is there: this run has ended. Name another run.dir; or, to make it "
@@ -78,12 +82,11 @@ def open_run(
         run.ledger.files = RunFiles(folder, tensorboard=config.run.tensorboard)
         remove_unfinished(folder)
 
-    try:
+    with ExitStack() as opened:
+        opened.enter_context(run)
         run.world.only_first(open_files)
         go_on(run, folder, report or (lambda text: None))
-    except BaseException:
-        close_run(run)
-        raise
+        opened.pop_all()
     return run
 
 
@@ -93,143 +96,128 @@ def open_parts(
     *,
     parts: Parts = Parts(),  # noqa: B008 (immutable)
     stopping: Stopping | None = None,
-    report: Callable[[str], None] | None = None,
+    report: Report | None = None,
 ) -> Run:
     """Everything of a run at its start, without its files."""
-    return _Opening(config, parts, report).run(folder, stopping or Stopping())
-
-
-class _Opening:
-    """What the sides of a run are made of: a model, its schedule, rows that fit."""
-
-    def __init__(
-        self, config: TrainConfig, parts: Parts, report: Callable[[str], None] | None
-    ) -> None:
-        self.config, self.parts, self.say = config, parts, report or (lambda text: None)
-        self.device = own_device(pick_device(config.model.device))
-        self.world = join_world(self.device)
-        rollout = config.rollout
-        if rollout.prompts < self.world.size:  # every rank plays some of them
-            given, ranks = rollout.prompts, self.world.size
-            raise ValueError(f"rollout.prompts: got {given}, allowed: {ranks} or more, as ranks")
-        self.algorithm = parts.algorithm or algorithm_of(
-            config.algorithm, max_tokens=rollout.max_tokens
-        )
-        self.episode = parts.episode or episode_of(rollout.episode)
-        rows = parts.rows or rows_of(config.data, seed=config.run.seed)
-        self.dtype = dtype_of(config.model.dtype, self.device.type)
-        self.model = load(config.model.name, dtype="float32", device=self.device, report=report)
-        self.language = language_of(self.model, config.data.task in PUZZLES)
-        self.schedule, self.flow = placed_schedule(rollout.attention, self.model.spec.family)
-        self.max_prompt = prompt_room(rollout, self.model.spec)
-        self.longest = self.max_prompt + rollout.max_tokens
-        self.rows = self._fitting(rows)
-        for note in schedule_notes(self.schedule, config.model.name, self.longest):
-            self.say(note)
-
-    def run(self, folder: Path, stopping: Stopping) -> Run:
-        """The learner comes before the engine, which takes what memory it finds."""
-        config, validation = self.config, validation_of(self.config)
-        ledger = Ledger(
+    say, rollout = report or (lambda text: None), config.rollout
+    device = own_device(pick_device(config.model.device))
+    world, stopping = join_world(device), stopping or Stopping()
+    if rollout.prompts < world.size:  # every rank plays some of them
+        given = f"got {rollout.prompts}, allowed: {world.size} or more, as ranks"
+        raise ValueError(f"rollout.prompts: {given}")
+    algorithm = parts.algorithm or algorithm_of(config.algorithm, max_tokens=rollout.max_tokens)
+    episode = parts.episode or episode_of(rollout.episode)
+    rows = parts.rows or rows_of(config.data, seed=config.run.seed)
+    dtype = pick_dtype(config.model.dtype, device, {})
+    model = load(config.model.name, dtype="float32", device=device, report=report)
+    language = language_of(model, config.data.task in PUZZLES)
+    schedule, flow = placed_schedule(rollout.attention, model.spec.family)
+    max_prompt = prompt_room(rollout, model.spec)
+    longest = max_prompt + rollout.max_tokens
+    rows = _fitting(rows, language, max_prompt, say)
+    for note in schedule_notes(schedule, config.model.name, longest):
+        say(note)
+    identity = _identity(config, dtype, model, rows, schedule)
+    validation = validation_of(config)
+    learner = _learner(config, model, dtype, world)  # before the engine, which takes what it finds
+    backend = open_backend(
+        load(config.model.name, dtype=dtype, device=device),  # weights of its own
+        None if schedule is None else Rule.of(schedule, flow),
+        max_running=rollout.max_running,
+        max_context=longest,
+        kv_bytes=None if rollout.kv_gib is None else int(rollout.kv_gib * GIB),
+    )
+    return Run(
+        config=config,
+        rollout=RolloutSide(
             config=config,
-            identity=self._identity(),
-            checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=self.say),
-            max_prompt=self.max_prompt,
-            left_out=getattr(self.rows, "problems", ()),
-        )
-        learner = LearnerSide(config=config, learner=self._learner(), algorithm=self.algorithm)
-        rollout = RolloutSide(
-            config=config,
-            engine=self._engine(),
-            rows=self.rows,
-            judge=self.parts.judge or judge_of(config.data, self.rows),
-            language=self.language,
-            episode=self.episode,
-            algorithm=self.algorithm,
-            max_prompt=self.max_prompt,
+            backend=backend,
+            rows=rows,
+            judge=parts.judge or judge_of(config.data, rows),
+            language=language,
+            episode=episode,
+            algorithm=algorithm,
+            max_prompt=max_prompt,
             validation=validation,
-            world=self.world,
-            stopping=stopping,
-        )
-        mass = self.flow.mass is not None
-        return Run(
-            config=config,
-            rollout=rollout,
-            learner=learner,
-            gate=Gate(config.gate, self.schedule, longest=self.longest, mass=mass),
-            ledger=ledger,
-            stopping=stopping,
-            world=self.world,
-        )
-
-    def _fitting(self, rows: Examples) -> Examples:
-        """Rows of a file whose prompts fit; what is wrong with the others is said."""
-        if not isinstance(rows, FileRows):
-            return rows
-        most = self.max_prompt
-
-        def fits(example: Example) -> str | None:
-            tokens = len(self.language.encode(example.prompt))
-            return None if tokens <= most else f"prompt of {tokens} tokens, over {most}"
-
-        kept = rows.keep(fits)
-        if kept.problems:
-            self.say(f"{rows.name}: {len(kept.problems)} rows are left out (all in {LEFT_OUT}):")
-            for problem in kept.problems[:10]:
-                self.say(f"  {problem}")
-        return kept
-
-    def _learner(self) -> Learner:
-        batch, world = self.config.batch, self.world
-        joined = self.device.type == "cuda" if batch.compile is None else batch.compile
-        policy = Policy(self.model, dtype=self.dtype, recompute=batch.recompute, compiled=joined)
-        return Learner(
-            shard(policy) if world.size > 1 else policy,
-            self.config.optimiser,
-            steps=self.config.run.steps * batch.updates,
-            tokens=batch.tokens,
             world=world,
-        )
-
-    def _engine(self) -> Engine:
-        """The engine, with weights of its own."""
-        rollout = self.config.rollout
-        return Engine(
-            load(self.config.model.name, dtype=self.dtype, device=self.device),
-            rule=None if self.schedule is None else Rule.of(self.schedule, self.flow),
-            max_running=rollout.max_running,
-            max_context=self.longest,
-            kv_bytes=None if rollout.kv_gib is None else int(rollout.kv_gib * GIB),
-        )
-
-    def _identity(self) -> str:
-        """What must be equal for a run to go on.
-
-        Not where and how it runs, what it shows and what the remedies of a run that stopped are:
-        the gate's settings, the rate, memory, and the number of steps where the rate does not
-        depend on it.
-        """
-        config, model, schedule = self.config, self.model, self.schedule
-        shown = {"dir", "name", "save_every", "keep", "rollouts", "tensorboard", "skips"}
-        kept = config.model_dump_json(
-            exclude={
-                "run": shown if config.optimiser.decay else {*shown, "steps"},
-                "model": {"device"},
-                "data": {"workers", "deadline", "memory_gib"},
-                "rollout": dict.fromkeys(("max_running", "kv_gib", "sleep"), True)
-                | {"attention": {"schedule"}},  # what it holds counts, not where it lies
-                "batch": {"tokens", "recompute", "compile"},
-                "gate": set(GateConfig.model_fields) - {"bin"},
-                "optimiser": {"rate"},
-            }
-        )
-        budgets = "dense" if schedule is None else json.dumps(to_dict(schedule))
-        tokenizer = None if model.source is None else tokenizer_digest(model.source)
-        text = f"{kept} {self.dtype} {fingerprint(model)} {tokenizer} {self.rows.digest} {budgets}"
-        return hashlib.sha256(text.encode()).hexdigest()
+            stopping=stopping,
+        ),
+        learner=LearnerSide(config=config, learner=learner, algorithm=algorithm),
+        gate=Gate(config.gate, schedule, longest=longest, mass=flow.mass is not None),
+        ledger=Ledger(
+            config=config,
+            identity=identity,
+            checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=say),
+            max_prompt=max_prompt,
+            left_out=getattr(rows, "problems", ()),
+        ),
+        stopping=stopping,
+        world=world,
+    )
 
 
-def go_on(run: Run, folder: Path, say: Callable[[str], None]) -> None:
+def _fitting(rows: Examples, language: Language, most: int, say: Report) -> Examples:
+    """Rows of a file whose prompts fit; what is wrong with the others is said."""
+    if not isinstance(rows, FileRows):
+        return rows
+
+    def fits(example: Example) -> str | None:
+        tokens = len(language.encode(example.prompt))
+        return None if tokens <= most else f"prompt of {tokens} tokens, over {most}"
+
+    kept = rows.keep(fits)
+    if kept.problems:
+        say(f"{rows.name}: {len(kept.problems)} rows are left out (all in {LEFT_OUT}):")
+        for problem in kept.problems[:10]:
+            say(f"  {problem}")
+    return kept
+
+
+def _learner(config: TrainConfig, model: Decoder, dtype: torch.dtype, world: World) -> Learner:
+    batch = config.batch
+    joined = model.device.type == "cuda" if batch.compile is None else batch.compile
+    policy = Policy(model, dtype=dtype, recompute=batch.recompute, compiled=joined)
+    return Learner(
+        shard(policy) if world.size > 1 else policy,
+        config.optimiser,
+        steps=config.run.steps * batch.updates,
+        tokens=batch.tokens,
+        world=world,
+    )
+
+
+def _identity(
+    config: TrainConfig,
+    dtype: torch.dtype,
+    model: Decoder,
+    rows: Examples,
+    schedule: Schedule | None,
+) -> str:
+    """What must be equal for a run to go on.
+
+    Not where and how it runs, what it shows and what the remedies of a run that stopped are: the
+    gate's settings, the rate, memory, and the number of steps where the rate does not depend on it.
+    """
+    shown = {"dir", "name", "save_every", "keep", "rollouts", "tensorboard", "skips"}
+    kept = config.model_dump_json(
+        exclude={
+            "run": shown if config.optimiser.decay else {*shown, "steps"},
+            "model": {"device"},
+            "data": {"workers", "deadline", "memory_gib"},
+            "rollout": dict.fromkeys(("max_running", "kv_gib", "sleep"), True)
+            | {"attention": {"schedule"}},  # what it holds counts, not where it lies
+            "batch": {"tokens", "recompute", "compile"},
+            "gate": set(GateConfig.model_fields) - {"bin"},
+            "optimiser": {"rate"},
+        }
+    )
+    budgets = "dense" if schedule is None else json.dumps(to_dict(schedule))
+    tokenizer = None if model.source is None else tokenizer_digest(model.source)
+    text = f"{kept} {dtype} {fingerprint(model)} {tokenizer} {rows.digest} {budgets}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def go_on(run: Run, folder: Path, say: Report) -> None:
     """Load the latest checkpoint, if there is one; the run directory is cut to it."""
     step, other = run.world.only_first(run.ledger.checkpoints.latest), ""
     if step is not None:
@@ -288,9 +276,30 @@ def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
-def close_run(run: Run) -> None:
-    """Let go of files, verifiers and other ranks."""
-    if run.ledger.files is not None:
-        run.ledger.files.close()
-    run.rollout.close()
-    run.world.leave()
+def prompt_room(config: RolloutConfig, spec: ModelSpec) -> int:
+    """Tokens that a prompt may have."""
+    left = spec.max_positions - config.max_tokens
+    if left < (config.max_prompt or 1):
+        raise ValueError(
+            f"rollout.max_tokens {config.max_tokens} and a prompt of {config.max_prompt or 1}: "
+            f"allowed are the model's {spec.max_positions} positions for both"
+        )
+    return config.max_prompt or left
+
+
+def schedule_notes(schedule: Schedule | None, model: str, longest: int) -> list[str]:
+    """What of a schedule may not be what its user thinks."""
+    if schedule is None:
+        return []
+    found, name = list[str](), Path(split_revision(model)[0]).name
+    if schedule.model is not None and schedule.model.lower() != name.lower():
+        found.append(
+            f"schedule {schedule.name} was measured on {schedule.model}, and this is {name}: how "
+            "far it strays here nobody has measured; the gate will"
+        )
+    rows = [schedule.budgets, *(one.budgets for one in schedule.layers)]
+    if min(int(row.min()) for row in rows) >= longest:
+        found.append(
+            f"schedule {schedule.name} keeps all of the at most {longest} tokens: never sparse"
+        )
+    return found

@@ -5,19 +5,19 @@ is still there (`run.keep`), and its update where its trajectories were kept (`r
 directory may be anybody's: code that its configuration names is imported only where that is asked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from sparrow.dataflow.checkpoints import Checkpoints
 from sparrow.dataflow.local.messages import RolloutBatch
 from sparrow.dataflow.local.metrics import step_metrics
-from sparrow.dataflow.local.opening import close_run, open_parts
+from sparrow.dataflow.local.opening import Report, open_parts
 from sparrow.dataflow.local.run import Run
-from sparrow.dataflow.runs.checkpoints import Checkpoints
-from sparrow.dataflow.runs.files import CHECKPOINTS
-from sparrow.dataflow.runs.rollouts import (
+from sparrow.dataflow.run_files import (
+    CHECKPOINTS,
     read_rollouts,
     rollout_steps,
     rollouts_file,
@@ -25,11 +25,8 @@ from sparrow.dataflow.runs.rollouts import (
 )
 from sparrow.schema.code import code_settings
 from sparrow.schema.episode import Group
-from sparrow.schema.loading import RESOLVED as FILE_NAME
-from sparrow.schema.loading import read_resolved
+from sparrow.schema.loading import RESOLVED, read_resolved
 from sparrow.schema.train import TrainConfig
-
-Part = Literal["rollout", "train"]
 
 
 def replay(
@@ -38,46 +35,36 @@ def replay(
     part: str,
     *,
     out: Path | None = None,
-    report: Callable[[str], None] | None = None,
+    report: Report | None = None,
     allow_code: bool = False,
 ) -> dict[str, Any]:
     """The numbers of a part of a step; of a rollout also how it compares with what was kept.
 
     allow_code: import the code that the run's configuration names, such as its reward.
     """
-    if not (folder / FILE_NAME).is_file():
+    if not (folder / RESOLVED).is_file():
         raise ValueError(
-            f"{folder / FILE_NAME}: no such file; is {folder} a run directory of sparrow train?"
+            f"{folder / RESOLVED}: no such file; is {folder} a run directory of sparrow train?"
         )
     config = read_resolved(TrainConfig, folder)
-    if not allow_code:
-        refuse_code(folder / FILE_NAME, config)
+    if (code := code_settings(config)) and not allow_code:
+        named = ", ".join(f"{key} = {text!r}" for key, text in code.items())
+        raise ValueError(
+            f"{folder / RESOLVED} names code ({named}), which is imported only if you trust the "
+            "run and say so: --allow-code"
+        )
     kept = rollout_steps(folder)
     steps = Checkpoints(folder / CHECKPOINTS, 1).steps()
     try:
         chosen = _chosen(steps, kept, step, part)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
-    run = open_parts(config, folder, report=report)
-    try:
+    with open_parts(config, folder, report=report) as run:
         if chosen:
             run.load_checkpoint(chosen)
         if part == "rollout":
             return _rollout(run, folder, kept, out)
         return _train(run, _groups(run, folder))
-    finally:
-        close_run(run)
-
-
-def refuse_code(file: Path, config: TrainConfig) -> None:
-    """ValueError with the settings that name code, where there are any."""
-    code = code_settings(config)
-    if code:
-        named = ", ".join(f"{key} = {text!r}" for key, text in code.items())
-        raise ValueError(
-            f"{file} names code ({named}), which is imported only if you trust the run and say so: "
-            "--allow-code"
-        )
 
 
 def _groups(run: Run, folder: Path) -> list[Group]:

@@ -7,40 +7,27 @@ is small, and a resumed run goes on bit for bit (on a CPU).
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any, Self
 
 from sparrow.dataflow.local.learner import LearnerSide
-from sparrow.dataflow.local.ledger import Ledger, Number
-from sparrow.dataflow.local.messages import Diverged as Diverged  # for the command line
-from sparrow.dataflow.local.messages import EpisodeFailed as EpisodeFailed
-from sparrow.dataflow.local.messages import GateStop as GateStop
-from sparrow.dataflow.local.messages import RolloutRequest
-from sparrow.dataflow.local.messages import Unjudged as Unjudged
+from sparrow.dataflow.local.ledger import Ledger
+from sparrow.dataflow.local.messages import Clock, RolloutRequest, Watcher
 from sparrow.dataflow.local.rollout import RolloutSide
-from sparrow.dataflow.local.watching import Clock, Watcher
 from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.gate import Gate
 from sparrow.models import Decoder, provenance, save
-from sparrow.schema.base import Record, from_dict
+from sparrow.schema.run_folder import MODEL
+from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
 from sparrow.train.world import World
-
-MODEL = "model"
-TAKEN = {"gate": "step", "learner": "taken"}
-
-
-class _Taken(Record):
-    """Counts in a checkpoint that its parts do not check themselves."""
-
-    gate: Annotated[int, Field(ge=-1, lt=2**53)]  # its last step: -1 before the first
-    learner: Number
 
 
 @dataclass(kw_only=True)
 class Run:
-    """See the module. The sides know nothing of each other; the loop takes messages between."""
+    """See the module. The sides know nothing of each other; the loop takes messages between.
+
+    Leaving it (`with open_run(...) as run`) lets go of files, verifiers and other ranks.
+    """
 
     config: TrainConfig
     rollout: RolloutSide
@@ -49,6 +36,18 @@ class Run:
     ledger: Ledger
     stopping: Stopping
     world: World
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.ledger.files is not None:
+            self.ledger.files.close()
+        self.rollout.close()
+        self.world.leave()
 
     @property
     def step(self) -> int:
@@ -65,23 +64,12 @@ class Run:
 
     def header(self) -> list[str]:
         """What runs, in a few lines for people. Sparse or dense is said first."""
-        schedule, gate, rollout = self.gate.schedule, self.config.gate, self.config.rollout
-        attention = "dense" if schedule is None else f"sparse, {schedule.describe()}"
-        policy = f"p05 >= {gate.target} is watched, mode {gate.mode}"
-        batch = (
-            f"{rollout.prompts} prompts x {rollout.samples} answers <= {rollout.max_tokens} tokens"
-        )
-        used = ", ".join(one.use for one in self.config.algorithm.corrections)
+        said = run_words(self.config, self.gate.schedule, self.rollout.rows.name)
         origin = provenance(self.learner.learner.policy.model)
         isolation = getattr(self.rollout.judge, "isolation", None)
-        verifiers = f" | verifiers in processes ({isolation})" if isolation else ""
-        return [
-            f"rollout: {attention}",
-            f"gate: {'off' if gate.mode == 'off' else policy}",
-            f"model: {self.config.model.name} ({origin}) | {self.rollout.engine.header()}",
-            f"data: {self.rollout.rows.name} | {batch} a step{verifiers}",
-            f"algorithm: {self.config.algorithm.name}, corrections: {used or 'none'}",
-        ]
+        said["model"] += f" ({origin}) | {self.rollout.backend.header()}"
+        said["data"] += f" | verifiers in processes ({isolation})" if isolation else ""
+        return [f"{name}: {text}" for name, text in said.items()]
 
     # A step.
 
@@ -104,9 +92,10 @@ class Run:
         )
 
     def sync_weights(self) -> None:
-        """The engine gets the learner's weights; their version is the number of steps taken."""
-        self.rollout.wake()
-        self.rollout.update(self.learner.weights(), version=self.step + 1)
+        """The backend gets the learner's weights; their version is the number of steps taken."""
+        self.watch.phase("weights")
+        self.rollout.backend.wake()
+        self.rollout.backend.sync_weights(self.learner.weights(), version=self.step + 1)
 
     # After a step.
 
@@ -134,7 +123,7 @@ class Run:
         self.world.only_first(lambda: ledger.checkpoints.save(self.step, state, ledger.identity))
 
     def state(self) -> dict[str, Any]:
-        parts = {"gate": self.gate.state(), "learner": self.learner.state()}
+        parts = {"gate": self.gate.state(), "learner": self.learner.learner.state()}
         return {**self.ledger.state(), **parts}
 
     def load_checkpoint(self, step: int) -> None:
@@ -144,20 +133,16 @@ class Run:
         try:
             if state["step"] != step:
                 raise ValueError("it is of another step")
-            self._restore(state)
+            self.ledger.restore(state)
+            self.learner.learner.restore(state["learner"])
+            self.gate = Gate.restore(self.config.gate, state["gate"])
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             told = f"{type(error).__name__}: {error}"
             raise ValueError(
                 f"step {step} in {checkpoints.folder} is no state of this run ({told})"
             ) from error
         if self.step:
-            self.rollout.update(self.learner.weights(), version=self.step)
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        from_dict(_Taken, {name: state[name][key] for name, key in TAKEN.items()})
-        self.ledger.restore(state)
-        self.learner.restore(state["learner"])
-        self.gate = Gate.restore(self.config.gate, state["gate"])
+            self.rollout.backend.sync_weights(self.learner.weights(), version=self.step)
 
     def finish(self) -> Path:
         """Write the Hugging Face folder; the learner stays as it is, who called may go on."""
@@ -170,3 +155,18 @@ class Run:
         assert files is not None, "the first rank writes"
         files.finish()
         return save(model, files.folder / MODEL)
+
+
+def run_words(config: TrainConfig, schedule: Schedule | None, rows: str) -> dict[str, str]:
+    """What a configuration asks for, in a line for each part."""
+    gate, rollout = config.gate, config.rollout
+    batch = f"{rollout.prompts} prompts x {rollout.samples} answers <= {rollout.max_tokens} tokens"
+    corrections = ", ".join(one.use for one in config.algorithm.corrections) or "none"
+    watched = f"p05 >= {gate.target} is watched, mode {gate.mode}"
+    return {
+        "rollout": "dense" if schedule is None else f"sparse, {schedule.describe()}",
+        "gate": "off" if gate.mode == "off" else watched,
+        "model": config.model.name,
+        "data": f"{rows} | {batch} a step",
+        "algorithm": f"{config.algorithm.name}, corrections: {corrections}",
+    }

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparrow.dataflow.runs import states
-from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
+from sparrow.dataflow import checkpoints as states
+from sparrow.dataflow.checkpoints import Checkpoints, Damaged
 from sparrow.files import file_digest, read_document
 
 CONFIG = "a configuration"
@@ -259,10 +260,11 @@ def test_plain_values_come_back_with_their_types(kept: Checkpoints) -> None:
 
 def test_unfinished_ones_are_ignored_then_cleared(kept: Checkpoints) -> None:
     kept.save(10, state(10), CONFIG)
-    unfinished = kept.folder / ".step_000020.4711.unfinished"
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    unfinished = kept.folder / f".step_000020.{ended.pid}.unfinished"
     shutil.copytree(kept.folder / "step_000010", unfinished)
-    half_removed = kept.folder / ".step_000005.4711.removed"
-    half_removed.mkdir()
+    (kept.folder / f".removed_5.{ended.pid}.unfinished").mkdir()
     (kept.folder / ".notes").write_text("not ours")
     assert kept.steps() == [10]
     assert kept.latest() == 10
@@ -363,7 +365,7 @@ def test_a_full_disk_says_what_to_do(kept: Checkpoints, monkeypatch: pytest.Monk
             with pytest.raises(OSError, match="step 10") as caught:
                 kept.save(20, state(20), CONFIG)
         size = 300 * 7 * 4 + 3 * 8 + 4 + len(torch.Generator().get_state())
-        assert f"{size / 1024:.1f} KiB in {kept.folder}" in str(caught.value)
+        assert f"{size / 2**20:.1f} MiB in {kept.folder}" in str(caught.value)
         assert caught.value.errno == errno.ENOSPC
         assert os.listdir(kept.folder) == ["step_000010"]
         assert loaded_step(kept, 10) == 10

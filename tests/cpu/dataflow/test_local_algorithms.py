@@ -30,11 +30,10 @@ from support.training import (
 from sparrow import load
 from sparrow.dataflow.episodes import Actor, episode_of, single_turn, trajectory_of
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
-from sparrow.dataflow.local.messages import EpisodeFailed, RolloutRequest
-from sparrow.dataflow.local.opening import Parts, close_run, open_run
+from sparrow.dataflow.local.messages import EpisodeFailed, Nobody, RolloutRequest
+from sparrow.dataflow.local.opening import Parts, open_run
 from sparrow.dataflow.local.run import Run
-from sparrow.dataflow.local.watching import Nobody
-from sparrow.dataflow.runs.rollouts import read_rollouts
+from sparrow.dataflow.run_files import read_rollouts
 from sparrow.models import hf_views
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.episode import Trajectory
@@ -103,7 +102,7 @@ def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
     assert request == run.request()
     played = pickle.loads(pickle.dumps(run.rollout.play(request)))
     assert played == run.rollout.play(request)
-    state = run.learner.state()
+    state = run.learner.learner.state()
     mismatch, gradient = {}, {}
     for name, corrections in chosen.items():
         own = config(model, tmp_path / "run", algorithm={"corrections": corrections})
@@ -113,8 +112,8 @@ def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
         (stats,) = side.update(batch)
         assert not stats.skipped
         mismatch[name], gradient[name] = batch.mismatch, stats.gradient
-        side.restore(state)
-    close_run(run)
+        side.learner.restore(state)
+    run.close()
     assert mismatch["none"]["mismatch/ess"] == pytest.approx(1)
     assert 0 < mismatch["icepop"]["mismatch/masked"] < 1
     assert mismatch["veto"]["mismatch/rejected"] == 1
@@ -134,7 +133,7 @@ def test_the_greedy_baseline_is_shaped_as_the_answers_are(model: Path, tmp_path:
     try:
         groups = run.rollout.play(run.request()).groups
     finally:
-        close_run(run)
+        run.close()
     assert {group.baseline for group in groups} <= {1 - tokens / 8 for tokens in range(1, 9)}
     for group, sample in zip(groups, run.learner.credit(groups)[::4], strict=True):
         tokens = int((group.trajectories[0].weight_version >= 0).sum())
@@ -199,7 +198,7 @@ def test_a_step_without_anything_to_learn_from_is_said_and_taken(
     assert [text.partition(":")[0] for text in told] == ["step 0", "step 1"]
     assert not learnt(run, model)
     assert read_rollouts(tmp_path / "run", 0) == []
-    assert (run.step, run.ledger.position, run.rollout.engine.version) == (2, 8, 2)
+    assert (run.step, run.ledger.position, run.rollout.backend.engine.version) == (2, 8, 2)
 
 
 def test_two_turns_with_a_tool_between(model: Path, tmp_path: Path) -> None:
@@ -383,7 +382,7 @@ def test_what_an_episode_must_give(model: Path, tmp_path: Path) -> None:
         run.rollout.episode = episode
         with pytest.raises(EpisodeFailed, match=f"step 0: the episode of assignments-.*{told}"):
             run.rollout.play(run.request())
-    close_run(run)
+    run.close()
 
 
 def test_episodes_by_import_path() -> None:

@@ -13,8 +13,8 @@ from support import cli
 from support.training import SPARSE, config, lines, metrics, model_folder, noisy, trained
 
 from sparrow.dataflow.local.loop import train
-from sparrow.dataflow.local.opening import Parts, close_run, open_run
-from sparrow.dataflow.local.run import GateStop
+from sparrow.dataflow.local.messages import GateStop
+from sparrow.dataflow.local.opening import Parts, open_run
 from sparrow.schema.loading import save_resolved
 from sparrow.schema.train import TrainConfig
 from sparrow.train.learner import Learner, Read
@@ -137,7 +137,7 @@ def test_a_dense_rollout_that_strays_stops_the_run_and_a_checkpoint_is_there(
         run = open_run(chosen("act"), parts=Parts(judge=noisy))
         with pytest.raises(GateStop, match="the rollout is dense"):
             train(run)
-        close_run(run)
+        run.close()
         assert run.ledger.checkpoints.steps() == [1]
         (action, *_) = lines(folder / "actions.jsonl")
         assert (action["step"], action["kind"]) == (0, "stop")
@@ -147,7 +147,7 @@ def test_a_dense_rollout_that_strays_stops_the_run_and_a_checkpoint_is_there(
             open_run(chosen("act"), parts=Parts(judge=noisy))
         again = open_run(chosen("warn"), parts=Parts(judge=noisy))
         assert (again.step, again.ledger.stopped) == (1, {})
-        close_run(again)
+        again.close()
 
 
 def test_the_command_ends_with_3_and_goes_on_when_the_gate_is_told_otherwise(

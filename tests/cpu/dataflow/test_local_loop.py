@@ -26,10 +26,10 @@ from support.training import (
 )
 
 from sparrow import load
+from sparrow.dataflow.checkpoints import read_state, write_state
 from sparrow.dataflow.episodes import Actor, single_turn
 from sparrow.dataflow.local.replaying import replay
-from sparrow.dataflow.runs.rollouts import read_rollouts, write_rollouts
-from sparrow.dataflow.runs.states import read_state, write_state
+from sparrow.dataflow.run_files import read_rollouts, write_rollouts
 from sparrow.files import file_digest, read_document, write_document
 from sparrow.models import hf_views
 from sparrow.models.attention import Packed
@@ -88,7 +88,7 @@ def test_rate_0_keeps_the_mismatch_flat(model: Path, tmp_path: Path) -> None:
     before = hf_views(load(model, dtype="float32", device="cpu"))
     for name, weight in weights_of(run).items():
         assert torch.equal(weight, before[name]), name
-    for name, weight in hf_views(run.rollout.engine.model).items():
+    for name, weight in hf_views(run.rollout.backend.engine.model).items():
         assert torch.equal(weight, before[name]), name
     found = metrics(tmp_path / "run")
     for name, near in (("mismatch/accept_estimate", 0.006), ("sparse/accept_p05", 0.02)):
@@ -154,7 +154,7 @@ def test_tokens_go_from_engine_to_trainer_as_they_are(
         assert one.text == ""
     assert {int(v) for one in kept[:8] for v in one.weight_version} == {-1, 0}
     assert {int(v) for one in kept[8:] for v in one.weight_version} == {-1, 1}
-    assert run.rollout.engine.version == 2
+    assert run.rollout.backend.engine.version == 2
 
 
 def test_what_a_run_leaves_behind(done: Path) -> None:

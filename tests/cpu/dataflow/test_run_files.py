@@ -17,9 +17,8 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("tomli_w")
 
-from sparrow.dataflow.runs import rollouts
-from sparrow.dataflow.runs.files import RunFiles
-from sparrow.dataflow.runs.rollouts import read_rollouts, rollout_steps
+from sparrow.dataflow import run_files as rollouts
+from sparrow.dataflow.run_files import RunFiles, read_rollouts, rollout_steps
 from sparrow.files import parse_line, read_lines
 from sparrow.schema.episode import NOT_SAMPLED, Group, Trajectory, Turn
 from sparrow.schema.loading import load_config
@@ -81,8 +80,8 @@ def groups(seed: int) -> list[Group]:
         "b", 3, reward=None, acc=None, note=None, text=None, kept=None, attention=None
     )
     return [
-        first.stamp(),
-        again.stamp(),
+        first,
+        again,
         Group(prompt_id="b", trajectories=(bare,), baseline=0.1),
     ]
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from support.specs import TINY
 
 from sparrow.models.shapes import shape
@@ -53,8 +52,3 @@ def test_qwen_counts_all_but_norms() -> None:
     spec = shape("qwen3-1.7b")
     norms = spec.layers * (2 * spec.hidden + 2 * spec.head_size) + spec.hidden
     assert product_weights(spec) == spec.parameters() - norms
-
-
-def test_a_negative_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="-1 tokens"):
-        training_flops(TINY, [4, -1])

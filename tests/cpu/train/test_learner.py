@@ -16,8 +16,8 @@ from sparrow import models, ops
 from sparrow.models.attention import Packed
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
-from sparrow.train.learner import Learner, Objective
-from sparrow.train.objectives.surrogates import Surrogate, Terms, ppo, token_mean
+from sparrow.train.learner import Learner
+from sparrow.train.objectives.surrogates import Objective, Surrogate, Terms, ppo, token_mean
 from sparrow.train.policy import Policy
 
 PPO = Objective(surrogate=ppo, aggregate=token_mean)

@@ -98,15 +98,6 @@ def _kept_bytes(spec: ModelSpec, tokens: int) -> int:
     return sum(kept.values())
 
 
-@pytest.mark.parametrize(
-    "given", [{"tokens": 5}, {"longest": 0}, {"item": 3}], ids=lambda given: next(iter(given))
-)
-def test_what_cannot_be_is_refused(given: dict[str, int]) -> None:
-    settings = {"tokens": 64, "longest": 16, "item": 4} | given
-    with pytest.raises(ValueError, match="trainer_memory"):
-        trainer_memory(TINY, **settings, recompute=True, gpu=False)
-
-
 def test_it_is_a_record() -> None:
     made = TrainerMemory(weights=4, gradients=4, moments=8, copies=2, activations=100, logits=10)
     assert (made.resident, made.total) == (12, 124)

@@ -11,7 +11,7 @@ from support.leftovers import marked, marking
 
 from sparrow.schema.warmup import DataConfig, StageConfig
 from sparrow.train.packing import Pack, pack
-from sparrow.train.prefetch import packs
+from sparrow.train.supervised import packs
 from sparrow_recipes.documents import PuzzleDocuments
 
 # A maker of the package itself: other processes can import it wherever the tests run.
