@@ -11,7 +11,7 @@ import torch
 from sparrow import models
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.messages import Watcher
-from sparrow.dataflow.local.opening import Parts, open_run
+from sparrow.dataflow.local.opening import open_run
 from sparrow.dataflow.local.run import Run
 from sparrow.files import read_lines as lines
 from sparrow.schema.train import TrainConfig
@@ -79,7 +79,7 @@ async def noisy(example: Example, text: str) -> Verdict:
 
 def trained(chosen: TrainConfig, *, watch: Watcher | None = None, **parts: Any) -> Run:
     """A run after its last step, closed."""
-    with open_run(chosen, parts=Parts(**{"judge": noisy, **parts}), watch=watch) as run:
+    with open_run(chosen, **{"judge": noisy, **parts}, watch=watch) as run:
         train(run)
     return run
 

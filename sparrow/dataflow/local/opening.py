@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,6 +28,7 @@ from sparrow.models.sources import split_revision
 from sparrow.models.spec import ModelSpec
 from sparrow.schema.base import to_dict
 from sparrow.schema.loading import read_resolved
+from sparrow.schema.run_files import flat_settings
 from sparrow.schema.run_folder import MODEL, SCHEDULE
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import GateConfig, RolloutConfig, TrainConfig
@@ -39,7 +38,7 @@ from sparrow.tasks.base import Example, Examples, Judge
 from sparrow.tasks.choosing import judge_of, rows_of
 from sparrow.tasks.rows import FileRows
 from sparrow.train.learner import Learner
-from sparrow.train.objectives.algorithms import Algorithm, algorithm_of
+from sparrow.train.objectives.algorithms import algorithm_of
 from sparrow.train.policy import Policy, shard
 from sparrow.train.world import World, join_world, own_device
 from sparrow.train.world import own_rank as own_rank  # for the command line
@@ -50,32 +49,26 @@ LEFT_OUT = "left_out.txt"
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a Python caller gives in place of what the configuration names."""
-
-    episode: Episode | None = None
-    rows: Examples | None = None
-    judge: Judge | None = None
-    algorithm: Algorithm | None = None
-
-
 def open_run(
     config: TrainConfig,
     *,
-    parts: Parts = Parts(),  # noqa: B008 (immutable)
+    episode: Episode | None = None,
+    judge: Judge | None = None,
     watch: Watcher | None = None,
     stopping: Stopping | None = None,
     report: Report | None = None,
 ) -> Run:
-    """A run at its start, or where its last checkpoint was made: `with open_run(config) as run`."""
+    """A run at its start, or where its last checkpoint was made: `with open_run(config) as run`.
+
+    episode, judge: in place of what the configuration names.
+    """
     folder = config.run.dir or Path("runs") / "train" / config.run.name
     if (folder / MODEL).exists():
         raise ValueError(
             f"{folder / MODEL} is there: this run has ended. Name another run.dir; or, to make it "
             f"longer, remove {folder / MODEL} (that folder alone) and raise run.steps"
         )
-    run = open_parts(config, folder, parts=parts, stopping=stopping, report=report)
+    run = open_parts(config, folder, episode=episode, judge=judge, stopping=stopping, report=report)
     run.watch = watch or run.watch
 
     def open_files() -> None:
@@ -94,7 +87,8 @@ def open_parts(
     config: TrainConfig,
     folder: Path,
     *,
-    parts: Parts = Parts(),  # noqa: B008 (immutable)
+    episode: Episode | None = None,
+    judge: Judge | None = None,
     stopping: Stopping | None = None,
     report: Report | None = None,
 ) -> Run:
@@ -105,16 +99,16 @@ def open_parts(
     if rollout.prompts < world.size:  # every rank plays some of them
         given = f"got {rollout.prompts}, allowed: {world.size} or more, as ranks"
         raise ValueError(f"rollout.prompts: {given}")
-    algorithm = parts.algorithm or algorithm_of(config.algorithm, max_tokens=rollout.max_tokens)
-    episode = parts.episode or episode_of(rollout.episode)
-    rows = parts.rows or rows_of(config.data, seed=config.run.seed)
+    algorithm = algorithm_of(config.algorithm, max_tokens=rollout.max_tokens)
+    episode = episode or episode_of(rollout.episode)
+    every_row = rows_of(config.data, seed=config.run.seed)
     dtype = pick_dtype(config.model.dtype, device, {})
     model = load(config.model.name, dtype="float32", device=device, report=report)
     language = language_of(model, config.data.task in PUZZLES)
     schedule, flow = placed_schedule(rollout.attention, model.spec.family)
     max_prompt = prompt_room(rollout, model.spec)
     longest = max_prompt + rollout.max_tokens
-    rows = _fitting(rows, language, max_prompt, say)
+    rows = _fitting(every_row, language, max_prompt, say)
     for note in schedule_notes(schedule, config.model.name, longest):
         say(note)
     identity = _identity(config, dtype, model, rows, schedule)
@@ -133,7 +127,7 @@ def open_parts(
             config=config,
             backend=backend,
             rows=rows,
-            judge=parts.judge or judge_of(config.data, rows),
+            judge=judge or judge_of(config.data, rows),
             language=language,
             episode=episode,
             algorithm=algorithm,
@@ -260,20 +254,12 @@ def begin_files(run: Run, changes: str) -> list[int]:
 def changed_settings(folder: Path, config: TrainConfig) -> str:
     """In which settings a configuration differs from that of a run directory, for people."""
     try:
-        before = _flat(read_resolved(TrainConfig, folder).model_dump(mode="json"))
+        before = dict(flat_settings(read_resolved(TrainConfig, folder).model_dump(mode="json")))
     except (ValueError, OSError):  # of another version, damaged or gone: nothing to tell
         return ""
-    now = _flat(config.model_dump(mode="json"))
+    now = dict(flat_settings(config.model_dump(mode="json")))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     return ", ".join(f"{name} {before.get(name)} -> {now.get(name)}" for name in names)
-
-
-def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        deeper = isinstance(value, Mapping)
-        found |= _flat(value, f"{above}{name}.") if deeper else {f"{above}{name}": value}
-    return found
 
 
 def prompt_room(config: RolloutConfig, spec: ModelSpec) -> int:

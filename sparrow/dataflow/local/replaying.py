@@ -85,8 +85,8 @@ def _chosen(checkpoints: Sequence[int], kept: Sequence[int], step: int | None, p
     before = sorted({0, *checkpoints})  # a run's start needs no checkpoint
     both = [n for n in before if n in kept]
     possible = before if part == "rollout" else both
-    if step is None and possible:
-        return (both or possible)[-1]
+    if step is None:
+        step = max(both or possible, default=None)
     if step not in possible:
         asked = "no step" if step is None else f"step {step}"
         raise ValueError(
@@ -108,15 +108,14 @@ def _rollout(run: Run, folder: Path, kept: Sequence[int], out: Path | None) -> d
         found["written"] = str(write_rollouts(out, run.step, played.groups))
     if run.step in kept:
         before = [t for g in read_rollouts(folder, run.step) for t in g.trajectories]
-        same = [_equal(one, two) for one, two in zip(before, trajectories, strict=False)]
+        same = [
+            all(
+                np.array_equal(getattr(one, n), getattr(two, n)) for n in ("ids", "rollout_logprob")
+            )
+            for one, two in zip(before, trajectories, strict=False)
+        ]
         found |= {"kept": len(before), "same_tokens": sum(same)}
     return found
-
-
-def _equal(one: Any, two: Any) -> bool:
-    return np.array_equal(one.ids, two.ids) and np.array_equal(
-        one.rollout_logprob, two.rollout_logprob
-    )
 
 
 def _train(run: Run, groups: Sequence[Group]) -> dict[str, Any]:

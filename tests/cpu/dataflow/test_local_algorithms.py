@@ -31,7 +31,7 @@ from sparrow import load
 from sparrow.dataflow.episodes import Actor, episode_of, single_turn, trajectory_of
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
 from sparrow.dataflow.local.messages import EpisodeFailed, Nobody, RolloutRequest
-from sparrow.dataflow.local.opening import Parts, open_run
+from sparrow.dataflow.local.opening import open_run
 from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.run_files import read_rollouts
 from sparrow.models import hf_views
@@ -97,7 +97,7 @@ def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
         "m2po": [{"use": "m2po"}],
         "veto": [{"use": "token-tis"}, {"use": "veto", "settings": {"least": 1.5}}],
     }
-    run = open_run(config(model, tmp_path / "run", rollout=rollout), parts=Parts(judge=noisy))
+    run = open_run(config(model, tmp_path / "run", rollout=rollout), judge=noisy)
     request = from_dict(RolloutRequest, json.loads(json.dumps(to_dict(run.request()))))
     assert request == run.request()
     played = pickle.loads(pickle.dumps(run.rollout.play(request)))
@@ -129,7 +129,7 @@ def test_the_greedy_baseline_is_shaped_as_the_answers_are(model: Path, tmp_path:
     """All are right, and every token costs an eighth: 1 - 1/8 at most, and 1 only unshaped."""
     algorithm = {"name": "remax", "overlong": 8}
     chosen = config(model, tmp_path / "run", algorithm=algorithm, rollout=SHORT)
-    run = open_run(chosen, parts=Parts(judge=right))
+    run = open_run(chosen, judge=right)
     try:
         groups = run.rollout.play(run.request()).groups
     finally:
@@ -372,7 +372,7 @@ def test_an_episode_that_fails_loses_nothing(model: Path, tmp_path: Path) -> Non
 
 def test_what_an_episode_must_give(model: Path, tmp_path: Path) -> None:
     chosen = config(model, tmp_path / "run", algorithm={"name": "dapo"}, rollout=SHORT)
-    run = open_run(chosen, parts=Parts(judge=noisy))
+    run = open_run(chosen, judge=noisy)
     for episode, told in (
         (empty, "trajectories"),
         (changed(reward=None), "reward"),

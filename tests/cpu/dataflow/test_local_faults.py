@@ -23,7 +23,7 @@ from support.training import config, lines, metrics, noisy, trained, weights_of
 from sparrow.dataflow import checkpoints as states
 from sparrow.dataflow.local.loop import step, train
 from sparrow.dataflow.local.messages import Diverged, Nobody
-from sparrow.dataflow.local.opening import Parts, open_run, schedule_notes
+from sparrow.dataflow.local.opening import open_run, schedule_notes
 from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.run_files import read_rollouts
 from sparrow.schema.errors import ConfigError
@@ -52,7 +52,7 @@ class Hears(Nobody):
 
 
 def opened(chosen: TrainConfig, **settings: Any) -> Run:
-    return open_run(chosen, parts=Parts(judge=noisy), **settings)
+    return open_run(chosen, judge=noisy, **settings)
 
 
 def after(chosen: TrainConfig, steps: int = 1, *, save: bool = True) -> Run:

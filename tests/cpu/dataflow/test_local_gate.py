@@ -14,7 +14,7 @@ from support.training import SPARSE, config, lines, metrics, model_folder, noisy
 
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.messages import GateStop
-from sparrow.dataflow.local.opening import Parts, open_run
+from sparrow.dataflow.local.opening import open_run
 from sparrow.schema.loading import save_resolved
 from sparrow.schema.train import TrainConfig
 from sparrow.train.learner import Learner, Read
@@ -134,7 +134,7 @@ def test_a_dense_rollout_that_strays_stops_the_run_and_a_checkpoint_is_there(
             gate, run = {**WATCH, "mode": mode}, {"save_every": save_every}
             return config(straying, folder, rollout=DENSE, gate=gate, run=run)
 
-        run = open_run(chosen("act"), parts=Parts(judge=noisy))
+        run = open_run(chosen("act"), judge=noisy)
         with pytest.raises(GateStop, match="the rollout is dense"):
             train(run)
         run.close()
@@ -144,8 +144,8 @@ def test_a_dense_rollout_that_strays_stops_the_run_and_a_checkpoint_is_there(
         assert len(metrics(folder)) == 1
         assert not (folder / "model").exists()
         with pytest.raises(ValueError, match=r"gate\.mode"):
-            open_run(chosen("act"), parts=Parts(judge=noisy))
-        again = open_run(chosen("warn"), parts=Parts(judge=noisy))
+            open_run(chosen("act"), judge=noisy)
+        again = open_run(chosen("warn"), judge=noisy)
         assert (again.step, again.ledger.stopped) == (1, {})
         again.close()
 
