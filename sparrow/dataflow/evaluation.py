@@ -228,8 +228,8 @@ def evaluate(
             verdict = await parts[question.part].judge(question.example, text)
         if on_answer is not None:
             on_answer()
-        own = {"example": question.example, "verdict": verdict}
-        return Answered(completion=completion.replace(text=text), **own)
+        told = completion.replace(text=text)
+        return Answered(example=question.example, completion=told, verdict=verdict)
 
     async def answer(sampler: Sampler, question: Question) -> list[Answered]:
         found = await sampler.generate(question.ids, question.params, schedule=schedule)

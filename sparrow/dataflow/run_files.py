@@ -130,7 +130,7 @@ class RunFiles:
 
     def _numbers(self, name: str, step: int, values: Mapping[str, float]) -> None:
         finite = {key: float(x) for key, x in values.items() if math.isfinite(x)}
-        self._file(name).append({"step": step, **{key: finite.get(key) for key in values}})
+        self._lines[name].append({"step": step, **{key: finite.get(key) for key in values}})
         self._chart(step, finite)
 
     def _chart(self, step: int, values: Mapping[str, float]) -> None:
@@ -140,17 +140,11 @@ class RunFiles:
 
     def action(self, what: Mapping[str, Any]) -> None:
         """Add a line that says what was done at a step and why. It names its "step"."""
-        self._file(ACTIONS).append(dict(what))
+        self._lines[ACTIONS].append(dict(what))
 
     def rollouts(self, step: int, groups: Sequence[Group]) -> Path:
         """Keep a step's trajectories, with text, without hidden states."""
-        self._file(METRICS)
         return write_rollouts(self.folder, step, groups)
-
-    def _file(self, name: str) -> "LineFile":
-        if not self._lines:
-            raise ValueError("the run directory is not open for writing: call begin first")
-        return self._lines[name]
 
     def _before(self, name: str, next_step: int) -> list[tuple[int, str]]:
         lines = lines_by_step(self.folder / name)

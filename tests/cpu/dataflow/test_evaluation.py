@@ -98,16 +98,18 @@ class TestAnswer:
             assert one.verdict.reason == f"judged {one.example.id}"
         assert [len(one.completion.token_ids) for one in found] == [12, 20, 5, 20]
         assert len(done) == 4
-
-    def test_samples_of_a_row_lie_together(self, model: models.Decoder) -> None:
+        line = json.loads(json.dumps(found[0].plain()))
+        assert (line["id"], line["tokens"], line["acc"]) == ("row 0", 12, 0.0)
+        (long,) = answers(model, [example(0, 200)], params=params(max_tokens=1000))
+        assert len(long.completion.token_ids) == CONTEXT - 200, "the context ends it"
         found = answers(model, ROWS, params=params(n=3))
         assert [one.example.id for one in found] == [row.id for row in ROWS for _ in range(3)]
-        assert len({one.completion.token_ids.tobytes() for one in found}) == 12  # all differ
-
-    def test_the_context_ends_an_answer(self, model: models.Decoder) -> None:
-        found = answers(model, [example(0, 200)], params=params(max_tokens=1000))
-        assert len(found[0].completion.token_ids) == CONTEXT - 200
-        assert found[0].completion.finish_reason == "length"
+        assert len({one.completion.token_ids.tobytes() for one in found}) == 12, "all differ"
+        judge = Recorder()
+        for one in answers(model, ROWS, judge, params=params(ignore_eos=False)):
+            text = dict(judge.asked)[one.example.id]
+            assert text == decode(one.completion.token_ids.tolist()) == one.completion.text
+            assert EOS not in text
 
     def test_each_row_has_a_seed_of_its_own_and_that_again(self, model: models.Decoder) -> None:
         twice = [ROWS[1], ROWS[1]]
@@ -118,15 +120,6 @@ class TestAnswer:
         other = answers(model, twice, params=params(seed=None))
         assert other[0].completion.token_ids.tolist() != other[1].completion.token_ids.tolist()
 
-    def test_verdicts_are_on_the_text_without_end(self, model: models.Decoder) -> None:
-        judge = Recorder()
-        found = answers(model, ROWS, judge, params=params(ignore_eos=False))
-        asked = dict(judge.asked)
-        for one in found:
-            assert asked[one.example.id] == decode(one.completion.token_ids.tolist())
-            assert one.completion.text == asked[one.example.id]
-            assert EOS not in asked[one.example.id]
-
     def test_an_engine_that_failed_is_not_judged(self, model: models.Decoder) -> None:
         broken = models.random(model.spec)
         broken.head.data[:] = float("nan")
@@ -134,14 +127,6 @@ class TestAnswer:
         found = answers(broken, ROWS[:1], judge)
         assert found[0].verdict == Verdict(0.0, 0.0, "the model gave NaN or infinite logits")
         assert judge.asked == []
-
-    def test_a_line_for_readers_is_json(self, model: models.Decoder) -> None:
-        (one,) = answers(model, ROWS[:1])
-        line = json.loads(json.dumps(one.plain()))
-        assert line["id"] == "row 0"
-        assert line["text"] == one.completion.text
-        assert (line["score"], line["acc"], line["reason"]) == (0.5, 0.0, "judged row 0")
-        assert line["tokens"] == 12
 
 
 class Rows:
@@ -278,14 +263,6 @@ class TestEvaluate:
             found.evaluation
         )
 
-    def test_a_schedule_is_what_ran(self, model: models.Decoder) -> None:
-        schedule = Schedule.fixed(64, dense_layers=())
-        parts = [part_of(ROWS[:2])]
-        engine, language = engine_of(model), PUZZLE_LANGUAGE
-        found = evaluate(engine, parts, language, params(), model="m", schedule=schedule)
-        assert found.evaluation.attention == schedule.describe()
-        assert found.answers[0][0].completion.attention == schedule.describe()
-
     def test_skipped_rows_are_named_and_a_part_of_none_is_refused(
         self, model: models.Decoder
     ) -> None:
@@ -294,6 +271,9 @@ class TestEvaluate:
         found = evaluate(engine_of(model), [some], PUZZLE_LANGUAGE, params(), model="m")
         (cell,) = found.evaluation.cells
         assert cell.rows == 1
+        schedule = Schedule.fixed(64, dense_layers=())
+        sparse = answers(model, ROWS[:1], schedule=schedule)
+        assert sparse[0].completion.attention == schedule.describe()
         assert cell.skipped == ("the prompt of row 1 has 256 tokens, the context 256",)
         with pytest.raises(ValueError, match="b of length 9"):
             evaluate(engine_of(model), [some, none], PUZZLE_LANGUAGE, params(), model="m")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.tasks.base import RIGHT, Example, Verdict, wrong
 from sparrow.tasks.words import encode
 from sparrow.train.objectives.algorithms import algorithm_of
+from sparrow.train.world import World
 
 SHORT = {"max_tokens": 8}
 ONE = {"steps": 1}
@@ -382,7 +384,24 @@ def test_what_an_episode_must_give(model: Path, tmp_path: Path) -> None:
         run.rollout.episode = episode
         with pytest.raises(EpisodeFailed, match=f"step 0: the episode of assignments-.*{told}"):
             run.rollout.play(run.request())
+    run.rollout.episode, run.rollout.judge = single_turn, right
+    played = run.rollout.play(run.request())
+    assert (played.rounds, len(played.watched)) == (4, 4), "refills watch no more than was asked"
     run.close()
+
+
+def test_a_fault_of_another_rank_s_judge_is_told(model: Path, tmp_path: Path) -> None:
+    class Two(World):
+        """Beside another rank, whose last verdict failed."""
+
+        def collect(self, own: Any) -> list[Any]:
+            other = (Counter(judged=1, errors=1), "it raised")
+            return [own, other] if isinstance(own, tuple) else [own]
+
+    with open_run(config(model, tmp_path / "run", rollout=SHORT), judge=noisy) as run:
+        run.rollout.world = Two()
+        played = run.rollout.play(run.request())
+    assert (played.fault, played.failed) == ("it raised", {"errors": 1})
 
 
 def test_episodes_by_import_path() -> None:

@@ -267,12 +267,10 @@ def flip(file: Path) -> None:
 FAULTS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "no file": ("config.resolved.toml", Path.unlink),
     "a changed setting": ("config.resolved.toml", flip),
-    "no TOML": ("config.resolved.toml", lambda file: file.write_text("=")),
     "another setting": ("config.resolved.toml", lambda file: file.write_text("[nothing]")),
     "changed tensors": ("checkpoints/step_000002/state.safetensors", flip),
     "changed state": ("checkpoints/step_000002/state.json", flip),
     "a changed line": ("rollouts/step_000002.jsonl", flip),
-    "no lines": ("rollouts/step_000002.jsonl", lambda file: file.write_text("")),
     "no UTF-8": ("rollouts/step_000002.jsonl", lambda file: file.write_bytes(b"\xff\n")),
 }
 

@@ -238,11 +238,5 @@ def test_what_is_refused_is_named() -> None:
         with pytest.raises(ValueError, match=field) as refused:
             made(surrogate=Choice(use=use, settings=settings))
         assert use in str(refused.value)
-
-
-def test_settings_without_default_must_be_given() -> None:
     with pytest.raises(ValueError, match=r"geometric-mask.*low, high"):
         made(corrections=(Choice(use="geometric-mask"),))
-    found = made(corrections=(Choice(use="geometric-mask", settings={"low": 0.5, "high": 2}),))
-    weight_T = combine(found.corrections, torch.tensor([0.0, 1.0]), torch.tensor([0, 1]))
-    assert weight_T.tolist() == [1.0, 0.0]

@@ -1,6 +1,5 @@
 """The rate along its three lines, and decay for matrices alone."""
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -29,43 +28,17 @@ def model() -> models.Decoder:
 
 
 def test_up_level_and_down() -> None:
-    expected = [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
-    expected += [1 - eighths / 16 for eighths in range(1, 9)]
-    assert rates(16) == expected
-
-
-def test_the_first_step_moves_and_the_last_has_the_final_rate() -> None:
-    found = rates(100, warm_up=10, decay=20, final=0.125)
-    assert found[0] == 0.1
-    assert found[9:80] == [1.0] * 71
-    assert found[-1] == 0.125
-    assert all(a > b for a, b in pairwise(found[79:]))
-
-
-def test_no_warm_up() -> None:
+    """Where the lines cross the lower one counts; a decay ends at the last step, wherever it
+    begins."""
+    up, down = [0.25, 0.5, 0.75, 1, 1, 1, 1, 1], [1 - eighths / 16 for eighths in range(1, 9)]
+    assert rates(16) == up + down
     assert rates(16, warm_up=0)[:9] == [1.0] * 8 + [1 - 1 / 16]
-
-
-def test_no_decay() -> None:
-    assert rates(8, decay=0) == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
-
-
-def test_neither() -> None:
+    assert rates(8, decay=0) == up
     assert rates(5, warm_up=0, decay=0) == [1.0] * 5
-
-
-def test_a_decay_longer_than_the_run_begins_below_the_rate() -> None:
-    """The line ends at the last step; its beginning lies before the first."""
     assert rates(4, warm_up=0, decay=8, final=0.0) == [3 / 8, 2 / 8, 1 / 8, 0]
     assert rates(1, warm_up=0, decay=8, final=0.25) == [0.25]
-
-
-def test_where_the_lines_cross_the_lower_one_counts() -> None:
-    found = rates(8, warm_up=8, decay=8, final=0.0)
-    assert found == [eighths / 8 for eighths in (1, 2, 3, 4, 3, 2, 1, 0)]
-
-
-def test_a_warm_up_longer_than_the_run() -> None:
+    crossing = [eighths / 8 for eighths in (1, 2, 3, 4, 3, 2, 1, 0)]
+    assert rates(8, warm_up=8, decay=8, final=0.0) == crossing
     assert rates(4, warm_up=16, decay=0) == [1 / 16, 2 / 16, 3 / 16, 4 / 16]
 
 

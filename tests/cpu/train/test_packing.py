@@ -22,11 +22,7 @@ def test_three_documents_by_hand() -> None:
     assert packed.longest == 5
     assert packed.sources_R.tolist() == [1, 2, 3, 5, 9]
     assert packed.targets_R.tolist() == [12, 13, 14, 21, 33]
-
-
-def test_types() -> None:
-    """The flash kernel wants int32 bounds, indexing wants int64."""
-    packed = pack([FIRST, SECOND])
+    # The flash kernel wants int32 bounds, indexing wants int64.
     assert packed.bounds.dtype == torch.int32
     indices = (packed.ids_T, packed.positions_T, packed.sources_R, packed.targets_R)
     assert {tensor.dtype for tensor in indices} == {torch.int64}
@@ -50,20 +46,6 @@ def test_no_place_predicts_across_documents() -> None:
         inside = (packed.sources_R >= start) & (packed.sources_R < stop)
         wanted = list(range(start + document.prompt - 1, stop - 1))
         assert packed.sources_R[inside].tolist() == wanted
-
-
-def test_one_document() -> None:
-    packed = pack([SECOND])
-    assert (packed.bounds.tolist(), packed.longest) == ([0, 2], 2)
-    assert (packed.sources_R.tolist(), packed.targets_R.tolist()) == ([0], [21])
-
-
-def test_moving_changes_nothing() -> None:
-    packed = pack([FIRST, SECOND])
-    moved = packed.to(torch.device("cpu"))
-    assert moved.longest == packed.longest
-    for name in ("ids_T", "positions_T", "bounds", "sources_R", "targets_R"):
-        assert torch.equal(getattr(moved, name), getattr(packed, name)), name
 
 
 def test_refuses_no_documents() -> None:

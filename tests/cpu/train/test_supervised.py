@@ -68,17 +68,12 @@ def gradients(model: models.Decoder, loss: Tensor) -> dict[str, Tensor]:
     return {name: grad.clone() for name, grad in found.items() if grad is not None}
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_the_loss_is_the_cross_entropy_of_the_learnt_tokens(count: int) -> None:
-    model = tiny()
-    loss, _ = trainer_of(model).loss(pack(DOCUMENTS[:count]))
-    torch.testing.assert_close(loss, plain_loss(model, DOCUMENTS[:count]), atol=1e-5, rtol=1e-5)
-
-
 def test_gradients_are_those_of_the_plain_computation() -> None:
+    """The loss is the cross entropy of the learnt tokens."""
     model = tiny()
-    ours = gradients(model, trainer_of(model).loss(pack(DOCUMENTS))[0])
-    plain = gradients(model, plain_loss(model, DOCUMENTS))
+    loss, wanted = trainer_of(model).loss(pack(DOCUMENTS))[0], plain_loss(model, DOCUMENTS)
+    torch.testing.assert_close(loss, wanted, atol=1e-5, rtol=1e-5)
+    ours, plain = gradients(model, loss), gradients(model, wanted)
     assert ours.keys() == plain.keys() == dict(model.named_parameters()).keys()
     for name, grad in plain.items():
         assert grad.abs().max() > 0, name
@@ -114,17 +109,6 @@ def test_packing_changes_nothing() -> None:
         torch.testing.assert_close(left[name], grad, atol=1e-6, rtol=1e-4, msg=name)
 
 
-def test_a_neighbour_changes_nothing() -> None:
-    trainer = trainer_of(tiny())
-    packs = [pack([DOCUMENTS[0], other]) for other in (document(30, 5, 8), document(30, 5, 9))]
-    hidden = []
-    for each in packs:
-        with torch.no_grad():
-            attention = Packed(bounds=each.bounds)
-            hidden.append(trainer.model(each.ids_T, each.positions_T, attention)[:40])
-    assert torch.equal(*hidden)
-
-
 def test_prompt_tokens_are_not_learnt() -> None:
     """The loss hangs on the places before learnt tokens, and on no others."""
     model = tiny()
@@ -134,26 +118,6 @@ def test_prompt_tokens_are_not_learnt() -> None:
     loss, _ = trainer_of(model).loss(packed)
     (grad_TC,) = torch.autograd.grad(loss, seen)
     assert grad_TC.abs().sum(1).nonzero().flatten().tolist() == [6, 7, 8, *range(12, 21)]
-
-
-def test_training_raises_the_learnt_tokens_and_not_the_prompt() -> None:
-    model = tiny()
-    trainer = trainer_of(model, rate=1e-2)
-    shown = document(30, 20, 5)
-    ids = torch.tensor(shown.ids.tolist())
-
-    def logprobs() -> tuple[float, float]:
-        with torch.no_grad():
-            hidden = model(ids, torch.arange(30), Packed(bounds=torch.tensor([0, 30])))
-            logp = (hidden @ model.head.T).log_softmax(1)[torch.arange(29), ids[1:]]
-        return float(logp[:19].mean()), float(logp[19:].mean())
-
-    prompt, answer = logprobs()
-    for _ in range(STEPS):
-        trainer.step(pack([shown]))
-    after = logprobs()
-    assert after[1] > max(answer, -0.1)
-    assert after[0] < prompt + 1
 
 
 def test_a_tiny_model_overfits_two_documents() -> None:
@@ -195,15 +159,10 @@ def test_a_step_by_hand() -> None:
     assert all(weight.grad is None for weight in model.parameters())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_refuses_16_bit_weights(dtype: torch.dtype) -> None:
-    message = f"training wants float32 weights, the model has {dtype}"
-    with pytest.raises(ValueError, match=message):
-        Supervised(tiny(dtype=dtype), OptimiserConfig(), steps=1)
-
-
 def test_products_in_bf16_are_near() -> None:
-    """Weights, loss and gradients stay float32."""
+    """Weights, loss and gradients stay float32; 16-bit weights are refused."""
+    with pytest.raises(ValueError, match="float32"):
+        Supervised(tiny(dtype=torch.bfloat16), OptimiserConfig(), steps=1)
     model = tiny()
     exact = trainer_of(model).loss(pack(DOCUMENTS))[0]
     near = Supervised(model, OptimiserConfig(), steps=1, dtype=torch.bfloat16).loss(
