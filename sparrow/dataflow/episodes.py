@@ -7,7 +7,6 @@ loop knows nothing of what happens inside, so tools and agents of many turns nee
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.tasks.base import Example, Judge, Verdict, drawn
 from sparrow.train.objectives.advantages import overlong_penalty
-from sparrow.train.objectives.algorithms import Algorithm
+from sparrow.train.objectives.algorithms import Algorithm, find_function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,13 +199,7 @@ def episode_of(path: str | None) -> Episode:
     """The episode that a configuration names by module:function; None: one turn."""
     if path is None:
         return single_turn
-    module, colon, name = path.partition(":")
-    if not (module and colon and name):
-        raise ValueError(f"rollout.episode: got {path!r}, allowed: module:function")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"rollout.episode: {path!r} cannot be imported: {error}") from error
+    found = find_function(path, {}, "rollout.episode")
     if not asyncio.iscoroutinefunction(found):
         raise ValueError(f"rollout.episode: {path!r} is no async function")
     return found

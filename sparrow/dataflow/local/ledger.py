@@ -16,7 +16,7 @@ from sparrow.dataflow.local.messages import (
     Unjudged,
     Watcher,
 )
-from sparrow.dataflow.local.metrics import validation_metrics, validation_words
+from sparrow.dataflow.local.metrics import validation_metrics
 from sparrow.dataflow.run_files import RunFiles
 from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.evaluation import Evaluation
@@ -91,7 +91,12 @@ class Ledger:
         self._count_skips(number, updates)
         faults = {"left_out_rows": len(self.left_out)} | {n: self.counts[n] for n in FAULTS}
         values = {**metrics} | {f"faults/{name}": float(count) for name, count in faults.items()}
-        self._write(number, values, played, look)
+        if self.files is not None:
+            self.files.metrics(number, values)
+            if (every := self.config.run.rollouts) and number % every == 0:
+                self.files.rollouts(number, played.groups)
+            for action in look.actions:
+                self.files.action(to_dict(action))
         for action in look.actions:
             if action.kind == "stop":  # before a checkpoint of this step is made
                 self.stopped = {"reason": action.reason, "gate": self._gate_settings()}
@@ -134,23 +139,13 @@ class Ledger:
                 "red",
             )
 
-    def _write(
-        self, number: int, values: Mapping[str, float], played: RolloutBatch, look: Look
-    ) -> None:
-        if self.files is None:
-            return
-        every = self.config.run.rollouts
-        self.files.metrics(number, values)
-        if every and number % every == 0:
-            self.files.rollouts(number, played.groups)
-        for action in look.actions:
-            self.files.action(to_dict(action))
-
     def validated(self, evaluation: Evaluation) -> None:
         """Accuracy was measured after the steps so far."""
+        values = validation_metrics(evaluation)
         if self.files is not None:
-            self.files.validation(self.step, validation_metrics(evaluation))
-        self.watch.event(f"after {self.step} steps: {validation_words(evaluation)}", "cyan")
+            self.files.validation(self.step, values)
+        told = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+        self.watch.event(f"after {self.step} steps: {told}", "cyan")
 
     # Its end.
 

@@ -145,14 +145,3 @@ def validation_metrics(evaluation: Evaluation) -> Metrics:
             f"{aux}/cut_off": cell.cut_off,
         }
     return found
-
-
-def validation_words(evaluation: Evaluation) -> str:
-    """The same for people."""
-    said = []
-    for cell in evaluation.cells:
-        mean = cell.mean
-        between = "" if mean.low is None else f" [{mean.low:.2f}, {mean.high:.2f}]"
-        accuracy = f"{cell.source}: mean@{evaluation.samples} {mean.value:.3f}{between}"
-        said.append(f"{accuracy}, {cell.tokens:.0f} tokens an answer, {cell.cut_off:.0%} cut off")
-    return "; ".join(said)

@@ -228,27 +228,22 @@ def go_on(run: Run, folder: Path, say: Report) -> None:
                 f"run.steps: got {run.config.run.steps}, but {folder} has taken {run.step} steps"
             )
         say(f"{folder}: goes on after {step} steps{f', with changes: {other}' if other else ''}")
-    gap = run.world.only_first(lambda: begin_files(run, other))
-    if gap:
+
+    def begin_files() -> list[int]:
+        """Cut the files to the run's step; the steps whose metrics are missing come back."""
+        files, schedule = run.ledger.files, run.gate.schedule
+        assert files is not None, "the first rank has them"
+        gap = files.begin(run.config, run.step)
+        if problems := run.ledger.left_out:
+            write_whole(folder / LEFT_OUT, (f"{problem}\n" for problem in problems))
+        if schedule is not None and run.step == 0:
+            schedule.save(folder / SCHEDULE)
+        if other:
+            files.action({"step": run.step, "kind": CHANGED, "reason": other})
+        return gap
+
+    if gap := run.world.only_first(begin_files):
         say(f"{folder}: metrics.jsonl lacks {len(gap)} steps before that, {gap[0]} first")
-
-
-def begin_files(run: Run, changes: str) -> list[int]:
-    """Cut the files to the run's step; what was changed since it stopped is noted with actions.
-
-    The steps whose metrics are missing come back.
-    """
-    files, schedule = run.ledger.files, run.gate.schedule
-    if files is None:
-        return []
-    gap = files.begin(run.config, run.step)
-    if run.ledger.left_out:
-        write_whole(files.folder / LEFT_OUT, (f"{problem}\n" for problem in run.ledger.left_out))
-    if schedule is not None and run.step == 0:
-        schedule.save(files.folder / SCHEDULE)
-    if changes:
-        files.action({"step": run.step, "kind": CHANGED, "reason": changes})
-    return gap
 
 
 def changed_settings(folder: Path, config: TrainConfig) -> str:

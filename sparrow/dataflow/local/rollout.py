@@ -39,27 +39,19 @@ VALIDATION_SEED = 2**40  # where the seeds of validation begin: rows of a run ne
 MOST_OVERLONG = 1000  # prompts in a row that are too long before it is an error
 
 
-class Validation(NamedTuple):
-    """Held-out rows, and how they are answered: always alike, so that points compare."""
-
-    parts: list[Part]
-    params: SamplingParams
-
-
-def validation_of(config: TrainConfig) -> Validation | None:
-    """None where none is asked for."""
+def validation_of(config: TrainConfig) -> list[Part]:
+    """Held-out rows; none where none are asked for."""
     wanted = config.validation
     if not wanted.every:
-        return None
+        return []
     changes: dict[str, object] = {"first": 0, "rows": None}
     if wanted.file is not None:  # in its order; else the training's rows from another place on
         changes = {"file": wanted.file, "task": None}
     chosen = config.data.model_copy(update={"shuffle": False, **changes})
     rows = rows_of(chosen, seed=config.run.seed)
-    judge, most = judge_of(chosen, rows), config.rollout.max_tokens
-    params = SamplingParams(n=wanted.samples, max_tokens=most, seed=VALIDATION_SEED)
+    judge = judge_of(chosen, rows)
     try:
-        return Validation(Part.of(rows, judge, count=wanted.rows, first=wanted.first), params)
+        return Part.of(rows, judge, count=wanted.rows, first=wanted.first)
     except ValueError as error:
         judge.close()
         raise ValueError(f"validation.first: {error}") from error
@@ -75,7 +67,7 @@ class Seat(NamedTuple):
 
 @dataclass(kw_only=True)
 class RolloutSide:
-    """The backend with its rows, episode and judge. Where `validation` is None, none is asked for.
+    """The backend with its rows, episode and judge, and held-out rows.
 
     It holds nothing that a step changes but the backend's weights.
     """
@@ -88,7 +80,7 @@ class RolloutSide:
     episode: Episode
     algorithm: Algorithm  # which groups it can learn from, whether it wants a greedy answer
     max_prompt: int
-    validation: Validation | None = None
+    validation: list[Part]
     world: World = field(default_factory=World)
     stopping: Stopping = field(default_factory=Stopping)
     watch: Watcher = field(default_factory=Nobody)
@@ -100,19 +92,19 @@ class RolloutSide:
 
     def validate(self, schedule: Schedule | None) -> Evaluation:
         """Accuracy on held-out rows, by the first rank; dense unless it is to be as training is."""
-        assert self.validation is not None, "asked for"
         self.watch.phase("validation")
-        chosen = schedule if self.config.validation.sparse else None
-        asked = (self.backend, self.validation.parts, self.language, self.validation.params)
-        name = self.config.model.name
+        config, most = self.config, self.config.rollout.max_tokens
+        samples = config.validation.samples  # always alike, so that points compare
+        params = SamplingParams(n=samples, max_tokens=most, seed=VALIDATION_SEED)
+        asked = (self.backend, self.validation, self.language, params)
+        attention = {"schedule": schedule if config.validation.sparse else None}
         return self.world.only_first(
-            lambda: evaluate(*asked, model=name, schedule=chosen).evaluation
+            lambda: evaluate(*asked, model=config.model.name, **attention).evaluation
         )
 
     def close(self) -> None:
         """Let go of verifiers."""
-        held_out = self.validation.parts if self.validation is not None else []
-        for judge in {self.judge, *(part.judge for part in held_out)}:
+        for judge in {self.judge, *(part.judge for part in self.validation)}:
             if (close := getattr(judge, "close", None)) is not None:
                 close()
 
@@ -134,6 +126,8 @@ class RolloutSide:
             every += fresh
             kept += filter(self._informs, fresh)
         dropped = [group for group in every if not self._informs(group)]
+        trajectories = [one for group in every for one in group.trajectories]
+        accs = [one.acc for one in trajectories if one.acc is not None]
         own = Counter(self._verdicts()) - before
         told = getattr(self.judge, "last_fault", "") if own.keys() & {*FAILED} else ""
         ranks = self.world.collect((own, told))
@@ -143,7 +137,7 @@ class RolloutSide:
             overlong=tuple(overlong),
             uninformative=len(dropped),
             watched=self._watched_of(dropped),
-            acc=_accuracy(every),
+            acc=sum(accs) / len(accs) if accs else None,
             rounds=rounds,
             verdicts=dict(sum((counts for counts, _ in ranks), Counter[str]())),
             fault=next((fault for _, fault in ranks if fault), ""),
@@ -272,11 +266,6 @@ class RolloutSide:
         if self.algorithm.dynamic and any(one.acc is None for one in found):
             raise EpisodeFailed("it gave no acc, which dynamic sampling needs")
         return found
-
-
-def _accuracy(groups: Sequence[Group]) -> float | None:
-    known = [one.acc for group in groups for one in group.trajectories if one.acc is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _without_states(group: Group) -> Group:

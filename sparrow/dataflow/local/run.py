@@ -106,7 +106,7 @@ class Run:
             self.validate()
 
     def validate(self) -> None:
-        if self.rollout.validation is not None:
+        if self.rollout.validation:
             self.ledger.validated(self.rollout.validate(self.gate.schedule))
 
     def save_if_due(self) -> None:

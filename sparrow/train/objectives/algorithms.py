@@ -179,7 +179,7 @@ def find_function(
     module, colon, name = text.partition(":")
     if not colon:
         if text not in known:
-            allowed = f"{', '.join(known)}, or module:function"
+            allowed = ", ".join([*known, "module:function"])
             raise ValueError(f"{what}: got {text!r}, allowed: {allowed}")
         return known[text]
     found = getattr(_module(module, f"{what} {text!r}"), name, None)

@@ -340,16 +340,3 @@ class TestLanguage:
             language_of(tiny).encode(chat)
         with pytest.raises(ValueError, match="puzzles"):
             PUZZLE_LANGUAGE.encode(chat)
-
-    def test_texts_and_chats_by_a_tokenizer(self) -> None:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(models.locate("tiny"))
-        tokenizer.chat_template = (
-            "{% for m in messages %}{{ m['content'] }} ; {% endfor %}"
-            "{% if add_generation_prompt %}<think>{% endif %}"
-        )
-        language = language_of(models.load("tiny", device="cpu")).of(tokenizer, "mine")
-        said = [{"role": "user", "content": "x1"}, {"role": "assistant", "content": "x2"}]
-        assert language.decode(language.encode(tuple(said))) == "x1 ; x2 ; <think>"
-        assert language.decode(language.encode("x1")) == "x1 ; <think>"

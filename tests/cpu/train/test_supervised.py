@@ -80,35 +80,6 @@ def test_gradients_are_those_of_the_plain_computation() -> None:
         torch.testing.assert_close(ours[name], grad, atol=1e-6, rtol=1e-4, msg=name)
 
 
-def test_the_entropy_is_that_of_the_learnt_places() -> None:
-    model = tiny()
-    packed = pack(DOCUMENTS[:2])
-    entropy = trainer_of(model).loss(packed)[1]
-    assert not entropy.requires_grad
-    logp = []
-    for each in DOCUMENTS[:2]:
-        ids = torch.tensor(each.ids.tolist())
-        hidden = model(ids, torch.arange(len(ids)), Packed(bounds=torch.tensor([0, len(ids)])))
-        logp.append((hidden @ model.head.T).log_softmax(1)[each.prompt - 1 : -1])
-    every = torch.cat(logp).detach()
-    torch.testing.assert_close(entropy, -(every.exp() * every).sum(1).mean(), atol=1e-5, rtol=1e-5)
-
-
-def test_packing_changes_nothing() -> None:
-    """Two documents side by side are each alone: loss and gradients by their learnt tokens."""
-    model = tiny()
-    trainer = trainer_of(model)
-    two = DOCUMENTS[0], DOCUMENTS[2]
-    learnt = [len(each) - each.prompt for each in two]
-    together = trainer.loss(pack(two))[0]
-    alone = [trainer.loss(pack([each]))[0] for each in two]
-    mixed = sum(n * loss for n, loss in zip(learnt, alone, strict=True)) / sum(learnt)
-    torch.testing.assert_close(together, mixed, atol=1e-6, rtol=1e-6)
-    left, right = gradients(model, together), gradients(model, mixed)
-    for name, grad in right.items():
-        torch.testing.assert_close(left[name], grad, atol=1e-6, rtol=1e-4, msg=name)
-
-
 def test_prompt_tokens_are_not_learnt() -> None:
     """The loss hangs on the places before learnt tokens, and on no others."""
     model = tiny()
@@ -118,17 +89,6 @@ def test_prompt_tokens_are_not_learnt() -> None:
     loss, _ = trainer_of(model).loss(packed)
     (grad_TC,) = torch.autograd.grad(loss, seen)
     assert grad_TC.abs().sum(1).nonzero().flatten().tolist() == [6, 7, 8, *range(12, 21)]
-
-
-def test_a_tiny_model_overfits_two_documents() -> None:
-    trainer = trainer_of(tiny(), rate=1e-2, weight_decay=0.0)
-    packed = pack([document(30, 5, 6), document(40, 8, 7)])
-    stats = [trainer.step(packed).plain() for _ in range(STEPS)]
-    assert stats[0]["loss"] > 3
-    assert stats[-1]["loss"] < 0.05
-    assert [line["step"] for line in stats] == list(range(STEPS))
-    assert {line["learnt"] for line in stats} == {57}
-    assert {line["tokens"] for line in stats} == {70}
 
 
 def test_a_step_by_hand() -> None:
