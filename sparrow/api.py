@@ -52,6 +52,7 @@ from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import TrainConfig
+from sparrow.schema.types import Progress, Report
 from sparrow.schema.verbs import (
     DoctorConfig,
     FetchConfig,
@@ -74,8 +75,6 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 Root = TypeVar("Root", bound=Record)
 Json = dict[str, Any]
-Report = Callable[[str], None]
-Progress = Callable[[int, int, str], None]  # done, total, what
 
 FEW_PROMPTS = 8  # below, nothing can be planned
 MOST_BYTES = 2**24  # of an answer to a puzzle

@@ -6,7 +6,7 @@ the same settings, a calibration goes on where it was stopped; decisions look at
 so on a CPU, where draws do not depend on batches, it comes to the same surface.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -17,12 +17,12 @@ from sparrow.calibrate.collecting import Collector
 from sparrow.calibrate.replay import TOP_K, Prompt
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, LayerLoss, Variant
+from sparrow.schema.types import Report
 from sparrow.sparse.flows.flow import Flow
 
 BY_LAYER = "by layer"
 LAYER_PROMPTS = 16  # sequences on which groups of layers are measured alone
 VERY_FEW = 4  # prompts that reach a bin below which no decision waits for it
-Report = Callable[[str], None]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 What the store has is not made again, so whoever asks twice pays once, also after an interruption.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from sparrow.calibrate.arms import DENSE, Arm
@@ -13,10 +13,10 @@ from sparrow.calibrate.trajectories import Measured, Trajectories
 from sparrow.models import Decoder
 from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.types import Progress
 from sparrow.sparse.rule import Rule
 
 Mode = Literal["generated", "forced"]
-Progress = Callable[[int, int, str], None]
 SPREAD = 1_000_003  # between the seeds of neighbouring calibrations: prompts are far fewer
 
 

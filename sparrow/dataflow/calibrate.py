@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from sparrow.calibrate.arms import variant_of
-from sparrow.calibrate.calibration import Calibration, Found, Report
-from sparrow.calibrate.collecting import Collector, Progress
+from sparrow.calibrate.calibration import Calibration, Found
+from sparrow.calibrate.collecting import Collector
 from sparrow.calibrate.trajectories import Trajectories
 from sparrow.dataflow.prompts import Source
 from sparrow.files import FolderLock, remove_unfinished
@@ -25,6 +25,7 @@ from sparrow.models.spec import spec_to_hf
 from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface, Variant, reach
+from sparrow.schema.types import Progress, Report
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.loading import load_flow, resolve_flow
 

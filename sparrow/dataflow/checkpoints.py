@@ -22,7 +22,6 @@ import shutil
 import struct
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
@@ -44,6 +43,7 @@ from sparrow.files import (
     unfinished_path,
 )
 from sparrow.schema.base import File, Record, from_dict
+from sparrow.schema.types import Report
 
 FORMAT = 2
 META, STRUCTURE, TENSORS = "meta.json", "state.json", "state.safetensors"
@@ -95,9 +95,7 @@ class Checkpoints:
     state has behind it, and with it the next one.
     """
 
-    def __init__(
-        self, folder: Path, keep: int, *, report: Callable[[str], None] = warnings.warn
-    ) -> None:
+    def __init__(self, folder: Path, keep: int, *, report: Report = warnings.warn) -> None:
         self.folder = folder
         self._keep = keep
         self._report = report

@@ -14,15 +14,15 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sparrow.files import file_digest, open_lock, write_sums
+from sparrow.schema.types import Report
 
-Report = Callable[[str], None]
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
 
 

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from sparrow.schema.gate import Reading
 from sparrow.schema.run_folder import MODEL
 from sparrow.schema.study import ProbeConfig
 from sparrow.schema.study_files import CellEnd, CellTail, TailBin
+from sparrow.schema.types import Report
 from sparrow.stats import TAIL as TAIL_SHARE
 from sparrow.stats import quantile_interval
 from sparrow_recipes.study.design import END, Cell, Study
@@ -33,7 +34,7 @@ def run_cell(
     *,
     watch: Watcher | None = None,
     stopping: Stopping | None = None,
-    report: Callable[[str], None] | None = None,
+    report: Report | None = None,
 ) -> None:
     """Train the cell to its end, or go on; raises Stopped where it is to end before.
 

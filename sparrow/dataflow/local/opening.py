@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from sparrow.schema.run_files import flat_settings
 from sparrow.schema.run_folder import MODEL, SCHEDULE
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import GateConfig, RolloutConfig, TrainConfig
+from sparrow.schema.types import Report
 from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example, Examples, Judge
@@ -42,8 +42,6 @@ from sparrow.train.objectives.algorithms import algorithm_of
 from sparrow.train.policy import Policy, shard
 from sparrow.train.world import World, join_world, own_device
 from sparrow.train.world import own_rank as own_rank  # for the command line
-
-Report = Callable[[str], None]
 
 LEFT_OUT = "left_out.txt"
 GIB = 2**30

@@ -14,7 +14,7 @@ import numpy as np
 from sparrow.dataflow.checkpoints import Checkpoints
 from sparrow.dataflow.local.messages import RolloutBatch
 from sparrow.dataflow.local.metrics import step_metrics
-from sparrow.dataflow.local.opening import Report, open_parts
+from sparrow.dataflow.local.opening import open_parts
 from sparrow.dataflow.local.run import Run
 from sparrow.dataflow.run_files import (
     CHECKPOINTS,
@@ -27,6 +27,7 @@ from sparrow.schema.code import code_settings
 from sparrow.schema.episode import Group
 from sparrow.schema.loading import RESOLVED, read_resolved
 from sparrow.schema.train import TrainConfig
+from sparrow.schema.types import Report
 
 
 def replay(
