@@ -20,6 +20,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -66,7 +67,8 @@ class RunFiles:
         refuse_links(folder / name for name in (CHECKPOINTS, ROLLOUTS, TENSORBOARD))
         self.folder = folder
         self._tensorboard = tensorboard
-        self._lock = FolderLock(folder)
+        self._open = ExitStack()
+        self._open.callback(FolderLock(folder).close)
         self._lines: dict[str, LineFile] = {}  # none before the run has begun
         self._writer: SummaryWriter | None = None
 
@@ -78,13 +80,7 @@ class RunFiles:
 
     def close(self) -> None:
         """Close the files and let others in."""
-        try:
-            for file in (self._writer, *self._lines.values()):
-                if file is not None:
-                    file.close()
-        finally:
-            self._writer, self._lines = None, {}
-            self._lock.close()
+        self._open.close()
 
     def begin(self, config: Record, next_step: int) -> list[int]:
         """Go on at `next_step`, 0 for a new run; what is there of later steps is taken out.
@@ -105,10 +101,12 @@ class RunFiles:
         for name, lines in kept.items():
             write_whole(self.folder / name, (line for _, line in lines))
         self._remove_rollouts(next_step)
-        self._lines = {name: LineFile(self.folder / name) for name in kept}
+        for name in kept:
+            self._lines[name] = self._open.enter_context(closing(LineFile(self.folder / name)))
         if open_writer is not None:
             place = str(self.folder / TENSORBOARD)
             self._writer = open_writer(place, purge_step=next_step, flush_secs=FLUSH_SECONDS)
+            self._open.callback(self._writer.close)
             self._chart_again(next_step, kept[VALIDATION])
         return sorted(set(range(next_step)) - {step for step, _ in kept[METRICS]})
 

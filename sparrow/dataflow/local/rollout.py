@@ -97,9 +97,9 @@ class RolloutSide:
         samples = config.validation.samples  # always alike, so that points compare
         params = SamplingParams(n=samples, max_tokens=most, seed=VALIDATION_SEED)
         asked = (self.backend, self.validation, self.language, params)
-        attention = {"schedule": schedule if config.validation.sparse else None}
+        name, chosen = config.model.name, schedule if config.validation.sparse else None
         return self.world.only_first(
-            lambda: evaluate(*asked, model=config.model.name, **attention).evaluation
+            lambda: evaluate(*asked, model=name, schedule=chosen).evaluation
         )
 
     def close(self) -> None:
