@@ -204,23 +204,6 @@ class TestAttending:
         assert (schedule.flow, backend.engine.rule.name) == ("quest", "quest")
         assert attending(model, asked(schedule="qwen3-1.7b-0.86"))[1] == preset("qwen3-1.7b-0.86")
 
-    def test_a_schedule_of_another_family_or_flow_is_refused_unless_forced(
-        self, model: models.Decoder
-    ) -> None:
-        sizes = {"layers": 3, "hidden": 32, "intermediate": 48, "heads": 2, "kv_heads": 1}
-        other = models.random("smollm2-135m", **sizes, head_size=16, max_positions=256)
-        with pytest.raises(ValueError, match="family 'qwen3'"):
-            attending(other, asked(schedule="qwen3-1.7b-0.86"))
-        _, schedule = attending(other, asked(schedule="qwen3-1.7b-0.86", force=True))
-        assert schedule is not None
-        assert "FORCED" in schedule.describe()
-        settings = {"schedule": "qwen3-1.7b-0.86", "flow": "quest"}
-        with pytest.raises(ValueError, match="flow"):
-            attending(model, asked(**settings))
-        backend, _ = attending(model, asked(**settings, force=True))
-        assert backend.engine.rule is not None
-        assert backend.engine.rule.name == "quest"
-
     def test_refuses(self, model: models.Decoder) -> None:
         name = "qwen3-1.7b-0.86"
         refused: list[tuple[dict[str, Any], str]] = [

@@ -166,27 +166,6 @@ def test_a_step_whose_verdicts_all_fail_ends_the_run(model: Path, tmp_path: Path
 # Losses and dense passes that are no numbers.
 
 
-def test_a_loss_that_is_no_number_skips_the_update(model: Path, tmp_path: Path) -> None:
-    watch = Hears()
-    surrogate = {"use": NAN, "settings": {"since": 1, "until": 2}}
-    chosen = config(model, tmp_path / "run", algorithm={"surrogate": surrogate}, rollout=SHORT)
-    run = opened(chosen, watch=watch)
-    step(run)
-    before = weights_of(run)
-    step(run)
-    assert all(torch.equal(weight, before[name]) for name, weight in weights_of(run).items())
-    assert (run.ledger.skips, run.ledger.counts["skipped_updates"]) == (1, 1)
-    step(run)
-    run.close()
-    assert run.ledger.skips == 0
-    assert any(not torch.equal(weight, before[name]) for name, weight in weights_of(run).items())
-    found = metrics(tmp_path / "run")
-    assert [line["actor/skipped"] for line in found] == [0, 1, 0]
-    assert [line["faults/skipped_updates"] for line in found] == [0, 1, 1]
-    assert found[1]["actor/pg_loss"] is None
-    assert len([text for text in watch.told if "step 1: loss nan, gradient nan" in text]) == 1
-
-
 def test_too_many_in_a_row_end_the_run_with_a_checkpoint(model: Path, tmp_path: Path) -> None:
     """And at another rate it goes on from there, as the message says."""
     chosen = config(

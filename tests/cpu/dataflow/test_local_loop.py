@@ -5,7 +5,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +19,18 @@ from support.training import (
     config,
     lines,
     metrics,
-    noisy,
     trained,
     weights_of,
 )
 
 from sparrow import load
 from sparrow.dataflow.checkpoints import read_state
-from sparrow.dataflow.episodes import Actor, single_turn
 from sparrow.dataflow.local.replaying import replay
 from sparrow.dataflow.run_files import read_rollouts, write_rollouts
 from sparrow.models import hf_views
 from sparrow.models.attention import Packed
-from sparrow.schema.episode import Trajectory
 from sparrow.schema.loading import read_resolved, save_resolved
-from sparrow.schema.sampling import Completion
 from sparrow.schema.train import TrainConfig
-from sparrow.tasks.base import Example
 
 STILL = {"rate": 0.0}
 GOLDEN = Path(__file__).with_name("golden_run.json")
@@ -114,46 +108,6 @@ def test_sleep_changes_nothing(model: Path, tmp_path: Path) -> None:
     mine, other = map(weights_of, runs)
     assert all(torch.equal(mine[name], other[name]) for name in mine)
     assert not any(torch.equal(mine[n], w) for n, w in hf_views(load(model)).items() if "mlp" in n)
-
-
-def test_tokens_go_from_engine_to_trainer_as_they_are(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever text is made of them: here all decode to nothing."""
-    drawn: list[Completion] = []
-    played: list[Trajectory] = []
-
-    async def episode(actor: Actor, example: Example) -> list[Trajectory]:
-        language = actor.language._replace(decode=lambda ids: "")
-        found = await single_turn(replace(actor, language=language, judge=noisy), example)
-        played.extend(found)
-        return found
-
-    inner = Actor.generate
-
-    async def generate(self: Actor, *given: Any, **settings: Any) -> list[Completion]:
-        found = await inner(self, *given, **settings)
-        drawn.extend(found)
-        return found
-
-    monkeypatch.setattr(Actor, "generate", generate)
-    folder = tmp_path / "run"
-    run = trained(
-        config(model, folder, rollout={"max_tokens": 8}, run={"steps": 2}), episode=episode
-    )
-    kept = [t for step in (0, 1) for g in read_rollouts(folder, step) for t in g.trajectories]
-    answers = {one.token_ids.tobytes(): one for one in drawn}
-    assert len(kept) == len(played) == len(drawn) == 16
-    for one in kept:
-        sampled = one.weight_version >= 0
-        answer = answers[one.ids[sampled].tobytes()]
-        assert one.ids[~sampled].tolist() == answer.prompt_ids.tolist()
-        assert np.array_equal(one.rollout_logprob[sampled], answer.logprobs)
-        assert np.array_equal(one.loss_mask, sampled)
-        assert one.text == ""
-    assert {int(v) for one in kept[:8] for v in one.weight_version} == {-1, 0}
-    assert {int(v) for one in kept[8:] for v in one.weight_version} == {-1, 1}
-    assert run.rollout.backend.engine.version == 2
 
 
 def test_the_folder_at_the_end_is_the_learner_s_model_in_transformers(done: Path) -> None:

@@ -1,13 +1,10 @@
 """A step in numbers: the tail of its own tokens, by hand and in a run; held-out accuracy."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 pytest.importorskip("pydantic")
 
-from support.training import SPARSE, config, metrics, model_folder, trained
 
 from sparrow.dataflow.local.metrics import _tail_of_step, validation_metrics
 from sparrow.schema.evaluation import Estimate, Evaluation, EvaluationCell
@@ -71,20 +68,3 @@ def test_held_out_accuracy() -> None:
         "val-aux/b/length/median": 3.0,
         "val-aux/b/cut_off": 0.25,
     }
-
-
-def test_in_a_run_a_window_of_one_step_sees_the_same_tail(tmp_path: Path) -> None:
-    """Dense and sparse: the step's p05 is the gate's, where that looks at one step."""
-    model = model_folder(tmp_path / "model", size=16)
-    tails = []
-    for name, attention in (("dense", {}), ("sparse", SPARSE)):
-        gate = {"window": 1, "bin": 512, "sample": 8}
-        rollout, run = {"attention": attention}, {"steps": 1}
-        trained(config(model, tmp_path / name, rollout=rollout, gate=gate, run=run))
-        (step,) = metrics(tmp_path / name)
-        assert step["sparse/step/p05"] == pytest.approx(step["sparse/accept_p05"], abs=1e-6)
-        assert step["sparse/step/p05/bin_0"] == pytest.approx(step["sparse/step/p05"])
-        assert 0 < step["sparse/step/uncertain"] <= 1
-        assert "sparse/step/p05_uncertain" in step
-        tails.append(step["sparse/step/p05"])
-    assert tails[1] < 0.999 < tails[0]

@@ -1,8 +1,5 @@
 """Packs: where documents begin and end, positions, and which token each place predicts."""
 
-from itertools import pairwise
-
-import numpy as np
 import pytest
 import torch
 
@@ -26,26 +23,6 @@ def test_three_documents_by_hand() -> None:
     assert packed.bounds.dtype == torch.int32
     indices = (packed.ids_T, packed.positions_T, packed.sources_R, packed.targets_R)
     assert {tensor.dtype for tensor in indices} == {torch.int64}
-
-
-def test_no_place_predicts_across_documents() -> None:
-    """Of random documents: a source and its target lie in one document, behind its prompt."""
-    rng = np.random.default_rng(0)
-    documents = []
-    for _ in range(20):
-        length = int(rng.integers(2, 30))
-        prompt = int(rng.integers(1, length))
-        documents.append(Document(ids=rng.integers(512, size=length), prompt=prompt))
-    packed = pack(documents)
-    learnt = [token for document in documents for token in document.ids[document.prompt :].tolist()]
-    assert packed.targets_R.tolist() == learnt
-    assert torch.equal(packed.ids_T[packed.sources_R + 1], packed.targets_R)
-    spans = list(pairwise(packed.bounds.tolist()))
-    for (start, stop), document in zip(spans, documents, strict=True):
-        assert packed.ids_T[start:stop].tolist() == document.ids.tolist()
-        inside = (packed.sources_R >= start) & (packed.sources_R < stop)
-        wanted = list(range(start + document.prompt - 1, stop - 1))
-        assert packed.sources_R[inside].tolist() == wanted
 
 
 def test_refuses_no_documents() -> None:
