@@ -326,7 +326,7 @@ def train(
     judged.
     """
     from sparrow.dataflow.local.loop import train as train_run
-    from sparrow.dataflow.local.opening import open_run
+    from sparrow.dataflow.local.run import open_run
 
     with open_run(config, watch=watch, report=report, stopping=stopping) as run:
         return train_run(run)
@@ -547,7 +547,7 @@ def replay(config: ReplayConfig, *, report: Report = silent) -> Json:
 
       sparrow replay runs/train/tiny --part rollout
     """
-    from sparrow.dataflow.local.replaying import replay as replay_step
+    from sparrow.dataflow.local.loop import replay as replay_step
 
     options: Json = {"out": config.out, "report": report, "allow_code": config.allow_code}
     return replay_step(config.run, config.step, config.part, **options)

@@ -24,7 +24,7 @@ from faults.outcomes import UNPROTECTED, Progress, Try, attempt
 
 from sparrow.calibrate.trajectories import Trajectories
 from sparrow.dataflow.checkpoints import Checkpoints
-from sparrow.dataflow.local.opening import open_parts
+from sparrow.dataflow.local.run import open_parts
 from sparrow.dataflow.run_files import read_rollouts
 from sparrow.models import fingerprint, load, load_tokenizer, save
 from sparrow.models.lora import Adapter

@@ -44,7 +44,7 @@ def train(
         raise ValueError("--json goes with --dry-run; a run writes metrics.jsonl")
     if dry_run:
         return _preview(config, json)
-    from sparrow.dataflow.local.opening import own_rank
+    from sparrow.dataflow.local.run import own_rank
     from sparrow.dataflow.stopping import Stopping
 
     with Stopping() as stopping, _named_rank():
@@ -73,7 +73,7 @@ def run_training(config: TrainConfig, stopping: "Stopping", *, brief: bool = Fal
     from sparrow.cli.training_display import Display
     from sparrow.dataflow.local.loop import train as train_run
     from sparrow.dataflow.local.messages import Diverged, EpisodeFailed, GateStop, Unjudged
-    from sparrow.dataflow.local.opening import open_run, own_rank
+    from sparrow.dataflow.local.run import open_run, own_rank
     from sparrow.dataflow.stopping import Stopped
 
     quiet = bool(own_rank())  # of several ranks the first one speaks
@@ -121,7 +121,7 @@ def _named_rank() -> Iterator[None]:
 
     At once, while signals are still taken: torchrun ends the others as soon as one has.
     """
-    from sparrow.dataflow.local.opening import own_rank
+    from sparrow.dataflow.local.run import own_rank
 
     try:
         yield

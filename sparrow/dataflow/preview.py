@@ -23,8 +23,7 @@ from sparrow import ops
 from sparrow.calibrate.planning.cost import ByteModel, IntArray, rollout_seconds, trace
 from sparrow.calibrate.planning.hardware import Hardware, StepModel, known, stretched
 from sparrow.dataflow.episodes import episode_of
-from sparrow.dataflow.local.opening import GIB, prompt_room, schedule_notes
-from sparrow.dataflow.local.run import run_words
+from sparrow.dataflow.local.run import GIB, prompt_room, run_words, schedule_notes
 from sparrow.engine.answer import placed_schedule
 from sparrow.engine.memory import CPU_SHARE, GPU_SHARE, LOGITS_BYTES, host_memory
 from sparrow.engine.pool import PAGE

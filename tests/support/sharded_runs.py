@@ -6,7 +6,7 @@ from typing import Any
 
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.messages import EpisodeFailed
-from sparrow.dataflow.local.opening import open_run
+from sparrow.dataflow.local.run import open_run
 from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.schema.train import TrainConfig
 from sparrow.train.world import World

@@ -11,8 +11,7 @@ import torch
 from sparrow import models
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.messages import Watcher
-from sparrow.dataflow.local.opening import open_run
-from sparrow.dataflow.local.run import Run
+from sparrow.dataflow.local.run import Run, open_run
 from sparrow.files import read_lines as lines
 from sparrow.schema.train import TrainConfig
 from sparrow.tasks.base import Example, Verdict

@@ -10,8 +10,7 @@ import numpy as np
 from sparrow.dataflow.local.loop import train
 from sparrow.dataflow.local.messages import Diverged, Watcher
 from sparrow.dataflow.local.metrics import LEAST, UNCERTAIN, p05
-from sparrow.dataflow.local.opening import open_run
-from sparrow.dataflow.local.run import Run
+from sparrow.dataflow.local.run import Run, open_run
 from sparrow.dataflow.stopping import Stopping
 from sparrow.schema.base import Float32Array
 from sparrow.schema.gate import Reading

@@ -32,8 +32,7 @@ from sparrow import load
 from sparrow.dataflow.episodes import Actor, episode_of, single_turn, trajectory_of
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
 from sparrow.dataflow.local.messages import EpisodeFailed, Nobody, RolloutRequest
-from sparrow.dataflow.local.opening import open_run
-from sparrow.dataflow.local.run import Run
+from sparrow.dataflow.local.run import Run, open_run
 from sparrow.dataflow.run_files import read_rollouts
 from sparrow.models import hf_views
 from sparrow.schema.base import from_dict, to_dict

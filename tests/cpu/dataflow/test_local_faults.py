@@ -23,8 +23,7 @@ from support.training import config, lines, metrics, noisy, trained, weights_of
 from sparrow.dataflow import checkpoints as states
 from sparrow.dataflow.local.loop import step, train
 from sparrow.dataflow.local.messages import Diverged, Nobody
-from sparrow.dataflow.local.opening import open_run, schedule_notes
-from sparrow.dataflow.local.run import Run
+from sparrow.dataflow.local.run import Run, open_run, schedule_notes
 from sparrow.dataflow.run_files import read_rollouts
 from sparrow.schema.errors import ConfigError
 from sparrow.schema.loading import load_config, save_resolved

@@ -25,7 +25,7 @@ from support.training import (
 
 from sparrow import load
 from sparrow.dataflow.checkpoints import read_state
-from sparrow.dataflow.local.replaying import replay
+from sparrow.dataflow.local.loop import replay
 from sparrow.dataflow.run_files import read_rollouts, write_rollouts
 from sparrow.models import hf_views
 from sparrow.models.attention import Packed
