@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 from sparrow.cli.output import plain
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
     from rich.table import Table
 
-    from sparrow.dataflow.preview import Preview, StepTime
+    from sparrow.dataflow.preview import Preview
 
 Lines = list[tuple[str, str]]
 GIB = 2**30
@@ -77,24 +79,20 @@ def _batch(preview: "Preview") -> Lines:
 
 
 def _time(preview: "Preview") -> Lines:
-    timed = [(one.name, one.time) for one in preview.cases if one.time is not None]
+    timed = [(one.name, one.seconds) for one in preview.cases if one.seconds]
     if not timed:
         return [("time of a step", f"not predicted: {preview.untimed}")]
     lines = [(f"a step, {name}", _step(time, sparse=bool(preview.kept))) for name, time in timed]
     name, last = timed[-1]
-    return [*lines, ("the run", f"{_duration(last.step * preview.steps)}, {name}")]
+    return [*lines, ("the run", f"{_duration(last['step'] * preview.steps)}, {name}")]
 
 
-def _step(time: "StepTime", *, sparse: bool) -> str:
-    parts = (
-        f"{_duration(time.step)} = rollout {_duration(time.rollout)} + log-probs "
-        f"{_duration(time.logprobs)} + update {_duration(time.update)}"
-    )
-    if not sparse:
-        return parts
-    slower = (time.step - time.rollout + time.dense_rollout) / time.step
-    dense = _duration(time.dense_rollout)
-    return f"{parts}; with dense rollout ({dense}) {slower:.2f}x as long"
+def _step(time: "Mapping[str, float]", *, sparse: bool) -> str:
+    parts = " + ".join(f"{n} {_duration(time[n])}" for n in ("rollout", "log-probs", "update"))
+    whole, dense = time["step"], time["dense rollout"]
+    slower = (whole - time["rollout"] + dense) / whole
+    compared = f"; with dense rollout ({_duration(dense)}) {slower:.2f}x as long" if sparse else ""
+    return f"{_duration(whole)} = {parts}{compared}"
 
 
 def _kept_table(preview: "Preview") -> "Table":

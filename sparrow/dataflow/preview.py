@@ -95,26 +95,13 @@ class Kept(Record):
     kept: float
 
 
-class StepTime(Record):
-    """Seconds of a step."""
-
-    rollout: float
-    dense_rollout: float
-    logprobs: float
-    update: float
-
-    @property
-    def step(self) -> float:
-        return self.rollout + self.logprobs + self.update
-
-
 class Case(Record):
     """A step whose answers have assumed lengths."""
 
     name: str
     tokens: int
     micro_batches: int  # of an optimiser step
-    time: StepTime | None  # None where it cannot be told
+    seconds: dict[str, float]  # of the step and its parts; none where they cannot be told
 
 
 class Preview(Record):
@@ -295,8 +282,8 @@ class _Planner:
         shown = lengths[:share].tolist()
         cut = math.ceil(len(micro_batches(shown, batch.tokens)) * share / len(shown))
         tokens = round(float(lengths.mean()) * self.sequences)
-        time = None if hardware is None else self._time(lengths, engine, hardware)
-        return Case(name=name, tokens=tokens, micro_batches=cut, time=time)
+        seconds = {} if hardware is None else self._seconds(lengths, engine, hardware)
+        return Case(name=name, tokens=tokens, micro_batches=cut, seconds=seconds)
 
     def _untimed(self, engine: EngineMemory) -> str | None:
         if self.machine.hardware is None:
@@ -306,7 +293,9 @@ class _Planner:
             return f"{fit}, one sequence has {engine.context}"
         return None
 
-    def _time(self, lengths: IntArray, engine: EngineMemory, hardware: Hardware) -> StepTime:
+    def _seconds(
+        self, lengths: IntArray, engine: EngineMemory, hardware: Hardware
+    ) -> dict[str, float]:
         """Utilisation counts three of the four passes that an update with recompute makes, so
         products run at 4 / 3 of it. Dense and sparse run the same trace."""
         scale = self.sequences / self.sample
@@ -327,12 +316,12 @@ class _Planner:
             )
             return scale * rollout_seconds(over, StepModel(hardware, reads))
 
-        return StepTime(
-            rollout=rollout(self.schedule),
-            dense_rollout=rollout(None),
-            logprobs=forward,
-            update=passes * forward,
-        )
+        parts = {
+            "rollout": rollout(self.schedule),
+            "log-probs": forward,
+            "update": passes * forward,
+        }
+        return {"step": sum(parts.values()), **parts, "dense rollout": rollout(None)}
 
     # What a reader should know before believing it.
 
