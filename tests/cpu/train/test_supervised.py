@@ -3,22 +3,24 @@
 import copy
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.leftovers import marked, marking
 from torch import Tensor
 from torch.nn import functional
-
-pytest.importorskip("pydantic")
 
 from sparrow import models
 from sparrow.models.attention import Packed
 from sparrow.schema.episode import Document
-from sparrow.schema.warmup import OptimiserConfig
-from sparrow.train.packing import pack
-from sparrow.train.supervised import Supervised
+from sparrow.schema.warmup import DataConfig, OptimiserConfig, StageConfig
+from sparrow.train.optimiser import adamw, rate_at
+from sparrow.train.packing import Pack, pack
+from sparrow.train.supervised import Supervised, packs
+from sparrow_recipes.documents import PuzzleDocuments
 
 VOCABULARY = 61
 STEPS = 40
@@ -139,3 +141,137 @@ def test_going_on_from_a_state_continues_bit_for_bit() -> None:
     assert first + [resumed.step(each).plain() for each in packs[4:]] == curve
     for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+# Packs: where documents begin and end, positions, and which token each place predicts.
+
+
+FIRST = Document(ids=[10, 11, 12, 13, 14], prompt=2)
+SECOND = Document(ids=[20, 21], prompt=1)
+THIRD = Document(ids=[30, 31, 32, 33], prompt=3)
+
+
+def test_three_documents_by_hand() -> None:
+    with pytest.raises(ValueError, match="no documents"):
+        pack([])
+    packed = pack([FIRST, SECOND, THIRD])
+    assert packed.ids_T.tolist() == [10, 11, 12, 13, 14, 20, 21, 30, 31, 32, 33]
+    assert packed.positions_T.tolist() == [0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 3]
+    assert packed.bounds.tolist() == [0, 5, 7, 11]
+    assert packed.longest == 5
+    assert packed.sources_R.tolist() == [1, 2, 3, 5, 9]
+    assert packed.targets_R.tolist() == [12, 13, 14, 21, 33]
+    # The flash kernel wants int32 bounds, indexing wants int64.
+    assert packed.bounds.dtype == torch.int32
+    indices = (packed.ids_T, packed.positions_T, packed.sources_R, packed.targets_R)
+    assert {tensor.dtype for tensor in indices} == {torch.int64}
+
+
+# The rate along its three lines, and decay for matrices alone.
+
+
+RATE = 0.5  # exact in binary, as are the powers of two below
+
+
+def config(**changes: Any) -> OptimiserConfig:
+    return OptimiserConfig(**{"rate": RATE, "warm_up": 4, "decay": 8, "final": 0.5, **changes})
+
+
+def rates(steps: int, **changes: Any) -> list[float]:
+    return [rate_at(config(**changes), step, steps) / RATE for step in range(steps)]
+
+
+def test_up_level_and_down() -> None:
+    """Where the lines cross the lower one counts; a decay ends at the last step, wherever it
+    begins."""
+    up, down = [0.25, 0.5, 0.75, 1, 1, 1, 1, 1], [1 - eighths / 16 for eighths in range(1, 9)]
+    assert rates(16) == up + down
+    assert rates(16, warm_up=0)[:9] == [1.0] * 8 + [1 - 1 / 16]
+    assert rates(8, decay=0) == up
+    assert rates(5, warm_up=0, decay=0) == [1.0] * 5
+    assert rates(4, warm_up=0, decay=8, final=0.0) == [3 / 8, 2 / 8, 1 / 8, 0]
+    assert rates(1, warm_up=0, decay=8, final=0.25) == [0.25]
+    crossing = [eighths / 8 for eighths in (1, 2, 3, 4, 3, 2, 1, 0)]
+    assert rates(8, warm_up=8, decay=8, final=0.0) == crossing
+    assert rates(4, warm_up=16, decay=0) == [1 / 16, 2 / 16, 3 / 16, 4 / 16]
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    """With gradients of 0, the decay is all that is left of a step."""
+    own = tiny()
+    before = {name: weight.detach().clone() for name, weight in own.named_parameters()}
+    optimiser = adamw(own, config(weight_decay=0.25))
+    for weight in own.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimiser.step()
+    kinds = set()
+    for name, weight in own.named_parameters():
+        kinds.add(weight.ndim)
+        share = 1 - RATE * 0.25 if weight.ndim > 1 else 1.0
+        torch.testing.assert_close(weight.detach(), before[name] * share, msg=name)
+    assert kinds == {1, 2}
+
+
+def test_every_parameter_is_in_one_group() -> None:
+    own = tiny()
+    optimiser = adamw(own, config(beta1=0.5, beta2=0.75))
+    grouped = [id(weight) for group in optimiser.param_groups for weight in group["params"]]
+    assert sorted(grouped) == sorted(id(weight) for weight in own.parameters())
+    assert {group["betas"] for group in optimiser.param_groups} == {(0.5, 0.75)}
+
+
+# Packs made ahead: the same ones in the same order, errors, and an early end.
+
+
+# A maker of the package itself: other processes can import it wherever the tests run.
+STAGE = StageConfig(steps=30, tokens=1024, longest=150)
+MAKE = PuzzleDocuments(data=DataConfig(assignments=0.0), stages=(STAGE,), context=1024)
+
+
+def same(left: Pack, right: Pack) -> bool:
+    names = ("ids_T", "positions_T", "bounds", "sources_R", "targets_R")
+    return left.longest == right.longest and all(
+        torch.equal(getattr(left, name), getattr(right, name)) for name in names
+    )
+
+
+def test_without_workers_each_pack_is_that_of_its_step() -> None:
+    found = list(packs(MAKE, 3, 6))
+    assert len(found) == 3
+    for step, each in zip(range(3, 6), found, strict=True):
+        assert same(each, pack(MAKE(step)))
+
+
+def test_workers_give_the_same_packs_in_order() -> None:
+    """More steps than are in the making at once, and fewer than workers could take."""
+    for start, stop in ((0, 16), (29, 30)):
+        alone = list(packs(MAKE, start, stop))
+        with marking():
+            together = list(packs(MAKE, start, stop, workers=2))
+        assert len(alone) == len(together) == stop - start
+        assert all(map(same, alone, together))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_to_do(workers: int) -> None:
+    assert list(packs(MAKE, 5, 5, workers=workers)) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_error_of_a_maker_comes_through(workers: int) -> None:
+    """After the packs of the steps before it; a step behind the last stage has no documents."""
+    short = replace(MAKE, stages=(STAGE.model_copy(update={"steps": 2}),))
+    with marking():
+        found = packs(short, 0, 9, workers=workers)
+        assert same(next(found), pack(short(0)))
+        assert same(next(found), pack(short(1)))
+        with pytest.raises(ValueError, match="lies behind the last stage"):
+            next(found)
+
+
+def test_stopping_early_leaves_no_process() -> None:
+    with marking() as mark:
+        found = packs(MAKE, 0, 30, workers=2)
+        assert same(next(found), pack(MAKE(0)))
+        assert marked(mark)
+        found.close()  # type: ignore[attr-defined]
