@@ -35,7 +35,7 @@ from sparrow.schema.bench import (
 )
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.common import GenerateConfig
-from sparrow.schema.evaluation import FILE_TOKENS, ROWS, EvalConfig, Evaluation
+from sparrow.schema.evaluation import EvalConfig, Evaluation
 from sparrow.schema.flow import (
     Configuration,
     FlowBenchConfig,
@@ -52,6 +52,7 @@ from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import TrainConfig
+from sparrow.schema.types import Progress, Report
 from sparrow.schema.verbs import (
     DoctorConfig,
     FetchConfig,
@@ -64,7 +65,7 @@ from sparrow.schema.verbs import (
 if TYPE_CHECKING:
     from sparrow.calibrate.planning.hardware import Hardware
     from sparrow.dataflow.evaluation import Answered, Part
-    from sparrow.dataflow.local.watching import Watcher
+    from sparrow.dataflow.local.messages import Watcher
     from sparrow.dataflow.preview import Preview
     from sparrow.dataflow.prompts import Source
     from sparrow.dataflow.stopping import Stopping
@@ -74,12 +75,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 Root = TypeVar("Root", bound=Record)
 Json = dict[str, Any]
-Report = Callable[[str], None]
-Progress = Callable[[int, int, str], None]  # done, total, what
 
-LENGTHS = (200, 500, 1000)  # of puzzles in an evaluation, where none is given
-GYM_TOKENS = 512  # of an answer to reasoning-gym
-MODEL = "model"  # what a run leaves in its directory
 FEW_PROMPTS = 8  # below, nothing can be planned
 MOST_BYTES = 2**24  # of an answer to a puzzle
 PAGES = (".html", ".md")  # what a report may be written over
@@ -319,13 +315,10 @@ def train(
     judged.
     """
     from sparrow.dataflow.local.loop import train as train_run
-    from sparrow.dataflow.local.opening import close_run, open_run
+    from sparrow.dataflow.local.run import open_run
 
-    run = open_run(config, watch=watch, report=report, stopping=stopping)
-    try:
+    with open_run(config, watch=watch, report=report, stopping=stopping) as run:
         return train_run(run)
-    finally:
-        close_run(run)
 
 
 @configured(TrainConfig)
@@ -351,19 +344,18 @@ def evaluate(
       sparrow eval tiny -t assignments -l 500 -k 4 --budget 256
       sparrow eval runs/train/tiny -t assignments -l 200 --samples 4
     """
-    from sparrow.dataflow.evaluation import attending
+    from sparrow.dataflow.evaluation import attending, open_parts
     from sparrow.dataflow.evaluation import evaluate as measure
     from sparrow.dataflow.language import language_of, speaks_puzzles
 
     with ExitStack() as judges:
-        parts, left_out = _parts(config, judges)
+        parts, left_out = open_parts(config, judges)
         model = _trained(config, report)
         puzzles = speaks_puzzles(model)
         if not (config.task or config.rows or puzzles):
             choose = "name a task by --task, such as gym/leg_counting, or rows by --rows"
             raise ValueError(f"{config.model} does not speak the language of puzzles: {choose}")
-        names = ("budget", "window", "schedule", "flow", "force")
-        engine, schedule = attending(model, **{name: getattr(config, name) for name in names})
+        engine, schedule = attending(model, config)
         params = SamplingParams(
             n=config.samples,
             temperature=config.temperature,
@@ -385,26 +377,10 @@ def evaluate(
     return evaluated.evaluation
 
 
-def _parts(config: EvalConfig, judges: ExitStack) -> "tuple[list[Part], tuple[str, ...]]":
-    """What is evaluated, and which rows of a file cannot be used."""
-    from sparrow.dataflow.evaluation import file_parts, task_parts
-    from sparrow.tasks import PUZZLES
-
-    common: Json = {"first": config.skip, "open_judges": judges}
-    if config.rows is not None:
-        common["max_tokens"] = config.max_tokens or FILE_TOKENS
-        return file_parts(config.rows, reward=config.reward, rows=config.prompts, **common)
-    common |= {"rows": config.prompts or ROWS, "max_tokens": config.max_tokens}
-    parts = []
-    for name in dict.fromkeys(config.task or PUZZLES):
-        lengths = config.length or (LENGTHS if name in PUZZLES else (GYM_TOKENS,))
-        parts += task_parts(name, list(dict.fromkeys(lengths)), **common)
-    return parts, ()
-
-
 def _trained(config: EvalConfig, report: Report) -> "Decoder":
     """A model, or the one that a run directory has when the run has ended."""
     from sparrow.models import load
+    from sparrow.schema.run_folder import MODEL
 
     folder = expanded(config.model)
     made = folder / MODEL
@@ -560,7 +536,7 @@ def replay(config: ReplayConfig, *, report: Report = silent) -> Json:
 
       sparrow replay runs/train/tiny --part rollout
     """
-    from sparrow.dataflow.local.replaying import replay as replay_step
+    from sparrow.dataflow.local.loop import replay as replay_step
 
     options: Json = {"out": config.out, "report": report, "allow_code": config.allow_code}
     return replay_step(config.run, config.step, config.part, **options)

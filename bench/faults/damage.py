@@ -21,9 +21,9 @@ from faults import kills
 from faults.outcomes import UNPROTECTED, Progress, Try, attempt
 
 from sparrow.calibrate.store import Trajectories
-from sparrow.dataflow.local.opening import close_run, open_parts
-from sparrow.dataflow.runs.checkpoints import Checkpoints
-from sparrow.dataflow.runs.rollouts import read_rollouts
+from sparrow.dataflow.checkpoints import Checkpoints
+from sparrow.dataflow.local.run import open_parts
+from sparrow.dataflow.run_files import read_rollouts
 from sparrow.files import read_lines
 from sparrow.models import fingerprint, load, load_tokenizer, save
 from sparrow.models.lora import Adapter
@@ -171,8 +171,8 @@ def _of_models(place: Path) -> list[Specimen]:
 
 
 def _of_run(folder: Path) -> list[Specimen]:
-    run = open_parts(read_resolved(TrainConfig, folder), folder)
-    close_run(run)
+    with open_parts(read_resolved(TrainConfig, folder), folder) as run:
+        identity = run.ledger.identity
 
     def checkpoint(copy: Path) -> Any:
         """The latest; where that is damaged it is passed over, which is said."""
@@ -181,7 +181,7 @@ def _of_run(folder: Path) -> list[Specimen]:
         step = checkpoints.latest()
         if said or step is None:
             raise ValueError(said[0] if said else "no checkpoint")
-        return step, _plain(checkpoints.load(step, run.ledger.identity))
+        return step, _plain(checkpoints.load(step, identity))
 
     last = sorted((folder / "checkpoints").glob("step_*"))[-1]
     return [

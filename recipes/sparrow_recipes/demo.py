@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from sparrow import __version__, api
-from sparrow.calibrate.calibration import Progress
 from sparrow.dataflow.prompts import of_task
 from sparrow.engine.answer import Session
 from sparrow.files import (
@@ -40,6 +39,7 @@ from sparrow.schema.train import (
     TrainRunConfig,
     ValidationConfig,
 )
+from sparrow.schema.types import Progress
 from sparrow.tasks import PUZZLES
 from sparrow_recipes import dense_sparse
 

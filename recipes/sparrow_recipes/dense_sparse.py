@@ -7,7 +7,7 @@ the rollout have their share of reading the prompts.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -17,6 +17,7 @@ from sparrow.models import Decoder
 from sparrow.schema.bench import Speed, SpeedCase
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
+from sparrow.schema.types import Progress
 from sparrow.sparse.rule import Rule
 
 STEPS = 12  # decode steps of a round at a long context
@@ -24,7 +25,6 @@ LITTLE = "there is little to skip at this length, and choosing pages is extra wo
 EVEN = "what reading less saves and what choosing pages costs about even out at this length"
 EQUAL = 0.02  # ratios nearer to 1 than this are noise
 MUCH = "most of a step is reading the text, and less of it is read"
-Progress = Callable[[int, int, str], None]
 
 
 def run(

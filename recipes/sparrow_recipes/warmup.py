@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from sparrow.dataflow.place import dtype_of
-from sparrow.dataflow.runs.checkpoints import Checkpoints
+from sparrow.dataflow.checkpoints import Checkpoints
 from sparrow.engine.memory import host_memory
 from sparrow.files import (
     FolderLock,
@@ -26,13 +25,12 @@ from sparrow.files import (
     write_whole,
 )
 from sparrow.models import ModelSpec, load, random, save
-from sparrow.models.checkpoint import narrowed, pick_device
+from sparrow.models.checkpoint import narrowed, pick_device, pick_dtype
 from sparrow.models.spec import Rope
 from sparrow.schema.loading import save_resolved
 from sparrow.schema.warmup import ShapeConfig, WarmupConfig
 from sparrow.tasks.base import EOS, PAD, VOCABULARY, WORDS, puzzle_tokenizer
-from sparrow.train.prefetch import packs
-from sparrow.train.supervised import StepStats, Supervised
+from sparrow.train.supervised import StepStats, Supervised, packs
 from sparrow_recipes.documents import PuzzleDocuments
 
 CURVE, CHECKPOINTS, MODEL = "curve.jsonl", "checkpoints", "model"
@@ -72,7 +70,7 @@ def new_trainer(config: WarmupConfig, *, resumed: bool = False) -> Supervised:
         model = random(spec, seed=config.model.seed)
     else:
         model = narrowed(load(config.model.start, dtype="float32", device="cpu"), spec)
-    dtype = dtype_of(config.run.dtype, device.type)
+    dtype = pick_dtype(config.run.dtype, device, {})
     return Supervised(model.to(device), config.optimiser, steps=config.steps, dtype=dtype)
 
 
@@ -216,5 +214,5 @@ def _save_checkpoint(trainer: Supervised, config: WarmupConfig, folder: Path) ->
 
 def _identity(config: WarmupConfig) -> str:
     """What must be equal for a run to go on: all but where it runs, and the products' dtype."""
-    dtype = dtype_of(config.run.dtype, pick_device(config.run.device).type)
+    dtype = pick_dtype(config.run.dtype, pick_device(config.run.device), {})
     return f"{dtype} {config.model_dump_json(exclude={'run'})}"

@@ -23,6 +23,7 @@ from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
 from sparrow.engine.runner import PAGES, batch_bucket
 from sparrow.schema.schedule import Schedule
+from sparrow.schema.types import Report
 
 WARM = 3  # steps before the clock starts: compiling, capturing
 STEPS = PAGE  # timed together: each row begins a page once
@@ -31,7 +32,6 @@ BACK = WARM + ROUNDS * STEPS  # steps of a state, of which the last is that of t
 MIDDLE = WARM + (ROUNDS * STEPS + 1) // 2  # of what is timed
 MANY = 4096  # steps of a kind from which on three of them are measured
 
-Report = Callable[[str], None]
 Sizes = Callable[[IntArray], IntArray]  # bytes of steps, by lengths [steps, rows]
 
 

@@ -23,8 +23,8 @@ from sparrow.schema.bench import Benchmark
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
 from sparrow.train.costs import trainer_memory, training_flops
-from sparrow.train.learner import Learner, Objective
-from sparrow.train.objectives.surrogates import ppo, token_mean
+from sparrow.train.learner import Learner
+from sparrow.train.objectives.surrogates import Objective, ppo, token_mean
 from sparrow.train.policy import Policy
 
 PEAKS = {"H200": 989e12, "H100": 989e12}  # published 16-bit operations per second, dense

@@ -6,7 +6,7 @@ the same settings, a calibration goes on where it was stopped; decisions look at
 so on a CPU, where draws do not depend on batches, it comes to the same surface.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,6 +38,7 @@ from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, LayerLoss, Variant
+from sparrow.schema.types import Progress, Report
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.rule import Rule
 
@@ -47,8 +48,6 @@ VERY_FEW = 4  # prompts that reach a bin below which no decision waits for it
 SPREAD = 1_000_003  # between the seeds of neighbouring calibrations: prompts are far fewer
 
 Mode = Literal["generated", "forced"]
-Report = Callable[[str], None]
-Progress = Callable[[int, int, str], None]
 
 
 class Collector:

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 from sparrow.cli.output import plain
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
     from rich.table import Table
 
-    from sparrow.dataflow.preview import Preview, StepTime
+    from sparrow.dataflow.preview import Preview
 
 Lines = list[tuple[str, str]]
 GIB = 2**30
@@ -18,7 +20,7 @@ def show(preview: "Preview", console: "Console") -> None:
     """The whole plan: what runs, memory, batch, schedule, time; then what to keep in mind."""
     from rich.table import Table
 
-    table = Table(title=f"{preview.model}: the plan, nothing was run", show_header=False)
+    table = Table(title="the plan, nothing was run", show_header=False)
     for section in sections(preview):
         table.add_section()
         for name, text in section:
@@ -38,17 +40,9 @@ def lines(preview: "Preview") -> Lines:
 
 
 def sections(preview: "Preview") -> list[Lines]:
-    return [_run(preview), _memory(preview), _batch(preview), _schedule(preview), _time(preview)]
-
-
-def _run(preview: "Preview") -> Lines:
-    size, machine = preview.parameters / 1e6, preview.machine
-    return [
-        ("model", f"{size:.1f} M weights, {preview.dtype} products ({preview.shape})"),
-        ("machine", f"{machine.name}, {_gib(machine.memory)}"),
-        ("rows", preview.rows),
-        ("algorithm", preview.algorithm),
-    ]
+    machine = f"{preview.machine.name}, {_gib(preview.machine.memory)}"
+    words = [*preview.words.items(), ("weights", f"{preview.parameters / 1e6:.1f} M")]
+    return [[*words, ("machine", machine)], _memory(preview), _batch(preview), _time(preview)]
 
 
 def _memory(preview: "Preview") -> Lines:
@@ -56,61 +50,49 @@ def _memory(preview: "Preview") -> Lines:
     state = trainer.weights + trainer.gradients + trainer.moments
     verdict = "fits" if preview.fits else "DOES NOT FIT"
     sleeps = "asleep meanwhile" if preview.sleeps else "awake meanwhile"
-    holds = f"{engine.tokens} tokens, {engine.sequences:.3g} sequences of {engine.context}"
+    sequences = f"{engine.tokens / engine.context:.3g} sequences of {engine.context}"
+    held = preview.rollout_bytes - engine.total
     return [
         ("trainer", f"{_gib(trainer.total)}; the engine is {sleeps}"),
         ("  weights, gradients, moments", _gib(state)),
         ("  copies of weights", _gib(trainer.copies)),
         ("  activations of a micro-batch", _gib(trainer.activations)),
         ("  logits by chunks", _gib(trainer.logits)),
-        ("engine", f"{_gib(engine.total)}; of the trainer stay {_gib(_held(preview))}"),
+        ("engine", f"{_gib(engine.total)}; of the trainer stay {_gib(held)}"),
         ("  weights", _gib(engine.weights)),
-        ("  keys and values", f"{_gib(engine.kv)}: {holds}"),
+        ("  keys and values", f"{engine.tokens} tokens, {sequences}"),
         ("at most", f"{_gib(max(preview.rollout_bytes, preview.update_bytes))}: {verdict}"),
     ]
 
 
-def _held(preview: "Preview") -> int:
-    return preview.rollout_bytes - preview.engine.total
-
-
 def _batch(preview: "Preview") -> Lines:
-    batch = preview.batch
-    cut = f"{batch.micro_batches} micro-batches at most, {batch.half_micro_batches} at half length"
-    tokens = f"{batch.tokens} at most, {batch.half_tokens} at half length"
+    total = preview.sequences * preview.steps
+    updates = f"{preview.updates}, each of"
     return [
-        ("answers of a step", f"{batch.sequences}, of the run {batch.answers}"),
-        ("tokens of a step", tokens),
-        ("optimiser steps of a step", f"{batch.updates}, each of {cut}"),
-        ("steps", str(batch.steps)),
+        ("answers of a step", f"{preview.sequences}, of the run {total}"),
+        *(
+            (one.name, f"{one.tokens} tokens; updates: {updates} {one.micro_batches} micro-batches")
+            for one in preview.cases
+        ),
+        ("steps", str(preview.steps)),
     ]
-
-
-def _schedule(preview: "Preview") -> Lines:
-    return [("rollout attention", preview.attention), ("tail gate", preview.gate)]
 
 
 def _time(preview: "Preview") -> Lines:
-    if preview.untimed is not None:
+    timed = [(one.name, one.seconds) for one in preview.cases if one.seconds]
+    if not timed:
         return [("time of a step", f"not predicted: {preview.untimed}")]
-    found = [
-        (f"a step, {one.case}", _step(one, sparse=bool(preview.kept))) for one in preview.times
-    ]
-    last = preview.times[-1]
-    total = last.step * preview.batch.steps
-    return [*found, ("the run", f"{_duration(total)}, {last.case}")]
+    lines = [(f"a step, {name}", _step(time, sparse=bool(preview.kept))) for name, time in timed]
+    name, last = timed[-1]
+    return [*lines, ("the run", f"{_duration(last['step'] * preview.steps)}, {name}")]
 
 
-def _step(time: "StepTime", *, sparse: bool) -> str:
-    parts = (
-        f"{_duration(time.step)} = rollout {_duration(time.rollout)} + log-probs "
-        f"{_duration(time.logprobs)} + update {_duration(time.update)}"
-    )
-    if not sparse:
-        return parts
-    faster = time.dense_step / time.step
-    dense = _duration(time.dense_rollout)
-    return f"{parts}; with dense rollout ({dense}) {faster:.2f}x as long"
+def _step(time: "Mapping[str, float]", *, sparse: bool) -> str:
+    parts = " + ".join(f"{n} {_duration(time[n])}" for n in ("rollout", "log-probs", "update"))
+    whole, dense = time["step"], time["dense rollout"]
+    slower = (whole - time["rollout"] + dense) / whole
+    compared = f"; with dense rollout ({_duration(dense)}) {slower:.2f}x as long" if sparse else ""
+    return f"{_duration(whole)} = {parts}{compared}"
 
 
 def _kept_table(preview: "Preview") -> "Table":

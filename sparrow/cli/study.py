@@ -114,7 +114,7 @@ def _plan(config: StudyConfig) -> None:
 
 
 def _cell(config: StudyConfig, name: str) -> None:
-    from sparrow.dataflow.local.run import EpisodeFailed, GateStop, Unjudged
+    from sparrow.dataflow.local.messages import EpisodeFailed, GateStop, Unjudged
     from sparrow.dataflow.stopping import Stopped, Stopping
     from sparrow_recipes.study.cell import run_cell
     from sparrow_recipes.study.design import Study

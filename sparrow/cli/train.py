@@ -44,7 +44,7 @@ def train(
         raise ValueError("--json goes with --dry-run; a run writes metrics.jsonl")
     if dry_run:
         return _preview(config, json)
-    from sparrow.dataflow.local.opening import own_rank
+    from sparrow.dataflow.local.run import own_rank
     from sparrow.dataflow.stopping import Stopping
 
     with Stopping() as stopping, _named_rank():
@@ -72,24 +72,24 @@ def run_training(config: TrainConfig, stopping: "Stopping", *, brief: bool = Fal
     """
     from sparrow.cli.training_display import Display
     from sparrow.dataflow.local.loop import train as train_run
-    from sparrow.dataflow.local.opening import close_run, open_run, own_rank
-    from sparrow.dataflow.local.run import Diverged, EpisodeFailed, GateStop, Unjudged
+    from sparrow.dataflow.local.messages import Diverged, EpisodeFailed, GateStop, Unjudged
+    from sparrow.dataflow.local.run import open_run, own_rank
     from sparrow.dataflow.stopping import Stopped
 
     quiet = bool(own_rank())  # of several ranks the first one speaks
     with nullcontext() if quiet else notes.status("opening the run"):
         run = open_run(config, stopping=stopping, report=None if quiet else report)
     try:
-        display = Display(
-            Console(quiet=True) if quiet else console,
-            steps=config.run.steps,
-            first=run.step,
-            header=() if brief else run.header(),
-            target=config.gate.target,
-        )
-        with display:
-            run.watch = display
-            return train_run(run)
+        with run:
+            run.watch = display = Display(
+                Console(quiet=True) if quiet else console,
+                steps=config.run.steps,
+                first=run.step,
+                header=() if brief else run.header(),
+                target=config.gate.target,
+            )
+            with display:
+                return train_run(run)
     except Stopped:
         _end(run, "stopped", STOPPED)
     except GateStop as error:
@@ -102,8 +102,6 @@ def run_training(config: TrainConfig, stopping: "Stopping", *, brief: bool = Fal
             _end(run, str(error), 1)
         _say_end(run, str(error))
         raise  # whose code it is wants to see where
-    finally:
-        close_run(run)
 
 
 def _end(run: "Run", why: str, code: int, how: str = GO_ON) -> NoReturn:
@@ -123,7 +121,7 @@ def _named_rank() -> Iterator[None]:
 
     At once, while signals are still taken: torchrun ends the others as soon as one has.
     """
-    from sparrow.dataflow.local.opening import own_rank
+    from sparrow.dataflow.local.run import own_rank
 
     try:
         yield

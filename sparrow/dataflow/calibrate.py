@@ -8,11 +8,12 @@ import sys
 from contextlib import closing
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from sparrow.calibrate.calibration import Calibration, Collector, Found, Progress, Report
+from sparrow.calibrate.calibration import Calibration, Collector, Found
 from sparrow.calibrate.replay import variant_of
 from sparrow.calibrate.store import Trajectories
 from sparrow.dataflow.prompts import Source
@@ -23,6 +24,7 @@ from sparrow.models.spec import spec_to_hf
 from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface, Variant, reach
+from sparrow.schema.types import Progress, Report
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.loading import load_flow, resolve_flow
 
@@ -48,12 +50,15 @@ def calibrate(
 
     One process at a time may have the folder.
     """
-    place = config.folder
+    place, weights = config.folder, fingerprint(model)
     place.mkdir(parents=True, exist_ok=True)
-    longest = longest_of(source, model, config.answer_tokens)
-    chosen = sorted(set(config.budget or budgets_for(longest)))
+    longest = max(len(prompt.ids) for prompt in source.prompts)
+    if source.mode == "generated":
+        longest += config.answer_tokens
+    longest = min(longest, model.spec.max_positions)  # at which a token may be drawn
+    budgets = () if schedule is not None else config.budget or budgets_for(longest)
     settings: dict[str, Any] = {
-        "budgets": () if schedule is not None else tuple(chosen),
+        "budgets": tuple(sorted(set(budgets))),
         "edges": edges_for(longest, config.bin),
         "targets": config.target or (promised(schedule),),
     }
@@ -80,12 +85,6 @@ def promised(schedule: Schedule | None) -> float:
     return float(said[1]) if said else TARGET
 
 
-def longest_of(source: Source, model: Decoder, most: int) -> int:
-    """The greatest total length at which a token may be drawn, with answers of `most` tokens."""
-    own = max(len(prompt.ids) for prompt in source.prompts)
-    return min(own + (most if source.mode == "generated" else 0), model.spec.max_positions)
-
-
 def budgets_for(longest: int) -> list[int]:
     """Whole pages, from the least that keeps a choice to half of the longest length."""
     return [max(4 * PAGE, longest // part // PAGE * PAGE) for part in PARTS]
@@ -98,24 +97,18 @@ def edges_for(longest: int, width: int | None = None) -> tuple[int, ...]:
 
 
 def _flows(model: Decoder, config: CalibrateConfig) -> list[tuple[Flow, Variant]]:
-    found = []
-    for text in config.flow or ("block_mean",):
-        flow = load_flow(text)
+    found: dict[str, tuple[Flow, Variant]] = {}
+    for text, dense in product(config.flow or ("block_mean",), config.dense_layers or ((),)):
+        flow, most = load_flow(text), model.spec.layers - 1
         if flow.score is None:
             raise ValueError(f"the flow {text!r} is dense: the floor measures that already")
-        for dense in config.dense_layers or ((),):
-            beyond = [layer for layer in dense if layer >= model.spec.layers]
-            if beyond:
-                most = model.spec.layers - 1
-                raise ValueError(f"dense layers {beyond}: the model has layers 0 to {most}")
-            name = flow.name + (f", dense {','.join(map(str, dense))}" if dense else "")
-            made = variant_of(flow, text, model.spec, name=name, dense_layers=dense)
-            found.append((flow, made))
-    names = [made.name for _, made in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"{twice[0]!r} was given twice")
-    return found
+        if beyond := [layer for layer in dense if layer > most]:
+            raise ValueError(f"dense layers {beyond}: the model has layers 0 to {most}")
+        name = flow.name + (f", dense {','.join(map(str, dense))}" if dense else "")
+        if name in found:
+            raise ValueError(f"{name!r} was given twice")
+        found[name] = (flow, variant_of(flow, text, model.spec, name=name, dense_layers=dense))
+    return list(found.values())
 
 
 def _about(
@@ -170,24 +163,21 @@ def _surface(
 def warnings(found: Found) -> list[str]:
     """What a reader of the surface should not overlook."""
     said = list(found.warnings)
-    few = [cell for cell in found.cells if cell.prompts < LEAST_PROMPTS]
+    few = [cell.prompts for cell in found.cells if cell.prompts < LEAST_PROMPTS]
     if few:
-        least = min(cell.prompts for cell in few)
         said.append(
             f"{len(few)} of {len(found.cells)} cells have fewer than {LEAST_PROMPTS} prompts (one "
-            f"has {least}): their intervals are too narrow"
+            f"has {min(few)}): their intervals are too narrow"
         )
-    low = [cell for cell in found.floor if cell.p05 < 0.99]
-    if low:
-        worst = min(low, key=lambda cell: cell.p05)
+    worst = min(found.floor, key=lambda cell: cell.p05, default=None)
+    if worst is None:
+        said.append("no dense floor was measured: sequences are too short")
+    elif worst.p05 < 0.99:
         said.append(
             f"dense against dense p05 is {worst.p05:.3f} at lengths {worst.start} to {worst.stop}: "
             "an engine's rounding alone costs that much"
         )
-    said += survivors(found)
-    if not found.floor:
-        said.append("no dense floor was measured: sequences are too short")
-    return said
+    return said + survivors(found)
 
 
 def survivors(found: Found) -> list[str]:
@@ -197,20 +187,16 @@ def survivors(found: Found) -> list[str]:
     for cell in found.cells:
         arms.setdefault((cell.variant, cell.budget), []).append(cell)
     worst = [
-        (share / dense[start], f"{share:.0%} of the prompts reach {start} tokens", name, budget)
+        (share / dense[start], f"{name}{kept}, {share:.0%} of the prompts reach {start} tokens")
         for (name, budget), cells in arms.items()
+        for kept in ["" if budget is None else f" under {budget} tokens"]
         for start, share in reach(cells).items()
         if dense.get(start, 0) > 0 and share < FEWER * dense[start]
     ]
     if not worst:
         return []
-    _, what, name, budget = min(worst, key=lambda one: one[0])
-    kept = "" if budget is None else f" under {budget} tokens"
-    least = f"at worst {name}{kept}, {what}"
-    said = (
-        f"{len(worst)} cells show survivors: sparse answers end earlier than dense ones ({least})"
-    )
-    return [f"{said}; p05 there is of the prompts that got there"]
+    said = f"{len(worst)} cells show survivors: sparse answers end earlier than dense ones"
+    return [f"{said} (at worst {min(worst)[1]}); p05 there is of the prompts that got there"]
 
 
 def _device(model: Decoder) -> str:

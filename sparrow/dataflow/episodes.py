@@ -7,32 +7,31 @@ loop knows nothing of what happens inside, so tools and agents of many turns nee
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from sparrow.dataflow.backend import Sampler
 from sparrow.dataflow.language import Language
-from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.schema.base import Float32Matrix, Int32Array
 from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.tasks.base import Example, Judge, Verdict, drawn
 from sparrow.train.objectives.advantages import overlong_penalty
-from sparrow.train.objectives.algorithms import Algorithm
+from sparrow.train.objectives.algorithms import Algorithm, find_function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """The engine under a run's sampling and schedule, for one row, and a judge.
+    """The rollout backend under a run's sampling and schedule, for one row, and a judge.
 
     samples: trajectories that the loop wants of the row. watched: so many of them carry the hidden
     states by which acceptance is measured. context: tokens that a trajectory may have in all. key:
     what every draw of this row depends on.
     """
 
-    engine: AsyncEngine
+    engine: Sampler
     language: Language
     judge: Judge
     params: SamplingParams
@@ -200,13 +199,7 @@ def episode_of(path: str | None) -> Episode:
     """The episode that a configuration names by module:function; None: one turn."""
     if path is None:
         return single_turn
-    module, colon, name = path.partition(":")
-    if not (module and colon and name):
-        raise ValueError(f"rollout.episode: got {path!r}, allowed: module:function")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"rollout.episode: {path!r} cannot be imported: {error}") from error
+    found = find_function(path, {}, "rollout.episode")
     if not asyncio.iscoroutinefunction(found):
         raise ValueError(f"rollout.episode: {path!r} is no async function")
     return found

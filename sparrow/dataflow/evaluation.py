@@ -1,7 +1,7 @@
 """`sparrow eval`: rows answered through the engine, judged, and summed up with intervals.
 
     parts = [Part.of(rows, judge, count=64)]
-    found = evaluate(engine, parts, language, params, model="tiny")
+    found = evaluate(backend, parts, language, params, model="tiny")
     found.evaluation.cells[0].mean  # mean@k, and .passes for pass@k
 
 All parts are answered in one batch, so that short ones fill the places of long ones.
@@ -10,24 +10,30 @@ All parts are answered in one batch, so that short ones fill the places of long 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparrow.dataflow.backend import EngineBackend, RolloutBackend, Sampler, open_backend
 from sparrow.dataflow.language import Language
-from sparrow.engine.answer import Query, complete, placed_schedule
-from sparrow.engine.engine import Engine
-from sparrow.engine.loop import Output
+from sparrow.engine.answer import placed_schedule
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder
 from sparrow.schema.common import AttentionConfig
-from sparrow.schema.evaluation import Evaluation, EvaluationCell, PassAt, Reason
+from sparrow.schema.evaluation import (
+    FILE_TOKENS,
+    ROWS,
+    EvalConfig,
+    Evaluation,
+    EvaluationCell,
+    PassAt,
+    Reason,
+)
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import RowsConfig
-from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.flows.loading import load_flow
 from sparrow.sparse.rule import Rule
 from sparrow.stats import attempts, mean_at_k, pass_at_k
@@ -36,6 +42,8 @@ from sparrow.tasks.base import Example, Examples, Judge, Verdict, wrong
 from sparrow.tasks.choosing import judge_of, rows_of
 from sparrow.tasks.rows import FileRows
 
+LENGTHS = (200, 500, 1000)  # of puzzles, where none is given
+GYM_TOKENS = 512  # of an answer to reasoning-gym
 ROOM = 2.5  # an answer to a puzzle may be this many times as long as the dial says
 OnAnswer = Callable[[], None]
 
@@ -90,12 +98,21 @@ class Part:
         rows: Examples,
         judge: Judge,
         *,
-        count: int,
+        count: int | None,
         first: int = 0,
         length: int | None = None,
         max_tokens: int | None = None,
     ) -> "list[Part]":
-        """So many rows, a part for every source; max_tokens: of an answer, if rows say none."""
+        """So many rows, a part for every source; of a file as many as there are (None: all).
+
+        max_tokens: of an answer, where rows say none.
+        """
+        if isinstance(rows, FileRows):
+            left = len(rows) - first
+            if left < 1:
+                raise ValueError(f"{rows.name} has {len(rows)} usable rows: none from {first} on")
+            count = left if count is None else min(count, left)
+        assert count is not None, "a task has no last row"
         by_source: dict[str, list[Example]] = {}
         for example in map(rows.at, range(first, first + count)):
             limited = replace(example, max_tokens=example.max_tokens or max_tokens)
@@ -109,109 +126,83 @@ class Part:
         return self.source if self.length is None else f"{self.source} of length {self.length}"
 
 
-def task_parts(
-    task: str,
-    lengths: Sequence[int],
-    *,
-    rows: int,
-    first: int = 0,
-    max_tokens: int | None = None,
-    open_judges: ExitStack,
-) -> list[Part]:
-    """Rows of a puzzle family or of gym/NAME, from a seed on, a part for each length.
+def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple[str, ...]]:
+    """The rows that are asked for, and what of a file is left out, and why.
 
-    max_tokens: of an answer; None: what a gym's row has as its length, and more than a puzzle's.
-    The judge ends with `open_judges`.
+    A part for each task and length, or for each data_source of a file. Judges end with `judges`.
     """
-    chosen = [rows_of(RowsConfig(task=task, length=length, first=0), seed=0) for length in lengths]
-    judge = judge_of(RowsConfig(task=task), chosen[0])
-    open_judges.callback(judge.close)
-    room, parts = ROOM if task in PUZZLES else 1.0, list[Part]()
-    for length, made in zip(lengths, chosen, strict=True):
-        most = max_tokens or round(length * room)
-        parts += Part.of(made, judge, first=first, count=rows, length=length, max_tokens=most)
-    return parts
-
-
-def file_parts(
-    file: str,
-    *,
-    reward: str | None = None,
-    rows: int | None = None,
-    first: int = 0,
-    max_tokens: int | None = None,
-    open_judges: ExitStack,
-) -> tuple[list[Part], tuple[str, ...]]:
-    """Rows of a file in their order, a part for each data_source; and what was left out, and why.
-
-    rows: so many at most; None: all. The judge ends with `open_judges`.
-    """
-    config = RowsConfig(file=file, reward=reward, shuffle=False)
-    found = rows_of(config, seed=0)
-    assert isinstance(found, FileRows)
-    if first >= len(found):
-        raise ValueError(f"{file} has {len(found)} rows that can be used: none from {first} on")
-    judge = judge_of(config, found)
-    open_judges.callback(judge.close)
-    most = len(found) - first
-    count = most if rows is None else min(rows, most)
-    parts = Part.of(found, judge, first=first, count=count, max_tokens=max_tokens)
-    return parts, found.problems
+    if config.rows is not None:
+        chosen = RowsConfig(file=config.rows, reward=config.reward, shuffle=False)
+        rows = rows_of(chosen, seed=0)
+        judge = judges.enter_context(closing(judge_of(chosen, rows)))
+        limits = {"count": config.prompts, "max_tokens": config.max_tokens or FILE_TOKENS}
+        return Part.of(rows, judge, first=config.skip, **limits), getattr(rows, "problems", ())
+    parts = list[Part]()
+    for task in dict.fromkeys(config.task or PUZZLES):
+        usual, room = (LENGTHS, ROOM) if task in PUZZLES else ((GYM_TOKENS,), 1.0)
+        lengths = list(dict.fromkeys(config.length or usual))
+        made = [RowsConfig(task=task, length=length, first=0) for length in lengths]
+        judge = judges.enter_context(closing(judge_of(made[0], rows_of(made[0], seed=0))))
+        for length, chosen in zip(lengths, made, strict=True):
+            parts += Part.of(
+                rows_of(chosen, seed=0),
+                judge,
+                first=config.skip,
+                count=config.prompts or ROWS,
+                length=length,
+                max_tokens=config.max_tokens or round(length * room),
+            )
+    return parts, ()
 
 
 # How it attends.
 
 
-def attending(
-    model: Decoder,
-    *,
-    budget: int | None = None,
-    window: int | None = None,
-    schedule: str | None = None,
-    flow: str | None = None,
-    force: bool = False,
-) -> tuple[Engine, Schedule | None]:
-    """An engine, and the schedule for its requests.
+def attending(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Schedule | None]:
+    """A backend, and the schedule for its requests.
 
     budget: the rule of a flow keeps so many tokens. window: the last so many tokens and nothing
     else, without a first page and without a choice. Neither has a dense layer. schedule: a file or
     a published one, refused where it was not made for this unless forced. None of them: dense.
     """
-    given = {"budget": budget, "window": window, "schedule": schedule}
-    several = [name for name, value in given.items() if value is not None]
+    several = [name for name in ("budget", "window", "schedule") if getattr(config, name)]
     if len(several) > 1:
         raise ValueError(f"give one of a budget, a window and a schedule, got {several}")
-    if flow is not None and budget is None and schedule is None:
-        raise ValueError(f"flow {flow!r} goes with a budget or a schedule")
-    if force and schedule is None:
+    if config.flow is not None and several not in (["budget"], ["schedule"]):
+        raise ValueError(f"flow {config.flow!r} goes with a budget or a schedule")
+    if config.force and config.schedule is None:
         raise ValueError("force goes with a schedule")
-    if schedule is not None:
-        attention = AttentionConfig(schedule=schedule, flow=flow, force=force)
-        placed, named = placed_schedule(attention, model.spec.family)
-        assert placed is not None
-        return Engine(model, rule=Rule.of(placed, named)), placed
-    if window is not None:
-        return _windowed(model, window)
-    if budget is None:
-        return Engine(model, rule=None), None
-    chosen = block_mean if flow is None else load_flow(flow)
-    rule = Rule(flow=chosen, dense_layers=frozenset())
-    return Engine(model, rule=rule), Schedule.fixed(budget, flow=chosen.name, dense_layers=())
-
-
-def _windowed(model: Decoder, window: int) -> tuple[Engine, Schedule]:
-    if window < PAGE or window % PAGE:
-        raise ValueError(f"a window is a multiple of {PAGE} tokens, got {window}")
-    rule = Rule(first=0, last=window // PAGE, dense_layers=frozenset())
-    kept = {"first": rule.first, "last": rule.last, "dense_layers": ()}
-    return Engine(model, rule=rule), Schedule.fixed(window, **kept, name=f"window-{window}")
+    schedule: Schedule | None = None
+    rule: Rule | None = None
+    if config.schedule is not None:
+        names = {name: getattr(config, name) for name in ("schedule", "flow", "force")}
+        schedule, flow = placed_schedule(AttentionConfig(**names), model.spec.family)
+        assert schedule is not None
+        rule = Rule.of(schedule, flow)
+    elif config.window is not None:
+        rule = Rule(first=0, last=config.window // PAGE, dense_layers=frozenset())
+        kept = {"first": rule.first, "last": rule.last, "dense_layers": ()}
+        schedule = Schedule.fixed(config.window, **kept, name=f"window-{config.window}")
+    elif config.budget is not None:
+        rule = Rule(flow=load_flow(config.flow or "block_mean"), dense_layers=frozenset())
+        schedule = Schedule.fixed(config.budget, flow=rule.flow.name, dense_layers=())
+    return open_backend(model, rule), schedule
 
 
 # Answers and figures.
 
 
+class Question(NamedTuple):
+    """A row in tokens, the number of its part, and how it is answered."""
+
+    part: int
+    example: Example
+    ids: list[int]
+    params: SamplingParams
+
+
 def evaluate(
-    engine: Engine,
+    backend: RolloutBackend,
     parts: Sequence[Part],
     language: Language,
     params: SamplingParams,
@@ -224,25 +215,33 @@ def evaluate(
     """Answer the rows of all parts, params.n times each, and sum them up, a cell for each part.
 
     An answer has at most params.max_tokens, and what its row and the context allow. Row i draws by
-    the seed params.seed + i. `on_answer` is called when one is complete. Rows whose prompts leave
-    no room are named; a part of none but such is an error.
+    the seed params.seed + i. `on_answer` is called when one is judged. Rows whose prompts leave no
+    room are named; a part of none but such is an error.
     """
-    asked, skipped = _queries(engine, parts, language, params, schedule)
+    questions, skipped = _questions(backend.max_context, parts, language, params)
 
-    def on_output(_: int, output: Output) -> None:
-        if on_answer is not None and output.completion is not None:
+    async def judged(question: Question, completion: Completion) -> Answered:
+        text = language.decode(completion.token_ids.tolist())
+        if completion.error is not None:
+            verdict = wrong(completion.error)
+        else:
+            verdict = await parts[question.part].judge(question.example, text)
+        if on_answer is not None:
             on_answer()
+        told = completion.replace(text=text)
+        return Answered(example=question.example, completion=told, verdict=verdict)
 
-    queries = [query for *_, query in asked]
-    found = complete(engine, queries, language.decode, on_output=on_output)
-    pairs = [
-        (place, example, completion)
-        for (place, example, _), samples in zip(asked, found, strict=True)
-        for completion in samples
-    ]
+    async def answer(sampler: Sampler, question: Question) -> list[Answered]:
+        found = await sampler.generate(question.ids, question.params, schedule=schedule)
+        return await asyncio.gather(*(judged(question, completion) for completion in found))
+
+    async def answer_all() -> list[list[Answered]]:
+        async with backend.serving() as sampler:
+            return await asyncio.gather(*(answer(sampler, question) for question in questions))
+
     answers: list[list[Answered]] = [[] for _ in parts]
-    for (place, *_), answered in zip(pairs, asyncio.run(_judged(parts, pairs)), strict=True):
-        answers[place].append(answered)
+    for question, answered in zip(questions, asyncio.run(answer_all()), strict=True):
+        answers[question.part] += answered
     evaluation = Evaluation(
         model=model,
         attention="dense" if schedule is None else schedule.describe(),
@@ -258,45 +257,28 @@ def evaluate(
     return Evaluated(evaluation, answers)
 
 
-def _queries(
-    engine: Engine,
-    parts: Sequence[Part],
-    language: Language,
-    params: SamplingParams,
-    schedule: Schedule | None,
-) -> tuple[list[tuple[int, Example, Query]], list[list[str]]]:
-    """Of every row that fits the number of its part, itself and its query; others by part."""
-    asked: list[tuple[int, Example, Query]] = []
+def _questions(
+    context: int, parts: Sequence[Part], language: Language, params: SamplingParams
+) -> tuple[list[Question], list[list[str]]]:
+    """Every row that fits; the others by part."""
+    questions: list[Question] = []
     skipped: list[list[str]] = [[] for _ in parts]
     rows = [(place, example) for place, part in enumerate(parts) for example in part.examples]
     for row, (place, example) in enumerate(rows):
         ids = language.encode(example.prompt)
-        room = engine.max_context - len(ids)
+        room = context - len(ids)
         if room < 1:
-            told = f"has {len(ids)} tokens, the context {engine.max_context}"
+            told = f"has {len(ids)} tokens, the context {context}"
             skipped[place].append(f"the prompt of {example.id} {told}")
             continue
         seed = None if params.seed is None else params.seed + row
         most = min(params.max_tokens, example.max_tokens or room, room)
         own = params.replace(max_tokens=most, seed=seed)
-        asked.append((place, example, Query(ids, own, schedule)))
+        questions.append(Question(place, example, ids, own))
     for part, problems in zip(parts, skipped, strict=True):
         if len(problems) == len(part.examples):
             raise ValueError(f"no prompt of {part} leaves room for an answer: {problems[0]}")
-    return asked, skipped
-
-
-async def _judged(
-    parts: Sequence[Part], asked: Sequence[tuple[int, Example, Completion]]
-) -> list[Answered]:
-    async def judged(place: int, example: Example, completion: Completion) -> Answered:
-        if completion.error is not None:
-            verdict = wrong(completion.error)
-        else:
-            verdict = await parts[place].judge(example, completion.text or "")
-        return Answered(example=example, completion=completion, verdict=verdict)
-
-    return await asyncio.gather(*(judged(*one) for one in asked))
+    return questions, skipped
 
 
 def cell_of(

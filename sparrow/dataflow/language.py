@@ -25,10 +25,7 @@ class Language(NamedTuple):
                 return encode_prompt(tokenizer, prompt, chat=True, model=model)
             return encode_messages(tokenizer, prompt, model=model)
 
-        def decode(ids: list[int]) -> str:
-            return str(tokenizer.decode(ids, skip_special_tokens=True))
-
-        return cls(encode, decode)
+        return cls(encode, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)))
 
 
 def _encode_words(prompt: Prompt) -> list[int]:
@@ -44,14 +41,17 @@ def language_of(model: Decoder, puzzles: bool = False) -> Language:
     """How a model reads and writes; models of the package read puzzles word for word."""
     if puzzles and model.spec.vocabulary == len(WORDS):
         return PUZZLE_LANGUAGE
+    return Language.of(tokenizer_of(model), str(model.source))
+
+
+def tokenizer_of(model: Decoder) -> Any:
     if model.source is None:
         raise ValueError("a model without a source has no tokenizer: give prompts as token ids")
-    return Language.of(load_tokenizer(model.source), str(model.source))
+    return load_tokenizer(model.source)
 
 
 def speaks_puzzles(model: Decoder) -> bool:
     """Whether a model has the words of the puzzles, each in its place."""
     if model.source is None or model.spec.vocabulary != len(WORDS):
         return False
-    vocabulary: dict[str, int] = load_tokenizer(model.source).get_vocab()
-    return vocabulary == IDS
+    return tokenizer_of(model).get_vocab() == IDS

@@ -14,47 +14,57 @@ are left out: they are small where answers are long.
 
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal
 
 import numpy as np
+import torch
 
 from sparrow import ops
 from sparrow.calibrate.planning.cost import ByteModel, IntArray, rollout_seconds, trace
 from sparrow.calibrate.planning.hardware import Hardware, StepModel, known, stretched
 from sparrow.dataflow.episodes import episode_of
-from sparrow.dataflow.place import (
-    TargetMachine,
-    dtype_of,
-    machine_of,
-    model_of,
-    prompt_room,
-    schedule_notes,
-)
+from sparrow.dataflow.local.run import GIB, prompt_room, run_words, schedule_notes
 from sparrow.engine.answer import placed_schedule
-from sparrow.engine.memory import CPU_SHARE, GPU_SHARE, LOGITS_BYTES
+from sparrow.engine.memory import CPU_SHARE, GPU_SHARE, LOGITS_BYTES, host_memory
 from sparrow.engine.pool import PAGE
+from sparrow.files import expanded, verify
+from sparrow.models.checkpoint import pick_dtype
+from sparrow.models.fetch import fetched
+from sparrow.models.fetch import known as fetchable
+from sparrow.models.sources import locate, shipped, split_revision
+from sparrow.models.spec import CONFIG, SHAPES, ModelSpec, read_json, spec_from_hf
 from sparrow.schema.base import Record
 from sparrow.schema.schedule import DENSE, Schedule
-from sparrow.schema.train import AlgorithmConfig, Choice, GateConfig, RowsConfig, TrainConfig
+from sparrow.schema.train import TrainConfig
 from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import WORDS
 from sparrow.tasks.choosing import rows_of, source_of
 from sparrow.train.batching import micro_batches
 from sparrow.train.costs import BACKWARD, TrainerMemory, forward_flops, trainer_memory
-from sparrow.train.objectives.algorithms import PRESETS, algorithm_of
+from sparrow.train.objectives.algorithms import algorithm_of
 
+ABSENT = "h200"  # the machine that a run for a GPU is planned for where there is none
 ASSUMED_PROMPT = 200  # tokens, where prompts are not at hand
 LOOKED_AT = 32  # rows whose prompts are counted
 RUNNING = {"cpu": 64, "cuda": 256}  # sequences that the engine runs at once by default
 # Sequences of a step that are simulated: all of them where there are not more, or not more tokens.
 LEAST_SAMPLE, MOST_SAMPLE, SAMPLE_TOKENS = 64, 4096, 2**25
 LENGTHS = 6  # at which budgets are shown
-GIB = 2**30
 UTILISATION = 0.30
 """`training_flops` of an update over what the machine could do in its time, with recompute.
 Measured with Qwen3-1.7B on an H200: 0.336 with four sequences of 4096 tokens, 0.279 with one of
 32768 (bench/2026-11-15-train-h200.json)."""
+
+
+class TargetMachine(Record):
+    """What is planned for."""
+
+    name: str
+    kind: Literal["cpu", "cuda"]
+    memory: int  # bytes that can be had
+    here: bool = True
+    hardware: str | None = None  # whose step times are known: a name for `Hardware.load`
 
 
 class EngineMemory(Record):
@@ -68,38 +78,12 @@ class EngineMemory(Record):
     running: int  # sequences at once, at most
 
     @property
-    def kv(self) -> int:
-        return self.page_bytes * self.pages
-
-    @property
     def tokens(self) -> int:
         return self.pages * PAGE
 
     @property
-    def sequences(self) -> float:
-        """Of the longest kind, that fit together."""
-        return self.tokens / self.context
-
-    @property
     def total(self) -> int:
-        return self.weights + self.scratch + self.kv
-
-
-class BatchPlan(Record):
-    """What a step samples and learns from."""
-
-    sequences: int
-    prompt: int  # tokens of one
-    counted: bool  # whether prompts were looked at, or their tokens are assumed
-    longest: int  # tokens of a sequence, at most
-    context: int  # that there is room for
-    tokens: int  # of a step, if every answer is as long as allowed
-    half_tokens: int  # if answers are half as long on average
-    micro_batches: int  # of an optimiser step, likewise
-    half_micro_batches: int
-    updates: int  # optimiser steps of a step
-    steps: int
-    answers: int  # of the run
+        return self.weights + self.scratch + self.page_bytes * self.pages
 
 
 class Kept(Record):
@@ -110,43 +94,32 @@ class Kept(Record):
     kept: float
 
 
-class StepTime(Record):
-    """Seconds of a step, for answers of assumed lengths."""
+class Case(Record):
+    """A step whose answers have assumed lengths."""
 
-    case: str
-    rollout: float
-    dense_rollout: float
-    logprobs: float
-    update: float
-
-    @property
-    def step(self) -> float:
-        return self.rollout + self.logprobs + self.update
-
-    @property
-    def dense_step(self) -> float:
-        return self.dense_rollout + self.logprobs + self.update
+    name: str
+    tokens: int
+    micro_batches: int  # of an optimiser step
+    seconds: dict[str, float]  # of the step and its parts; none where they cannot be told
 
 
 class Preview(Record):
     """The plan of a run."""
 
-    model: str
-    shape: str  # where its shape comes from
+    words: dict[str, str]  # what the configuration asks for, by part
     parameters: int
-    dtype: str
     machine: TargetMachine
-    rows: str
-    algorithm: str
     trainer: TrainerMemory
     engine: EngineMemory
     sleeps: bool  # whether the engine gives its memory back while the trainer works
-    batch: BatchPlan
-    attention: str
+    sequences: int  # of a step
+    prompt: int  # tokens of one, counted or assumed
+    longest: int  # tokens of a sequence, at most
+    updates: int  # optimiser steps of a step
+    steps: int
     kept: tuple[Kept, ...]  # none where rollout is dense
-    gate: str
-    times: tuple[StepTime, ...]  # none where they cannot be told
-    untimed: str | None  # why not
+    cases: tuple[Case, ...]  # the worst, and answers of half that on average
+    untimed: str | None  # why no time is told
     notes: tuple[str, ...]
 
     @property
@@ -164,14 +137,6 @@ class Preview(Record):
         return room and max(self.rollout_bytes, self.update_bytes) <= self.machine.memory
 
 
-class LengthCase(NamedTuple):
-    """Total lengths of a step's sequences, as assumed; of many, a sample that stands for all."""
-
-    name: str
-    lengths: IntArray
-    scale: float  # sequences of the step, over those of the sample
-
-
 def preview(config: TrainConfig) -> Preview:
     """The plan of a run; ValueError for what could never run, as far as it is cheap to tell."""
     return _Planner(config).plan()
@@ -181,47 +146,69 @@ class _Planner:
     """A configuration, and what is known of its model and machine without loading either."""
 
     def __init__(self, config: TrainConfig) -> None:
-        _check_parts(config)
-        self.config, self.rollout = config, config.rollout
+        self.config, self.rollout, data = config, config.rollout, config.data
+        episode_of(self.rollout.episode)
+        if data.task is not None:
+            source_of(data.task)
+        elif data.file is not None and Path(data.file).is_file():
+            rows_of(data, seed=config.run.seed)
+        self.algorithm = algorithm_of(config.algorithm, max_tokens=self.rollout.max_tokens)
         self.spec, self.source = model_of(config.model.name)
         self.machine = machine_of(config.model.device)
         self.on_gpu = self.machine.kind == "cuda"
-        self.dtype = dtype_of(config.model.dtype, self.machine.kind)
+        self.dtype = pick_dtype(config.model.dtype, torch.device(self.machine.kind), {})
         self.schedule, flow = placed_schedule(self.rollout.attention, self.spec.family)
         self.field_bytes = 0  # what the schedule's flow stores with a page and KV head
         if self.schedule is not None:
             rule = Rule.of(self.schedule, flow)
             fields = rule.fields(page=PAGE, head_size=self.spec.head_size, dtype=self.dtype)
             self.field_bytes = ops.page_bytes(fields, layers=1, kv_heads=1)
+        room = prompt_room(self.rollout, self.spec)
+        self.context = room + self.rollout.max_tokens  # that there is room for
+        counted = self._longest_prompt()
+        self.counted, self.prompt = counted is not None, min(counted or ASSUMED_PROMPT, room)
+        self.sequences = self.rollout.prompts * self.rollout.samples
+        most = max(LEAST_SAMPLE, min(MOST_SAMPLE, SAMPLE_TOKENS // self.rollout.max_tokens))
+        self.sample = min(self.sequences, most)  # that stand for all
+
+    def _longest_prompt(self) -> int | None:
+        """Tokens of the longest prompt of a puzzle in its own words; None: not at hand."""
+        data = self.config.data
+        if data.task not in PUZZLES or self.spec.vocabulary != len(WORDS):
+            return None
+        seeds = range(data.first, data.first + min(LOOKED_AT, data.rows or LOOKED_AT))
+        rows = (PUZZLES[data.task].row(seed, data.length) for seed in seeds)
+        return max(len(row.prompt.split()) for row in rows)
 
     def plan(self) -> Preview:
         config, schedule = self.config, self.schedule
-        batch, cases = self._batch()
-        trainer = self._trainer(batch)
-        engine = self._engine(trainer, batch)
+        longest = self.prompt + self.rollout.max_tokens if self.counted else self.context
+        trainer = self._trainer(longest)
+        engine = self._engine(trainer)
         untimed = self._untimed(engine)
+        hardware = None if untimed else Hardware.load(str(self.machine.hardware))
+        words = run_words(config, schedule, config.data.file or str(config.data.task))
+        dtype = str(self.dtype).removeprefix("torch.")
+        words["model"] += f", {dtype} products ({self.source})"
         return Preview(
-            model=config.model.name,
-            shape=self.source,
+            words=words,
             parameters=self.spec.parameters(),
-            dtype=str(self.dtype).removeprefix("torch."),
             machine=self.machine,
-            rows=rows_words(config.data),
-            algorithm=algorithm_words(config.algorithm),
             trainer=trainer,
             engine=engine,
             sleeps=self.rollout.sleep,
-            batch=batch,
-            attention="dense" if schedule is None else schedule.describe(),
-            kept=() if schedule is None else self._kept(schedule, batch.longest),
-            gate=gate_words(config.gate, sparse=schedule is not None),
-            times=() if untimed else tuple(self._time(batch, engine, case) for case in cases),
+            sequences=self.sequences,
+            prompt=self.prompt,
+            longest=longest,
+            updates=config.batch.updates,
+            steps=config.run.steps,
+            kept=() if schedule is None else self._kept(schedule, longest),
+            cases=tuple(self._case(*case, engine, hardware) for case in self._lengths()),
             untimed=untimed,
             notes=(
-                *schedule_notes(schedule, config.model.name, batch.context),
-                *self._notes(batch),
-                *([] if untimed else self._time_notes(batch, engine)),
-                *_sampled(batch, cases[0]),
+                *schedule_notes(schedule, config.model.name, self.context),
+                *self._notes(),
+                *(() if hardware is None else self._time_notes(engine, hardware)),
             ),
         )
 
@@ -230,64 +217,28 @@ class _Planner:
         lengths = np.linspace(0, longest, LENGTHS + 1)[1:].round().astype(np.int64)
         heads = self.spec.kv_heads
         layers = [schedule.kept_of_heads(lengths, n, heads) for n in range(self.spec.layers)]
-        budgets = [schedule.budget(length) for length in lengths.tolist()]
+        means = np.mean(layers, axis=0).tolist()
+        budgets = {length: schedule.budget(length) for length in lengths.tolist()}
         return tuple(
             Kept(length=length, budget=None if budget == DENSE else budget, kept=kept)
-            for length, budget, kept in zip(
-                lengths.tolist(), budgets, np.mean(layers, axis=0).tolist(), strict=True
-            )
+            for (length, budget), kept in zip(budgets.items(), means, strict=True)
         )
 
-    # Batch and memory.
+    # Memory.
 
-    def _batch(self) -> tuple[BatchPlan, tuple[LengthCase, LengthCase]]:
-        rollout, updates, run = self.rollout, self.config.batch.updates, self.config.run
-        room = prompt_room(rollout, self.spec)
-        prompt, counted = self._prompt(room)
-        count = rollout.prompts * rollout.samples
-        cases = _cases(count, prompt, rollout.max_tokens)
-        tokens = [round(float(case.lengths.mean()) * count) for case in cases]
-        limit = self.config.batch.tokens
-        cut = [_micro_batches(case, count // updates, limit) for case in cases]
-        context = room + rollout.max_tokens
-        return BatchPlan(
-            sequences=count,
-            prompt=prompt,
-            counted=counted,
-            longest=prompt + rollout.max_tokens if counted else context,
-            context=context,
-            tokens=tokens[0],
-            half_tokens=tokens[1],
-            micro_batches=cut[0],
-            half_micro_batches=cut[1],
-            updates=updates,
-            steps=run.steps,
-            answers=count * run.steps,
-        ), cases
-
-    def _prompt(self, room: int) -> tuple[int, bool]:
-        """Tokens of the longest prompt: of a puzzle in its own words counted, otherwise assumed."""
-        data = self.config.data
-        if data.task in PUZZLES and self.spec.vocabulary == len(WORDS):
-            puzzle = PUZZLES[data.task]
-            seeds = range(data.first, data.first + min(LOOKED_AT, data.rows or LOOKED_AT))
-            longest = max(len(puzzle.row(seed, data.length).prompt.split()) for seed in seeds)
-            return min(longest, room), True
-        return min(ASSUMED_PROMPT, room), False
-
-    def _trainer(self, batch: BatchPlan) -> TrainerMemory:
+    def _trainer(self, longest: int) -> TrainerMemory:
         """For the largest micro-batch: full of tokens, or one sequence that is longer."""
-        full = min(self.config.batch.tokens, batch.tokens // batch.updates)
+        batch, worst = self.config.batch, self.sequences * (self.prompt + self.rollout.max_tokens)
         return trainer_memory(
             self.spec,
-            tokens=max(batch.longest, full),
-            longest=batch.longest,
+            tokens=max(longest, min(batch.tokens, worst // batch.updates)),
+            longest=longest,
             item=self.dtype.itemsize,
-            recompute=self.config.batch.recompute,
+            recompute=batch.recompute,
             gpu=self.on_gpu,
         )
 
-    def _engine(self, trainer: TrainerMemory, batch: BatchPlan) -> EngineMemory:
+    def _engine(self, trainer: TrainerMemory) -> EngineMemory:
         """What the engine takes: as much as it is given, else what its own plan would find left."""
         spec, rollout, memory = self.spec, self.rollout, self.machine.memory
         fields = ops.kv_fields(PAGE, spec.head_size, self.dtype)
@@ -300,17 +251,38 @@ class _Planner:
         left = int((memory - held - weights) * GPU_SHARE) - scratch
         usual = left if self.on_gpu else int(memory * CPU_SHARE)
         given = usual if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
-        usable = running * -(-batch.context // PAGE)
+        usable = running * -(-self.context // PAGE)
         return EngineMemory(
             weights=weights,
             scratch=scratch,
             page_bytes=page,
             pages=max(0, min(usable, given // page)),
-            context=batch.context,
+            context=self.context,
             running=running,
         )
 
-    # Time.
+    # Batch and time.
+
+    def _lengths(self) -> list[tuple[str, IntArray]]:
+        """Total lengths: all answers as long as allowed, and evenly spread."""
+        longest = self.rollout.max_tokens
+        answers = np.linspace(1, longest, self.sample).round().astype(np.int64)
+        half = self.prompt + np.random.default_rng(0).permutation(answers)
+        return [
+            ("all as long as allowed", np.full(self.sample, self.prompt + longest)),
+            ("answers half as long on average", half),
+        ]
+
+    def _case(
+        self, name: str, lengths: IntArray, engine: EngineMemory, hardware: Hardware | None
+    ) -> Case:
+        batch = self.config.batch
+        share = self.sequences // batch.updates
+        shown = lengths[:share].tolist()
+        cut = math.ceil(len(micro_batches(shown, batch.tokens)) * share / len(shown))
+        tokens = round(float(lengths.mean()) * self.sequences)
+        seconds = {} if hardware is None else self._seconds(lengths, engine, hardware)
+        return Case(name=name, tokens=tokens, micro_batches=cut, seconds=seconds)
 
     def _untimed(self, engine: EngineMemory) -> str | None:
         if self.machine.hardware is None:
@@ -320,152 +292,116 @@ class _Planner:
             return f"{fit}, one sequence has {engine.context}"
         return None
 
-    def _hardware(self) -> Hardware:
-        assert self.machine.hardware is not None
-        return Hardware.load(self.machine.hardware)
-
-    def _time(self, batch: BatchPlan, engine: EngineMemory, case: LengthCase) -> StepTime:
+    def _seconds(
+        self, lengths: IntArray, engine: EngineMemory, hardware: Hardware
+    ) -> dict[str, float]:
         """Utilisation counts three of the four passes that an update with recompute makes, so
-        products run at 4 / 3 of it."""
-        rate = self._hardware().flops_per_s * UTILISATION * (2 + BACKWARD) / (1 + BACKWARD)
-        forward = case.scale * (forward_flops(self.spec, case.lengths.tolist()) / rate)
+        products run at 4 / 3 of it. Dense and sparse run the same trace."""
+        scale = self.sequences / self.sample
+        rate = hardware.flops_per_s * UTILISATION * (2 + BACKWARD) / (1 + BACKWARD)
+        forward = scale * (forward_flops(self.spec, lengths.tolist()) / rate)
         passes = 1 + BACKWARD + (1 if self.config.batch.recompute else 0)
-        sparse, dense = (
-            case.scale * self._rollout(batch, engine, case.lengths, schedule)
-            for schedule in (self.schedule, None)
-        )
-        return StepTime(
-            case=case.name,
-            rollout=sparse,
-            dense_rollout=dense,
-            logprobs=forward,
-            update=passes * forward,
+        over = trace(
+            lengths, prompt=self.prompt, capacity=engine.tokens, page=PAGE, most=engine.running
         )
 
-    def _rollout(
-        self, batch: BatchPlan, engine: EngineMemory, lengths: IntArray, schedule: Schedule | None
-    ) -> float:
-        """Dense and sparse run the same trace: the capacity is that of the plan."""
-        over = trace(
-            lengths, prompt=batch.prompt, capacity=engine.tokens, page=PAGE, most=engine.running
-        )
-        reads = ByteModel(
-            spec=self.spec,
-            schedule=schedule,
-            itemsize=self.dtype.itemsize,
-            page=PAGE,
-            field_bytes=self.field_bytes,
-        )
-        return rollout_seconds(over, StepModel(self._hardware(), reads))
+        def rollout(schedule: Schedule | None) -> float:
+            reads = ByteModel(
+                spec=self.spec,
+                schedule=schedule,
+                itemsize=self.dtype.itemsize,
+                page=PAGE,
+                field_bytes=self.field_bytes,
+            )
+            return scale * rollout_seconds(over, StepModel(hardware, reads))
+
+        parts = {
+            "rollout": rollout(self.schedule),
+            "log-probs": forward,
+            "update": passes * forward,
+        }
+        return {"step": sum(parts.values()), **parts, "dense rollout": rollout(None)}
 
     # What a reader should know before believing it.
 
-    def _notes(self, batch: BatchPlan) -> list[str]:
-        said, data, rollout = [], self.config.data, self.rollout
+    def _notes(self) -> list[str]:
+        said, rollout, file = [], self.rollout, self.config.data.file or ""
         if not self.machine.here:
             said.append(f"there is no GPU here: planned for {self.machine.name}")
-        file = data.file or ""
         if file.endswith((".parquet", ".jsonl")) and not Path(file).is_file():
             said.append(f"{file} is not here: the run will need it")
-        if not batch.counted:
-            said.append(f"prompts were not looked at: {batch.prompt} tokens each are assumed")
-        algorithm = algorithm_of(self.config.algorithm, max_tokens=rollout.max_tokens)
-        if algorithm.dynamic:
+        if not self.counted:
+            said.append(f"prompts were not looked at: {self.prompt} tokens each are assumed")
+        if self.algorithm.dynamic:
             refills = self.config.algorithm.refills
             said.append(f"dynamic sampling may take up to {refills} times as many answers")
-        if algorithm.greedy:
+        if self.algorithm.greedy:
             said.append(f"{rollout.prompts} greedy answers a step are sampled as well, not counted")
         if not rollout.sleep and rollout.kv_gib is None and self.on_gpu:
             said.append("sleep is off and kv_gib is not given: the engine would take what is free")
+        if self.sample < self.sequences:
+            sampled = f"those of {self.sample} of the {self.sequences} answers, scaled"
+            said.append(f"micro-batches and times are {sampled}")
         return said
 
-    def _time_notes(self, batch: BatchPlan, engine: EngineMemory) -> list[str]:
-        rows = min(batch.sequences, engine.running, int(engine.sequences))
+    def _time_notes(self, engine: EngineMemory, hardware: Hardware) -> list[str]:
+        rows = min(self.sequences, engine.running, engine.tokens // engine.context)
         assumed = f"log-probs and update assume a utilisation of {UTILISATION:.0%}"
-        return [
-            *stretched(self._hardware(), self.spec, rows),
-            f"{assumed}; small models reach less",
-        ]
+        return [*stretched(hardware, self.spec, rows), f"{assumed}; small models reach less"]
 
 
-def _check_parts(config: TrainConfig) -> None:
-    """The task and the episode must be there, and a file that is there must hold rows."""
-    episode_of(config.rollout.episode)
-    data = config.data
-    if data.task is not None:
-        source_of(data.task)
-    elif data.file is not None and Path(data.file).is_file():
-        rows_of(data, seed=config.run.seed)
+# The model and the machine, without weights and without the machine.
 
 
-def _cases(count: int, prompt: int, longest: int) -> tuple[LengthCase, LengthCase]:
-    """All answers as long as allowed, and evenly spread; of very many sequences, a sample."""
-    shown = min(count, max(LEAST_SAMPLE, min(MOST_SAMPLE, SAMPLE_TOKENS // longest)))
-    most = np.full(shown, prompt + longest)
-    answers = np.linspace(1, longest, shown).round().astype(np.int64)
-    half = prompt + np.random.default_rng(0).permutation(answers)
-    return (
-        LengthCase("all as long as allowed", most, count / shown),
-        LengthCase("answers half as long on average", half, count / shown),
+def model_of(name: str) -> tuple[ModelSpec, str]:
+    """A model's shape and where it is from: its config.json, or its published name.
+
+    Nothing is downloaded.
+    """
+    at_hand = name in fetchable() and fetched(name) is not None
+    if expanded(name).is_dir() or name in shipped() or at_hand:
+        return _read(locate(name) / CONFIG)
+    if (place := _downloaded(name)) is not None:
+        return _read(place)
+    repository = split_revision(name)[0]
+    short = repository.rpartition("/")[2].lower()
+    if short in SHAPES and (name in fetchable() or repository.count("/") == 1):
+        return SHAPES[short], f"not at hand, by the published shape {short}"
+    raise ValueError(
+        f"no model {name!r} at hand, and no published shape of that name: give a folder, one of "
+        f"{', '.join((*shipped(), *fetchable()))}, or owner/NAME of {', '.join(SHAPES)}"
     )
 
 
-def _micro_batches(case: LengthCase, share: int, tokens: int) -> int:
-    """Micro-batches of an optimiser step of so many sequences."""
-    lengths = case.lengths[:share].tolist()
-    return math.ceil(len(micro_batches(lengths, tokens)) * share / len(lengths))
+def _downloaded(name: str) -> Path | None:
+    """The config.json of a hub's model that was downloaded before."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    repository, revision = split_revision(name)
+    try:
+        found = try_to_load_from_cache(repository, CONFIG, revision=revision)
+    except HFValidationError:
+        return None
+    return Path(found) if isinstance(found, str) else None
 
 
-def _sampled(batch: BatchPlan, case: LengthCase) -> list[str]:
-    shown, count = len(case.lengths), batch.sequences
-    scaled = f"micro-batches and times are those of {shown} of the {count} answers, scaled"
-    return [] if shown == count else [scaled]
+def _read(file: Path) -> tuple[ModelSpec, str]:
+    verify(file.parent, (CONFIG,))
+    return spec_from_hf(read_json(file), str(file)), str(file)
 
 
-# A configuration in words.
-
-
-def rows_words(data: RowsConfig) -> str:
-    """Where rows come from, and who judges them."""
-    if data.file is not None:
-        judge = data.reward or "its data_source"
-        return f"{data.file}, judged by {judge}{', shuffled' if data.shuffle else ''}"
-    number = "without end" if data.rows is None else f"{data.rows} rows"
-    return f"{data.task}, length {data.length}, from row {data.first} on, {number}"
-
-
-def algorithm_words(algorithm: AlgorithmConfig) -> str:
-    """The objective, by the names of its parts."""
-    preset = PRESETS[algorithm.name]
-    surrogate = _choice_words(algorithm.surrogate or preset.surrogate)
-    corrections = ", ".join(map(_choice_words, algorithm.corrections)) or "none"
-    parts = f"{algorithm.name}; surrogate {surrogate}; corrections: {corrections}"
-    usual = preset.aggregate if algorithm.surrogate is None else "aggregate of the surrogate"
-    return f"{parts}; {algorithm.aggregate or usual}"
-
-
-def _choice_words(choice: Choice) -> str:
-    settings = ", ".join(f"{name} {value}" for name, value in choice.settings.items())
-    return f"{choice.use} ({settings})" if settings else choice.use
-
-
-def gate_words(gate: GateConfig, *, sparse: bool) -> str:
-    """What is done about the tail, as a sentence."""
-    if gate.mode == "off":
-        return "off"
-    bins = "the schedule's bins" if sparse else "eighths of the longest sequence"
-    if gate.bin is not None:
-        bins = f"bins of {gate.bin} tokens"
-    looks = (
-        f"p05 of acceptance by {bins}, exact on {gate.sample} answers a step, over {gate.window} "
-        f"steps; target {gate.target:g}"
-    )
-    if gate.mode == "warn":
-        return f"{looks}; below it: a warning"
-    surely = f"below it at {gate.patience} looks in a row, or surely"
-    if not sparse:
-        return f"{looks}; surely below it: the run stops, as rollout is dense already"
-    raised = f"its budget is raised by {gate.factor:g}, up to {gate.raises} times, then "
-    lower = f"; budgets fall where p05 is surely {gate.slack:g} above it" if gate.lower else ""
-    act = f"{raised if gate.raises else ''}it runs dense, then the run stops"
-    return f"{looks}; {surely}: {act}{lower}"
+def machine_of(device: str) -> TargetMachine:
+    """This machine; where it has no GPU and one is asked for, the one that is known best."""
+    if torch.cuda.is_available() and device != "cpu":
+        index = torch.device("cuda" if device == "auto" else device).index or 0
+        if index >= torch.cuda.device_count():
+            raise ValueError(f"device {device!r}: there are {torch.cuda.device_count()} GPUs here")
+        name = torch.cuda.get_device_name(index)
+        hardware = next((each for each in known() if each in name.lower()), None)
+        free, _ = torch.cuda.mem_get_info(index)
+        return TargetMachine(name=name, kind="cuda", memory=free, hardware=hardware)
+    if device.startswith("cuda"):
+        memory = Hardware.load(ABSENT).memory
+        return TargetMachine(name=ABSENT, kind="cuda", memory=memory, here=False, hardware=ABSENT)
+    return TargetMachine(name="this CPU", kind="cpu", memory=host_memory())

@@ -6,17 +6,16 @@ never mixed. Rows of prompts are answered; texts and ids are read as they stand 
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sparrow.calibrate.calibration import Mode
 from sparrow.calibrate.flows.score import samples
 from sparrow.calibrate.flows.texts import Text
 from sparrow.calibrate.replay import Prompt
-from sparrow.dataflow.language import Language, language_of
-from sparrow.models import Decoder, load_tokenizer
+from sparrow.dataflow.language import language_of, tokenizer_of
+from sparrow.models import Decoder
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.choosing import source_of
 from sparrow.tasks.rows import digest_of, files_of, prompt_of, read_rows, rows_in
@@ -36,14 +35,16 @@ class Source:
 
 def of_task(model: Decoder, task: str, *, length: int, count: int, skip: int = 0) -> Source:
     """Rows of a puzzle family, or gym/NAME of reasoning-gym, from number `skip` on."""
-    made = source_of(task)
-    rows = [made.row(number, length) for number in range(skip, skip + count)]
-    encode = language_of(model, task in PUZZLES).encode
-    prompts = _numbered(((row.id, encode(row.prompt)) for row in rows), skip)
-    name = f"{task}, length {length}, rows from {skip}"
-    first = made.row(0, length).prompt
+    made, encode = source_of(task), language_of(model, task in PUZZLES).encode
+    rows = [(number, made.row(number, length)) for number in range(skip, skip + count)]
     return Source(
-        name=name, digest=_digest(f"{task} {length} {first}"), mode="generated", prompts=prompts
+        name=f"{task}, length {length}, rows from {skip}",
+        digest=_digest(f"{task} {length} {made.row(0, length).prompt}"),
+        mode="generated",
+        prompts=tuple(
+            Prompt(number=number, name=row.id, ids=tuple(encode(row.prompt)))
+            for number, row in rows
+        ),
     )
 
 
@@ -53,52 +54,48 @@ def of_rows(model: Decoder, file: str | Path, *, count: int | None = None, skip:
     rows = rows_in(files)[skip : None if count is None else skip + count]
     if not rows:
         raise ValueError(f"{file}: no row from number {skip} on")
-    language = language_of(model)
-    found = []
+    language, prompts = language_of(model), []
     for number, row in enumerate(rows, skip):
-        found.append((f"row {number}", _encoded(row, f"{file}, row {number}", language)))
+        try:
+            ids = language.encode(prompt_of(row))
+        except ValueError as error:
+            raise ValueError(f"{file}, row {number}: {error}") from error
+        prompts.append(Prompt(number=number, name=f"row {number}", ids=tuple(ids)))
     name = files[0].name if len(files) == 1 else str(file)
     return Source(
         name=f"{name}, rows from {skip}",
         digest=digest_of(files),
         mode="generated",
-        prompts=_numbered(found, skip),
+        prompts=tuple(prompts),
     )
-
-
-def _encoded(row: Any, where: str, language: Language) -> list[int]:
-    try:
-        return language.encode(prompt_of(row))
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
 
 
 def of_texts(model: Decoder, texts: Sequence[Text], *, tokens: int, start: int = 1) -> Source:
     """The first tokens of long texts, read as they stand."""
-    made = samples(_tokenizer(model), texts, tokens)
-    prompts = _numbered((one.name, one.ids) for one in made)
+    made = samples(tokenizer_of(model), texts, tokens)
     named = f": {', '.join(one.name for one in made)}" if len(made) < FEW else ""
-    name = f"{len(made)} texts of {tokens} tokens from {start} on{named}"
-    return _given(name, prompts, start)
+    prompts = [
+        Prompt(number=number, name=one.name, ids=tuple(one.ids), start=start)
+        for number, one in enumerate(made)
+    ]
+    return _read(f"{len(made)} texts of {tokens} tokens from {start} on{named}", prompts)
 
 
 def of_ids(model: Decoder, file: str | Path, *, count: int | None = None, skip: int = 0) -> Source:
     """JSON lines with "ids", and "start" where the first tokens are a prompt."""
     place = Path(file)
     rows = read_rows(place)[skip : None if count is None else skip + count]
-    found = []
+    prompts = []
     for number, row in enumerate(rows, skip):
-        ids = row.get("ids") if isinstance(row, dict) else None
-        start: Any = row.get("start", 1) if isinstance(row, dict) else None
+        name, row = f"line {number + 1}", row if isinstance(row, dict) else {}
+        ids, start = row.get("ids"), row.get("start", 1)
         if not isinstance(ids, list) or not all(type(i) is int for i in [*ids, start]):
-            raise ValueError(
-                f'{place}, line {number + 1}: give "ids", a list of token ids, and "start"'
-            )
-        _check_ids(model, f"{place}, line {number + 1}", ids, start)
-        found.append(Prompt(number=number, name=f"line {number + 1}", ids=tuple(ids), start=start))
-    if not found:
+            raise ValueError(f'{place}, {name}: give "ids", a list of token ids, and "start"')
+        _check_ids(model, f"{place}, {name}", ids, start)
+        prompts.append(Prompt(number=number, name=name, ids=tuple(ids), start=start))
+    if not prompts:
         raise ValueError(f"{place}: no sequence in it")
-    return _given(place.name, found, None)
+    return _read(place.name, prompts)
 
 
 def _check_ids(model: Decoder, where: str, ids: Sequence[int], start: int) -> None:
@@ -112,26 +109,9 @@ def _check_ids(model: Decoder, where: str, ids: Sequence[int], start: int) -> No
         raise ValueError(f"{where}: start {start}, allowed: 1 to {len(ids) - 2}")
 
 
-def _given(name: str, prompts: Sequence[Prompt], start: int | None) -> Source:
-    placed = tuple(
-        one if start is None else Prompt(number=one.number, name=one.name, ids=one.ids, start=start)
-        for one in prompts
-    )
-    content = json.dumps([(one.ids, one.start) for one in placed])
-    return Source(name=name, digest=_digest(content), mode="forced", prompts=placed)
-
-
-def _tokenizer(model: Decoder) -> Any:
-    if model.source is None:
-        raise ValueError("a model without a source has no tokenizer: give prompts as token ids")
-    return load_tokenizer(model.source)
-
-
-def _numbered(found: Iterable[tuple[str, Sequence[int]]], skip: int = 0) -> tuple[Prompt, ...]:
-    return tuple(
-        Prompt(number=number, name=name, ids=tuple(ids))
-        for number, (name, ids) in enumerate(found, skip)
-    )
+def _read(name: str, prompts: Sequence[Prompt]) -> Source:
+    content = json.dumps([(one.ids, one.start) for one in prompts])
+    return Source(name=name, digest=_digest(content), mode="forced", prompts=tuple(prompts))
 
 
 def _digest(content: str) -> str:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,8 +26,8 @@ from sparrow.files import file_digest, open_lock, write_sums
 from sparrow.models.decoder import Decoder
 from sparrow.models.spec import CONFIG, GENERATION_CONFIG, ModelSpec, shape, spec_to_hf, write_json
 from sparrow.models.weights import WEIGHTS, hf_views, save_tensors
+from sparrow.schema.types import Report
 
-Report = Callable[[str], None]
 CONTROL = 3  # gguf's type of tokens that text cannot spell, such as <|im_end|>
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
 

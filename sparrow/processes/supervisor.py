@@ -24,7 +24,6 @@ import signal
 import socket
 import stat
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from hashlib import sha256
@@ -39,6 +38,8 @@ SHOWN = 1 << 16  # bytes of what a worker prints that are read at once
 TOLD = 500  # characters of an error that are kept
 MOST_DESCRIPTORS = 1 << 20  # that a process may have
 PARENT = "SPARROW_PARENT"  # in the environment of a child: the id of the process that started it
+
+SIGNALS = {number.value for number in signal.Signals}
 
 Setup = dict[str, Any]
 
@@ -55,9 +56,8 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     output, worker_output = os.pipe()
     namespace = setup["namespace"] and namespaces_work()
-    if sys.platform == "linux":
-        prctl(CHILD_SUBREAPER, 1)
-        prctl(PDEATHSIG, signal.SIGCONT)  # one that was stopped hears of the parent's end too
+    prctl(CHILD_SUBREAPER, 1)
+    prctl(PDEATHSIG, signal.SIGCONT)  # one that was stopped hears of the parent's end too
     _send(control, {"isolation": "pid namespace" if namespace else "subreaper"})
     worker = _start(setup, data, worker_output, namespace)
     data.close()
@@ -87,8 +87,7 @@ def _start(setup: Setup, data: socket.socket, output: int, namespace: bool) -> i
     child = os.fork()
     if child == 0:
         os.close(end)
-        if sys.platform == "linux":
-            prctl(PDEATHSIG, signal.SIGKILL)
+        prctl(PDEATHSIG, signal.SIGKILL)
         if select.select([alive], [], [], 0)[0]:
             os._exit(0)  # the supervisor ended before the kernel was asked
         if namespace:
@@ -160,8 +159,9 @@ def _drop_capabilities() -> None:
 
 
 def prctl(option: int, value: int) -> None:
-    """Ask the kernel something about this process (Linux)."""
-    _call("prctl", option, value, 0, 0, 0)
+    """Ask the kernel something about this process, where it is Linux."""
+    if sys.platform == "linux":
+        _call("prctl", option, value, 0, 0, 0)
 
 
 def _call(name: str, *arguments: Any) -> None:
@@ -204,18 +204,11 @@ def _ended(worker: int) -> str | None:
     while True:
         child, status = os.waitpid(-1, os.WNOHANG)
         if child == worker:
-            return _told(os.waitstatus_to_exitcode(status))
+            code = os.waitstatus_to_exitcode(status)
+            number = -code if code < 0 else code - 128  # of a signal, also as a shell tells it
+            return signal.Signals(number).name if number in SIGNALS else f"exit code {code}"
         if child == 0:
             return None
-
-
-def _told(code: int) -> str:
-    """An exit code for people; 128 and more stands for a signal, as in a shell."""
-    number = -code if code < 0 else code - 128
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"exit code {code}"
 
 
 def _relay(output: int, shown_to: int) -> bool:
@@ -324,9 +317,9 @@ def _serve(connection: socket.socket, setup: Setup) -> None:
     try:
         handler = getattr(importlib.import_module(module), name)(**setup["arguments"])
     except Exception as error:  # a module of others: anything may come
-        _reply(connection, {"id": setup["id"], "error": describe(error)})
+        _send(connection, {"id": setup["id"], "error": describe(error)})
         return
-    _reply(connection, {"id": setup["id"], "answer": None})
+    _send(connection, {"id": setup["id"], "answer": None})
     for line in connection.makefile("rb"):
         digest, _, text = line.partition(b" ")
         if sha256(text).hexdigest().encode() != digest:
@@ -336,7 +329,8 @@ def _serve(connection: socket.socket, setup: Setup) -> None:
             reply = {"id": question["id"], "answer": handler(question["body"])}
         except Exception as error:  # code of others on text of a model: anything may come
             reply = {"id": question["id"], "error": describe(error)}
-        _reply(connection, reply)
+        _flush()
+        _send(connection, reply)
 
 
 def _close_in_children(descriptor: int) -> None:
@@ -348,11 +342,6 @@ def _close_in_children(descriptor: int) -> None:
             os.close(descriptor)
 
     os.register_at_fork(after_in_child=close)
-
-
-def _reply(connection: socket.socket, reply: dict[str, Any]) -> None:
-    _flush()
-    _send(connection, reply)
 
 
 def _flush() -> None:
@@ -377,28 +366,15 @@ def with_parent(environment: dict[str, str]) -> dict[str, str]:
 def die_with_parent() -> None:
     """Ask to be killed when the process that SPARROW_PARENT names is gone; without it do nothing.
 
-    Processes that this one starts are not meant: the variable is taken out of the environment. On
-    Linux it is the end of the parent's thread that counts: the one that started this process.
+    Processes that this one starts are not meant: the variable is taken out of the environment. It
+    is the end of the parent's thread that counts: the one that started this process.
     """
     named = os.environ.pop(PARENT, None)
     if named is None:
         return
-    if sys.platform == "linux":
-        prctl(PDEATHSIG, signal.SIGKILL)
-    else:
-        threading.Thread(target=_watch_parent, args=(int(named),), daemon=True).start()
+    prctl(PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(named):
-        _die()  # it ended before anybody was asked
-
-
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(LOOK_EVERY)
-    _die()
-
-
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)  # it ended before anybody was asked
 
 
 if __name__ == "__main__":

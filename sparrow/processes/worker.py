@@ -91,24 +91,19 @@ class Worker:
                 raise ValueError("the worker is closed")
             self._control, their_control = _socketpair()
             self._data, their_data = _socketpair()
+            self._starting = self._number = secrets.token_hex(16)
             with their_control, their_data:
-                self._launch(self._control, their_control.fileno(), their_data.fileno())
-
-    def _launch(self, control: socket.socket, *descriptors: int) -> None:
-        self._starting = self._number = secrets.token_hex(16)
-        own = {"id": self._starting, "path": sys.path, "parent": os.getpid()}
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(SUPERVISOR), *map(str, descriptors)],
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, MARK: self._starting},
-                start_new_session=True,  # Ctrl-C of the terminal is not for it
-            )
-        except OSError as error:
-            raise ValueError(f"no process could be started: {error}") from error
-        control.sendall(json.dumps(self._setup | own).encode() + b"\n")
+                descriptors = (their_control.fileno(), their_data.fileno())
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", str(SUPERVISOR), *map(str, descriptors)],
+                    pass_fds=descriptors,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env={**os.environ, MARK: self._starting},
+                    start_new_session=True,  # Ctrl-C of the terminal is not for it
+                )
+            own = {"id": self._starting, "path": sys.path, "parent": os.getpid()}
+            self._control.sendall(json.dumps(self._setup | own).encode() + b"\n")
 
     def wait(self) -> None:
         """Wait until it can be asked; WorkerFault where its handler cannot be made."""

@@ -1,7 +1,6 @@
 """Episodes: trajectories of one or many turns, and groups of them that are judged together."""
 
 import math
-import statistics
 from typing import Literal
 
 import numpy as np
@@ -32,25 +31,6 @@ class Turn(Record):
             raise ValueError(f"Turn: got [{self.start}, {self.stop}), allowed: 0 <= start < stop")
 
 
-class GroupStats(Record):
-    """Rewards of the whole group that a trajectory was sampled in, however it is split later."""
-
-    mean: float
-    std: float  # unbiased; exactly 0 if all rewards are equal or there is only one
-    count: int
-
-    def _check(self) -> None:
-        if self.std < 0 or self.count < 1:
-            raise ValueError(f"GroupStats: got {self}, allowed: std >= 0 and count >= 1")
-
-    @classmethod
-    def of(cls, rewards: list[float]) -> "GroupStats":
-        """Exact sums, and a spread of rounding errors is none: no advantage is made of noise."""
-        constant = math.isclose(min(rewards), max(rewards))
-        std = 0.0 if constant else statistics.stdev(rewards)
-        return cls(mean=statistics.mean(rewards), std=std, count=len(rewards))
-
-
 class Trajectory(Record):
     """One episode as token-aligned arrays: prompt and answers, over one turn or many.
 
@@ -67,7 +47,6 @@ class Trajectory(Record):
     policy_id: Int16Array
     turns: tuple[Turn, ...]  # side by side, covering every token
     reward: float | None = None
-    group: GroupStats | None = None  # stamped once, when the rewards of the group are complete
     acc: float | None = None  # how right it is, apart from a reward that may be shaped
     note: str | None = None  # why it was judged so
     text: str | None = None  # what was sampled, for readers; training takes the ids
@@ -79,20 +58,12 @@ class Trajectory(Record):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def stamp(self, stats: GroupStats) -> "Trajectory":
-        """The same trajectory with its group's statistics, which can be given only once."""
-        if self.group is not None:
-            raise ValueError(f"Trajectory.group: already stamped for prompt {self.prompt_id!r}")
-        return self.replace(group=stats)
-
     def _check(self) -> None:
         self._require_aligned(
             "ids", "loss_mask", "rollout_logprob", "weight_version", "policy_id", "kept"
         )
         self._check_turns()
         self._check_tokens()
-        if self.group is not None and self.reward is None:
-            raise ValueError("Trajectory.group: got statistics of rewards, but reward is None")
 
     def _check_turns(self) -> None:
         bounds = [0, *(turn.stop for turn in self.turns)]
@@ -127,26 +98,12 @@ class Group(Record):
     trajectories: tuple[Trajectory, ...]
     baseline: float | None = None  # reward of the greedy answer, where an algorithm wants it
 
-    def stamp(self) -> "Group":
-        """The group with its reward statistics on every trajectory, so that it may be split."""
-        rewards = [t.reward for t in self.trajectories if t.reward is not None]
-        missing = len(self.trajectories) - len(rewards)
-        if missing:
-            raise ValueError(f"Group.stamp: {missing} without reward, prompt {self.prompt_id!r}")
-        stats = GroupStats.of(rewards)
-        return self.replace(trajectories=tuple(t.stamp(stats) for t in self.trajectories))
-
     def _check(self) -> None:
         prompts = {trajectory.prompt_id for trajectory in self.trajectories}
         if prompts != {self.prompt_id}:
             raise ValueError(
                 f"Group.trajectories: got those of prompts {sorted(prompts)}, "
                 f"allowed: one or more, all of {self.prompt_id!r}"
-            )
-        if len({trajectory.group for trajectory in self.trajectories}) > 1:
-            raise ValueError(
-                "Group.trajectories: got several reward statistics, "
-                "allowed: the same on all, or none on any"
             )
 
 

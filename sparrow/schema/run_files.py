@@ -145,20 +145,20 @@ def read_settings(file: Path | None) -> RunSettings:
     try:
         check_digest_line(text)
         values = tomllib.loads(text)
-        return RunSettings.model_validate({**values, "given": dict(_flat(values))})
+        return RunSettings.model_validate({**values, "given": dict(flat_settings(values))})
     except ValidationError as error:
         raise ValueError(f"{file}: {problems(error)}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no TOML: {error}") from error
 
 
-def _flat(values: Mapping[str, Any], above: str = "") -> Sequence[tuple[str, Any]]:
+def flat_settings(values: Mapping[str, Any], above: str = "") -> Sequence[tuple[str, Any]]:
     """Nested settings by dotted names, texts made printable."""
     found: list[tuple[str, Any]] = []
     for name, value in values.items():
         dotted = above + printable(name)
         if isinstance(value, Mapping):
-            found += _flat(value, f"{dotted}.")
+            found += flat_settings(value, f"{dotted}.")
         else:
             found.append((dotted, printable(value) if isinstance(value, str) else value))
     return found

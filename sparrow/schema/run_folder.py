@@ -33,6 +33,7 @@ from sparrow.schema.surface import Surface
 PARTS = ("calibration", "train")
 METRICS, VALIDATION, ACTIONS = "metrics.jsonl", "validation.jsonl", "actions.jsonl"
 SCHEDULE, SETTINGS = "schedule.json", "config.resolved.toml"
+MODEL = "model"  # the folder of the trained model, once a run has ended
 DOCUMENTS: dict[str, type[File]] = {
     "surface": Surface,
     "plan": PlanFile,

@@ -4,7 +4,7 @@ Beyond them arithmetic overflows, memory ends, or a preview takes hours.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -19,6 +19,9 @@ LONGEST_NAME = 4096
 LONGEST_FOLDER_NAME = 200
 
 T = TypeVar("T")
+
+Report = Callable[[str], None]  # tells a person something
+Progress = Callable[[int, int, str], None]  # done, total, what
 
 Count = Annotated[int, Field(ge=1, le=2**16)]  # of prompts, samples, rows
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]

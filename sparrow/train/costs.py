@@ -63,9 +63,6 @@ def trainer_memory(
 ) -> TrainerMemory:
     """For micro-batches of `tokens`, the longest sequence of `longest`; `item`: bytes of a number
     in products, 2 or 4."""
-    if tokens < longest or longest < 1 or item not in (2, WIDE):
-        given = f"{tokens} tokens, the longest sequence {longest}, numbers of {item} bytes"
-        raise ValueError(f"trainer_memory: got {given}, allowed: longest <= tokens, 2 or 4 bytes")
     size = spec.parameters()
     return TrainerMemory(
         weights=WIDE * size,
@@ -133,8 +130,6 @@ def product_weights(spec: "ModelSpec") -> int:
 
 def forward_flops(spec: "ModelSpec", lengths: Sequence[int]) -> float:
     """2 N T and causal attention: one pass over sequences of these lengths, logits included."""
-    if any(length < 0 for length in lengths):
-        raise ValueError(f"forward_flops: got a length of {min(lengths)} tokens, allowed: >= 0")
     attention = 2 * spec.layers * spec.heads * spec.head_size * sum(int(n) ** 2 for n in lengths)
     return float(2 * product_weights(spec) * sum(map(int, lengths)) + attention)
 

@@ -21,10 +21,10 @@ from sparrow.schema.base import Float32Array, Float32Matrix
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.warmup import OptimiserConfig
 from sparrow.train.batching import MicroBatch, rank_batches
-from sparrow.train.objectives.surrogates import Aggregate, Surrogate, Terms
+from sparrow.train.objectives.surrogates import Objective, Terms
 from sparrow.train.optimiser import adamw, rate_at
 from sparrow.train.packing import pack_samples
-from sparrow.train.policy import ActorStates, Policy, rest, whole
+from sparrow.train.policy import ActorStates, Policy, Scores, rest, whole
 from sparrow.train.world import World
 
 OnBatch = Callable[[int, int], None]  # sequences done, of how many
@@ -36,15 +36,6 @@ class Read(NamedTuple):
     logprob: Float32Array
     entropy: Float32Array
     alpha: Float32Array | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
-    """What is minimised: a surrogate by token, how tokens are added up, a bonus for entropy."""
-
-    surrogate: Callable[[Terms], Surrogate]
-    aggregate: Aggregate
-    entropy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,9 +249,8 @@ def _terms(samples: Sequence[TrainSample], logprob_R: Tensor) -> Terms:
     def joined(parts: Sequence[Any]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(device)
 
-    for sample in samples:
-        if sample.old_logprob is None:
-            raise ValueError("update: a sample has no old_logprob; read() it first")
+    if any(sample.old_logprob is None for sample in samples):
+        raise ValueError("update: a sample has no old_logprob; read() it first")
     return Terms(
         logprob_T=logprob_R,
         old_T=joined([s.old_logprob[s.loss_mask] for s in samples]),  # type: ignore[index]
@@ -277,21 +267,17 @@ def _by_token(values: Sequence[float], samples: Sequence[TrainSample]) -> Tensor
 
 
 def _split(
-    scores: Any, samples: Sequence[TrainSample], states: Sequence[Float32Matrix | None]
+    scores: Scores, samples: Sequence[TrainSample], states: Sequence[Float32Matrix | None]
 ) -> list[Read]:
-    logprob, entropy = (
-        scores.logprob_R.float().cpu().numpy(),
-        scores.entropy_R.float().cpu().numpy(),
-    )
-    alpha = scores.alpha_A.float().cpu().numpy() if scores.alpha_A is not None else None
-    ends = np.cumsum([sample.learnt for sample in samples])[:-1]
-    known = np.cumsum([0 if state is None else len(state) for state in states])
-    alphas: list[Float32Array | None] = [None] * len(samples)
-    if alpha is not None:
-        parts = np.split(alpha, known[:-1])
-        alphas = [p if s is not None else None for p, s in zip(parts, states, strict=True)]
-    pairs = zip(np.split(logprob, ends), np.split(entropy, ends), alphas, strict=True)
-    return [Read(*three) for three in pairs]
+    def parts(values: Tensor | None, counts: Sequence[int]) -> list[Float32Array]:
+        flat = np.zeros(0, np.float32) if values is None else values.float().cpu().numpy()
+        return np.split(flat, np.cumsum(counts)[:-1])
+
+    learnt = [sample.learnt for sample in samples]
+    alphas = parts(scores.alpha_A, [0 if state is None else len(state) for state in states])
+    known = [None if state is None else alpha for state, alpha in zip(states, alphas, strict=True)]
+    logprobs, entropies = parts(scores.logprob_R, learnt), parts(scores.entropy_R, learnt)
+    return [Read(*three) for three in zip(logprobs, entropies, known, strict=True)]
 
 
 def _like(weight: Tensor, value: Tensor) -> Tensor:

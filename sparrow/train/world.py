@@ -20,8 +20,7 @@ anybody else. One machine, or a network of the job's own.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -53,29 +52,20 @@ class World:
         """Every size-th thing, from the rank's own on."""
         return list(things[self.rank :: self.size])
 
-    def gather(self, own: list[T]) -> list[T]:
-        """What `mine` dealt out, in its order again, on every rank."""
-        return dealt(self.collect(own))
-
     def collect(self, own: T) -> list[T]:
         """Every rank's thing, by rank, on every rank."""
         if self.size == 1:
             return [own]
         found: list[Any] = [None] * self.size
-        with self._meeting():
+        try:
             distributed.monitored_barrier(self.group, timeout=self.deadline, wait_all_ranks=True)
             distributed.all_gather_object(found, own, group=self.group)
-        return found
-
-    @contextmanager
-    def _meeting(self) -> Iterator[None]:
-        try:
-            yield
         except RuntimeError as error:  # the only type that torch has for it
             raise ValueError(
                 f"one of {self.size} ranks has ended, or did not come within "
                 f"{self.deadline.total_seconds():g} s: {error}"
             ) from error
+        return found
 
     def together(self, work: Callable[[], T]) -> list[T]:
         """Every rank does its work; all results, by rank. Where one fails all fail, and name it."""

@@ -18,7 +18,7 @@ from support import cli
 from support.forking import Commands
 from support.training import SPARSE, lines, metrics, model_folder, settings
 
-from sparrow.dataflow.runs.states import read_state
+from sparrow.dataflow.checkpoints import read_state
 from sparrow.schema.loading import save_resolved
 from sparrow.schema.train import TrainConfig
 

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from sparrow.schema.base import FieldError, Record, from_dict, problems, to_dict
-from sparrow.schema.episode import Document, Group, GroupStats, Trajectory, Turn
+from sparrow.schema.episode import Document, Group, Trajectory, Turn
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.surface import Surface
 
@@ -73,9 +73,8 @@ SAMPLES = [
     completion(entropies=[0.5, 0.25], text="né", finish_reason="error", error="out of pages"),
     completion(token_ids=[], logprobs=[], weight_versions=[], finish_reason="abort"),
     Turn(start=0, stop=2, role="user"),
-    GroupStats(mean=0.5, std=0.1, count=3),
     trajectory(reward=1),
-    group(0.0, 1.0).stamp(),
+    group(0.0, 1.0),
 ]
 
 
@@ -251,7 +250,6 @@ class TestTrajectory:
             ("reward", {"reward": float("inf")}),
             ("reward", {"reward": "1"}),
             ("turns", {"turns": ({"start": 0},)}),
-            ("group", {"group": GroupStats(mean=0, std=0, count=1)}),
         ]
         for field, changes in wrong:
             with refused(field):
@@ -259,37 +257,6 @@ class TestTrajectory:
 
 
 class TestGroup:
-    def test_stamp_gives_mean_unbiased_std_and_count(self) -> None:
-        stats = GroupStats(mean=0.5, std=float(np.std([0, 1, 0, 1], ddof=1)), count=4)
-        assert {t.group for t in group(0, 1, 0, 1).stamp().trajectories} == {stats}
-
-    @pytest.mark.parametrize(
-        "rewards", [(0.1,) * 3, (0.1 + 0.2, 0.3), (0.0, -0.0), (1.0,) * 7, (-0.7,)]
-    )
-    def test_a_constant_group_has_exactly_no_spread(self, rewards: tuple[float, ...]) -> None:
-        stats = group(*rewards).stamp().trajectories[0].group
-        assert stats is not None
-        assert stats.std == 0.0
-        assert stats.mean == pytest.approx(rewards[0])
-
-    def test_a_split_keeps_the_statistics(self) -> None:
-        whole = group(0, 1, 1, 1).stamp()
-        parts = [whole.trajectories[:1], whole.trajectories[1:]]
-        halves = [whole.replace(trajectories=part) for part in parts]
-        assert {t.group for half in halves for t in half.trajectories} == {
-            whole.trajectories[0].group
-        }
-        with pytest.raises(ValueError, match="already stamped"):
-            halves[1].stamp()
-
-    def test_stamped_once(self) -> None:
-        with pytest.raises(ValueError, match="already stamped for prompt 'p'"):
-            group(0, 1).stamp().stamp()
-
-    def test_rewards_must_be_complete(self) -> None:
-        with pytest.raises(ValueError, match="1 without reward, prompt 'p'"):
-            group(0, None, 1).stamp()
-
     def test_one_prompt(self) -> None:
         with pytest.raises(ValueError, match=r"got those of prompts \['p'\], .* all of 'q'"):
             Group(prompt_id="q", trajectories=(trajectory(),))
@@ -297,11 +264,6 @@ class TestGroup:
     def test_never_empty(self) -> None:
         with pytest.raises(ValueError, match="trajectories"):
             Group(prompt_id="p", trajectories=())
-
-    def test_no_mixture_of_statistics(self) -> None:
-        stamped = group(0, 1).stamp().trajectories
-        with pytest.raises(ValueError, match="several reward statistics"):
-            Group(prompt_id="p", trajectories=(*stamped, trajectory(reward=1)))
 
 
 class TestRoundTrip:
@@ -316,7 +278,6 @@ class TestRoundTrip:
             "ids": "123456",
             "prompt_id": 3,
             "turns": [{"start": 0}],
-            "group": [1, 0, 1],
         }
         for field, value in wrong.items():
             with pytest.raises(ValueError, match=field):

@@ -63,7 +63,7 @@ def serve() -> None:
     import sparrow.cli
     import sparrow.cli.training_display
     import sparrow.dataflow.local.loop
-    import sparrow.dataflow.local.opening  # noqa: F401
+    import sparrow.dataflow.local.run  # noqa: F401
 
     for line in sys.stdin:
         child = os.fork()

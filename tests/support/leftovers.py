@@ -3,7 +3,7 @@
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,11 +34,16 @@ def marked(mark: str) -> list[int]:
     return [process for process in processes if process != os.getpid()]
 
 
-def gone(mark: str, seconds: float = SOON) -> bool:
+def gone(mark: str) -> bool:
     """Whether all processes with the mark have ended soon."""
-    until = time.monotonic() + seconds
-    while marked(mark):
-        if time.monotonic() > until:
+    return until(lambda: not marked(mark), SOON)
+
+
+def until(happened: Callable[[], object], seconds: float = 60.0) -> bool:
+    """Wait for what only polling can tell; whether it came about in time."""
+    end = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > end:
             return False
-        time.sleep(0.05)
+        time.sleep(0.01)
     return True

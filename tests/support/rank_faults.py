@@ -1,20 +1,16 @@
 """What may go wrong on the second of two ranks alone, in its second step.
 
-SPARROW_RANK_FAULT says what: raise (an episode does), surrogate (that does), kill (the process is
-gone), stop (it gets a SIGTERM of its own), or nothing. `torchrun -m support.rank_faults ARGUMENTS`
-is `sparrow ARGUMENTS` that waits for other ranks seconds instead of hours.
+SPARROW_RANK_FAULT says what: raise (an episode does), kill (the process is gone), stop (it gets a
+SIGTERM of its own), or nothing.
 """
 
 import os
 import signal
 from dataclasses import replace
-from datetime import timedelta
 
 from sparrow.dataflow.episodes import Actor, single_turn
 from sparrow.schema.episode import Trajectory
 from sparrow.tasks.base import Example
-from sparrow.train.objectives import Surrogate, Terms
-from sparrow.train.objectives.surrogates import ppo
 from support.training import noisy
 
 steps = {"now": 0}
@@ -37,17 +33,3 @@ async def episode(actor: Actor, example: Example) -> list[Trajectory]:
         os.environ["SPARROW_RANK_FAULT"] = "done"
         os.kill(os.getpid(), signal.SIGTERM)
     return found
-
-
-def surrogate(terms: Terms) -> Surrogate:
-    if _due("surrogate"):
-        raise ValueError("this loss is bad")
-    return ppo(terms)
-
-
-if __name__ == "__main__":
-    from sparrow.cli import main
-    from sparrow.train import world
-
-    world.DEADLINE = timedelta(seconds=60)
-    main()

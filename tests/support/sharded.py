@@ -1,6 +1,5 @@
 """What a learner does on ranks and alone: the same functions, to be compared."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -15,8 +14,8 @@ from sparrow.models import Decoder
 from sparrow.models.attention import Packed
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
-from sparrow.train.learner import Learner, Objective
-from sparrow.train.objectives.surrogates import Surrogate, Terms, ppo, token_mean
+from sparrow.train.learner import Learner
+from sparrow.train.objectives.surrogates import Objective, Surrogate, Terms, ppo, token_mean
 from sparrow.train.policy import Policy, shard, whole
 from sparrow.train.world import World
 from support.samples import batch, sample, small_model
@@ -196,10 +195,12 @@ def meeting(world: World) -> dict[str, str]:
     """What the first rank hears when the second is late, and when it has ended."""
     group = distributed.new_group(backend="gloo")
     if world.rank == 1:
-        time.sleep(2)
+        distributed.recv(torch.zeros(1), 0)  # it has waited long enough
         return {}
-    late = replace(world, group=group, deadline=timedelta(seconds=1))
-    return {"late": heard(lambda: late.collect(1)), "ended": heard(lambda: world.collect(1))}
+    impatient = replace(world, group=group, deadline=timedelta(seconds=1))
+    late = heard(lambda: impatient.collect(1))
+    distributed.send(torch.zeros(1), 1)
+    return {"late": late, "ended": heard(lambda: world.collect(1))}
 
 
 def heard(work: Callable[[], Any]) -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from sparrow.dataflow.local.loop import train
-from sparrow.dataflow.local.opening import close_run, open_run
-from sparrow.dataflow.local.run import EpisodeFailed
+from sparrow.dataflow.local.messages import EpisodeFailed
+from sparrow.dataflow.local.run import open_run
 from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.schema.train import TrainConfig
 from sparrow.train.world import World
@@ -56,6 +56,6 @@ def ended(chosen: TrainConfig, fault: str = "") -> tuple[str, int]:
                 return str(train(run)), run.step
             finally:
                 step = run.step
-                close_run(run)
+                run.close()
     except (Stopped, EpisodeFailed, ValueError) as error:
         return f"{type(error).__name__}: {error}", step

@@ -14,12 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sparrow.dataflow import checkpoints as states
 from sparrow.dataflow.episodes import Actor, single_turn, trajectory_of
-from sparrow.dataflow.runs import states
 from sparrow.schema.episode import Trajectory
 from sparrow.tasks.base import Example, encode
-from sparrow.train.objectives import Surrogate, Terms
-from sparrow.train.objectives.surrogates import ppo
+from sparrow.train.objectives.surrogates import Surrogate, Terms, ppo
 from support.training import noisy
 
 TOOL = "so x1 = 5 ;"

@@ -10,9 +10,8 @@ import torch
 
 from sparrow import models
 from sparrow.dataflow.local.loop import train
-from sparrow.dataflow.local.opening import Parts, close_run, open_run
-from sparrow.dataflow.local.run import Run
-from sparrow.dataflow.local.watching import Watcher
+from sparrow.dataflow.local.messages import Watcher
+from sparrow.dataflow.local.run import Run, open_run
 from sparrow.files import read_lines as lines
 from sparrow.schema.train import TrainConfig
 from sparrow.tasks.base import WORDS, Example, Verdict, puzzle_tokenizer
@@ -78,11 +77,8 @@ async def noisy(example: Example, text: str) -> Verdict:
 
 def trained(chosen: TrainConfig, *, watch: Watcher | None = None, **parts: Any) -> Run:
     """A run after its last step, closed."""
-    run = open_run(chosen, parts=Parts(**{"judge": noisy, **parts}), watch=watch)
-    try:
+    with open_run(chosen, **{"judge": noisy, **parts}, watch=watch) as run:
         train(run)
-    finally:
-        close_run(run)
     return run
 
 

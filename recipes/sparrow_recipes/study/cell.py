@@ -2,21 +2,22 @@
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from sparrow.dataflow.local.loop import train
+from sparrow.dataflow.local.messages import Diverged, Watcher
 from sparrow.dataflow.local.metrics import LEAST, UNCERTAIN, p05
-from sparrow.dataflow.local.opening import close_run, open_run
-from sparrow.dataflow.local.run import MODEL, Diverged, Run
-from sparrow.dataflow.local.watching import Watcher
+from sparrow.dataflow.local.run import Run, open_run
 from sparrow.dataflow.stopping import Stopping
 from sparrow.schema.base import Float32Array
 from sparrow.schema.gate import Reading
+from sparrow.schema.run_folder import MODEL
 from sparrow.schema.study import ProbeConfig
 from sparrow.schema.study_files import CellEnd, CellTail, TailBin
+from sparrow.schema.types import Report
 from sparrow.stats import TAIL as TAIL_SHARE
 from sparrow.stats import quantile_interval
 from sparrow_recipes.study.design import END, Cell, Study
@@ -32,7 +33,7 @@ def run_cell(
     *,
     watch: Watcher | None = None,
     stopping: Stopping | None = None,
-    report: Callable[[str], None] | None = None,
+    report: Report | None = None,
 ) -> None:
     """Train the cell to its end, or go on; raises Stopped where it is to end before.
 
@@ -52,7 +53,7 @@ def run_cell(
 
     status: Literal["done", "diverged"] = "done"
     message = ""
-    try:
+    with run:
         if run.step == 0 and not (folder / START).exists():
             measure_tail(START)
         try:
@@ -61,8 +62,6 @@ def run_cell(
             status, message = "diverged", str(error)
         else:
             measure_tail(TAIL)
-    finally:
-        close_run(run)
     CellEnd(
         status=status,
         message=message,

@@ -1,20 +1,17 @@
 """The schedules of a study: a surface, a plan for every target, fixed budgets of equal cost."""
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
 from sparrow import api
-from sparrow.calibrate.calibration import Progress
 from sparrow.files import make_folder
 from sparrow.models import fingerprint, load
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.study import ArmConfig
 from sparrow.schema.surface import Surface
+from sparrow.schema.types import Progress, Report
 from sparrow_recipes.study.design import Study
 
-Report = Callable[[str], None]
 Lengths = npt.NDArray[np.int64]
 
 

@@ -24,6 +24,7 @@ from sparrow.calibrate.store import Store
 from sparrow.models import Decoder, fingerprint
 from sparrow.schema.flow import Configuration, Errors, FlowScore, FlowScores, FlowText
 from sparrow.schema.surface import Variant
+from sparrow.schema.types import Progress
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
@@ -34,7 +35,6 @@ MEASURE = 1  # goes up when a figure gets another meaning: kept results are then
 DRAWS = 2000
 REFERENCE = Configuration()
 
-Progress = Callable[[int, int, str], None]
 Figures = dict[str, Any]
 Cell = tuple[Variant, Arm]  # one thing to measure on every text
 

@@ -5,20 +5,18 @@ Advantages, dense log-probs with acceptance, what corrections leave of each toke
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 
 from sparrow.dataflow.episodes import shaped_reward
-from sparrow.dataflow.local.messages import LearnerBatch, RolloutBatch
-from sparrow.dataflow.local.watching import Nobody, Watcher
+from sparrow.dataflow.local.messages import LearnerBatch, Nobody, RolloutBatch, Watcher
 from sparrow.models import Decoder, hf_views
 from sparrow.schema.base import Float32Array, Float32Matrix
 from sparrow.schema.episode import Group, TrainSample, Trajectory
 from sparrow.schema.gate import RatioEstimate, Reading
 from sparrow.schema.train import TrainConfig
-from sparrow.train.learner import Learner, Objective, Read, UpdateStats
+from sparrow.train.learner import Learner, Read, UpdateStats
 from sparrow.train.objectives.advantages import Rewards
 from sparrow.train.objectives.algorithms import Algorithm
 from sparrow.train.objectives.corrections import combine, diagnose
@@ -89,11 +87,6 @@ class LearnerSide:
         """The step's optimiser steps, each on a share of the groups; a skipped one if broken."""
         if batch.broken:
             return [UpdateStats.not_taken()]
-        objective = Objective(
-            surrogate=self.algorithm.surrogate,
-            aggregate=self.algorithm.aggregate,
-            entropy=self.config.algorithm.entropy,
-        )
         shares = np.array_split(
             np.unique(np.array(batch.groups, dtype=int)), self.config.batch.updates
         )
@@ -101,7 +94,7 @@ class LearnerSide:
             self.learner.update(
                 [batch.samples[n] for n in numbers],
                 [batch.weights[n] for n in numbers],
-                objective,
+                self.algorithm,
                 on_batch=lambda done, total: self.watch.phase("update", done, total),
             )
             for share in shares
@@ -144,12 +137,6 @@ class LearnerSide:
         model.load_state_dict(weights, assign=True)
         model.source = self.learner.policy.model.source
         return model
-
-    def state(self) -> dict[str, Any]:
-        return self.learner.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.learner.restore(state)
 
 
 def _finite(read: Read) -> bool:

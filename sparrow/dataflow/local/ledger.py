@@ -7,11 +7,17 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from sparrow.dataflow.local.messages import Diverged, GateStop, RolloutBatch, Unjudged
-from sparrow.dataflow.local.metrics import validation_metrics, validation_words
-from sparrow.dataflow.local.watching import Nobody, Watcher
-from sparrow.dataflow.runs.checkpoints import Checkpoints
-from sparrow.dataflow.runs.files import RunFiles
+from sparrow.dataflow.checkpoints import Checkpoints
+from sparrow.dataflow.local.messages import (
+    Diverged,
+    GateStop,
+    Nobody,
+    RolloutBatch,
+    Unjudged,
+    Watcher,
+)
+from sparrow.dataflow.local.metrics import validation_metrics
+from sparrow.dataflow.run_files import RunFiles
 from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.gate import Look
@@ -19,7 +25,6 @@ from sparrow.schema.train import TrainConfig
 from sparrow.train.learner import UpdateStats
 
 NAMED = 5  # rows that are named one by one
-VERDICTS = ("timeouts", "crashes", "errors")  # that failed
 FAULTS = (
     "overlong_prompts",
     "skipped_updates",
@@ -31,13 +36,15 @@ Number = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class Progress(Record):
-    """What of a ledger is in a checkpoint."""
+    """Counts in a checkpoint: how far a run is. The last two are of its other parts."""
 
     step: Number  # steps that were taken
     position: Number  # of the next row
     skips: Number  # steps in a row without a finite loss
     counts: dict[str, Number]  # what went wrong so far
     stopped: dict[str, str]  # by the gate: reason and gate, its settings; otherwise empty
+    gate_step: Annotated[int, Field(ge=-1, lt=2**53)]  # its last: -1 before the first
+    updates: Number  # optimiser steps
 
     def _check(self) -> None:
         if self.stopped and self.stopped.keys() != {"reason", "gate"}:
@@ -60,9 +67,14 @@ class Ledger:
     skips: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     stopped: dict[str, str] = field(default_factory=dict)
-    unjudged: str | None = None  # of the last step: why no verdict came about
 
     # A step.
+
+    def refuse_unjudged(self, played: RolloutBatch) -> None:
+        """A step without any verdict is not taken: there is nothing to learn from."""
+        total = sum(played.failed.values())
+        if total and total == played.verdicts["judged"]:
+            raise Unjudged(f"every verdict of step {self.step} failed: {played.fault}")
 
     def record(
         self,
@@ -74,12 +86,17 @@ class Ledger:
         """The step has been taken: move on, count what went wrong in it, write it down."""
         number = self.step
         self.step, self.position = number + 1, played.position
-        self._count_verdicts(number, Counter(played.verdicts), played.fault)
+        self._count_verdicts(number, played)
         self._count_overlong(number, played.overlong)
         self._count_skips(number, updates)
         faults = {"left_out_rows": len(self.left_out)} | {n: self.counts[n] for n in FAULTS}
         values = {**metrics} | {f"faults/{name}": float(count) for name, count in faults.items()}
-        self._write(number, values, played, look)
+        if self.files is not None:
+            self.files.metrics(number, values)
+            if (every := self.config.run.rollouts) and number % every == 0:
+                self.files.rollouts(number, played.groups)
+            for action in look.actions:
+                self.files.action(to_dict(action))
         for action in look.actions:
             if action.kind == "stop":  # before a checkpoint of this step is made
                 self.stopped = {"reason": action.reason, "gate": self._gate_settings()}
@@ -92,18 +109,13 @@ class Ledger:
     def _say(self, number: int, text: str, style: str = "yellow") -> None:
         self.watch.event(f"step {number}: {text}", style)
 
-    def _count_verdicts(self, number: int, new: Counter[str], fault: str) -> None:
-        for name, count in new.items():
-            self.counts[f"verifier_{name}"] += count
-        failed = {name: new[name] for name in VERDICTS if new[name]}
-        total = sum(failed.values())
-        self.unjudged = fault if total and total == new["judged"] else None
-        if total:
-            kinds = ", ".join(f"{count} {name}" for name, count in failed.items())
-            judged = new["judged"]
-            self._say(
-                number, f"{total} of {judged} verdicts failed and gave 0 ({kinds}): {fault}", "red"
-            )
+    def _count_verdicts(self, number: int, played: RolloutBatch) -> None:
+        self.counts.update({f"verifier_{name}": n for name, n in played.verdicts.items()})
+        if played.failed:
+            total, judged = sum(played.failed.values()), played.verdicts["judged"]
+            kinds = ", ".join(f"{count} {name}" for name, count in played.failed.items())
+            told = f"{total} of {judged} verdicts failed and gave 0 ({kinds}): {played.fault}"
+            self._say(number, told, "red")
 
     def _count_overlong(self, number: int, overlong: Sequence[str]) -> None:
         self.counts["overlong_prompts"] += len(overlong)
@@ -127,33 +139,21 @@ class Ledger:
                 "red",
             )
 
-    def _write(
-        self, number: int, values: Mapping[str, float], played: RolloutBatch, look: Look
-    ) -> None:
-        if self.files is None:
-            return
-        every = self.config.run.rollouts
-        self.files.metrics(number, values)
-        if every and number % every == 0:
-            self.files.rollouts(number, played.groups)
-        for action in look.actions:
-            self.files.action(to_dict(action))
-
     def validated(self, evaluation: Evaluation) -> None:
         """Accuracy was measured after the steps so far."""
+        values = validation_metrics(evaluation)
         if self.files is not None:
-            self.files.validation(self.step, validation_metrics(evaluation))
-        self.watch.event(f"after {self.step} steps: {validation_words(evaluation)}", "cyan")
+            self.files.validation(self.step, values)
+        told = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+        self.watch.event(f"after {self.step} steps: {told}", "cyan")
 
     # Its end.
 
     def heed(self, look: Look) -> None:
-        """Stop where the gate, the verifiers or the loss say so."""
+        """Stop where the gate or the loss say so."""
         for action in look.actions:
             if action.kind == "stop":
                 raise GateStop(action.reason)
-        if self.unjudged is not None:
-            raise Unjudged(f"every verdict of step {self.step - 1} failed: {self.unjudged}")
         if self.skips >= self.config.run.skips:
             raise Diverged(
                 f"no finite loss and gradient at {self.skips} steps in a row: lower "
@@ -175,16 +175,13 @@ class Ledger:
     # Checkpoints.
 
     def state(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "position": self.position,
-            "skips": self.skips,
-            "counts": dict(self.counts),
-            "stopped": self.stopped,
-        }
+        names = ("step", "position", "skips", "counts", "stopped")
+        return {name: getattr(self, name) for name in names} | {"counts": dict(self.counts)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """ValueError for a state of wrong types: its digest says that it is whole, not whose."""
-        found = from_dict(Progress, {name: state[name] for name in Progress.model_fields})
+        own = {name: state[name] for name in self.state()}
+        others = {"gate_step": state["gate"]["step"], "updates": state["learner"]["taken"]}
+        found = from_dict(Progress, own | others)
         self.step, self.position, self.skips = found.step, found.position, found.skips
-        self.counts, self.stopped = Counter(found.counts), dict(found.stopped)
+        self.counts, self.stopped = Counter(found.counts), found.stopped

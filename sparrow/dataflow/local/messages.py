@@ -1,4 +1,4 @@
-"""What the sides of a run tell each other: records and arrays, no engine, no learner, no files.
+"""What the sides of a run tell each other and who looks on: no engine, no learner, no files.
 
     RolloutRequest    run -> rollout side: play a step
     RolloutBatch      rollout side -> run -> learner side: its groups, and what became of its rows
@@ -8,13 +8,19 @@
 Weights go from the learner side to the rollout side by Hugging Face names, with a version.
 """
 
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from sparrow.schema.base import Float32Array, Record
 from sparrow.schema.episode import Group, TrainSample, Trajectory
 from sparrow.schema.gate import RatioEstimate, Reading
 from sparrow.schema.schedule import Schedule
 from sparrow.train.learner import Read
+
+FAILED = ("timeouts", "crashes", "errors")  # verdicts that did not come about
 
 
 class GateStop(Exception):
@@ -26,7 +32,7 @@ class Diverged(Exception):
 
 
 class Unjudged(Exception):
-    """Not one verdict of a step came about: there is nothing to learn from."""
+    """Not one verdict of a step came about. The step is not taken."""
 
 
 class EpisodeFailed(Exception):
@@ -55,11 +61,16 @@ class RolloutBatch(Record):
     acc: float | None = None  # over all that was played, what was left out included
     rounds: int = 1
     verdicts: dict[str, int] = {}  # noqa: RUF012 (pydantic copies it); what judges counted
-    fault: str = ""  # of the judge, the last
+    fault: str = ""  # why a verdict failed, where one did
 
     @property
     def trajectories(self) -> list[Trajectory]:
         return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+    @property
+    def failed(self) -> dict[str, int]:
+        """Verdicts that did not come about, by how; those answers got 0."""
+        return {name: self.verdicts[name] for name in FAILED if self.verdicts.get(name)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +85,43 @@ class LearnerBatch:
     estimates: tuple[RatioEstimate, ...] = ()  # its cheap estimate, of all
     mismatch: dict[str, float] = field(default_factory=dict)
     broken: bool = False  # the dense pass gave what is no number
+
+
+# Who looks on.
+
+
+class Watcher(Protocol):
+    """Told what happens; may show it, and changes nothing."""
+
+    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        return None
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        return None
+
+    def event(self, text: str, style: str = "") -> None:
+        return None
+
+
+class Nobody(Watcher):
+    """A watcher that does not look."""
+
+
+class Clock:
+    """Seconds of the parts of a step."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._parts: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._parts[part] = self._parts.get(part, 0.0) + time.monotonic() - begun
+
+    def seconds(self) -> dict[str, float]:
+        """Each part, and "step": all since the clock was made."""
+        return {**self._parts, "step": time.monotonic() - self._begun}

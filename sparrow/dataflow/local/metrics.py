@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from sparrow.dataflow.local.messages import LearnerBatch, RolloutBatch
 from sparrow.schema.base import Float32Array
@@ -14,6 +15,7 @@ from sparrow.stats import TAIL
 from sparrow.train.learner import UpdateStats
 
 Metrics = dict[str, float]
+FloatArray = npt.NDArray[np.float64]
 
 UNCERTAIN = 0.1  # nats of the policy's entropy above which a token was a choice
 LEAST = 100  # tokens of a step in a bin before their tail is told
@@ -28,6 +30,7 @@ def step_metrics(
 ) -> Metrics:
     """Everything of a step; what is unknown is left out."""
     trajectories = played.trajectories
+    tokens = sum(len(one) for one in trajectories)
     return (
         _rollout(trajectories, played)
         | _advantages(batch)
@@ -36,7 +39,8 @@ def step_metrics(
         | gate_metrics(look)
         | _tail_of_step(batch.readings, look)
         | _density(trajectories)
-        | _timing(seconds, sum(len(one) for one in trajectories))
+        | {f"timing_s/{part}": value for part, value in seconds.items()}
+        | {"perf/total_num_tokens": float(tokens), "perf/throughput": tokens / seconds["step"]}
     )
 
 
@@ -55,9 +59,7 @@ def _rollout(trajectories: Sequence[Trajectory], played: RolloutBatch) -> Metric
     lengths = np.array([(one.weight_version >= 0).sum() for one in trajectories])
     prompts = np.array([len(one) for one in trajectories]) - lengths
     found |= {
-        "critic/score/mean": float(rewards.mean()),
-        "critic/score/max": float(rewards.max()),
-        "critic/score/min": float(rewards.min()),
+        **_range("critic/score", rewards),
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),
         "response_length/clip_ratio": float(np.mean([one.truncated for one in trajectories])),
@@ -73,23 +75,27 @@ def _advantages(batch: LearnerBatch) -> Metrics:
     values = np.array([sample.advantage for sample in batch.samples])
     entropy = np.concatenate([found.entropy for found in batch.reads])
     return {
-        "critic/advantages/mean": float(values.mean()),
-        "critic/advantages/max": float(values.max()),
-        "critic/advantages/min": float(values.min()),
+        **_range("critic/advantages", values),
         "critic/advantages/zero_frac": float((values == 0).mean()),
         "actor/entropy": float(entropy.mean()) if len(entropy) else 0.0,
     }
 
 
+def _range(name: str, values: FloatArray) -> Metrics:
+    ends = {"mean": values.mean(), "max": values.max(), "min": values.min()}
+    return {f"{name}/{end}": float(value) for end, value in ends.items()}
+
+
 def _updates(updates: Sequence[UpdateStats]) -> Metrics:
     if not updates:
         return {"actor/updates": 0.0}
+    means = {"pg_loss": "loss", "pg_clipfrac": "clipped", "ppo_kl": "kl", "grad_norm": "gradient"}
     return {
         "actor/updates": float(len(updates)),
-        "actor/pg_loss": float(np.mean([one.loss for one in updates])),
-        "actor/pg_clipfrac": float(np.mean([one.clipped for one in updates])),
-        "actor/ppo_kl": float(np.mean([one.kl for one in updates])),
-        "actor/grad_norm": float(np.mean([one.gradient for one in updates])),
+        **{
+            f"actor/{name}": float(np.mean([getattr(one, figure) for one in updates]))
+            for name, figure in means.items()
+        },
         "actor/lr": updates[-1].rate,
         "actor/skipped": float(sum(one.skipped for one in updates)),
     }
@@ -125,13 +131,6 @@ def _density(trajectories: Sequence[Trajectory]) -> Metrics:
     return {"sparse/density": float(np.concatenate(kept).mean())} if kept else {}
 
 
-def _timing(seconds: Mapping[str, float], tokens: int) -> Metrics:
-    return {f"timing_s/{part}": value for part, value in seconds.items()} | {
-        "perf/total_num_tokens": float(tokens),
-        "perf/throughput": tokens / seconds["step"],
-    }
-
-
 def validation_metrics(evaluation: Evaluation) -> Metrics:
     """Held-out accuracy by source; the interval where there is one."""
     found: Metrics = {}
@@ -146,14 +145,3 @@ def validation_metrics(evaluation: Evaluation) -> Metrics:
             f"{aux}/cut_off": cell.cut_off,
         }
     return found
-
-
-def validation_words(evaluation: Evaluation) -> str:
-    """The same for people."""
-    said = []
-    for cell in evaluation.cells:
-        mean = cell.mean
-        between = "" if mean.low is None else f" [{mean.low:.2f}, {mean.high:.2f}]"
-        accuracy = f"{cell.source}: mean@{evaluation.samples} {mean.value:.3f}{between}"
-        said.append(f"{accuracy}, {cell.tokens:.0f} tokens an answer, {cell.cut_off:.0%} cut off")
-    return "; ".join(said)

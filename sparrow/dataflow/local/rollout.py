@@ -10,16 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
-
+from sparrow.dataflow.backend import RolloutBackend, Sampler
 from sparrow.dataflow.episodes import Actor, Episode, shaped_reward
 from sparrow.dataflow.evaluation import Part, evaluate
 from sparrow.dataflow.language import Language
-from sparrow.dataflow.local.messages import EpisodeFailed, RolloutBatch, RolloutRequest
-from sparrow.dataflow.local.watching import Nobody, Watcher
+from sparrow.dataflow.local.messages import (
+    FAILED,
+    EpisodeFailed,
+    Nobody,
+    RolloutBatch,
+    RolloutRequest,
+    Watcher,
+)
 from sparrow.dataflow.stopping import Stopped, Stopping
-from sparrow.engine.asynchronous import AsyncEngine
-from sparrow.engine.engine import Engine
 from sparrow.schema.base import from_dict
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation
@@ -28,8 +31,6 @@ from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
 from sparrow.tasks.base import Example, Examples, Judge
 from sparrow.tasks.choosing import judge_of, rows_of
-from sparrow.tasks.judging import InProcess, Judges
-from sparrow.tasks.rows import FileRows
 from sparrow.train.objectives.advantages import informative
 from sparrow.train.objectives.algorithms import Algorithm
 from sparrow.train.world import World, dealt
@@ -38,33 +39,22 @@ VALIDATION_SEED = 2**40  # where the seeds of validation begin: rows of a run ne
 MOST_OVERLONG = 1000  # prompts in a row that are too long before it is an error
 
 
-class Validation(NamedTuple):
-    """Rows with their judge, and how they are answered: always alike, so that points compare."""
-
-    parts: list[Part]
-    judge: Judges | InProcess
-    params: SamplingParams
-
-
-def validation_of(config: TrainConfig) -> Validation | None:
-    """None where none is asked for."""
+def validation_of(config: TrainConfig) -> list[Part]:
+    """Held-out rows; none where none are asked for."""
     wanted = config.validation
     if not wanted.every:
-        return None
-    changes: dict[str, object] = {"first": wanted.first, "rows": None}
+        return []
+    changes: dict[str, object] = {"first": 0, "rows": None}
     if wanted.file is not None:  # in its order; else the training's rows from another place on
         changes = {"file": wanted.file, "task": None}
     chosen = config.data.model_copy(update={"shuffle": False, **changes})
     rows = rows_of(chosen, seed=config.run.seed)
-    first, count = 0, wanted.rows
-    if isinstance(rows, FileRows):
-        first, count = wanted.first, min(wanted.rows, len(rows) - wanted.first)
-        if count < 1:
-            raise ValueError(f"validation.first {first}: {rows.name} has {len(rows)} rows")
     judge = judge_of(chosen, rows)
-    most = config.rollout.max_tokens
-    params = SamplingParams(n=wanted.samples, max_tokens=most, seed=VALIDATION_SEED)
-    return Validation(Part.of(rows, judge, count=count, first=first), judge, params)
+    try:
+        return Part.of(rows, judge, count=wanted.rows, first=wanted.first)
+    except ValueError as error:
+        judge.close()
+        raise ValueError(f"validation.first: {error}") from error
 
 
 class Seat(NamedTuple):
@@ -77,58 +67,44 @@ class Seat(NamedTuple):
 
 @dataclass(kw_only=True)
 class RolloutSide:
-    """The engine with its rows, episode and judge. Where `validation` is None, none is asked for.
+    """The backend with its rows, episode and judge, and held-out rows.
 
-    It holds nothing that a step changes but the engine's weights.
+    It holds nothing that a step changes but the backend's weights.
     """
 
     config: TrainConfig
-    engine: Engine
+    backend: RolloutBackend
     rows: Examples
     judge: Judge
     language: Language
     episode: Episode
     algorithm: Algorithm  # which groups it can learn from, whether it wants a greedy answer
     max_prompt: int
-    validation: Validation | None = None
+    validation: list[Part]
     world: World = field(default_factory=World)
     stopping: Stopping = field(default_factory=Stopping)
     watch: Watcher = field(default_factory=Nobody)
 
-    # The engine's memory and weights.
-
     def sleep(self) -> None:
-        """The engine gives its memory back while the learner works."""
+        """The backend gives its memory back while the learner works."""
         if self.config.rollout.sleep:
-            self.engine.sleep(weights="drop")
-
-    def wake(self) -> None:
-        self.watch.phase("weights")
-        if self.engine.asleep:
-            torch.cuda.empty_cache()  # what the learner let go of: the engine counts free bytes
-            self.engine.wake()
-
-    def update(self, weights: Mapping[str, torch.Tensor], *, version: int) -> None:
-        """The engine gets the learner's weights; their version is the number of steps taken."""
-        self.engine.update(weights, version=version)
+            self.backend.sleep()
 
     def validate(self, schedule: Schedule | None) -> Evaluation:
         """Accuracy on held-out rows, by the first rank; dense unless it is to be as training is."""
-        assert self.validation is not None, "asked for"
         self.watch.phase("validation")
-        parts, _, params = self.validation
-        model, chosen = self.config.model.name, schedule if self.config.validation.sparse else None
+        config, most = self.config, self.config.rollout.max_tokens
+        samples = config.validation.samples  # always alike, so that points compare
+        params = SamplingParams(n=samples, max_tokens=most, seed=VALIDATION_SEED)
+        asked = (self.backend, self.validation, self.language, params)
+        name, chosen = config.model.name, schedule if config.validation.sparse else None
         return self.world.only_first(
-            lambda: (
-                evaluate(
-                    self.engine, parts, self.language, params, schedule=chosen, model=model
-                ).evaluation
-            )
+            lambda: evaluate(*asked, model=name, schedule=chosen).evaluation
         )
 
     def close(self) -> None:
         """Let go of verifiers."""
-        for judge in (self.judge, self.validation and self.validation.judge):
+        for judge in {self.judge, *(part.judge for part in self.validation)}:
             if (close := getattr(judge, "close", None)) is not None:
                 close()
 
@@ -138,27 +114,33 @@ class RolloutSide:
         """One round of prompts, or as many as dynamic sampling needs and is allowed."""
         kept, every = list[Group](), list[Group]()
         position, overlong, rounds = request.position, list[str](), 0
-        before = Counter(self._verdicts())
+        watched, before = request.watched, Counter(self._verdicts())
         most = self.config.algorithm.refills if self.algorithm.dynamic else 1
         while rounds < most and len(kept) < request.prompts:
             rounds += 1
-            seats, position, skipped = self._seats(request, position, request.prompts - len(kept))
+            count = request.prompts - len(kept)
+            seats, position, skipped = self._seats(request, position, count, watched)
+            watched -= sum(seat.watched for seat in seats)
             overlong += skipped
             fresh = self._round(request, seats)
             every += fresh
             kept += filter(self._informs, fresh)
         dropped = [group for group in every if not self._informs(group)]
-        verdicts = self.world.collect(Counter(self._verdicts()) - before)
+        trajectories = [one for group in every for one in group.trajectories]
+        accs = [one.acc for one in trajectories if one.acc is not None]
+        own = Counter(self._verdicts()) - before
+        told = getattr(self.judge, "last_fault", "") if own.keys() & {*FAILED} else ""
+        ranks = self.world.collect((own, told))
         return RolloutBatch(
             groups=tuple(kept),
             position=position,
             overlong=tuple(overlong),
             uninformative=len(dropped),
             watched=self._watched_of(dropped),
-            acc=_accuracy(every),
+            acc=sum(accs) / len(accs) if accs else None,
             rounds=rounds,
-            verdicts=dict(sum(verdicts, Counter())),
-            fault=getattr(self.judge, "last_fault", ""),
+            verdicts=dict(sum((counts for counts, _ in ranks), Counter[str]())),
+            fault=next((fault for _, fault in ranks if fault), ""),
         )
 
     def _verdicts(self) -> Mapping[str, int]:
@@ -178,16 +160,19 @@ class RolloutSide:
         return tuple(every[number] for number in sorted(numbers))
 
     def _seats(
-        self, request: RolloutRequest, position: int, count: int
+        self, request: RolloutRequest, position: int, count: int, watched: int
     ) -> tuple[list[Seat], int, list[str]]:
-        """The next rows whose prompts fit, where the data goes on, and those that do not fit."""
-        watched = _spread(min(request.watched, count * request.samples), count)
+        """The next rows whose prompts fit, where the data goes on, and those that do not fit.
+
+        What the gate samples is spread over the prompts: those are what is independent.
+        """
+        each, more = divmod(min(watched, count * request.samples), count)
         seats, overlong, in_a_row = list[Seat](), list[str](), 0
         while len(seats) < count:
             example = self.rows.at(position)
             tokens = len(self.language.encode(example.prompt))
             if tokens <= self.max_prompt:
-                seats.append(Seat(example, position, watched[len(seats)]))
+                seats.append(Seat(example, position, each + (len(seats) < more)))
                 in_a_row = 0
             else:
                 overlong.append(f"{example.id} ({tokens} tokens)")
@@ -230,21 +215,21 @@ class RolloutSide:
     async def _play_all(self, request: RolloutRequest, seats: Sequence[Seat]) -> list[Group]:
         done = 0
 
-        async def play_one(engine: AsyncEngine, seat: Seat) -> Group:
+        async def play_one(sampler: Sampler, seat: Seat) -> Group:
             nonlocal done
-            group = await self._group(request, engine, seat)
+            group = await self._group(request, sampler, seat)
             done += 1
             self.watch.phase("rollout", done, len(seats))
             return group
 
         self.watch.phase("rollout", 0, len(seats))
-        async with AsyncEngine(self.engine) as engine:
-            return list(await asyncio.gather(*(play_one(engine, seat) for seat in seats)))
+        async with self.backend.serving() as sampler:
+            return list(await asyncio.gather(*(play_one(sampler, seat) for seat in seats)))
 
-    async def _group(self, request: RolloutRequest, engine: AsyncEngine, seat: Seat) -> Group:
+    async def _group(self, request: RolloutRequest, sampler: Sampler, seat: Seat) -> Group:
         rollout, example = self.config.rollout, seat.example
         actor = Actor(
-            engine=engine,
+            engine=sampler,
             language=self.language,
             judge=self.judge,
             params=SamplingParams(max_tokens=rollout.max_tokens),
@@ -281,16 +266,6 @@ class RolloutSide:
         if self.algorithm.dynamic and any(one.acc is None for one in found):
             raise EpisodeFailed("it gave no acc, which dynamic sampling needs")
         return found
-
-
-def _spread(total: int, count: int) -> list[int]:
-    """The gate's sample, spread over the prompts: those are what is independent."""
-    return [total // count + (number < total % count) for number in range(count)]
-
-
-def _accuracy(groups: Sequence[Group]) -> float | None:
-    known = [one.acc for group in groups for one in group.trajectories if one.acc is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _without_states(group: Group) -> Group:

@@ -3,44 +3,64 @@
 What changes is in the learner (weights, moments), the gate (windows, schedule), and the ledger's
 counts; no random state is kept, as every draw is a function of seed, step and row. So a checkpoint
 is small, and a resumed run goes on bit for bit (on a CPU).
+
+`open_run` makes one from a configuration; what is wrong with that is said before a step is played.
 """
 
+import hashlib
+import json
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Self
 
-from pydantic import Field
+import torch
 
+from sparrow.dataflow.backend import open_backend
+from sparrow.dataflow.checkpoints import Checkpoints, Damaged
+from sparrow.dataflow.episodes import Episode, episode_of
+from sparrow.dataflow.language import Language, language_of
 from sparrow.dataflow.local.learner import LearnerSide
-from sparrow.dataflow.local.ledger import Ledger, Number
-from sparrow.dataflow.local.messages import Diverged as Diverged  # for the command line
-from sparrow.dataflow.local.messages import EpisodeFailed as EpisodeFailed
-from sparrow.dataflow.local.messages import GateStop as GateStop
-from sparrow.dataflow.local.messages import RolloutRequest
-from sparrow.dataflow.local.messages import Unjudged as Unjudged
-from sparrow.dataflow.local.rollout import RolloutSide
-from sparrow.dataflow.local.watching import Clock, Watcher
+from sparrow.dataflow.local.ledger import Ledger
+from sparrow.dataflow.local.messages import Clock, RolloutRequest, Watcher
+from sparrow.dataflow.local.rollout import RolloutSide, validation_of
+from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, RunFiles
 from sparrow.dataflow.stopping import Stopped, Stopping
+from sparrow.engine.answer import placed_schedule
+from sparrow.files import remove_unfinished, write_whole
 from sparrow.gate import Gate
-from sparrow.models import Decoder, provenance, save
-from sparrow.schema.base import Record, from_dict
-from sparrow.schema.train import TrainConfig
-from sparrow.train.world import World
+from sparrow.models import Decoder, fingerprint, load, provenance, save, tokenizer_digest
+from sparrow.models.checkpoint import pick_device, pick_dtype
+from sparrow.models.sources import split_revision
+from sparrow.models.spec import ModelSpec
+from sparrow.schema.base import to_dict
+from sparrow.schema.loading import read_resolved
+from sparrow.schema.run_files import flat_settings
+from sparrow.schema.run_folder import MODEL, SCHEDULE
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import GateConfig, RolloutConfig, TrainConfig
+from sparrow.schema.types import Report
+from sparrow.sparse.rule import Rule
+from sparrow.tasks import PUZZLES
+from sparrow.tasks.base import Example, Examples, Judge
+from sparrow.tasks.choosing import judge_of, rows_of
+from sparrow.tasks.rows import FileRows
+from sparrow.train.learner import Learner
+from sparrow.train.objectives.algorithms import algorithm_of
+from sparrow.train.policy import Policy, shard
+from sparrow.train.world import World, join_world, own_device
+from sparrow.train.world import own_rank as own_rank  # for the command line
 
-MODEL = "model"
-TAKEN = {"gate": "step", "learner": "taken"}
-
-
-class _Taken(Record):
-    """Counts in a checkpoint that its parts do not check themselves."""
-
-    gate: Annotated[int, Field(ge=-1, lt=2**53)]  # its last step: -1 before the first
-    learner: Number
+LEFT_OUT = "left_out.txt"
+GIB = 2**30
 
 
 @dataclass(kw_only=True)
 class Run:
-    """See the module. The sides know nothing of each other; the loop takes messages between."""
+    """See the module. The sides know nothing of each other; the loop takes messages between.
+
+    Leaving it (`with open_run(...) as run`) lets go of files, verifiers and other ranks.
+    """
 
     config: TrainConfig
     rollout: RolloutSide
@@ -49,6 +69,18 @@ class Run:
     ledger: Ledger
     stopping: Stopping
     world: World
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.ledger.files is not None:
+            self.ledger.files.close()
+        self.rollout.close()
+        self.world.leave()
 
     @property
     def step(self) -> int:
@@ -65,23 +97,12 @@ class Run:
 
     def header(self) -> list[str]:
         """What runs, in a few lines for people. Sparse or dense is said first."""
-        schedule, gate, rollout = self.gate.schedule, self.config.gate, self.config.rollout
-        attention = "dense" if schedule is None else f"sparse, {schedule.describe()}"
-        policy = f"p05 >= {gate.target} is watched, mode {gate.mode}"
-        batch = (
-            f"{rollout.prompts} prompts x {rollout.samples} answers <= {rollout.max_tokens} tokens"
-        )
-        used = ", ".join(one.use for one in self.config.algorithm.corrections)
+        said = run_words(self.config, self.gate.schedule, self.rollout.rows.name)
         origin = provenance(self.learner.learner.policy.model)
         isolation = getattr(self.rollout.judge, "isolation", None)
-        verifiers = f" | verifiers in processes ({isolation})" if isolation else ""
-        return [
-            f"rollout: {attention}",
-            f"gate: {'off' if gate.mode == 'off' else policy}",
-            f"model: {self.config.model.name} ({origin}) | {self.rollout.engine.header()}",
-            f"data: {self.rollout.rows.name} | {batch} a step{verifiers}",
-            f"algorithm: {self.config.algorithm.name}, corrections: {used or 'none'}",
-        ]
+        said["model"] += f" ({origin}) | {self.rollout.backend.header()}"
+        said["data"] += f" | verifiers in processes ({isolation})" if isolation else ""
+        return [f"{name}: {text}" for name, text in said.items()]
 
     # A step.
 
@@ -104,9 +125,10 @@ class Run:
         )
 
     def sync_weights(self) -> None:
-        """The engine gets the learner's weights; their version is the number of steps taken."""
-        self.rollout.wake()
-        self.rollout.update(self.learner.weights(), version=self.step + 1)
+        """The backend gets the learner's weights; their version is the number of steps taken."""
+        self.watch.phase("weights")
+        self.rollout.backend.wake()
+        self.rollout.backend.sync_weights(self.learner.weights(), version=self.step + 1)
 
     # After a step.
 
@@ -117,7 +139,7 @@ class Run:
             self.validate()
 
     def validate(self) -> None:
-        if self.rollout.validation is not None:
+        if self.rollout.validation:
             self.ledger.validated(self.rollout.validate(self.gate.schedule))
 
     def save_if_due(self) -> None:
@@ -134,7 +156,7 @@ class Run:
         self.world.only_first(lambda: ledger.checkpoints.save(self.step, state, ledger.identity))
 
     def state(self) -> dict[str, Any]:
-        parts = {"gate": self.gate.state(), "learner": self.learner.state()}
+        parts = {"gate": self.gate.state(), "learner": self.learner.learner.state()}
         return {**self.ledger.state(), **parts}
 
     def load_checkpoint(self, step: int) -> None:
@@ -144,20 +166,16 @@ class Run:
         try:
             if state["step"] != step:
                 raise ValueError("it is of another step")
-            self._restore(state)
+            self.ledger.restore(state)
+            self.learner.learner.restore(state["learner"])
+            self.gate = Gate.restore(self.config.gate, state["gate"])
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             told = f"{type(error).__name__}: {error}"
             raise ValueError(
                 f"step {step} in {checkpoints.folder} is no state of this run ({told})"
             ) from error
         if self.step:
-            self.rollout.update(self.learner.weights(), version=self.step)
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        from_dict(_Taken, {name: state[name][key] for name, key in TAKEN.items()})
-        self.ledger.restore(state)
-        self.learner.restore(state["learner"])
-        self.gate = Gate.restore(self.config.gate, state["gate"])
+            self.rollout.backend.sync_weights(self.learner.weights(), version=self.step)
 
     def finish(self) -> Path:
         """Write the Hugging Face folder; the learner stays as it is, who called may go on."""
@@ -170,3 +188,258 @@ class Run:
         assert files is not None, "the first rank writes"
         files.finish()
         return save(model, files.folder / MODEL)
+
+
+def run_words(config: TrainConfig, schedule: Schedule | None, rows: str) -> dict[str, str]:
+    """What a configuration asks for, in a line for each part."""
+    gate, rollout = config.gate, config.rollout
+    batch = f"{rollout.prompts} prompts x {rollout.samples} answers <= {rollout.max_tokens} tokens"
+    corrections = ", ".join(one.use for one in config.algorithm.corrections) or "none"
+    watched = f"p05 >= {gate.target} is watched, mode {gate.mode}"
+    return {
+        "rollout": "dense" if schedule is None else f"sparse, {schedule.describe()}",
+        "gate": "off" if gate.mode == "off" else watched,
+        "model": config.model.name,
+        "data": f"{rows} | {batch} a step",
+        "algorithm": f"{config.algorithm.name}, corrections: {corrections}",
+    }
+
+
+# From a configuration to a run.
+
+
+def open_run(
+    config: TrainConfig,
+    *,
+    episode: Episode | None = None,
+    judge: Judge | None = None,
+    watch: Watcher | None = None,
+    stopping: Stopping | None = None,
+    report: Report | None = None,
+) -> Run:
+    """A run at its start, or where its last checkpoint was made: `with open_run(config) as run`.
+
+    episode, judge: in place of what the configuration names.
+    """
+    folder = config.run.dir or Path("runs") / "train" / config.run.name
+    if (folder / MODEL).exists():
+        raise ValueError(
+            f"{folder / MODEL} is there: this run has ended. Name another run.dir; or, to make it "
+            f"longer, remove {folder / MODEL} (that folder alone) and raise run.steps"
+        )
+    run = open_parts(config, folder, episode=episode, judge=judge, stopping=stopping, report=report)
+    run.watch = watch or run.watch
+
+    def open_files() -> None:
+        run.ledger.files = RunFiles(folder, tensorboard=config.run.tensorboard)
+        remove_unfinished(folder)
+
+    with ExitStack() as opened:
+        opened.enter_context(run)
+        run.world.only_first(open_files)
+        go_on(run, folder, report or (lambda text: None))
+        opened.pop_all()
+    return run
+
+
+def open_parts(
+    config: TrainConfig,
+    folder: Path,
+    *,
+    episode: Episode | None = None,
+    judge: Judge | None = None,
+    stopping: Stopping | None = None,
+    report: Report | None = None,
+) -> Run:
+    """Everything of a run at its start, without its files."""
+    say, rollout = report or (lambda text: None), config.rollout
+    device = own_device(pick_device(config.model.device))
+    world, stopping = join_world(device), stopping or Stopping()
+    if rollout.prompts < world.size:  # every rank plays some of them
+        given = f"got {rollout.prompts}, allowed: {world.size} or more, as ranks"
+        raise ValueError(f"rollout.prompts: {given}")
+    algorithm = algorithm_of(config.algorithm, max_tokens=rollout.max_tokens)
+    episode = episode or episode_of(rollout.episode)
+    every_row = rows_of(config.data, seed=config.run.seed)
+    dtype = pick_dtype(config.model.dtype, device, {})
+    model = load(config.model.name, dtype="float32", device=device, report=report)
+    language = language_of(model, config.data.task in PUZZLES)
+    schedule, flow = placed_schedule(rollout.attention, model.spec.family)
+    max_prompt = prompt_room(rollout, model.spec)
+    longest = max_prompt + rollout.max_tokens
+    rows = _fitting(every_row, language, max_prompt, say)
+    for note in schedule_notes(schedule, config.model.name, longest):
+        say(note)
+    identity = _identity(config, dtype, model, rows, schedule)
+    validation = validation_of(config)
+    learner = _learner(config, model, dtype, world)  # before the engine, which takes what it finds
+    backend = open_backend(
+        load(config.model.name, dtype=dtype, device=device),  # weights of its own
+        None if schedule is None else Rule.of(schedule, flow),
+        max_running=rollout.max_running,
+        max_context=longest,
+        kv_bytes=None if rollout.kv_gib is None else int(rollout.kv_gib * GIB),
+    )
+    return Run(
+        config=config,
+        rollout=RolloutSide(
+            config=config,
+            backend=backend,
+            rows=rows,
+            judge=judge or judge_of(config.data, rows),
+            language=language,
+            episode=episode,
+            algorithm=algorithm,
+            max_prompt=max_prompt,
+            validation=validation,
+            world=world,
+            stopping=stopping,
+        ),
+        learner=LearnerSide(config=config, learner=learner, algorithm=algorithm),
+        gate=Gate(config.gate, schedule, longest=longest, mass=flow.mass is not None),
+        ledger=Ledger(
+            config=config,
+            identity=identity,
+            checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=say),
+            max_prompt=max_prompt,
+            left_out=getattr(rows, "problems", ()),
+        ),
+        stopping=stopping,
+        world=world,
+    )
+
+
+def _fitting(rows: Examples, language: Language, most: int, say: Report) -> Examples:
+    """Rows of a file whose prompts fit; what is wrong with the others is said."""
+    if not isinstance(rows, FileRows):
+        return rows
+
+    def fits(example: Example) -> str | None:
+        tokens = len(language.encode(example.prompt))
+        return None if tokens <= most else f"prompt of {tokens} tokens, over {most}"
+
+    kept = rows.keep(fits)
+    if kept.problems:
+        say(f"{rows.name}: {len(kept.problems)} rows are left out (all in {LEFT_OUT}):")
+        for problem in kept.problems[:10]:
+            say(f"  {problem}")
+    return kept
+
+
+def _learner(config: TrainConfig, model: Decoder, dtype: torch.dtype, world: World) -> Learner:
+    batch = config.batch
+    joined = model.device.type == "cuda" if batch.compile is None else batch.compile
+    policy = Policy(model, dtype=dtype, recompute=batch.recompute, compiled=joined)
+    return Learner(
+        shard(policy) if world.size > 1 else policy,
+        config.optimiser,
+        steps=config.run.steps * batch.updates,
+        tokens=batch.tokens,
+        world=world,
+    )
+
+
+def _identity(
+    config: TrainConfig,
+    dtype: torch.dtype,
+    model: Decoder,
+    rows: Examples,
+    schedule: Schedule | None,
+) -> str:
+    """What must be equal for a run to go on.
+
+    Not where and how it runs, what it shows and what the remedies of a run that stopped are: the
+    gate's settings, the rate, memory, and the number of steps where the rate does not depend on it.
+    """
+    shown = {"dir", "name", "save_every", "keep", "rollouts", "tensorboard", "skips"}
+    kept = config.model_dump_json(
+        exclude={
+            "run": shown if config.optimiser.decay else {*shown, "steps"},
+            "model": {"device"},
+            "data": {"workers", "deadline", "memory_gib"},
+            "rollout": dict.fromkeys(("max_running", "kv_gib", "sleep"), True)
+            | {"attention": {"schedule"}},  # what it holds counts, not where it lies
+            "batch": {"tokens", "recompute", "compile"},
+            "gate": set(GateConfig.model_fields) - {"bin"},
+            "optimiser": {"rate"},
+        }
+    )
+    budgets = "dense" if schedule is None else json.dumps(to_dict(schedule))
+    tokenizer = None if model.source is None else tokenizer_digest(model.source)
+    text = f"{kept} {dtype} {fingerprint(model)} {tokenizer} {rows.digest} {budgets}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def go_on(run: Run, folder: Path, say: Report) -> None:
+    """Load the latest checkpoint, if there is one; the run directory is cut to it."""
+    step, other = run.world.only_first(run.ledger.checkpoints.latest), ""
+    if step is not None:
+        other = changed_settings(folder, run.config)
+        try:
+            run.load_checkpoint(step)
+        except Damaged:
+            raise
+        except ValueError as error:
+            raise ValueError(f"{error}. Changed: {other}" if other else str(error)) from error
+        run.ledger.refuse_stopped()
+        if run.step > run.config.run.steps:
+            raise ValueError(
+                f"run.steps: got {run.config.run.steps}, but {folder} has taken {run.step} steps"
+            )
+        say(f"{folder}: goes on after {step} steps{f', with changes: {other}' if other else ''}")
+
+    def begin_files() -> list[int]:
+        """Cut the files to the run's step; the steps whose metrics are missing come back."""
+        files, schedule = run.ledger.files, run.gate.schedule
+        assert files is not None, "the first rank has them"
+        gap = files.begin(run.config, run.step)
+        if problems := run.ledger.left_out:
+            write_whole(folder / LEFT_OUT, (f"{problem}\n" for problem in problems))
+        if schedule is not None and run.step == 0:
+            schedule.save(folder / SCHEDULE)
+        if other:
+            files.action({"step": run.step, "kind": CHANGED, "reason": other})
+        return gap
+
+    if gap := run.world.only_first(begin_files):
+        say(f"{folder}: metrics.jsonl lacks {len(gap)} steps before that, {gap[0]} first")
+
+
+def changed_settings(folder: Path, config: TrainConfig) -> str:
+    """In which settings a configuration differs from that of a run directory, for people."""
+    try:
+        before = dict(flat_settings(read_resolved(TrainConfig, folder).model_dump(mode="json")))
+    except (ValueError, OSError):  # of another version, damaged or gone: nothing to tell
+        return ""
+    now = dict(flat_settings(config.model_dump(mode="json")))
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return ", ".join(f"{name} {before.get(name)} -> {now.get(name)}" for name in names)
+
+
+def prompt_room(config: RolloutConfig, spec: ModelSpec) -> int:
+    """Tokens that a prompt may have."""
+    left = spec.max_positions - config.max_tokens
+    if left < (config.max_prompt or 1):
+        raise ValueError(
+            f"rollout.max_tokens {config.max_tokens} and a prompt of {config.max_prompt or 1}: "
+            f"allowed are the model's {spec.max_positions} positions for both"
+        )
+    return config.max_prompt or left
+
+
+def schedule_notes(schedule: Schedule | None, model: str, longest: int) -> list[str]:
+    """What of a schedule may not be what its user thinks."""
+    if schedule is None:
+        return []
+    found, name = list[str](), Path(split_revision(model)[0]).name
+    if schedule.model is not None and schedule.model.lower() != name.lower():
+        found.append(
+            f"schedule {schedule.name} was measured on {schedule.model}, and this is {name}: how "
+            "far it strays here nobody has measured; the gate will"
+        )
+    rows = [schedule.budgets, *(one.budgets for one in schedule.layers)]
+    if min(int(row.min()) for row in rows) >= longest:
+        found.append(
+            f"schedule {schedule.name} keeps all of the at most {longest} tokens: never sparse"
+        )
+    return found

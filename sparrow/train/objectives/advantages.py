@@ -5,13 +5,13 @@ compares answers of a group (grpo, mean_centred, rloo) gives exactly 0 where all
 up to rounding, and so for a lone answer: no gradient is made of noise.
 """
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from sparrow.schema.episode import GroupStats
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -31,20 +31,21 @@ Advantage = Callable[[Sequence[Rewards]], list[FloatArray]]
 
 def grpo(groups: Sequence[Rewards]) -> list[FloatArray]:
     """(R - mean) / (std + 1e-6) within the group; the std is the unbiased one."""
-    return [_normalised(group.rewards, _stats(group.rewards)) for group in groups]
+    return [_normalised(group.rewards, *_stats(group.rewards)) for group in groups]
 
 
 def mean_centred(groups: Sequence[Rewards]) -> list[FloatArray]:
     """R - mean within the group (Dr.GRPO): groups of little spread do not count for more."""
-    return [_centred(group.rewards, _stats(group.rewards)) for group in groups]
+    return [_centred(group.rewards, *_stats(group.rewards)) for group in groups]
 
 
 def rloo(groups: Sequence[Rewards]) -> list[FloatArray]:
     """R - mean of the others, which is G / (G - 1) times R - mean of all."""
     found = []
     for group in groups:
-        stats = _stats(group.rewards)
-        found.append(_centred(group.rewards, stats) * (stats.count / max(1, stats.count - 1)))
+        count = len(group.rewards)
+        centred = _centred(group.rewards, *_stats(group.rewards))
+        found.append(centred * (count / max(1, count - 1)))
     return found
 
 
@@ -71,7 +72,7 @@ def batch_normalised(groups: Sequence[Rewards]) -> list[FloatArray]:
     if not groups:
         return []
     stats = _stats(np.concatenate([group.rewards for group in groups]))
-    return [_normalised(group.rewards, stats) for group in groups]
+    return [_normalised(group.rewards, *stats) for group in groups]
 
 
 def overlong_penalty(length: int, *, limit: int, cushion: int) -> float:
@@ -98,16 +99,19 @@ def informative(acc: Sequence[float]) -> bool:
     return 0 < correct < len(acc)
 
 
-def _stats(rewards: FloatArray) -> GroupStats:
+def _stats(rewards: FloatArray) -> tuple[float, float]:
+    """Mean and unbiased std, by exact sums; a spread of rounding errors is none: exactly 0."""
     if not len(rewards):
         raise ValueError("advantages: got a group without rewards, allowed: one reward or more")
-    return GroupStats.of(np.asarray(rewards, np.float64).tolist())
+    values = np.asarray(rewards, np.float64).tolist()
+    constant = math.isclose(min(values), max(values))
+    return statistics.mean(values), 0.0 if constant else statistics.stdev(values)
 
 
-def _centred(rewards: FloatArray, stats: GroupStats) -> FloatArray:
+def _centred(rewards: FloatArray, mean: float, std: float) -> FloatArray:
     rewards = np.asarray(rewards, np.float64)
-    return rewards - stats.mean if stats.std > 0 else np.zeros_like(rewards)
+    return rewards - mean if std > 0 else np.zeros_like(rewards)
 
 
-def _normalised(rewards: FloatArray, stats: GroupStats) -> FloatArray:
-    return _centred(rewards, stats) / (stats.std + TINY)
+def _normalised(rewards: FloatArray, mean: float, std: float) -> FloatArray:
+    return _centred(rewards, mean, std) / (std + TINY)

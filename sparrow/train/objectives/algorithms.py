@@ -16,25 +16,37 @@ hyphens: a function of the modules beside has its name by being there. module:fu
 anybody's.
 """
 
-from collections.abc import Callable, Sequence
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from sparrow.schema.train import AlgorithmConfig, Choice
 from sparrow.train.objectives import advantages, corrections, surrogates
 from sparrow.train.objectives.advantages import Advantage, Rewards
 from sparrow.train.objectives.corrections import Correction, combine
-from sparrow.train.objectives.functions import (
-    bind,
-    find_function,
-    functions_of,
-    keyword_only,
-    try_function,
-)
-from sparrow.train.objectives.surrogates import Aggregate, Surrogate, Terms
+from sparrow.train.objectives.surrogates import Aggregate, Objective, Surrogate, Terms
+
+
+def functions_of(module: ModuleType, *names: str) -> dict[str, Callable[..., Any]]:
+    """A module's own functions whose positional parameters are these, by name with hyphens."""
+
+    def fits(function: object) -> bool:
+        if not inspect.isfunction(function) or function.__module__ != module.__name__:
+            return False
+        parameters = inspect.signature(function).parameters.values()
+        return names == tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+
+    public = {name: found for name, found in vars(module).items() if not name.startswith("_")}
+    return {name.replace("_", "-"): found for name, found in public.items() if fits(found)}
+
 
 ADVANTAGES = functions_of(advantages, "groups")
 SURROGATES = functions_of(surrogates, "terms")
@@ -43,12 +55,10 @@ CORRECTIONS = functions_of(corrections, "log_rho_T", "sequence_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Algorithm:
+class Algorithm(Objective):
     """An objective, complete: functions with their settings, and what the loop must do for it."""
 
     advantage: Advantage
-    surrogate: Callable[[Terms], Surrogate]
-    aggregate: Aggregate
     corrections: tuple[Correction, ...]
     dynamic: bool  # groups that are all right or all wrong are left out and replaced
     overlong: int  # cushion of the penalty on long answers, in tokens; 0: no penalty
@@ -80,33 +90,28 @@ PRESETS = {
 }
 
 
-def algorithm_of(
-    config: AlgorithmConfig,
-    *,
-    max_tokens: int,
-    advantage: Advantage | None = None,
-    surrogate: Callable[[Terms], Surrogate] | None = None,
-    corrections: Sequence[Correction] | None = None,
-) -> Algorithm:
+def algorithm_of(config: AlgorithmConfig, *, max_tokens: int) -> Algorithm:
     """The algorithm of a configuration: its preset, changed by what is not None.
 
     A surrogate in the configuration replaces the preset's with its settings, so clips that it does
-    not give are the function's own. `max_tokens` is the most an answer may have. Functions that are
-    passed in win over the configuration, and are taken as they are.
+    not give are the function's own. `max_tokens` is the most an answer may have.
     """
     preset = PRESETS[config.name]
     choice = config.surrogate or preset.surrogate
-    used = advantage or _advantage(config.advantage or preset.advantage)
+    used = _advantage(config.advantage or preset.advantage)
+    own = used in ADVANTAGES.values()
+    gspo = config.surrogate is not None and config.surrogate.use == "gspo"
+    usual = "seq-mean-token-mean" if gspo else preset.aggregate  # the one that gspo is made for
     return Algorithm(
         advantage=used,
-        surrogate=surrogate or _surrogate(choice),
-        aggregate=_aggregate(_aggregate_name(config, surrogate is None), max_tokens),
-        corrections=tuple(
-            map(_correction, config.corrections) if corrections is None else corrections
-        ),
+        surrogate=_surrogate(choice),
+        aggregate=_aggregate(config.aggregate or usual, max_tokens),
+        entropy=config.entropy,
+        corrections=tuple(map(_correction, config.corrections)),
         dynamic=preset.dynamic if config.dynamic is None else config.dynamic,
         overlong=_overlong(config, max_tokens),
-        greedy=_wants_greedy(used, config.name),
+        # Where remax is used, or anybody's function in its place.
+        greedy=used is advantages.remax or (config.name == "remax" and not own),
     )
 
 
@@ -140,15 +145,6 @@ def _correction(choice: Choice) -> Correction:
     return found
 
 
-def _aggregate_name(config: AlgorithmConfig, named: bool) -> str:
-    """As configured, or as the preset has it; gspo by name brings the aggregate it is made for."""
-    if config.aggregate is not None:
-        return config.aggregate
-    if named and config.surrogate is not None and config.surrogate.use == "gspo":
-        return "seq-mean-token-mean"
-    return PRESETS[config.name].aggregate
-
-
 def _aggregate(text: str, max_tokens: int) -> Aggregate:
     """With `longest`, where it has such a setting, as the most tokens of an answer."""
     what = f"algorithm.aggregate {text!r}"
@@ -171,7 +167,81 @@ def _overlong(config: AlgorithmConfig, max_tokens: int) -> int:
     return config.overlong
 
 
-def _wants_greedy(advantage: Advantage, name: str) -> bool:
-    """Where remax is used, or anybody's function in its place."""
-    ours = advantage in ADVANTAGES.values()
-    return advantage is advantages.remax or (name == "remax" and not ours)
+# Functions by what a configuration says of them: a name or an import path, and settings, which are
+# a function's keyword-only parameters. What does not fit is told at the start of a run, with what
+# would: an unknown name or setting, a value of the wrong kind, a setting that is missing.
+
+
+def find_function(
+    text: str, known: Mapping[str, Callable[..., Any]], what: str
+) -> Callable[..., Any]:
+    """The known function of this name, or what module:function names."""
+    module, colon, name = text.partition(":")
+    if not colon:
+        if text not in known:
+            allowed = ", ".join([*known, "module:function"])
+            raise ValueError(f"{what}: got {text!r}, allowed: {allowed}")
+        return known[text]
+    found = getattr(_module(module, f"{what} {text!r}"), name, None)
+    if found is None:
+        raise ValueError(f"{what} {text!r}: the module {module!r} has no {name!r}")
+    if not callable(found):
+        kind = type(found).__name__
+        raise ValueError(f"{what} {text!r}: got a {kind}, allowed: a function")
+    return found
+
+
+def bind(
+    function: Callable[..., Any], settings: Mapping[str, object], what: str
+) -> Callable[..., Any]:
+    """The function with its settings, each checked."""
+    known = keyword_only(function, what)
+    for name, value in settings.items():
+        if name not in known:
+            allowed = ", ".join(known) or "no settings"
+            raise ValueError(f"{what}: got the setting {name!r}, allowed: {allowed}")
+        if (kind := known[name].annotation) is not inspect.Parameter.empty:
+            _check_kind(value, kind, f"{what}: {name}")
+    missing = [n for n, p in known.items() if p.default is p.empty and n not in settings]
+    if missing:
+        raise ValueError(f"{what}: needs the settings {', '.join(missing)}, which have no default")
+    return partial(function, **settings) if settings else function
+
+
+def keyword_only(function: Callable[..., Any], what: str) -> dict[str, inspect.Parameter]:
+    """Parameters that can be given by name alone."""
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters
+    except (TypeError, ValueError, NameError) as error:
+        raise ValueError(f"{what}: its parameters cannot be read ({error})") from error
+    return {n: p for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def try_function(function: Callable[..., Any], what: str, *arguments: object) -> Any:
+    """What the function gives for a small example: faults show at the start, not after a rollout.
+
+    It may be anybody's, so any exception can come; it is told with the function's name.
+    """
+    try:
+        return function(*arguments)
+    except Exception as error:
+        fault = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{what}, tried on a small example: {fault}") from error
+
+
+def _module(name: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # a module of anybody's, which runs when imported
+        fault = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{what}: cannot import {name!r} ({fault})") from error
+
+
+def _check_kind(value: object, annotation: Any, what: str) -> None:
+    """Refuse a value that the annotation rules out."""
+    try:
+        TypeAdapter(annotation).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise ValueError(f"{what}: got {value!r}, allowed: {error.errors()[0]['msg']}") from None
+    except PydanticUserError:  # of a type that has no schema
+        return

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparrow.train.objectives.ratios import (
+from sparrow.train.objectives.surrogates import (
     bounded,
     by_sequence,
     check_band,

@@ -15,14 +15,15 @@ are finite.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparrow.train.objectives.ratios import check_positive, ratio, sequence_mean
+LIMIT = 20.0  # log-ratios are clamped to [-LIMIT, LIMIT] before exp
 
 
 class Terms(NamedTuple):
@@ -136,6 +137,15 @@ Aggregate = Callable[[IntArray], FloatArray]
 """From the lengths of all sequences of a mini-batch [S] to their coefficients [S]."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What is minimised: a surrogate by token, how tokens are added up, a bonus for entropy."""
+
+    surrogate: Callable[[Terms], Surrogate]
+    aggregate: Aggregate
+    entropy: float = 0.0
+
+
 def token_mean(lengths: IntArray) -> FloatArray:
     """The mean over all tokens: long answers count for more."""
     return np.full(len(lengths), 1.0 / max(1, int(lengths.sum())))
@@ -155,3 +165,46 @@ def seq_mean_token_sum_norm(lengths: IntArray, *, longest: int) -> FloatArray:
 
 def _sequences(lengths: IntArray) -> int:
     return max(1, int(np.count_nonzero(lengths)))
+
+
+# Ratios of probabilities from log-probs, and sums over the tokens of a sequence.
+
+
+def bounded(log_T: Tensor) -> Tensor:
+    """Log-ratios within the limits."""
+    return log_T.clamp(-LIMIT, LIMIT)
+
+
+def ratio(log_T: Tensor) -> Tensor:
+    """exp of a clamped log-ratio. Beyond the limits it is constant, so it has no gradient there."""
+    return bounded(log_T).exp()
+
+
+def by_sequence(kind: Literal["sum", "min"], values_T: Tensor, sequence_T: Tensor) -> Tensor:
+    """One float64 number per sequence, given to each of its tokens [T].
+
+    By segments, and not by additions into place, whose order a GPU leaves open.
+    """
+    if not sequence_T.is_cuda and bool((sequence_T.diff() < 0).any()):
+        raise ValueError("sequence_T: got numbers that fall, allowed: those of a sequence together")
+    lengths = torch.bincount(sequence_T)
+    # "unsafe" leaves out checks of the lengths, which hold by construction, and which refuse none.
+    values_S = torch.segment_reduce(values_T.double(), kind, lengths=lengths, unsafe=True)
+    return values_S[sequence_T]
+
+
+def sequence_mean(values_T: Tensor, sequence_T: Tensor) -> Tensor:
+    """The mean over a sequence, given to each of its tokens, float64."""
+    sums_T = by_sequence("sum", values_T, sequence_T)
+    return sums_T / torch.bincount(sequence_T)[sequence_T]
+
+
+def check_band(what: str, low: float, high: float) -> None:
+    """Refuse a band of ratios that nothing, or nothing sensible, lies in."""
+    if not 0 <= low <= high:
+        raise ValueError(f"{what}: got low {low} and high {high}, allowed: 0 <= low <= high")
+
+
+def check_positive(what: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{what}: got {value}, allowed: above 0")

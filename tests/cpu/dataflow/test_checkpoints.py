@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from sparrow.dataflow.runs import states
-from sparrow.dataflow.runs.checkpoints import Checkpoints, Damaged
+from sparrow.dataflow import checkpoints as states
+from sparrow.dataflow.checkpoints import Checkpoints, Damaged
 from sparrow.files import file_digest, read_document
 
 CONFIG = "a configuration"
@@ -67,6 +69,11 @@ def test_reads_what_was_written(kept: Checkpoints) -> None:
     for name in ("state.json", "state.safetensors"):
         size, digest = (place / name).stat().st_size, file_digest(place / name)
         assert meta["files"][name] == {"bytes": size, "sha256": digest}
+    # Nothing is pickled: everybody can read it.
+    assert sorted(os.listdir(place)) == sorted(FILES)
+    tensors = load_file(place / "state.safetensors")
+    assert torch.equal(tensors["state['model']['weight']"], state(10)["model"]["weight"])
+    assert json.loads((place / "state.json").read_text())["dict"][0] == ["next", 10]
 
 
 def test_keeps_the_last(kept: Checkpoints) -> None:
@@ -75,9 +82,8 @@ def test_keeps_the_last(kept: Checkpoints) -> None:
     assert kept.steps() == [15, 20]
     assert kept.latest() == 20
     assert sorted(os.listdir(kept.folder)) == ["step_000015", "step_000020"]
-
-
-def test_orders_by_number_beyond_six_digits(kept: Checkpoints) -> None:
+    shutil.copytree(kept.folder / "step_000020", kept.folder / "step_000030")  # of another step
+    assert kept.latest() == 20
     kept.save(999_999, state(1), CONFIG)
     kept.save(1_000_000, state(2), CONFIG)
     assert kept.latest() == 1_000_000
@@ -111,17 +117,6 @@ def test_another_format_is_refused_and_not_removed(kept: Checkpoints) -> None:
                 use()
             assert not isinstance(caught.value, Damaged)
         assert place.exists()
-
-
-def test_nothing_of_it_is_pickled(kept: Checkpoints) -> None:
-    """Everybody can read it: safetensors and JSON."""
-    load_file = pytest.importorskip("safetensors.torch").load_file
-    place = kept.save(10, state(10), CONFIG)
-    assert sorted(os.listdir(place)) == sorted(FILES)
-    tensors = load_file(place / "state.safetensors")
-    assert torch.equal(tensors["state['model']['weight']"], state(10)["model"]["weight"])
-    structure = json.loads((place / "state.json").read_text())
-    assert structure["dict"][0] == ["next", 10]
 
 
 def truncate(place: Path) -> None:
@@ -159,11 +154,6 @@ def test_damaged_ones_are_passed_over(tmp_path: Path) -> None:
         kept.save(20, state(20), CONFIG)  # the run gets there again
         assert kept.steps() == [10, 20]
         assert loaded_step(kept, 20) == 20
-
-
-def test_a_folder_of_another_step_is_damaged(kept: Checkpoints) -> None:
-    shutil.copytree(kept.save(10, state(10), CONFIG), kept.folder / "step_000030")
-    assert kept.latest() == 10
 
 
 def test_damage_anywhere_is_found_and_names_the_file(kept: Checkpoints) -> None:
@@ -259,10 +249,11 @@ def test_plain_values_come_back_with_their_types(kept: Checkpoints) -> None:
 
 def test_unfinished_ones_are_ignored_then_cleared(kept: Checkpoints) -> None:
     kept.save(10, state(10), CONFIG)
-    unfinished = kept.folder / ".step_000020.4711.unfinished"
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    unfinished = kept.folder / f".step_000020.{ended.pid}.unfinished"
     shutil.copytree(kept.folder / "step_000010", unfinished)
-    half_removed = kept.folder / ".step_000005.4711.removed"
-    half_removed.mkdir()
+    (kept.folder / f".removed_5.{ended.pid}.unfinished").mkdir()
     (kept.folder / ".notes").write_text("not ours")
     assert kept.steps() == [10]
     assert kept.latest() == 10
@@ -336,17 +327,21 @@ def test_dying_anywhere_leaves_a_whole_checkpoint(
 def test_an_error_while_writing_leaves_nothing(
     kept: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept.save(10, state(10), CONFIG)
+    """A full disk is explained, also at the last moment; other errors are as they are."""
+    for broken, name, told in (
+        (OSError(errno.EIO, os.strerror(errno.EIO)), "_write_tensors", "Input/output error"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "sync", "none before"),
+        (KeyboardInterrupt("now"), "_write_tensors", "now"),
+    ):
 
-    def interrupted(file: Any, _: object) -> None:
-        file.write(b"half")
-        raise KeyboardInterrupt
+        def fail(*_: object, error: BaseException = broken) -> None:
+            raise error
 
-    with monkeypatch.context() as patched:
-        patched.setattr(states, "_write_tensors", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            kept.save(20, state(20), CONFIG)
-    assert os.listdir(kept.folder) == ["step_000010"]
+        with monkeypatch.context() as patched:
+            patched.setattr(states, name, fail)
+            with pytest.raises(type(broken), match=told):
+                kept.save(20, state(20), CONFIG)
+        assert os.listdir(kept.folder) == []
 
 
 def test_a_full_disk_says_what_to_do(kept: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,30 +358,10 @@ def test_a_full_disk_says_what_to_do(kept: Checkpoints, monkeypatch: pytest.Monk
             with pytest.raises(OSError, match="step 10") as caught:
                 kept.save(20, state(20), CONFIG)
         size = 300 * 7 * 4 + 3 * 8 + 4 + len(torch.Generator().get_state())
-        assert f"{size / 1024:.1f} KiB in {kept.folder}" in str(caught.value)
+        assert f"{size / 2**20:.1f} MiB in {kept.folder}" in str(caught.value)
         assert caught.value.errno == errno.ENOSPC
         assert os.listdir(kept.folder) == ["step_000010"]
         assert loaded_step(kept, 10) == 10
-
-
-def test_a_full_disk_at_the_last_moment(kept: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="none before"):
-        kept.save(20, state(20), CONFIG)
-    assert os.listdir(kept.folder) == []
-
-
-def test_other_errors_are_not_renamed(kept: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(states, "_write_tensors", broken)
-    with pytest.raises(OSError, match="Input/output error"):
-        kept.save(20, state(20), CONFIG)
-    assert os.listdir(kept.folder) == []
 
 
 def test_what_cannot_be_read_back_is_refused_at_once(kept: Checkpoints) -> None:

@@ -13,19 +13,18 @@ import pytest
 pytest.importorskip("pydantic")
 
 from sparrow import models
+from sparrow.dataflow.backend import EngineBackend, open_backend
 from sparrow.dataflow.evaluation import (
     Answered,
     Part,
     attending,
     cell_of,
     evaluate,
-    file_parts,
-    task_parts,
+    open_parts,
 )
 from sparrow.dataflow.language import PUZZLE_LANGUAGE, language_of, speaks_puzzles
-from sparrow.engine import Engine
 from sparrow.schema.base import from_dict, to_dict
-from sparrow.schema.evaluation import Evaluation
+from sparrow.schema.evaluation import EvalConfig, Evaluation
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse import preset
@@ -42,8 +41,12 @@ def model() -> models.Decoder:
     return models.random("qwen3-0.6b", **sizes, eos_ids=(WORDS.index(EOS),))
 
 
-def engine_of(model: models.Decoder) -> Engine:
-    return Engine(model, rule=Rule(dense_layers=frozenset()), max_running=8)
+def engine_of(model: models.Decoder) -> EngineBackend:
+    return open_backend(model, Rule(dense_layers=frozenset()), max_running=8)
+
+
+def asked(**settings: Any) -> EvalConfig:
+    return EvalConfig(model="m", **settings)
 
 
 def params(**changes: Any) -> SamplingParams:
@@ -94,16 +97,18 @@ class TestAnswer:
             assert one.verdict.reason == f"judged {one.example.id}"
         assert [len(one.completion.token_ids) for one in found] == [12, 20, 5, 20]
         assert len(done) == 4
-
-    def test_samples_of_a_row_lie_together(self, model: models.Decoder) -> None:
+        line = json.loads(json.dumps(found[0].plain()))
+        assert (line["id"], line["tokens"], line["acc"]) == ("row 0", 12, 0.0)
+        (long,) = answers(model, [example(0, 200)], params=params(max_tokens=1000))
+        assert len(long.completion.token_ids) == CONTEXT - 200, "the context ends it"
         found = answers(model, ROWS, params=params(n=3))
         assert [one.example.id for one in found] == [row.id for row in ROWS for _ in range(3)]
-        assert len({one.completion.token_ids.tobytes() for one in found}) == 12  # all differ
-
-    def test_the_context_ends_an_answer(self, model: models.Decoder) -> None:
-        found = answers(model, [example(0, 200)], params=params(max_tokens=1000))
-        assert len(found[0].completion.token_ids) == CONTEXT - 200
-        assert found[0].completion.finish_reason == "length"
+        assert len({one.completion.token_ids.tobytes() for one in found}) == 12, "all differ"
+        judge = Recorder()
+        for one in answers(model, ROWS, judge, params=params(ignore_eos=False)):
+            text = dict(judge.asked)[one.example.id]
+            assert text == decode(one.completion.token_ids.tolist()) == one.completion.text
+            assert EOS not in text
 
     def test_each_row_has_a_seed_of_its_own_and_that_again(self, model: models.Decoder) -> None:
         twice = [ROWS[1], ROWS[1]]
@@ -114,15 +119,6 @@ class TestAnswer:
         other = answers(model, twice, params=params(seed=None))
         assert other[0].completion.token_ids.tolist() != other[1].completion.token_ids.tolist()
 
-    def test_verdicts_are_on_the_text_without_end(self, model: models.Decoder) -> None:
-        judge = Recorder()
-        found = answers(model, ROWS, judge, params=params(ignore_eos=False))
-        asked = dict(judge.asked)
-        for one in found:
-            assert asked[one.example.id] == decode(one.completion.token_ids.tolist())
-            assert one.completion.text == asked[one.example.id]
-            assert EOS not in asked[one.example.id]
-
     def test_an_engine_that_failed_is_not_judged(self, model: models.Decoder) -> None:
         broken = models.random(model.spec)
         broken.head.data[:] = float("nan")
@@ -130,14 +126,6 @@ class TestAnswer:
         found = answers(broken, ROWS[:1], judge)
         assert found[0].verdict == Verdict(0.0, 0.0, "the model gave NaN or infinite logits")
         assert judge.asked == []
-
-    def test_a_line_for_readers_is_json(self, model: models.Decoder) -> None:
-        (one,) = answers(model, ROWS[:1])
-        line = json.loads(json.dumps(one.plain()))
-        assert line["id"] == "row 0"
-        assert line["text"] == one.completion.text
-        assert (line["score"], line["acc"], line["reason"]) == (0.5, 0.0, "judged row 0")
-        assert line["tokens"] == 12
 
 
 class Rows:
@@ -162,22 +150,18 @@ class TestParts:
 
     def test_of_a_task(self) -> None:
         with ExitStack() as judges:
-            parts = task_parts("graph", [100, 200], rows=2, first=7, open_judges=judges)
-        assert [(part.source, part.length) for part in parts] == [("graph", 100), ("graph", 200)]
-        assert [one.id for one in parts[0].examples] == ["graph-100-7", "graph-100-8"]
-        assert [one.max_tokens for part in parts for one in part.examples] == [250, 250, 500, 500]
-
-    def test_the_longest_answer_is_as_asked(self) -> None:
-        with ExitStack() as judges:
-            (part,) = task_parts("graph", [100], rows=1, max_tokens=999, open_judges=judges)
-        assert part.examples[0].max_tokens == 999
-
-    def test_an_unknown_task_and_a_length_it_does_not_have(self) -> None:
-        with ExitStack() as judges:
+            settings = {"task": ("graph",), "length": (100, 200)}
+            parts, _ = open_parts(asked(**settings, prompts=2, skip=7), judges)
+            assert [(one.source, one.length) for one in parts] == [("graph", 100), ("graph", 200)]
+            assert [one.id for one in parts[0].examples] == ["graph-100-7", "graph-100-8"]
+            most = [one.max_tokens for part in parts for one in part.examples]
+            assert most == [250, 250, 500, 500]
+            (part, _), _ = open_parts(asked(**settings, prompts=1, max_tokens=999), judges)
+            assert part.examples[0].max_tokens == 999
             with pytest.raises(ValueError, match="sudoku"):
-                task_parts("sudoku", [100], rows=1, open_judges=judges)
+                open_parts(asked(task=("sudoku",)), judges)
             with pytest.raises(ValueError, match="100 to 8000"):
-                task_parts("graph", [50], rows=1, open_judges=judges)
+                open_parts(asked(task=("graph",), length=(50,)), judges)
 
     def test_of_a_file(self, tmp_path: Path) -> None:
         """Rows are taken in order, by data_source; those without ground truth are told."""
@@ -190,61 +174,34 @@ class TestParts:
         file = tmp_path / "rows.jsonl"
         file.write_text("\n".join(map(json.dumps, rows)))
         with ExitStack() as judges:
-            parts, left_out = file_parts(str(file), open_judges=judges)
+            parts, left_out = open_parts(asked(rows=str(file)), judges)
             assert [part.source for part in parts] == ["a", "b", str(file)]
             assert [one.prompt for one in parts[0].examples] == ["p0", "p2"]
             assert len(left_out) == 1
             assert left_out[0].startswith("row 1: no reward_model.ground_truth")
-            parts, _ = file_parts(str(file), first=1, rows=2, open_judges=judges)
+            parts, _ = open_parts(asked(rows=str(file), skip=1, prompts=2), judges)
             assert [one.prompt for part in parts for one in part.examples] == ["p1", "p2"]
-            with pytest.raises(ValueError, match="4 rows"):
-                file_parts(str(file), first=4, open_judges=judges)
+            with pytest.raises(ValueError, match="4 usable rows"):
+                open_parts(asked(rows=str(file), skip=4), judges)
 
 
 class TestAttending:
-    def test_dense_without_anything(self, model: models.Decoder) -> None:
-        engine, schedule = attending(model)
-        assert schedule is None
-        assert engine.rule is None
-
-    def test_a_budget_and_a_window_have_no_dense_layer(self, model: models.Decoder) -> None:
+    def test_what_is_asked_for(self, model: models.Decoder) -> None:
+        """A budget and a window have no dense layer; a budget may have another flow."""
         for settings in ({"budget": 64}, {"window": 64}):
-            engine, schedule = attending(model, **settings)
+            backend, schedule = attending(model, asked(**settings))
             assert schedule is not None
-            assert schedule.budget(500) == 64
-            assert schedule.dense_layers == ()
-            assert engine.rule is not None
-            assert engine.rule.dense_layers == frozenset()
+            assert (schedule.budget(500), schedule.dense_layers) == (64, ())
+            assert backend.engine.rule is not None
+            assert backend.engine.rule.dense_layers == frozenset()
         assert (schedule.first, schedule.last) == (0, 4)
-
-    def test_a_flow_under_a_budget(self, model: models.Decoder) -> None:
-        engine, schedule = attending(model, budget=64, flow="quest")
+        backend, schedule = attending(model, asked())
+        assert schedule is backend.engine.rule is None
+        backend, schedule = attending(model, asked(budget=64, flow="quest"))
         assert schedule is not None
-        assert schedule.flow == "quest"
-        assert engine.rule is not None
-        assert engine.rule.name == "quest"
-
-    def test_a_published_schedule(self, model: models.Decoder) -> None:
-        _, schedule = attending(model, schedule="qwen3-1.7b-0.86")
-        assert schedule == preset("qwen3-1.7b-0.86")
-
-    def test_a_schedule_of_another_family_is_refused_unless_forced(self) -> None:
-        sizes = {"layers": 3, "hidden": 32, "intermediate": 48, "heads": 2, "kv_heads": 1}
-        other = models.random("smollm2-135m", **sizes, head_size=16, max_positions=256)
-        with pytest.raises(ValueError, match="family 'qwen3'"):
-            attending(other, schedule="qwen3-1.7b-0.86")
-        _, schedule = attending(other, schedule="qwen3-1.7b-0.86", force=True)
-        assert schedule is not None
-        assert "FORCED" in schedule.describe()
-
-    def test_a_schedule_under_another_flow_is_refused_unless_forced(
-        self, model: models.Decoder
-    ) -> None:
-        with pytest.raises(ValueError, match="flow"):
-            attending(model, schedule="qwen3-1.7b-0.86", flow="quest")
-        engine, _ = attending(model, schedule="qwen3-1.7b-0.86", flow="quest", force=True)
-        assert engine.rule is not None
-        assert engine.rule.name == "quest"
+        assert backend.engine.rule is not None
+        assert (schedule.flow, backend.engine.rule.name) == ("quest", "quest")
+        assert attending(model, asked(schedule="qwen3-1.7b-0.86"))[1] == preset("qwen3-1.7b-0.86")
 
     def test_refuses(self, model: models.Decoder) -> None:
         name = "qwen3-1.7b-0.86"
@@ -255,11 +212,11 @@ class TestAttending:
             ({"flow": "quest"}, "flow"),
             ({"flow": "quest", "window": 64}, "flow"),
             ({"force": True}, "force"),
-            ({"schedule": "nowhere.json"}, "nowhere.json"),
+            ({"schedule": "nowhere.json"}, r"nowhere\.json"),
         ]
         for settings, told in refused:
             with pytest.raises(ValueError, match=told):
-                attending(model, **settings)
+                attending(model, asked(**settings))
 
 
 class TestEvaluate:
@@ -284,20 +241,9 @@ class TestEvaluate:
         ]
         assert found.evaluation.attention == "dense"
         assert found.evaluation.left_out == ("row 8: no",)
-
-    def test_goes_to_json_and_back(self, model: models.Decoder) -> None:
-        parts = [part_of(ROWS[:1])]
-        found = evaluate(engine_of(model), parts, PUZZLE_LANGUAGE, params(), model="m").evaluation
-        assert found.cells[0].mean.low is None  # of one row
-        assert from_dict(Evaluation, json.loads(json.dumps(to_dict(found)))) == found
-
-    def test_a_schedule_is_what_ran(self, model: models.Decoder) -> None:
-        schedule = Schedule.fixed(64, dense_layers=())
-        parts = [part_of(ROWS[:2])]
-        engine, language = engine_of(model), PUZZLE_LANGUAGE
-        found = evaluate(engine, parts, language, params(), model="m", schedule=schedule)
-        assert found.evaluation.attention == schedule.describe()
-        assert found.answers[0][0].completion.attention == schedule.describe()
+        assert from_dict(Evaluation, json.loads(json.dumps(to_dict(found.evaluation)))) == (
+            found.evaluation
+        )
 
     def test_skipped_rows_are_named_and_a_part_of_none_is_refused(
         self, model: models.Decoder
@@ -307,6 +253,9 @@ class TestEvaluate:
         found = evaluate(engine_of(model), [some], PUZZLE_LANGUAGE, params(), model="m")
         (cell,) = found.evaluation.cells
         assert cell.rows == 1
+        schedule = Schedule.fixed(64, dense_layers=())
+        sparse = answers(model, ROWS[:1], schedule=schedule)
+        assert sparse[0].completion.attention == schedule.describe()
         assert cell.skipped == ("the prompt of row 1 has 256 tokens, the context 256",)
         with pytest.raises(ValueError, match="b of length 9"):
             evaluate(engine_of(model), [some, none], PUZZLE_LANGUAGE, params(), model="m")
@@ -340,7 +289,7 @@ class TestCell:
     def test_what_else_it_counts(self) -> None:
         right = [answered(0, 1, 2, "right"), answered(2, 1, 4, "right")]
         found = cell_of("s", None, [*right, answered(1, 0, 6), answered(3, 0, 4, "no")], ["row 9"])
-        assert found.tokens == 4
+        assert (found.tokens, found.median) == (4, 4)
         assert found.entropy == pytest.approx((1 + 15 + 6 + 6) / 16)
         assert found.cut_off == 0.25
         assert [(one.text, one.count) for one in found.reasons] == [
@@ -349,12 +298,6 @@ class TestCell:
             ("no", 1),
         ]
         assert found.skipped == ("row 9",)
-
-    def test_the_median_length_knows_nothing_of_one_long_answer(self) -> None:
-        found = cell_of("s", None, [answered(row, 0, n) for row, n in enumerate((3, 2, 100))])
-        assert (found.median, found.tokens) == (3, 35)
-        even = cell_of("s", None, [answered(row, 0, n) for row, n in enumerate((2, 3, 6, 100))])
-        assert even.median == 4.5
 
     def test_nothing_sampled_has_no_entropy(self) -> None:
         assert cell_of("s", None, [answered(0, 0, 0), answered(1, 0, 0)]).entropy is None
@@ -379,16 +322,3 @@ class TestLanguage:
             language_of(tiny).encode(chat)
         with pytest.raises(ValueError, match="puzzles"):
             PUZZLE_LANGUAGE.encode(chat)
-
-    def test_texts_and_chats_by_a_tokenizer(self) -> None:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(models.locate("tiny"))
-        tokenizer.chat_template = (
-            "{% for m in messages %}{{ m['content'] }} ; {% endfor %}"
-            "{% if add_generation_prompt %}<think>{% endif %}"
-        )
-        language = language_of(models.load("tiny", device="cpu")).of(tokenizer, "mine")
-        said = [{"role": "user", "content": "x1"}, {"role": "assistant", "content": "x2"}]
-        assert language.decode(language.encode(tuple(said))) == "x1 ; x2 ; <think>"
-        assert language.decode(language.encode("x1")) == "x1 ; <think>"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,17 +31,16 @@ from support.training import (
 from sparrow import load
 from sparrow.dataflow.episodes import Actor, episode_of, single_turn, trajectory_of
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
-from sparrow.dataflow.local.messages import EpisodeFailed, RolloutRequest
-from sparrow.dataflow.local.opening import Parts, close_run, open_run
-from sparrow.dataflow.local.run import Run
-from sparrow.dataflow.local.watching import Nobody
-from sparrow.dataflow.runs.rollouts import read_rollouts
+from sparrow.dataflow.local.messages import EpisodeFailed, Nobody, RolloutRequest
+from sparrow.dataflow.local.run import Run, open_run
+from sparrow.dataflow.run_files import read_rollouts
 from sparrow.models import hf_views
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.episode import Trajectory
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.tasks.base import RIGHT, Example, Verdict, encode, wrong
 from sparrow.train.objectives.algorithms import algorithm_of
+from sparrow.train.world import World
 
 SHORT = {"max_tokens": 8}
 ONE = {"steps": 1}
@@ -97,12 +97,12 @@ def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
         "m2po": [{"use": "m2po"}],
         "veto": [{"use": "token-tis"}, {"use": "veto", "settings": {"least": 1.5}}],
     }
-    run = open_run(config(model, tmp_path / "run", rollout=rollout), parts=Parts(judge=noisy))
+    run = open_run(config(model, tmp_path / "run", rollout=rollout), judge=noisy)
     request = from_dict(RolloutRequest, json.loads(json.dumps(to_dict(run.request()))))
     assert request == run.request()
     played = pickle.loads(pickle.dumps(run.rollout.play(request)))
     assert played == run.rollout.play(request)
-    state = run.learner.state()
+    state = run.learner.learner.state()
     mismatch, gradient = {}, {}
     for name, corrections in chosen.items():
         own = config(model, tmp_path / "run", algorithm={"corrections": corrections})
@@ -112,8 +112,8 @@ def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
         (stats,) = side.update(batch)
         assert not stats.skipped
         mismatch[name], gradient[name] = batch.mismatch, stats.gradient
-        side.restore(state)
-    close_run(run)
+        side.learner.restore(state)
+    run.close()
     assert mismatch["none"]["mismatch/ess"] == pytest.approx(1)
     assert 0 < mismatch["icepop"]["mismatch/masked"] < 1
     assert mismatch["veto"]["mismatch/rejected"] == 1
@@ -129,11 +129,11 @@ def test_the_greedy_baseline_is_shaped_as_the_answers_are(model: Path, tmp_path:
     """All are right, and every token costs an eighth: 1 - 1/8 at most, and 1 only unshaped."""
     algorithm = {"name": "remax", "overlong": 8}
     chosen = config(model, tmp_path / "run", algorithm=algorithm, rollout=SHORT)
-    run = open_run(chosen, parts=Parts(judge=right))
+    run = open_run(chosen, judge=right)
     try:
         groups = run.rollout.play(run.request()).groups
     finally:
-        close_run(run)
+        run.close()
     assert {group.baseline for group in groups} <= {1 - tokens / 8 for tokens in range(1, 9)}
     for group, sample in zip(groups, run.learner.credit(groups)[::4], strict=True):
         tokens = int((group.trajectories[0].weight_version >= 0).sum())
@@ -198,7 +198,7 @@ def test_a_step_without_anything_to_learn_from_is_said_and_taken(
     assert [text.partition(":")[0] for text in told] == ["step 0", "step 1"]
     assert not learnt(run, model)
     assert read_rollouts(tmp_path / "run", 0) == []
-    assert (run.step, run.ledger.position, run.rollout.engine.version) == (2, 8, 2)
+    assert (run.step, run.ledger.position, run.rollout.backend.engine.version) == (2, 8, 2)
 
 
 def test_two_turns_with_a_tool_between(model: Path, tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_an_episode_that_fails_loses_nothing(model: Path, tmp_path: Path) -> Non
 
 def test_what_an_episode_must_give(model: Path, tmp_path: Path) -> None:
     chosen = config(model, tmp_path / "run", algorithm={"name": "dapo"}, rollout=SHORT)
-    run = open_run(chosen, parts=Parts(judge=noisy))
+    run = open_run(chosen, judge=noisy)
     for episode, told in (
         (empty, "trajectories"),
         (changed(reward=None), "reward"),
@@ -382,7 +382,24 @@ def test_what_an_episode_must_give(model: Path, tmp_path: Path) -> None:
         run.rollout.episode = episode
         with pytest.raises(EpisodeFailed, match=f"step 0: the episode of assignments-.*{told}"):
             run.rollout.play(run.request())
-    close_run(run)
+    run.rollout.episode, run.rollout.judge = single_turn, right
+    played = run.rollout.play(run.request())
+    assert (played.rounds, len(played.watched)) == (4, 4), "refills watch no more than was asked"
+    run.close()
+
+
+def test_a_fault_of_another_rank_s_judge_is_told(model: Path, tmp_path: Path) -> None:
+    class Two(World):
+        """Beside another rank, whose last verdict failed."""
+
+        def collect(self, own: Any) -> list[Any]:
+            other = (Counter(judged=1, errors=1), "it raised")
+            return [own, other] if isinstance(own, tuple) else [own]
+
+    with open_run(config(model, tmp_path / "run", rollout=SHORT), judge=noisy) as run:
+        run.rollout.world = Two()
+        played = run.rollout.play(run.request())
+    assert (played.fault, played.failed) == ("it raised", {"errors": 1})
 
 
 def test_episodes_by_import_path() -> None:

@@ -10,13 +10,9 @@ import pytest
 pytest.importorskip("pydantic")
 
 from support import cli
-from support.training import SPARSE, config, lines, metrics, model_folder, noisy, trained
+from support.training import SPARSE, config, lines, metrics, model_folder, trained
 
-from sparrow.dataflow.local.loop import train
-from sparrow.dataflow.local.opening import Parts, close_run, open_run
-from sparrow.dataflow.local.run import GateStop
 from sparrow.schema.loading import save_resolved
-from sparrow.schema.train import TrainConfig
 from sparrow.train.learner import Learner, Read
 
 ROLLOUT = {"attention": SPARSE, "max_tokens": 60, "samples": 3}
@@ -98,58 +94,6 @@ def test_warn_tells_and_off_does_not_look(straying: Path, tmp_path: Path) -> Non
         assert any(name.startswith(f"sparse/accept_{figure}/bin_") for name in judged), figure
 
 
-def test_an_injected_drop_is_answered_in_its_step(
-    straying: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tail that is fine at first: nothing happens before the drop, and more budget after it."""
-    drop(monkeypatch, 0.3, lambda call: call >= 2)
-    gate = {**WATCH, "mode": "act", "target": 0.6}
-    chosen = config(
-        straying,
-        tmp_path / "run",
-        rollout=ROLLOUT,
-        gate=gate,
-        optimiser={"rate": 0},
-        run={"steps": 3},
-    )
-    trained(chosen)
-    actions = lines(tmp_path / "run" / "actions.jsonl")
-    assert actions
-    assert {action["step"] for action in actions} == {2}
-    assert {action["kind"] for action in actions} <= {"raise", "dense"}
-    found = metrics(tmp_path / "run")
-    assert found[1]["sparse/accept_p05"] > 0.8
-    assert found[2]["sparse/accept_p05"] == pytest.approx(0.3)
-
-
-def test_a_dense_rollout_that_strays_stops_the_run_and_a_checkpoint_is_there(
-    straying: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It goes on with another gate only, whether or not a checkpoint was due."""
-    for save_every in (1, 100):
-        folder = tmp_path / str(save_every)
-        drop(monkeypatch, 0.3, lambda call: True)
-
-        def chosen(mode: str, folder: Path = folder, save_every: int = save_every) -> TrainConfig:
-            gate, run = {**WATCH, "mode": mode}, {"save_every": save_every}
-            return config(straying, folder, rollout=DENSE, gate=gate, run=run)
-
-        run = open_run(chosen("act"), parts=Parts(judge=noisy))
-        with pytest.raises(GateStop, match="the rollout is dense"):
-            train(run)
-        close_run(run)
-        assert run.ledger.checkpoints.steps() == [1]
-        (action, *_) = lines(folder / "actions.jsonl")
-        assert (action["step"], action["kind"]) == (0, "stop")
-        assert len(metrics(folder)) == 1
-        assert not (folder / "model").exists()
-        with pytest.raises(ValueError, match=r"gate\.mode"):
-            open_run(chosen("act"), parts=Parts(judge=noisy))
-        again = open_run(chosen("warn"), parts=Parts(judge=noisy))
-        assert (again.step, again.ledger.stopped) == (1, {})
-        close_run(again)
-
-
 def test_the_command_ends_with_3_and_goes_on_when_the_gate_is_told_otherwise(
     straying: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +111,9 @@ def test_the_command_ends_with_3_and_goes_on_when_the_gate_is_told_otherwise(
     told = ended.said
     assert "the gate stopped the run: p05 of acceptance at lengths" in told
     assert "after 1 steps; the checkpoint is there" in told
+    (action, *_) = lines(tmp_path / "run" / "actions.jsonl")
+    assert (action["step"], action["kind"]) == (0, "stop")
+    assert "gate.mode" in cli.refused("train", file), "not under the same gate"
     again = cli.run("train", file, "--gate.mode=warn")
     assert again.code == 0, again.said
     told = again.said

@@ -5,7 +5,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,18 @@ from support.training import (
     config,
     lines,
     metrics,
-    noisy,
     trained,
     weights_of,
 )
 
 from sparrow import load
-from sparrow.dataflow.episodes import Actor, single_turn
-from sparrow.dataflow.local.replaying import replay
-from sparrow.dataflow.runs.rollouts import read_rollouts, write_rollouts
-from sparrow.dataflow.runs.states import read_state, write_state
-from sparrow.files import file_digest, read_document, write_document
+from sparrow.dataflow.checkpoints import read_state
+from sparrow.dataflow.local.loop import replay
+from sparrow.dataflow.run_files import read_rollouts, write_rollouts
 from sparrow.models import hf_views
 from sparrow.models.attention import Packed
-from sparrow.schema.episode import Trajectory
 from sparrow.schema.loading import read_resolved, save_resolved
-from sparrow.schema.sampling import Completion
 from sparrow.schema.train import TrainConfig
-from sparrow.tasks.base import Example
 
 STILL = {"rate": 0.0}
 GOLDEN = Path(__file__).with_name("golden_run.json")
@@ -88,7 +81,7 @@ def test_rate_0_keeps_the_mismatch_flat(model: Path, tmp_path: Path) -> None:
     before = hf_views(load(model, dtype="float32", device="cpu"))
     for name, weight in weights_of(run).items():
         assert torch.equal(weight, before[name]), name
-    for name, weight in hf_views(run.rollout.engine.model).items():
+    for name, weight in hf_views(run.rollout.backend.engine.model).items():
         assert torch.equal(weight, before[name]), name
     found = metrics(tmp_path / "run")
     for name, near in (("mismatch/accept_estimate", 0.006), ("sparse/accept_p05", 0.02)):
@@ -115,66 +108,6 @@ def test_sleep_changes_nothing(model: Path, tmp_path: Path) -> None:
     mine, other = map(weights_of, runs)
     assert all(torch.equal(mine[name], other[name]) for name in mine)
     assert not any(torch.equal(mine[n], w) for n, w in hf_views(load(model)).items() if "mlp" in n)
-
-
-def test_tokens_go_from_engine_to_trainer_as_they_are(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever text is made of them: here all decode to nothing."""
-    drawn: list[Completion] = []
-    played: list[Trajectory] = []
-
-    async def episode(actor: Actor, example: Example) -> list[Trajectory]:
-        language = actor.language._replace(decode=lambda ids: "")
-        found = await single_turn(replace(actor, language=language, judge=noisy), example)
-        played.extend(found)
-        return found
-
-    inner = Actor.generate
-
-    async def generate(self: Actor, *given: Any, **settings: Any) -> list[Completion]:
-        found = await inner(self, *given, **settings)
-        drawn.extend(found)
-        return found
-
-    monkeypatch.setattr(Actor, "generate", generate)
-    folder = tmp_path / "run"
-    run = trained(
-        config(model, folder, rollout={"max_tokens": 8}, run={"steps": 2}), episode=episode
-    )
-    kept = [t for step in (0, 1) for g in read_rollouts(folder, step) for t in g.trajectories]
-    answers = {one.token_ids.tobytes(): one for one in drawn}
-    assert len(kept) == len(played) == len(drawn) == 16
-    for one in kept:
-        sampled = one.weight_version >= 0
-        answer = answers[one.ids[sampled].tobytes()]
-        assert one.ids[~sampled].tolist() == answer.prompt_ids.tolist()
-        assert np.array_equal(one.rollout_logprob[sampled], answer.logprobs)
-        assert np.array_equal(one.loss_mask, sampled)
-        assert one.text == ""
-    assert {int(v) for one in kept[:8] for v in one.weight_version} == {-1, 0}
-    assert {int(v) for one in kept[8:] for v in one.weight_version} == {-1, 1}
-    assert run.rollout.engine.version == 2
-
-
-def test_what_a_run_leaves_behind(done: Path) -> None:
-    names = {path.name for path in done.iterdir()}
-    assert names >= {
-        "config.resolved.toml",
-        "metrics.jsonl",
-        "validation.jsonl",
-        "actions.jsonl",
-        "rollouts",
-        "tensorboard",
-        "checkpoints",
-        "model",
-    }
-    assert [line["step"] for line in lines(done / "metrics.jsonl")] == [0, 1, 2]
-    assert [line["step"] for line in lines(done / "validation.jsonl")] == [0, 2, 3]
-    assert len(list((done / "rollouts").iterdir())) == 3
-    step = lines(done / "metrics.jsonl")[0]
-    parts = ("gen", "old_log_prob", "update_actor", "weights")
-    assert sum(step[f"timing_s/{part}"] for part in parts) <= step["timing_s/step"]
 
 
 def test_the_folder_at_the_end_is_the_learner_s_model_in_transformers(done: Path) -> None:
@@ -267,12 +200,10 @@ def flip(file: Path) -> None:
 FAULTS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "no file": ("config.resolved.toml", Path.unlink),
     "a changed setting": ("config.resolved.toml", flip),
-    "no TOML": ("config.resolved.toml", lambda file: file.write_text("=")),
     "another setting": ("config.resolved.toml", lambda file: file.write_text("[nothing]")),
     "changed tensors": ("checkpoints/step_000002/state.safetensors", flip),
     "changed state": ("checkpoints/step_000002/state.json", flip),
     "a changed line": ("rollouts/step_000002.jsonl", flip),
-    "no lines": ("rollouts/step_000002.jsonl", lambda file: file.write_text("")),
     "no UTF-8": ("rollouts/step_000002.jsonl", lambda file: file.write_bytes(b"\xff\n")),
 }
 
@@ -292,26 +223,6 @@ def test_replay_names_the_run_whose_step_is_not_there(given: Path) -> None:
         shutil.rmtree(given / gone)
         with pytest.raises(ValueError, match=rf"{given}.*step 2"):
             replay(given, 2, part)
-
-
-def test_replay_names_the_checkpoint_that_is_no_state_of_the_run(given: Path) -> None:
-    """With digests that match."""
-    place = given / "checkpoints" / "step_000002"
-    state = read_state(place)
-    meta = read_document(place / "meta.json")
-    for broken in (
-        {key: value for key, value in state.items() if key != "learner"},
-        state | {"learner": state["learner"] | {"weights": {}}},
-        state | {"learner": state["learner"] | {"moments": {0: 1}}},
-        state | {"counts": 1, "step": None},
-        state | {"gate": None},
-    ):
-        write_state(place, broken)
-        for name, about in meta["files"].items():
-            about |= {"bytes": (place / name).stat().st_size, "sha256": file_digest(place / name)}
-        write_document(place / "meta.json", meta)
-        with pytest.raises(ValueError, match=rf"step 2 in {given / 'checkpoints'}"):
-            replay(given, 2, "rollout")
 
 
 def test_replay_names_trajectories_that_the_model_cannot_read(given: Path) -> None:

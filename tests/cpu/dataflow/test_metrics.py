@@ -1,19 +1,12 @@
-"""The tail of one step's own tokens: by hand, and in a run."""
-
-from pathlib import Path
+"""A step in numbers: the tail of its own tokens, by hand and in a run; held-out accuracy."""
 
 import numpy as np
 import pytest
 
 pytest.importorskip("pydantic")
 
-from support.training import SPARSE, config, metrics, model_folder, trained
 
-from sparrow.dataflow.local.metrics import (
-    _tail_of_step,
-    validation_metrics,
-    validation_words,
-)
+from sparrow.dataflow.local.metrics import _tail_of_step, validation_metrics
 from sparrow.schema.evaluation import Estimate, Evaluation, EvaluationCell
 from sparrow.schema.gate import BinLook, Figures, Look, Reading
 
@@ -36,14 +29,10 @@ def reading(start: int, alpha: list[float], entropy: list[float] | None = None) 
     return Reading(prompt="a", lengths=lengths, alpha=alpha, entropy=entropy)
 
 
-def hundredths(first: int, last: int) -> list[float]:
-    return [i / 100 for i in range(first, last + 1)]
-
-
 def test_by_hand() -> None:
     """0.00 to 1.00, of which 0.80 to 1.00 were choices: a fifth of the way into those is 0.81."""
     entropy = [0.1] * 80 + [0.11] * 21
-    found = _tail_of_step([reading(0, hundredths(0, 100), entropy)], look(0))
+    found = _tail_of_step([reading(0, [i / 100 for i in range(101)], entropy)], look(0))
     assert found == pytest.approx(
         {
             "sparse/step/p05": 0.05,
@@ -55,75 +44,23 @@ def test_by_hand() -> None:
 
 
 def test_bins_are_those_of_the_look_and_need_a_hundred_tokens() -> None:
-    """Two readings of 0.5 at 0 to 49, ones at 50 to 148 (99 tokens) and 0.25 from 200 on."""
-    readings = [
-        reading(0, [0.5] * 50),
-        reading(0, [0.5] * 50),
-        reading(50, [1.0] * 99),
-        reading(200, [0.25] * 100),
-    ]
-    found = _tail_of_step(readings, look(0, 50, 200))
-    assert found["sparse/step/p05/bin_0"] == 0.5
-    assert "sparse/step/p05/bin_50" not in found
-    assert found["sparse/step/p05/bin_200"] == 0.25
+    """0.5 at 0 to 49 (twice), ones at 50 to 148 (99 tokens), 0.25 from 200 on; no entropies."""
+    parts = [(0, [0.5] * 50), (0, [0.5] * 50), (50, [1.0] * 99), (200, [0.25] * 100)]
+    found = _tail_of_step([reading(*part) for part in parts], look(0, 50, 200))
+    assert found.keys() == {f"sparse/step/p05{name}" for name in ("", "/bin_0", "/bin_200")}
+    assert (found["sparse/step/p05/bin_0"], found["sparse/step/p05/bin_200"]) == (0.5, 0.25)
+    sure = _tail_of_step([reading(0, [0.9] * 10, [0.0] * 10)], look(0))
+    assert sure == pytest.approx({"sparse/step/p05": 0.9, "sparse/step/uncertain": 0.0})
+    assert _tail_of_step([], look(0)) == _tail_of_step([reading(0, [], [])], look(0)) == {}
 
 
-def test_without_entropies_nothing_is_said_of_choices() -> None:
-    readings = [reading(0, [0.9] * 10, [1.0] * 10), reading(0, [0.9] * 10)]
-    assert _tail_of_step(readings, look(0)) == pytest.approx({"sparse/step/p05": 0.9})
-
-
-def test_no_choice_at_all() -> None:
-    found = _tail_of_step([reading(0, [0.9] * 10, [0.0] * 10)], look(0))
-    assert found == pytest.approx({"sparse/step/p05": 0.9, "sparse/step/uncertain": 0.0})
-
-
-def test_nothing_was_watched() -> None:
-    assert _tail_of_step([], look(0)) == {}
-    assert _tail_of_step([reading(0, [], [])], look(0)) == {}
-
-
-def test_entropies_of_a_reading_are_one_a_token() -> None:
-    assert reading(0, [1.0]).entropy is None
-    with pytest.raises(ValueError, match="entropy"):
-        reading(0, [1.0, 1.0], [0.5])
-
-
-def test_held_out_accuracy_in_numbers_and_words() -> None:
-    cells = [
-        EvaluationCell(
-            source=source,
-            length=None,
-            rows=2,
-            samples=1,
-            mean=mean,
-            passes=(),
-            tokens=35.0,
-            median=3.0,
-            entropy=None,
-            cut_off=0.25,
-            reasons=(),
-            skipped=(),
-        )
-        for source, mean in (
-            ("a", Estimate(value=0.5, low=None, high=None)),
-            ("b", Estimate(value=0.75, low=0.5, high=0.875)),
-        )
-    ]
-    found = Evaluation(
-        model="m",
-        attention="dense",
-        temperature=1.0,
-        samples=4,
-        seed=0,
-        left_out=(),
-        cells=tuple(cells),
-    )
-    assert validation_metrics(found) == {
-        "val-core/a/acc/mean@4": 0.5,
-        "val-aux/a/length/mean": 35.0,
-        "val-aux/a/length/median": 3.0,
-        "val-aux/a/cut_off": 0.25,
+def test_held_out_accuracy() -> None:
+    mean = Estimate(value=0.75, low=0.5, high=0.875)
+    lengths = {"tokens": 35.0, "median": 3.0, "entropy": None, "cut_off": 0.25}
+    about = {"source": "b", "length": None, "rows": 2, "samples": 1, "mean": mean}
+    cell = EvaluationCell(**about, **lengths, passes=(), reasons=(), skipped=())
+    settings = {"model": "m", "attention": "dense", "temperature": 1.0, "samples": 4, "seed": 0}
+    assert validation_metrics(Evaluation(**settings, left_out=(), cells=(cell,))) == {
         "val-core/b/acc/mean@4": 0.75,
         "val-core/b/acc/low": 0.5,
         "val-core/b/acc/high": 0.875,
@@ -131,24 +68,3 @@ def test_held_out_accuracy_in_numbers_and_words() -> None:
         "val-aux/b/length/median": 3.0,
         "val-aux/b/cut_off": 0.25,
     }
-    assert validation_words(found) == (
-        "a: mean@4 0.500, 35 tokens an answer, 25% cut off; "
-        "b: mean@4 0.750 [0.50, 0.88], 35 tokens an answer, 25% cut off"
-    )
-
-
-def test_in_a_run_a_window_of_one_step_sees_the_same_tail(tmp_path: Path) -> None:
-    """Dense and sparse: the step's p05 is the gate's, where that looks at one step."""
-    model = model_folder(tmp_path / "model", size=16)
-    tails = []
-    for name, attention in (("dense", {}), ("sparse", SPARSE)):
-        gate = {"window": 1, "bin": 512, "sample": 8}
-        rollout, run = {"attention": attention}, {"steps": 1}
-        trained(config(model, tmp_path / name, rollout=rollout, gate=gate, run=run))
-        (step,) = metrics(tmp_path / name)
-        assert step["sparse/step/p05"] == pytest.approx(step["sparse/accept_p05"], abs=1e-6)
-        assert step["sparse/step/p05/bin_0"] == pytest.approx(step["sparse/step/p05"])
-        assert 0 < step["sparse/step/uncertain"] <= 1
-        assert "sparse/step/p05_uncertain" in step
-        tails.append(step["sparse/step/p05"])
-    assert tails[1] < 0.999 < tails[0]

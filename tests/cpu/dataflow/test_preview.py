@@ -12,21 +12,20 @@ from rich.console import Console
 
 from sparrow.calibrate.planning.hardware import Hardware
 from sparrow.cli.preview import lines, show
-from sparrow.dataflow import place
 from sparrow.dataflow import preview as module
-from sparrow.dataflow.preview import UTILISATION, Preview, gate_words, preview
+from sparrow.dataflow.preview import UTILISATION, Preview, machine_of, model_of, preview
 from sparrow.models.spec import shape
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.layers import shipped_configs
 from sparrow.schema.loading import load_config
-from sparrow.schema.train import GateConfig, TrainConfig
+from sparrow.schema.train import TrainConfig
 from sparrow.sparse import preset
 from sparrow.train.costs import forward_flops, training_flops
 
 ROOT = Path(__file__).parents[3]
 RECIPES = list(shipped_configs("train"))
 GIB = 2**30
-DOWNLOADED = place._downloaded
+DOWNLOADED = module._downloaded
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +34,7 @@ def _at_the_root_without_a_gpu_or_downloads(
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(place, "_downloaded", lambda name: None)
+    monkeypatch.setattr(module, "_downloaded", lambda name: None)
     monkeypatch.setenv("SPARROW_HOME", str(tmp_path))
 
 
@@ -68,69 +67,64 @@ def test_every_recipe_can_be_previewed() -> None:
         assert found.fits, recipe
         assert found.kept
         assert from_dict(Preview, json.loads(json.dumps(to_dict(found)))) == found
-        assert f"{found.batch.sequences}, of the run" in said(found)
+        assert f"{found.sequences}, of the run" in said(found)
 
 
 def test_the_recipe_of_qwen_is_planned_for_the_machine_that_it_names() -> None:
-    recipe = load_config(TrainConfig, ["qwen3-1.7b-math"])
-    found = preview(recipe)
-    assert found.machine.name == "h200"
-    assert not found.machine.here
-    assert "published shape qwen3-1.7b" in found.shape
+    found = preview(load_config(TrainConfig, ["qwen3-1.7b-math"]))
+    assert (found.machine.name, found.machine.here) == ("h200", False)
+    assert "published shape qwen3-1.7b" in found.words["model"]
     assert found.parameters == shape("qwen3-1.7b").parameters()
     assert any("no GPU here" in note for note in found.notes)
     assert any("polaris-53k.parquet is not here" in note for note in found.notes)
     assert found.trainer.total < 100 * GIB  # a micro-batch of 32K tokens
-    assert len(found.times) == 2
-    assert all(time.rollout < time.dense_rollout for time in found.times)
+    for case in found.cases:
+        assert case.seconds["rollout"] < case.seconds["dense rollout"]
 
 
 def test_a_recipe_for_this_cpu_says_that_no_time_is_known() -> None:
     found = preview(load_config(TrainConfig, ["tiny"]))
     assert found.machine.kind == "cpu"
-    assert found.times == ()
+    assert [case.seconds for case in found.cases] == [{}, {}]
     assert dict(lines(found))["time of a step"].startswith("not predicted: step times are known")
-    assert found.batch.counted
+    assert not any("looked at" in note for note in found.notes), "prompts were counted"
 
 
 # Figures.
 
 
 def test_batch_by_hand() -> None:
-    found = preview(config(batch={"updates": 2, "tokens": 20000})).batch
-    assert (found.sequences, found.steps, found.answers) == (4, 3, 12)
+    found = preview(config(batch={"updates": 2, "tokens": 20000}))
+    assert (found.sequences, found.steps) == (4, 3)
     assert found.prompt == 192  # assumed 200, but no longer one is let in
     assert found.longest == 8192
-    assert found.tokens == 4 * 8192
+    worst, half = found.cases
+    assert worst.tokens == 4 * 8192
     # Answers of 1, 2667, 5334 and 8000 tokens, in some order.
-    assert found.half_tokens == 4 * 192 + 1 + 2667 + 5334 + 8000
-    assert (found.micro_batches, found.half_micro_batches) == (1, 1)
-    alone = preview(config(batch={"tokens": 8192})).batch
-    assert alone.micro_batches == 4
+    assert half.tokens == 4 * 192 + 1 + 2667 + 5334 + 8000
+    assert (worst.micro_batches, half.micro_batches) == (1, 1)
+    assert preview(config(batch={"tokens": 8192})).cases[0].micro_batches == 4
 
 
 def test_a_step_of_a_million_answers_is_planned_from_a_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Of fewer where answers are long and run one at a time."""
     monkeypatch.setattr(module, "MOST_SAMPLE", 512)
     few = preview(config(rollout={"prompts": 128, "samples": 4}))
     many = preview(config(rollout={"prompts": 1024, "samples": 1024}))
-    assert many.batch.sequences == 2**20
-    assert many.batch.tokens == 2**20 * (192 + 8000)
-    assert many.batch.micro_batches == 2**20 // 2  # of 16384 tokens
+    assert many.sequences == 2**20
+    assert many.cases[0].tokens == 2**20 * (192 + 8000)
+    assert many.cases[0].micro_batches == 2**20 // 2  # of 16384 tokens
     assert any("1048576 answers" in note for note in many.notes)
     assert not any("answers, scaled" in note for note in few.notes)
-    for one, other in zip(few.times, many.times, strict=True):
-        assert other.step == pytest.approx(2**20 / 512 * one.step, rel=0.05)
-
-
-def test_long_answers_one_at_a_time_are_planned_from_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    for one, other in zip(few.cases, many.cases, strict=True):
+        expected = 2**20 / 512 * one.seconds["step"]
+        assert other.seconds["step"] == pytest.approx(expected, rel=0.05)
     monkeypatch.setattr(module, "SAMPLE_TOKENS", 2**21)
     rollout = {"prompts": 64, "samples": 1024, "max_tokens": 30_000, "max_running": 1}
     found = preview(config(rollout=rollout))
-    assert found.batch.tokens == 2**16 * (192 + 30_000)
     assert any(f"{2**21 // 30_000} of the" in note for note in found.notes)
-    assert found.times[0].step > found.times[1].step > 0
 
 
 def test_memory_by_hand() -> None:
@@ -138,17 +132,13 @@ def test_memory_by_hand() -> None:
     page = 28 * 8 * 2 * 16 * 128 * 2  # layers, KV heads, K and V, tokens, channels, bytes
     assert found.engine.page_bytes == page
     assert found.engine.pages == GIB // page
-    assert found.engine.sequences == GIB // page * 16 / 8192
     assert found.engine.weights == 2 * spec.parameters()
     assert found.rollout_bytes == 12 * spec.parameters() + found.engine.total
     assert found.update_bytes == found.trainer.total
     sparse = preview(config(rollout={"kv_gib": 1.0, "attention": {"budget": 512}}))
     assert sparse.engine.page_bytes == page + 28 * 8 * 128 * 2  # a mean key
-
-
-def test_an_engine_that_stays_awake_lies_beside_the_trainer() -> None:
-    found = preview(config(rollout={"sleep": False, "kv_gib": 2.0}))
-    assert found.update_bytes == found.trainer.total + found.engine.total == found.rollout_bytes
+    awake = preview(config(rollout={"sleep": False, "kv_gib": 2.0}))
+    assert awake.update_bytes == awake.trainer.total + awake.engine.total == awake.rollout_bytes
     unsaid = preview(config(rollout={"sleep": False}))
     assert any("kv_gib is not given" in note for note in unsaid.notes)
 
@@ -162,24 +152,22 @@ def test_the_engine_takes_nine_tenths_of_what_the_trainer_leaves() -> None:
 
 
 def test_step_time_by_hand() -> None:
-    found, spec = preview(config()), shape("qwen3-1.7b")
-    rate = 989e12 * UTILISATION
-    lengths = [8192] * 4
-    worst = found.times[0]
-    assert worst.update == pytest.approx(training_flops(spec, lengths) / rate)
-    assert worst.logprobs == pytest.approx(forward_flops(spec, lengths) / rate * 3 / 4)
-    assert worst.rollout == worst.dense_rollout  # no schedule
-    assert worst.step == worst.rollout + worst.logprobs + worst.update
+    spec = shape("qwen3-1.7b")
+    worst, half = (case.seconds for case in preview(config()).cases)
+    (kept, _) = (case.seconds for case in preview(config(batch={"recompute": False})).cases)
+    rate, lengths = 989e12 * UTILISATION, [8192] * 4
+    assert worst["update"] == pytest.approx(training_flops(spec, lengths) / rate)
+    assert worst["log-probs"] == pytest.approx(forward_flops(spec, lengths) / rate * 3 / 4)
+    assert worst["rollout"] == worst["dense rollout"]  # no schedule
+    assert worst["step"] == worst["rollout"] + worst["log-probs"] + worst["update"]
     # 8000 steps of four rows at least read the weights, 3.4 GB at 3.9 TB/s.
-    assert worst.rollout > 8000 * 3.44e9 / 3.925e12
-    kept = preview(config(batch={"recompute": False})).times[0]
-    assert kept.update == pytest.approx(worst.update * 3 / 4)
-    assert found.times[1].step < worst.step
+    assert worst["rollout"] > 8000 * 3.44e9 / 3.925e12
+    assert kept["update"] == pytest.approx(worst["update"] * 3 / 4)
+    assert half["step"] < worst["step"]
 
 
 def test_budgets_by_length() -> None:
-    attention = {"schedule": "qwen3-1.7b-0.86"}
-    found = preview(config(rollout={"attention": attention}))
+    found = preview(config(rollout={"attention": {"schedule": "qwen3-1.7b-0.86"}}))
     schedule = preset("qwen3-1.7b-0.86")
     assert [each.length for each in found.kept] == [1365, 2731, 4096, 5461, 6827, 8192]
     assert [each.budget for each in found.kept] == [
@@ -187,113 +175,93 @@ def test_budgets_by_length() -> None:
     ]
     last = found.kept[-1]  # 2 of 28 layers keep all 8192, the others 2048
     assert (last.budget, last.kept) == (2048, (2 * 8192 + 26 * 2048) / 28)
-    assert found.attention == schedule.describe()
+    assert schedule.describe() in found.words["rollout"]
 
 
 # The model and the machine.
 
 
-def test_a_folder_is_read_and_its_weights_are_not(tmp_path: Path) -> None:
-    shipped = place.model_of("tiny")
-    (tmp_path / "config.json").write_text(Path(shipped.source).read_text())
-    found = place.model_of(str(tmp_path))
-    assert found.spec == shipped.spec
-    assert found.source == str((tmp_path / "config.json").resolve())
-
-
-def test_a_hub_name_with_a_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_found_without_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder, a revision of the hub that was downloaded before, a published shape."""
     import huggingface_hub
 
-    shipped = place.model_of("tiny")
-    cached = {("Qwen/Qwen3-1.7B", "abc"): shipped.source}
+    spec, source = model_of("tiny")
+    (tmp_path / "config.json").write_text(Path(source).read_text())
+    assert model_of(str(tmp_path)) == (spec, str((tmp_path / "config.json").resolve()))
+    assert model_of("smollm2-135m")[0] == shape("smollm2-135m")
+    cached = {("Qwen/Qwen3-1.7B", "abc"): source}
 
     def look(name: str, file: str, revision: str | None = None) -> str | None:
         return cached.get((name, revision))
 
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", look)
-    monkeypatch.setattr(place, "_downloaded", DOWNLOADED)
-    assert place.model_of("Qwen/Qwen3-1.7B@abc").spec == shipped.spec
-    assert place.model_of("Qwen/Qwen3-1.7B@v1").spec == shape("qwen3-1.7b")
+    monkeypatch.setattr(module, "_downloaded", DOWNLOADED)
+    assert model_of("Qwen/Qwen3-1.7B@abc")[0] == spec
+    assert model_of("Qwen/Qwen3-1.7B@v1")[0] == shape("qwen3-1.7b")
 
 
-def test_a_config_that_does_not_match_its_digest_is_refused(tmp_path: Path) -> None:
-    copy = shutil.copytree(Path(place.model_of("tiny").source).parent, tmp_path / "copy")
-    (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
-    with pytest.raises(ValueError, match=r"config\.json .*SHA256SUMS"):
-        place.model_of(str(copy))
-
-
-def test_a_model_that_can_be_fetched_has_a_shape_before() -> None:
-    assert place.model_of("smollm2-135m").spec == shape("smollm2-135m")
-
-
-def test_an_unknown_model_is_refused() -> None:
+def test_models_that_are_refused(tmp_path: Path) -> None:
     for name in ("nobody/model-7b", "qwen3-1.7b", "no-such", "a/b/qwen3-1.7b"):
         with pytest.raises(ValueError, match=f"'{name}'"):
-            place.model_of(name)
-
-
-def test_a_broken_config_is_named(tmp_path: Path) -> None:
+            model_of(name)
+    copy = shutil.copytree(Path(model_of("tiny")[1]).parent, tmp_path / "copy")
+    (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
+    with pytest.raises(ValueError, match=r"config\.json .*SHA256SUMS"):
+        model_of(str(copy))
     for text in ("{", "[]"):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=r"config\.json"):
-            place.model_of(str(tmp_path))
+            model_of(str(tmp_path))
 
 
-def test_without_a_gpu_auto_is_this_cpu() -> None:
-    assert place.machine_of("auto") == place.machine_of("cpu")
-    assert place.machine_of("cuda:1").hardware == "h200"
-
-
-def test_a_gpu_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU auto is this CPU; a GPU is found by its name."""
+    assert machine_of("auto") == machine_of("cpu")
+    assert machine_of("cuda:1").hardware == "h200"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (7 * GIB, 8 * GIB))
-    names = {"NVIDIA H200": "h200", "NVIDIA L4": None}
-    for name, hardware in names.items():
+    for name, hardware in {"NVIDIA H200": "h200", "NVIDIA L4": None}.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index, name=name: name)
-        found = place.machine_of("auto")
+        found = machine_of("auto")
         assert (found.name, found.memory, found.hardware) == (name, 7 * GIB, hardware)
         assert found.here
     with pytest.raises(ValueError, match="cuda:3"):
-        place.machine_of("cuda:3")
+        machine_of("cuda:3")
 
 
 # What does not go.
 
 
-def test_a_schedule_for_another_family_is_refused_unless_forced() -> None:
-    model = {"name": "smollm2-135m"}
-    attention = {"schedule": "qwen3-1.7b-0.86"}
-    rollout = {"max_tokens": 4000, "attention": attention}
+def test_what_could_never_run_is_refused() -> None:
+    """A schedule for another family (unless forced), no room, unknown parts."""
+    model, attention = {"name": "smollm2-135m"}, {"schedule": "qwen3-1.7b-0.86"}
+    rollout: dict[str, Any] = {"max_tokens": 4000, "attention": attention}
     with pytest.raises(ValueError, match="family 'qwen3'"):
         preview(config(model=model, rollout=rollout))
-    attention["force"] = True
-    forced = preview(config(model=model, rollout=rollout))
-    assert "FORCED, made for family qwen3" in forced.attention
-
-
-def test_answers_longer_than_the_model_are_refused() -> None:
-    for rollout in ({"max_tokens": 40960}, {"max_tokens": 40900, "max_prompt": 61}):
+    forced = preview(
+        config(model=model, rollout=rollout | {"attention": attention | {"force": True}})
+    )
+    assert "FORCED, made for family qwen3" in forced.words["rollout"]
+    for long in ({"max_tokens": 40960}, {"max_tokens": 40900, "max_prompt": 61}):
         with pytest.raises(ValueError, match="40960"):
-            preview(config(rollout=rollout))
-    tight = preview(config(rollout={"max_tokens": 40900, "max_prompt": 60})).batch
-    assert (tight.context, tight.longest, tight.prompt) == (40960, 40960, 60)
+            preview(config(rollout=long))
+    tight = preview(config(rollout={"max_tokens": 40900, "max_prompt": 60}))
+    assert (tight.engine.context, tight.longest, tight.prompt) == (40960, 40960, 60)
+    with pytest.raises(ValueError, match="no-such"):
+        preview(config(algorithm={"corrections": ({"use": "no-such"},)}))
 
 
 def test_without_a_limit_prompts_may_take_what_answers_leave() -> None:
     model, data = {"name": "tiny", "device": "cpu"}, {"task": "assignments", "length": 200}
     rollout = {"prompts": 2, "samples": 2, "max_tokens": 500}
     settings = {"model": model, "data": data, "rollout": rollout}
-    found = preview(TrainConfig.model_validate(settings)).batch
-    assert found.context == 8192
+    found = preview(TrainConfig.model_validate(settings))
+    assert found.engine.context == 8192
     assert 43 <= found.prompt <= 60  # words of the longest
     assert found.longest == found.prompt + 500
-
-
-def test_unknown_parts_of_the_algorithm_are_refused() -> None:
-    with pytest.raises(ValueError, match="no-such"):
-        preview(config(algorithm={"corrections": ({"use": "no-such"},)}))
 
 
 def test_what_does_not_fit_is_said_and_not_raised() -> None:
@@ -309,20 +277,3 @@ def test_more_answers_than_counted_are_mentioned() -> None:
     assert any("up to 4 times as many" in note for note in dapo.notes)
     remax = preview(config(algorithm={"name": "remax"}))
     assert any("2 greedy answers" in note for note in remax.notes)
-
-
-# Words.
-
-
-def test_the_gate_in_words() -> None:
-    said: list[tuple[dict[str, Any], bool, str]] = [
-        ({"mode": "off"}, True, "off"),
-        ({"mode": "warn"}, True, "warning"),
-        ({}, True, "raised by 1.5, up to 3 times"),
-        ({"raises": 0}, True, "or surely: it runs dense"),
-        ({"lower": True}, True, "surely 0.04 above"),
-        ({"bin": 250}, True, "bins of 250 tokens"),
-        ({}, False, "rollout is dense already"),
-    ]
-    for settings, sparse, expected in said:
-        assert expected in gate_words(GateConfig(**settings), sparse=sparse)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sparrow import models
-from sparrow.dataflow.runs.states import read_state
+from sparrow.dataflow.checkpoints import read_state
 from sparrow.files import FolderLock, parse_line
 from sparrow.schema.loading import load_config
 from sparrow.schema.warmup import WarmupConfig

@@ -12,22 +12,24 @@ import torch
 pytest.importorskip("pydantic")
 
 from sparrow.schema.train import AlgorithmConfig, Choice
-from sparrow.train.objectives import (
-    Algorithm,
+from sparrow.train.objectives.advantages import (
     Rewards,
-    Surrogate,
-    Terms,
-    algorithm_of,
     batch_normalised,
-    combine,
     grpo,
     mean_centred,
     remax,
     rloo,
-    seq_mean_token_mean,
-    token_mean,
 )
-from sparrow.train.objectives.algorithms import ADVANTAGES, AGGREGATES, CORRECTIONS, SURROGATES
+from sparrow.train.objectives.algorithms import (
+    ADVANTAGES,
+    AGGREGATES,
+    CORRECTIONS,
+    SURROGATES,
+    Algorithm,
+    algorithm_of,
+)
+from sparrow.train.objectives.corrections import combine
+from sparrow.train.objectives.surrogates import Terms, seq_mean_token_mean, token_mean
 
 STRANGER = '''
 """Functions of somebody else."""
@@ -195,30 +197,6 @@ def test_functions_of_strangers(stranger: str) -> None:
     assert weight_T.tolist() == [0.5, 0.5]
 
 
-def test_functions_passed_in_win() -> None:
-    def own_advantage(groups: Any) -> Any:
-        return [group.rewards for group in groups]
-
-    def own_surrogate(terms: Terms) -> Surrogate:
-        return Surrogate(terms.logprob_T, terms.logprob_T > 0)
-
-    def own_correction(log_rho_T: Any, sequence_T: Any) -> Any:
-        return log_rho_T
-
-    found = algorithm_of(
-        AlgorithmConfig(advantage="rloo", surrogate=Choice(use="gspo")),
-        max_tokens=10,
-        advantage=own_advantage,
-        surrogate=own_surrogate,
-        corrections=[own_correction],
-    )
-    assert found.advantage is own_advantage
-    assert found.surrogate is own_surrogate
-    assert found.corrections == (own_correction,)
-    assert found.aggregate is token_mean
-    assert algorithm_of(AlgorithmConfig(), max_tokens=10, corrections=()).corrections == ()
-
-
 STRANGERS = "objectives_of_a_stranger"
 REFUSED_NAMES: list[tuple[dict[str, Any], str]] = [
     ({"advantage": "gae"}, "advantage.*gae.*mean-centred"),
@@ -260,11 +238,5 @@ def test_what_is_refused_is_named() -> None:
         with pytest.raises(ValueError, match=field) as refused:
             made(surrogate=Choice(use=use, settings=settings))
         assert use in str(refused.value)
-
-
-def test_settings_without_default_must_be_given() -> None:
     with pytest.raises(ValueError, match=r"geometric-mask.*low, high"):
         made(corrections=(Choice(use="geometric-mask"),))
-    found = made(corrections=(Choice(use="geometric-mask", settings={"low": 0.5, "high": 2}),))
-    weight_T = combine(found.corrections, torch.tensor([0.0, 1.0]), torch.tensor([0, 1]))
-    assert weight_T.tolist() == [1.0, 0.0]

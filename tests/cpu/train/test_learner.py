@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 from support.samples import batch, plain_logprobs, sample, small_model
-from torch import Tensor
+from support.sharded import copied, ones, states_of
 
 pytest.importorskip("pydantic")
 
 from sparrow import models, ops
-from sparrow.models.attention import Packed
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
-from sparrow.train.learner import Learner, Objective
-from sparrow.train.objectives.surrogates import Surrogate, Terms, ppo, token_mean
+from sparrow.train.learner import Learner
+from sparrow.train.objectives.surrogates import Objective, ppo, token_mean
 from sparrow.train.policy import Policy
 
 PPO = Objective(surrogate=ppo, aggregate=token_mean)
@@ -40,10 +39,6 @@ def ready(own: Learner, samples: Sequence[TrainSample]) -> list[TrainSample]:
     return done
 
 
-def ones(samples: Sequence[TrainSample]) -> list[np.ndarray]:
-    return [np.ones(one.learnt, np.float32) for one in samples]
-
-
 def gradients(own: Learner, samples: Sequence[TrainSample], objective: Objective = PPO) -> Any:
     """What an update sees, before the optimiser's step."""
     own._gradients(samples, ones(samples), objective, None)
@@ -63,34 +58,17 @@ def test_read_is_the_definition() -> None:
         assert (found.entropy >= 0).all()
 
 
-@pytest.mark.parametrize("tokens", [1, 40, 90, 10_000])
-def test_read_does_not_depend_on_the_cut(tokens: int) -> None:
-    samples = batch()
-    for one, other in zip(
-        learner().read(samples), learner(tokens=tokens).read(samples), strict=True
-    ):
-        np.testing.assert_allclose(one.logprob, other.logprob, atol=1e-5)
-
-
-def actor_states(model: models.Decoder, one: TrainSample) -> Tensor:
-    ids = torch.from_numpy(one.ids.astype(np.int64))
-    with torch.no_grad():
-        hidden = model(ids, torch.arange(len(ids)), Packed(bounds=torch.tensor([0, len(ids)])))
-    return hidden[torch.from_numpy(np.flatnonzero(one.loss_mask)) - 1]
-
-
 def test_acceptance_of_the_watched_alone() -> None:
     """Of an actor with other weights by the definition; of the policy itself 1."""
     own, samples, other = learner(), batch(4), small_model(seed=9)
-    mine, theirs = (
-        actor_states(m, samples[n]).numpy() for m, n in ((own.policy.model, 1), (other, 3))
-    )
+    mine, theirs = (states_of(m, samples[n]) for m, n in ((own.policy.model, 1), (other, 3)))
     found = own.read(samples, [None, mine, None, theirs])
     assert found[0].alpha is None
     assert found[2].alpha is None
     np.testing.assert_allclose(found[1].alpha, 1, atol=1e-5)
     head = own.policy.model.head.detach()
-    exact = ops.acceptance(actor_states(own.policy.model, samples[3]), torch.tensor(theirs), head)
+    dense = torch.tensor(states_of(own.policy.model, samples[3]))
+    exact = ops.acceptance(dense, torch.tensor(theirs), head)
     np.testing.assert_allclose(found[3].alpha, exact.numpy(), atol=1e-5)
     assert found[3].alpha.mean() < 0.9
 
@@ -109,33 +87,6 @@ def test_the_gradient_is_the_policy_gradient() -> None:
         torch.testing.assert_close(got, wanted, atol=2e-5, rtol=2e-4, msg=name)
 
 
-def test_weights_scale_tokens() -> None:
-    own = learner()
-    samples = ready(own, batch(3))
-    own._gradients(samples, [2 * w for w in ones(samples)], PPO, None)
-    twice = {name: p.grad.clone() for name, p in own.policy.named_parameters()}
-    own.optimiser.zero_grad()
-    for name, one in gradients(own, samples).items():
-        torch.testing.assert_close(twice[name], 2 * one, msg=name)
-
-
-@pytest.mark.parametrize("tokens", [1, 60])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_neither_the_cut_nor_recomputing_changes_the_gradient(tokens: int, recompute: bool) -> None:
-    whole, cut = learner(), learner(tokens=tokens, recompute=recompute)
-    samples = ready(whole, batch())
-    expected, found = gradients(whole, samples), gradients(cut, samples)
-    for name, wanted in expected.items():
-        torch.testing.assert_close(found[name], wanted, atol=1e-5, rtol=1e-4, msg=name)
-
-
-def test_recomputing_gives_the_same_bits() -> None:
-    kept, again = learner(), learner(recompute=True)
-    samples = ready(kept, batch())
-    expected, found = gradients(kept, samples), gradients(again, samples)
-    assert all(torch.equal(found[name], wanted) for name, wanted in expected.items())
-
-
 @pytest.mark.parametrize("recompute", [False, True])
 def test_another_dtype_computes_and_float32_is_kept(recompute: bool) -> None:
     """float64 stands for the GPU's 16 bits, which are unusable on some CPUs."""
@@ -152,6 +103,22 @@ def test_another_dtype_computes_and_float32_is_kept(recompute: bool) -> None:
     assert exact.policy.model.dtype == torch.float32
 
 
+def test_neither_the_cut_nor_recomputing_changes_the_gradient() -> None:
+    """Recomputing gives the same bits; weights of tokens scale theirs."""
+    whole = learner()
+    samples = ready(whole, batch())
+    expected = gradients(whole, samples)
+    for tokens, recompute in ((1, False), (60, False), (1, True), (60, True)):
+        found = gradients(learner(tokens=tokens, recompute=recompute), samples)
+        for name, wanted in expected.items():
+            torch.testing.assert_close(found[name], wanted, atol=1e-5, rtol=1e-4, msg=name)
+    again = gradients(learner(recompute=True), samples)
+    assert all(torch.equal(again[name], wanted) for name, wanted in expected.items())
+    whole._gradients(samples, [2 * w for w in ones(samples)], PPO, None)
+    for name, weight in whole.policy.named_parameters():
+        torch.testing.assert_close(weight.grad, 2 * expected[name], msg=name)
+
+
 def test_an_update_makes_good_answers_likelier() -> None:
     own = learner(rate=1e-3)
     samples = ready(own, [sample(30, 10, advantage=1.0), sample(25, 9, advantage=-1.0)])
@@ -166,43 +133,11 @@ def test_an_update_makes_good_answers_likelier() -> None:
     assert own.taken == 1
 
 
-def test_a_rate_of_zero_changes_nothing() -> None:
-    own = learner(rate=0.0)
-    samples = ready(own, batch(3))
-    before = own.state()["weights"]
-    before = {name: weight.clone() for name, weight in before.items()}
-    for _ in range(3):
-        own.update(samples, ones(samples), PPO)
-    assert all(torch.equal(own.state()["weights"][name], w) for name, w in before.items())
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_no_number_is_skipped_and_weights_stay(bad: float) -> None:
-    def broken(terms: Terms) -> Surrogate:
-        found = ppo(terms)
-        return Surrogate(found.loss_T * bad, found.clipped_T)
-
-    own = learner()
-    samples = ready(own, batch(3))
-    own.update(samples, ones(samples), PPO)
-    before = {name: weight.clone() for name, weight in own.named_weights().items()}
-    stats = own.update(samples, ones(samples), replace(PPO, surrogate=broken))
-    assert stats.skipped
-    assert all(torch.equal(own.named_weights()[name], w) for name, w in before.items())
-    assert not own.update(samples, ones(samples), PPO).skipped
-    assert all(weight.isfinite().all() for weight in own.named_weights().values())
-
-
 def test_a_restored_learner_goes_on_bit_for_bit() -> None:
     own = learner()
     samples = ready(own, batch(4))
     own.update(samples, ones(samples), PPO)
-    state = own.state()
-    state["weights"] = {name: weight.clone() for name, weight in state["weights"].items()}
-    state["moments"] = {
-        number: {name: value.clone() for name, value in one.items()}
-        for number, one in state["moments"].items()
-    }
+    state = copied(own.state())
     other = learner(small_model(seed=5))
     other.restore(state)
     for each in (own, other):

@@ -3,22 +3,24 @@
 import copy
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.leftovers import marked, marking
 from torch import Tensor
 from torch.nn import functional
-
-pytest.importorskip("pydantic")
 
 from sparrow import models
 from sparrow.models.attention import Packed
 from sparrow.schema.episode import Document
-from sparrow.schema.warmup import OptimiserConfig
-from sparrow.train.packing import pack
-from sparrow.train.supervised import Supervised
+from sparrow.schema.warmup import DataConfig, OptimiserConfig, StageConfig
+from sparrow.train.optimiser import adamw, rate_at
+from sparrow.train.packing import Pack, pack
+from sparrow.train.supervised import Supervised, packs
+from sparrow_recipes.documents import PuzzleDocuments
 
 VOCABULARY = 61
 STEPS = 40
@@ -68,103 +70,16 @@ def gradients(model: models.Decoder, loss: Tensor) -> dict[str, Tensor]:
     return {name: grad.clone() for name, grad in found.items() if grad is not None}
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_the_loss_is_the_cross_entropy_of_the_learnt_tokens(count: int) -> None:
-    model = tiny()
-    loss, _ = trainer_of(model).loss(pack(DOCUMENTS[:count]))
-    torch.testing.assert_close(loss, plain_loss(model, DOCUMENTS[:count]), atol=1e-5, rtol=1e-5)
-
-
 def test_gradients_are_those_of_the_plain_computation() -> None:
+    """The loss is the cross entropy of the learnt tokens."""
     model = tiny()
-    ours = gradients(model, trainer_of(model).loss(pack(DOCUMENTS))[0])
-    plain = gradients(model, plain_loss(model, DOCUMENTS))
+    loss, wanted = trainer_of(model).loss(pack(DOCUMENTS))[0], plain_loss(model, DOCUMENTS)
+    torch.testing.assert_close(loss, wanted, atol=1e-5, rtol=1e-5)
+    ours, plain = gradients(model, loss), gradients(model, wanted)
     assert ours.keys() == plain.keys() == dict(model.named_parameters()).keys()
     for name, grad in plain.items():
         assert grad.abs().max() > 0, name
         torch.testing.assert_close(ours[name], grad, atol=1e-6, rtol=1e-4, msg=name)
-
-
-def test_the_entropy_is_that_of_the_learnt_places() -> None:
-    model = tiny()
-    packed = pack(DOCUMENTS[:2])
-    entropy = trainer_of(model).loss(packed)[1]
-    assert not entropy.requires_grad
-    logp = []
-    for each in DOCUMENTS[:2]:
-        ids = torch.tensor(each.ids.tolist())
-        hidden = model(ids, torch.arange(len(ids)), Packed(bounds=torch.tensor([0, len(ids)])))
-        logp.append((hidden @ model.head.T).log_softmax(1)[each.prompt - 1 : -1])
-    every = torch.cat(logp).detach()
-    torch.testing.assert_close(entropy, -(every.exp() * every).sum(1).mean(), atol=1e-5, rtol=1e-5)
-
-
-def test_packing_changes_nothing() -> None:
-    """Two documents side by side are each alone: loss and gradients by their learnt tokens."""
-    model = tiny()
-    trainer = trainer_of(model)
-    two = DOCUMENTS[0], DOCUMENTS[2]
-    learnt = [len(each) - each.prompt for each in two]
-    together = trainer.loss(pack(two))[0]
-    alone = [trainer.loss(pack([each]))[0] for each in two]
-    mixed = sum(n * loss for n, loss in zip(learnt, alone, strict=True)) / sum(learnt)
-    torch.testing.assert_close(together, mixed, atol=1e-6, rtol=1e-6)
-    left, right = gradients(model, together), gradients(model, mixed)
-    for name, grad in right.items():
-        torch.testing.assert_close(left[name], grad, atol=1e-6, rtol=1e-4, msg=name)
-
-
-def test_a_neighbour_changes_nothing() -> None:
-    trainer = trainer_of(tiny())
-    packs = [pack([DOCUMENTS[0], other]) for other in (document(30, 5, 8), document(30, 5, 9))]
-    hidden = []
-    for each in packs:
-        with torch.no_grad():
-            attention = Packed(bounds=each.bounds)
-            hidden.append(trainer.model(each.ids_T, each.positions_T, attention)[:40])
-    assert torch.equal(*hidden)
-
-
-def test_prompt_tokens_are_not_learnt() -> None:
-    """The loss hangs on the places before learnt tokens, and on no others."""
-    model = tiny()
-    seen: list[Tensor] = []
-    model.norm.register_forward_hook(lambda _, __, out: seen.append(out))
-    packed = pack([document(10, 7, 1), document(12, 3, 2)])
-    loss, _ = trainer_of(model).loss(packed)
-    (grad_TC,) = torch.autograd.grad(loss, seen)
-    assert grad_TC.abs().sum(1).nonzero().flatten().tolist() == [6, 7, 8, *range(12, 21)]
-
-
-def test_training_raises_the_learnt_tokens_and_not_the_prompt() -> None:
-    model = tiny()
-    trainer = trainer_of(model, rate=1e-2)
-    shown = document(30, 20, 5)
-    ids = torch.tensor(shown.ids.tolist())
-
-    def logprobs() -> tuple[float, float]:
-        with torch.no_grad():
-            hidden = model(ids, torch.arange(30), Packed(bounds=torch.tensor([0, 30])))
-            logp = (hidden @ model.head.T).log_softmax(1)[torch.arange(29), ids[1:]]
-        return float(logp[:19].mean()), float(logp[19:].mean())
-
-    prompt, answer = logprobs()
-    for _ in range(STEPS):
-        trainer.step(pack([shown]))
-    after = logprobs()
-    assert after[1] > max(answer, -0.1)
-    assert after[0] < prompt + 1
-
-
-def test_a_tiny_model_overfits_two_documents() -> None:
-    trainer = trainer_of(tiny(), rate=1e-2, weight_decay=0.0)
-    packed = pack([document(30, 5, 6), document(40, 8, 7)])
-    stats = [trainer.step(packed).plain() for _ in range(STEPS)]
-    assert stats[0]["loss"] > 3
-    assert stats[-1]["loss"] < 0.05
-    assert [line["step"] for line in stats] == list(range(STEPS))
-    assert {line["learnt"] for line in stats} == {57}
-    assert {line["tokens"] for line in stats} == {70}
 
 
 def test_a_step_by_hand() -> None:
@@ -195,15 +110,10 @@ def test_a_step_by_hand() -> None:
     assert all(weight.grad is None for weight in model.parameters())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_refuses_16_bit_weights(dtype: torch.dtype) -> None:
-    message = f"training wants float32 weights, the model has {dtype}"
-    with pytest.raises(ValueError, match=message):
-        Supervised(tiny(dtype=dtype), OptimiserConfig(), steps=1)
-
-
 def test_products_in_bf16_are_near() -> None:
-    """Weights, loss and gradients stay float32."""
+    """Weights, loss and gradients stay float32; 16-bit weights are refused."""
+    with pytest.raises(ValueError, match="float32"):
+        Supervised(tiny(dtype=torch.bfloat16), OptimiserConfig(), steps=1)
     model = tiny()
     exact = trainer_of(model).loss(pack(DOCUMENTS))[0]
     near = Supervised(model, OptimiserConfig(), steps=1, dtype=torch.bfloat16).loss(
@@ -231,3 +141,137 @@ def test_going_on_from_a_state_continues_bit_for_bit() -> None:
     assert first + [resumed.step(each).plain() for each in packs[4:]] == curve
     for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+# Packs: where documents begin and end, positions, and which token each place predicts.
+
+
+FIRST = Document(ids=[10, 11, 12, 13, 14], prompt=2)
+SECOND = Document(ids=[20, 21], prompt=1)
+THIRD = Document(ids=[30, 31, 32, 33], prompt=3)
+
+
+def test_three_documents_by_hand() -> None:
+    with pytest.raises(ValueError, match="no documents"):
+        pack([])
+    packed = pack([FIRST, SECOND, THIRD])
+    assert packed.ids_T.tolist() == [10, 11, 12, 13, 14, 20, 21, 30, 31, 32, 33]
+    assert packed.positions_T.tolist() == [0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 3]
+    assert packed.bounds.tolist() == [0, 5, 7, 11]
+    assert packed.longest == 5
+    assert packed.sources_R.tolist() == [1, 2, 3, 5, 9]
+    assert packed.targets_R.tolist() == [12, 13, 14, 21, 33]
+    # The flash kernel wants int32 bounds, indexing wants int64.
+    assert packed.bounds.dtype == torch.int32
+    indices = (packed.ids_T, packed.positions_T, packed.sources_R, packed.targets_R)
+    assert {tensor.dtype for tensor in indices} == {torch.int64}
+
+
+# The rate along its three lines, and decay for matrices alone.
+
+
+RATE = 0.5  # exact in binary, as are the powers of two below
+
+
+def config(**changes: Any) -> OptimiserConfig:
+    return OptimiserConfig(**{"rate": RATE, "warm_up": 4, "decay": 8, "final": 0.5, **changes})
+
+
+def rates(steps: int, **changes: Any) -> list[float]:
+    return [rate_at(config(**changes), step, steps) / RATE for step in range(steps)]
+
+
+def test_up_level_and_down() -> None:
+    """Where the lines cross the lower one counts; a decay ends at the last step, wherever it
+    begins."""
+    up, down = [0.25, 0.5, 0.75, 1, 1, 1, 1, 1], [1 - eighths / 16 for eighths in range(1, 9)]
+    assert rates(16) == up + down
+    assert rates(16, warm_up=0)[:9] == [1.0] * 8 + [1 - 1 / 16]
+    assert rates(8, decay=0) == up
+    assert rates(5, warm_up=0, decay=0) == [1.0] * 5
+    assert rates(4, warm_up=0, decay=8, final=0.0) == [3 / 8, 2 / 8, 1 / 8, 0]
+    assert rates(1, warm_up=0, decay=8, final=0.25) == [0.25]
+    crossing = [eighths / 8 for eighths in (1, 2, 3, 4, 3, 2, 1, 0)]
+    assert rates(8, warm_up=8, decay=8, final=0.0) == crossing
+    assert rates(4, warm_up=16, decay=0) == [1 / 16, 2 / 16, 3 / 16, 4 / 16]
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    """With gradients of 0, the decay is all that is left of a step."""
+    own = tiny()
+    before = {name: weight.detach().clone() for name, weight in own.named_parameters()}
+    optimiser = adamw(own, config(weight_decay=0.25))
+    for weight in own.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimiser.step()
+    kinds = set()
+    for name, weight in own.named_parameters():
+        kinds.add(weight.ndim)
+        share = 1 - RATE * 0.25 if weight.ndim > 1 else 1.0
+        torch.testing.assert_close(weight.detach(), before[name] * share, msg=name)
+    assert kinds == {1, 2}
+
+
+def test_every_parameter_is_in_one_group() -> None:
+    own = tiny()
+    optimiser = adamw(own, config(beta1=0.5, beta2=0.75))
+    grouped = [id(weight) for group in optimiser.param_groups for weight in group["params"]]
+    assert sorted(grouped) == sorted(id(weight) for weight in own.parameters())
+    assert {group["betas"] for group in optimiser.param_groups} == {(0.5, 0.75)}
+
+
+# Packs made ahead: the same ones in the same order, errors, and an early end.
+
+
+# A maker of the package itself: other processes can import it wherever the tests run.
+STAGE = StageConfig(steps=30, tokens=1024, longest=150)
+MAKE = PuzzleDocuments(data=DataConfig(assignments=0.0), stages=(STAGE,), context=1024)
+
+
+def same(left: Pack, right: Pack) -> bool:
+    names = ("ids_T", "positions_T", "bounds", "sources_R", "targets_R")
+    return left.longest == right.longest and all(
+        torch.equal(getattr(left, name), getattr(right, name)) for name in names
+    )
+
+
+def test_without_workers_each_pack_is_that_of_its_step() -> None:
+    found = list(packs(MAKE, 3, 6))
+    assert len(found) == 3
+    for step, each in zip(range(3, 6), found, strict=True):
+        assert same(each, pack(MAKE(step)))
+
+
+def test_workers_give_the_same_packs_in_order() -> None:
+    """More steps than are in the making at once, and fewer than workers could take."""
+    for start, stop in ((0, 16), (29, 30)):
+        alone = list(packs(MAKE, start, stop))
+        with marking():
+            together = list(packs(MAKE, start, stop, workers=2))
+        assert len(alone) == len(together) == stop - start
+        assert all(map(same, alone, together))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_to_do(workers: int) -> None:
+    assert list(packs(MAKE, 5, 5, workers=workers)) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_error_of_a_maker_comes_through(workers: int) -> None:
+    """After the packs of the steps before it; a step behind the last stage has no documents."""
+    short = replace(MAKE, stages=(STAGE.model_copy(update={"steps": 2}),))
+    with marking():
+        found = packs(short, 0, 9, workers=workers)
+        assert same(next(found), pack(short(0)))
+        assert same(next(found), pack(short(1)))
+        with pytest.raises(ValueError, match="lies behind the last stage"):
+            next(found)
+
+
+def test_stopping_early_leaves_no_process() -> None:
+    with marking() as mark:
+        found = packs(MAKE, 0, 30, workers=2)
+        assert same(next(found), pack(MAKE(0)))
+        assert marked(mark)
+        found.close()  # type: ignore[attr-defined]

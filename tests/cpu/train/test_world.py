@@ -27,7 +27,6 @@ def test_one_process_is_the_first_and_waits_for_nobody(monkeypatch: pytest.Monke
     assert world.first
     assert own_rank() is None
     assert world.collect([1]) == [[1]]
-    assert world.gather([1, 2]) == [1, 2]
     assert world.only_first(lambda: 4) == 4
     world.leave()
 

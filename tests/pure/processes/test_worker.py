@@ -7,23 +7,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.leftovers import MARK, SOON, gone, marked, marking
+from support.leftovers import MARK, SOON, gone, marked, marking, until
 
 from sparrow.processes.worker import Worker, WorkerFault
 
 ROOT = Path(__file__).parents[3]
 PATIENT = 60.0
 HANDLER = r"""
-import ctypes, gc, json, os, pickle, signal, socket, subprocess, sys, threading, time
+import ctypes, gc, json, os, pickle, signal, socket, subprocess, sys, threading
 
-seen = []
+seen, waiting = [], []
 
 def connections():
     "Every descriptor that could lead to somebody: a hostile handler tries them all."
@@ -47,8 +46,18 @@ def question_id():
 def forged(number, answer="forged"):
     return json.dumps({"id": number, "answer": answer}).encode() + b"\n"
 
-def later(data, seconds):
-    threading.Timer(seconds, write, [data]).start()
+def later(data, questions):
+    "Writes beside the answer to a later question."
+    due = threading.Event()
+    waiting.append((len(seen) + questions, due))
+    threading.Thread(target=lambda: due.wait() and write(data)).start()
+
+def ready():
+    "Tells the program that opened the other end of this pipe."
+    open(os.environ["READY"], "w").close()
+
+def hang():
+    signal.pause()
 
 def stuck():
     ctypes.PyDLL(None).sleep(3600)
@@ -59,7 +68,7 @@ def daemon():
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if os.fork() == 0:
-            time.sleep(3600)
+            hang()
         os._exit(0)
 
 def sessions():
@@ -67,8 +76,8 @@ def sessions():
         subprocess.Popen(["sleep", "3600"], start_new_session=True)
 
 def nested():
-    code = "import subprocess, time; subprocess.Popen(['sleep', '3600'], start_new_session=True)"
-    subprocess.Popen([sys.executable, "-c", f"{code}; time.sleep(3600)"], start_new_session=True)
+    code = "import subprocess, signal; subprocess.Popen(['sleep', '3600'], start_new_session=True)"
+    subprocess.Popen([sys.executable, "-c", f"{code}; signal.pause()"], start_new_session=True)
 
 def stopped():
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -87,7 +96,7 @@ def hold(size):
 
 THIEF = '''
 import ctypes, json, os, socket, sys, threading
-owner, found, say = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode() + bytes([10])
+owner, say = int(sys.argv[1]), sys.argv[2].encode() + bytes([10])
 held = []
 for name in os.listdir(f"/proc/{owner}/fd"):
     if os.readlink(f"/proc/{owner}/fd/{name}").startswith("socket:"):
@@ -99,20 +108,19 @@ def answer(connection):
         number = json.loads(line)["id"]
         connection.sendall(json.dumps({"id": number, "answer": "forged"}).encode() + bytes([10]))
 for connection in held:
-    if sys.argv[3]:
+    if sys.argv[2]:
         connection.sendall(say)
     else:
         threading.Thread(target=answer, args=[connection]).start()
-with open(found, "w") as file:
-    file.write(str(len(held)))
+print(len(held), flush=True)
 '''
 
-def steal(owner, file, say=""):
+def steal(owner, say=""):
     "A program that takes the connections of a process; how many it got."
-    subprocess.Popen([sys.executable, "-c", THIEF, str(owner), file, say])
-    while not os.path.exists(file) or not open(file).read():
-        time.sleep(0.01)
-    return int(open(file).read())
+    thief = subprocess.Popen(
+        [sys.executable, "-c", THIEF, str(owner), say], stdout=subprocess.PIPE
+    )
+    return int(thief.stdout.readline())
 
 def fork_in_c():
     "A fork of which Python does not know, that answers all that comes."
@@ -123,10 +131,10 @@ def fork_in_c():
         os._exit(0)
 
 def children(count, size, before=""):
-    code = f"{before}x = b'1' * {size}; import time; time.sleep(3600)"
+    code = f"{before}x = b'1' * {size}; import signal; signal.pause()"
     for _ in range(count):
         subprocess.Popen([sys.executable, "-c", code])
-    time.sleep(3600)
+    hang()
 
 def make(fail=None):
     if fail == "raise":
@@ -137,6 +145,8 @@ def make(fail=None):
         write(b"{}\n")
     def handler(body):
         seen.append(question_id())
+        for due in [event for count, event in waiting if len(seen) >= count]:
+            due.set()
         return eval(body) if isinstance(body, str) else body
     return handler
 """
@@ -203,7 +213,7 @@ def test_faults_and_the_next_question(worker: Worker) -> None:
     ):
         assert fault(worker, body) == kind, body
         assert worker.ask("'fine'", PATIENT) == "fine", body
-    for body in ("time.sleep(3600)", "stuck()", "stopped() or time.sleep(3600)"):
+    for body in ("hang()", "stuck()", "stopped() or hang()"):
         assert fault(worker, body, 0.5) == "late", body
         assert worker.ask("'fine'", PATIENT) == "fine", body
 
@@ -258,11 +268,10 @@ def test_bytes_that_are_no_answer_are_faults_and_never_answers(worker: Worker) -
 def test_answers_are_never_shifted(worker: Worker) -> None:
     """Bytes that come between questions, with numbers of earlier ones: a fault, no other answer."""
     for data in ("forged(seen[0])", "forged(seen[-1])", "b'x\\n'"):
-        for seconds in (0.0, 0.01, 0.1):
-            own_or_fault(worker, f"later({data}, {seconds})")
-            for number in range(20):
+        for questions in (0, 1, 5):
+            own_or_fault(worker, f"later({data}, {questions})")
+            for number in range(10):
                 assert own_or_fault(worker, number) in (number, "garbled")
-                time.sleep(0.01)
 
 
 def test_it_holds_no_descriptor_but_its_own(worker: Worker, tmp_path: Path) -> None:
@@ -286,11 +295,9 @@ def test_what_it_prints_moves_no_terminal(
     worker.ask(r"print('said \x1b]0;title\x07 \x9b31m aloud')", PATIENT)
     worker.ask(r"os.write(2, b'\xff\xfe more\n')", PATIENT)
     worker.ask("print('x' * 3_000_000)", PATIENT)
-    said = ""
-    until = time.monotonic() + SOON
-    while "more" not in said and time.monotonic() < until:
-        time.sleep(0.05)
-        said += capfd.readouterr().err
+    parts: list[str] = []
+    until(lambda: parts.append(capfd.readouterr().err) or "more" in "".join(parts), SOON)
+    said = "".join(parts)
     assert r"said \x1b]0;title\x07 \x9b31m aloud" in said
     assert not set(said) & {"\x1b", "\x07", "\x9b"}
 
@@ -298,8 +305,8 @@ def test_what_it_prints_moves_no_terminal(
 # Other processes that hold its connections.
 
 
-def test_answers_of_other_processes_are_faults(worker: Worker, tmp_path: Path) -> None:
-    for start in ("fork_in_c()", f"steal(os.getpid(), {str(tmp_path / 'taken')!r}) and None"):
+def test_answers_of_other_processes_are_faults(worker: Worker) -> None:
+    for start in ("fork_in_c()", "steal(os.getpid()) and None"):
         worker.ask(start, PATIENT)
         found = []
         for _ in range(6):
@@ -322,11 +329,10 @@ def test_a_question_that_lost_a_part_is_not_answered(worker: Worker) -> None:
     assert worker.ask("'fine'", PATIENT) == "fine"
 
 
-def test_what_others_write_for_its_supervisor(worker: Worker, tmp_path: Path) -> None:
-    for index, say in enumerate(("5", "[" * 5000, '{"ended": "well"}', '{"ended": [', "[1]")):
-        words = f"os.getppid(), {str(tmp_path / f'taken-{index}')!r}, {say!r}"
+def test_what_others_write_for_its_supervisor(worker: Worker) -> None:
+    for say in ("5", "[" * 5000, '{"ended": "well"}', '{"ended": [', "[1]"):
         with pytest.raises(WorkerFault) as caught:
-            worker.ask(f"[steal({words}), os._exit(3)]", PATIENT)
+            worker.ask(f"[steal(os.getppid(), {say!r}), os._exit(3)]", PATIENT)
         assert caught.value.kind == "ended"
         assert "well" not in str(caught.value)
         worker.kill()
@@ -338,49 +344,45 @@ def test_what_others_write_for_its_supervisor(worker: Worker, tmp_path: Path) ->
 EVERYTHING = "daemon() or sessions() or nested()"  # that it can start
 
 
-def started(worker: Worker, start: str, mark: str) -> None:
+def started(worker: Worker, mark: str) -> None:
+    worker.wait()
     before = len(marked(mark))
-    worker.ask(start, PATIENT)
-    until = time.monotonic() + PATIENT
-    while len(marked(mark)) <= before:
-        assert time.monotonic() < until, "nothing was started"
-        time.sleep(0.02)
+    worker.ask(EVERYTHING, PATIENT)
+    assert until(lambda: len(marked(mark)) > before), "nothing was started"
 
 
 def test_what_it_started_ends_with_it(worker: Worker, mark: str) -> None:
     for end in (
-        lambda: fault(worker, "time.sleep(3600)", 0.2),
+        lambda: fault(worker, "hang()", 0.2),
         lambda: fault(worker, "stuck()", 0.2),
         lambda: fault(worker, "os._exit(0)"),
         lambda: fault(worker, "write(b'x')"),
+        lambda: fault(worker, "os.kill(os.getppid(), signal.SIGKILL) or hang()", 2.0),
         worker.kill,
     ):
-        worker.wait()
-        started(worker, EVERYTHING, mark)
+        started(worker, mark)
         end()
         assert gone(mark)
-
-
-def test_a_worker_that_kills_its_supervisor_leaves_nothing(worker: Worker, mark: str) -> None:
-    worker.wait()
-    started(worker, EVERYTHING, mark)
-    fault(worker, "os.kill(os.getppid(), signal.SIGKILL) or time.sleep(3600)", 2.0)
-    assert gone(mark)
     assert worker.ask("'fine'", PATIENT) == "fine"
 
 
-def run_program(code: str, **settings: Any) -> "subprocess.CompletedProcess[str]":
-    """A program beside this one, which finds the package and the handlers."""
+def environment() -> dict[str, str]:
+    """For programs that find the package and the handlers. Forks beside threads are meant."""
     path = os.pathsep.join([*sys.path, str(ROOT)])
-    words, settings = [sys.executable, "-c", code], {"stderr": subprocess.PIPE, **settings}
-    return subprocess.run(
-        words,
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        **settings,
-    )
+    return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore::DeprecationWarning"}
+
+
+def run_program(code: str, folder: Path, **settings: Any) -> "subprocess.CompletedProcess[str]":
+    """A program beside this one; it waits until its worker is `ready`."""
+    pipe = folder / "ready"
+    if not pipe.exists():
+        os.mkfifo(pipe)
+        pipe.chmod(0o666)
+    given = {"stderr": subprocess.PIPE, "env": environment(), "executable": sys.executable}
+    given |= settings
+    given["env"] |= {"READY": str(pipe)}
+    words = [given.pop("executable"), "-c", code]
+    return subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=120, **given)
 
 
 @contextmanager
@@ -396,13 +398,12 @@ def unread(terminal: bool = False) -> Iterator[int]:
 
 
 PROGRAM = """
-import os, signal, sys, threading, time
+import os, signal, sys, threading
 from sparrow.processes.worker import Worker
 worker = Worker("hostile_handler:make", {{}}, namespace={namespace})
-worker.wait()
 worker.ask({start!r}, 60.0)
 threading.Thread(target=worker.ask, args=({body!r}, 3600.0), daemon=True).start()
-time.sleep(0.3)
+open(os.environ["READY"]).close()
 print("ready", flush=True)
 {end}
 """
@@ -412,64 +413,63 @@ both_ways = pytest.mark.parametrize("namespace", [True, False])
 
 
 @both_ways
-def test_nothing_is_left_of_a_program_however_it_ends(namespace: bool, mark: str) -> None:
+def test_nothing_is_left_of_a_program_however_it_ends(
+    namespace: bool, mark: str, tmp_path: Path
+) -> None:
     for end, body in (
-        ("os.kill(os.getpid(), 9)", "stuck()"),
-        ("os.kill(os.getpid(), 9)", "time.sleep(3600)"),
-        ("sys.exit(0)", "stuck()"),
-        ("os._exit(1)", "time.sleep(3600)"),
-        ("if os.fork(): os._exit(0)", "stuck()"),
+        ("os.kill(os.getpid(), 9)", "ready() or stuck()"),
+        ("os.kill(os.getpid(), 9)", "ready() or hang()"),
+        ("sys.exit(0)", "ready() or stuck()"),
+        ("os._exit(1)", "ready() or hang()"),
+        ("if os.fork(): os._exit(0)", "ready() or stuck()"),
     ):
         code = PROGRAM.format(namespace=namespace, start=EVERYTHING, body=body, end=end)
-        done = run_program(code)
+        done = run_program(code, tmp_path)
         assert (done.stdout, done.stderr) == ("ready\n", "")
         assert gone(mark), (end, body)
 
 
 @both_ways
 def test_nothing_is_left_where_a_supervisor_was_stopped_or_cannot_print(
-    namespace: bool, mark: str
+    namespace: bool, mark: str, tmp_path: Path
 ) -> None:
-    stop = "os.kill(os.getppid(), signal.SIGSTOP) or time.sleep(3600)"
-    show = "[print('x' * 1000, flush=True) or time.sleep(0.01) for _ in range(10**6)]"
-    flood = "[print('x' * 1000, flush=True) for _ in range(10**6)]"
-    for body, terminal in ((stop, False), (show, False), (flood, True)):
+    stop = "os.kill(os.getppid(), signal.SIGSTOP) or ready() or hang()"
+    flood = "[print('x' * 1000, flush=True) or n or ready() for n in range(10**6)]"
+    for body, terminal in ((stop, False), (flood, False), (flood, True)):
         code = PROGRAM.format(
             namespace=namespace, start=EVERYTHING, body=body, end="os.kill(os.getpid(), 9)"
         )
         with unread(terminal) as nobody:
-            run_program(code, stderr=nobody)
+            run_program(code, tmp_path, stderr=nobody)
             assert gone(mark), body
 
 
-def test_printing_where_nobody_reads_is_no_fault(mark: str) -> None:
-    question = "print('x', flush=True) or time.sleep(0.1)"
+def test_printing_where_nobody_reads_is_no_fault(mark: str, tmp_path: Path) -> None:
     code = (
         "from sparrow.processes.worker import Worker\n"
         "worker = Worker('hostile_handler:make', {})\n"
-        f"for _ in range(3): print(worker.ask({question!r}, 60))\n"
+        "for _ in range(30): print(worker.ask('print(1, flush=True)', 60))\n"
         "worker.close()"
     )
     with unread() as nobody:
-        assert run_program(code, stderr=nobody).stdout == "None\n" * 3
+        assert run_program(code, tmp_path, stderr=nobody).stdout == "None\n" * 30
 
 
 def test_a_program_that_is_killed_as_it_starts_leaves_nothing(mark: str) -> None:
-    code = "from sparrow.processes.worker import Worker; import time\n"
-    code += "Worker('hostile_handler:make', {}).start(); print('x', flush=True); time.sleep(3600)"
-    for seconds in (0.0, 0.05, 0.2):
+    """At once, and when its supervisor, and its worker, are there."""
+    code = "from sparrow.processes.worker import Worker; import signal\n"
+    code += "Worker('hostile_handler:make', {}).start(); print('x', flush=True); signal.pause()"
+    for others in (0, 1, 2):
         program = subprocess.Popen(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])},
-            stdout=subprocess.PIPE,
+            [sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE
         )
         assert program.stdout is not None
         with program.stdout:
             program.stdout.readline()
-        time.sleep(seconds)
+        assert until(lambda least=others: len(marked(mark)) > least)  # type: ignore[misc]
         program.send_signal(signal.SIGKILL)
         program.wait()
-        assert gone(mark), seconds
+        assert gone(mark), others
 
 
 def test_memory(mark: str) -> None:
@@ -493,19 +493,18 @@ def test_without_root(mark: str) -> None:
     with tempfile.TemporaryDirectory(prefix="readable-") as folder:
         os.chmod(folder, 0o755)
         shutil.copy(Path(sys.path[0]) / "hostile_handler.py", folder)
-        environment = {MARK: mark, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
-        python = next((one for one in PYTHONS if usable(one, environment, nobody)), None)
+        own = {MARK: mark, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
+        python = next((one for one in PYTHONS if usable(one, own, nobody)), None)
         if python is None:
             pytest.skip("no Python and package that everybody may read")
-        code = PROGRAM.format(namespace=True, start=EVERYTHING, body="stuck()", end="os._exit(0)")
-        done = subprocess.run(
-            [python, "-c", code], env=environment, capture_output=True, text=True, **nobody
+        code = PROGRAM.format(
+            namespace=True, start=EVERYTHING, body="ready() or stuck()", end="os._exit(0)"
         )
+        given: dict[str, Any] = {"executable": python, "env": own, **nobody}
+        done = run_program(code, Path(folder), **given)
         assert (done.stdout, done.stderr) == ("ready\n", "")
         assert gone(mark)
-        told = subprocess.run(
-            [python, "-c", CAPABILITIES], env=environment, capture_output=True, text=True, **nobody
-        )
+        told = run_program(CAPABILITIES, Path(folder), **given)
         assert told.stdout == "0\n", told.stderr
 
 

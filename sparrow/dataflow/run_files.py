@@ -14,24 +14,22 @@ the steps before n and none of those from n on, whatever was there: the files ar
 that was never interrupted.
 """
 
+import itertools
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from sparrow.dataflow.runs.rollouts import (
-    ROLLOUTS,
-    rollout_steps,
-    rollouts_file,
-    write_rollouts,
-)
 from sparrow.files import (
     SUMS,
     FolderLock,
     check_regular,
     explained,
+    make_folder,
     open_append,
     parse_json,
     parse_line,
@@ -40,19 +38,20 @@ from sparrow.files import (
     write_sums,
     write_whole,
 )
-from sparrow.schema.base import Record
-from sparrow.schema.episode import Group
-from sparrow.schema.loading import RESOLVED as FILE_NAME
+from sparrow.schema.base import Record, from_dict, to_dict
+from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.loading import save_resolved
+from sparrow.schema.run_folder import ACTIONS, METRICS, SCHEDULE, SETTINGS, VALIDATION
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-METRICS, ACTIONS, VALIDATION = "metrics.jsonl", "actions.jsonl", "validation.jsonl"
-SCHEDULE, CHECKPOINTS, TENSORBOARD = "schedule.json", "checkpoints", "tensorboard"
+CHECKPOINTS, ROLLOUTS, TENSORBOARD = "checkpoints", "rollouts", "tensorboard"
 CHANGED = "changed"  # the kind of an action that says which settings were changed at a resume
 FLUSH_SECONDS = 10  # between looks that TensorBoard gets
-REMOVE = "remove the run directory to begin anew"
+ROLLOUTS_NAME = re.compile(r"step_(\d{6,})\.jsonl")
+NO_LINES = sealed('{"lines":0}') + "\n"
+Kept = tuple[int, float | None, Trajectory]  # the number of its group, its baseline, and itself
 
 
 class RunFiles:
@@ -68,7 +67,8 @@ class RunFiles:
         refuse_links(folder / name for name in (CHECKPOINTS, ROLLOUTS, TENSORBOARD))
         self.folder = folder
         self._tensorboard = tensorboard
-        self._lock = FolderLock(folder)
+        self._open = ExitStack()
+        self._open.callback(FolderLock(folder).close)
         self._lines: dict[str, LineFile] = {}  # none before the run has begun
         self._writer: SummaryWriter | None = None
 
@@ -80,13 +80,7 @@ class RunFiles:
 
     def close(self) -> None:
         """Close the files and let others in."""
-        try:
-            for file in (self._writer, *self._lines.values()):
-                if file is not None:
-                    file.close()
-        finally:
-            self._writer, self._lines = None, {}
-            self._lock.close()
+        self._open.close()
 
     def begin(self, config: Record, next_step: int) -> list[int]:
         """Go on at `next_step`, 0 for a new run; what is there of later steps is taken out.
@@ -107,16 +101,18 @@ class RunFiles:
         for name, lines in kept.items():
             write_whole(self.folder / name, (line for _, line in lines))
         self._remove_rollouts(next_step)
-        self._lines = {name: LineFile(self.folder / name) for name in kept}
+        for name in kept:
+            self._lines[name] = self._open.enter_context(closing(LineFile(self.folder / name)))
         if open_writer is not None:
             place = str(self.folder / TENSORBOARD)
             self._writer = open_writer(place, purge_step=next_step, flush_secs=FLUSH_SECONDS)
+            self._open.callback(self._writer.close)
             self._chart_again(next_step, kept[VALIDATION])
         return sorted(set(range(next_step)) - {step for step, _ in kept[METRICS]})
 
     def finish(self) -> None:
         """The run has ended: its files are listed with their digests, so that none loses lines."""
-        names = (METRICS, VALIDATION, ACTIONS, SCHEDULE, FILE_NAME)
+        names = (METRICS, VALIDATION, ACTIONS, SCHEDULE, SETTINGS)
         write_sums(self.folder, [name for name in names if (self.folder / name).exists()])
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -132,7 +128,7 @@ class RunFiles:
 
     def _numbers(self, name: str, step: int, values: Mapping[str, float]) -> None:
         finite = {key: float(x) for key, x in values.items() if math.isfinite(x)}
-        self._file(name).append({"step": step, **{key: finite.get(key) for key in values}})
+        self._lines[name].append({"step": step, **{key: finite.get(key) for key in values}})
         self._chart(step, finite)
 
     def _chart(self, step: int, values: Mapping[str, float]) -> None:
@@ -142,17 +138,11 @@ class RunFiles:
 
     def action(self, what: Mapping[str, Any]) -> None:
         """Add a line that says what was done at a step and why. It names its "step"."""
-        self._file(ACTIONS).append(dict(what))
+        self._lines[ACTIONS].append(dict(what))
 
     def rollouts(self, step: int, groups: Sequence[Group]) -> Path:
         """Keep a step's trajectories, with text, without hidden states."""
-        self._file(METRICS)
         return write_rollouts(self.folder, step, groups)
-
-    def _file(self, name: str) -> "LineFile":
-        if not self._lines:
-            raise ValueError("the run directory is not open for writing: call begin first")
-        return self._lines[name]
 
     def _before(self, name: str, next_step: int) -> list[tuple[int, str]]:
         lines = lines_by_step(self.folder / name)
@@ -245,3 +235,99 @@ def _is_torn(line: str) -> bool:
     except ValueError:
         return True
     return False
+
+
+# The trajectories of a step, to read and to train on again: one JSON line each, all of it but the
+# actor's hidden states; log-probs come back bit for bit. What a person looks for comes first in a
+# line, the arrays last. Each line says which one it is and how many there are, so that a file that
+# lost some, or has them in another order, is refused. A step without any has one line that says so.
+
+
+def rollouts_file(folder: Path, step: int) -> Path:
+    """Where a run directory has the trajectories of a step."""
+    return folder / ROLLOUTS / f"step_{step:06d}.jsonl"
+
+
+def rollout_steps(folder: Path) -> list[int]:
+    """The steps whose trajectories a run directory has."""
+    names = (ROLLOUTS_NAME.fullmatch(path.name) for path in (folder / ROLLOUTS).glob("step_*"))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def write_rollouts(folder: Path, step: int, groups: Sequence[Group]) -> Path:
+    """The file appears whole or not at all."""
+    path = rollouts_file(folder, step)
+    make_folder(path.parent)
+    write_whole(path, _lines(groups))
+    return path
+
+
+def read_rollouts(folder: Path, step: int) -> list[Group]:
+    """The groups of a step, equal to those that were written, without hidden states.
+
+    Needs no lock: another run may train on what this one sampled.
+    """
+    path = rollouts_file(folder, step)
+    if not path.exists():
+        known = ", ".join(map(str, rollout_steps(folder))) or "none"
+        raise ValueError(f"{folder} has no rollouts of step {step}; it has those of: {known}")
+    by_group = itertools.groupby(_trajectories(path), key=lambda kept: kept[:2])
+    return [
+        _group(path, baseline, [trajectory for *_, trajectory in members])
+        for (_, baseline), members in by_group
+    ]
+
+
+def _lines(groups: Sequence[Group]) -> Iterator[str]:
+    count, number = sum(len(group.trajectories) for group in groups), itertools.count(1)
+    if not count:
+        yield NO_LINES
+    for index, group in enumerate(groups):
+        for trajectory in group.trajectories:
+            line = to_dict(trajectory.replace(hidden=None))
+            del line["hidden"]
+            ordered = sorted(line.items(), key=lambda item: isinstance(item[1], list))
+            place = {"group_index": index, "baseline": group.baseline, "line": next(number)}
+            line = {**place, "lines": count, **dict(ordered)}
+            yield sealed(json.dumps(line, allow_nan=False, separators=(",", ":"))) + "\n"
+
+
+def _trajectories(path: Path) -> list[Kept]:
+    """Those of a file, which has as many lines as each of them says."""
+    trajectories: list[Kept] = []
+    counts: set[int | None] = set()
+    check_regular(path, most=None)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line == NO_LINES.encode():
+                counts.add(0)
+                continue
+            kept, count = _read(path, number, line)
+            trajectories.append(kept)
+            counts.add(count)
+    if not counts:
+        raise ValueError(f"{path} is empty: it is damaged, or of a version that left it so")
+    if not counts <= {len(trajectories), None}:  # None: of a version that did not say
+        raise ValueError(f"{path} is damaged: got {len(trajectories)} lines, allowed: {counts}")
+    return trajectories
+
+
+def _read(path: Path, number: int, line: bytes) -> tuple[Kept, int | None]:
+    try:
+        data = parse_line(line.decode())
+        data.pop("group", None)  # of versions that had such a key, and null in it
+        index, baseline = data.pop("group_index"), data.pop("baseline")
+        count = data.pop("lines", None)
+        if data.pop("line", number) != number:
+            raise ValueError("it is another line of the file")
+        return (index, baseline, from_dict(Trajectory, {**data, "hidden": None})), count
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path}, line {number} is no trajectory: {error}") from error
+
+
+def _group(path: Path, baseline: float | None, trajectories: list[Trajectory]) -> Group:
+    members = {"prompt_id": trajectories[0].prompt_id, "trajectories": tuple(trajectories)}
+    try:
+        return from_dict(Group, {**members, "baseline": baseline})
+    except ValueError as error:
+        raise ValueError(f"{path} has a group that is none: {error}") from error

@@ -1,4 +1,4 @@
-"""The trainer's memory: by hand, and against what autograd keeps."""
+"""What training costs: operations by hand; memory by hand and against what autograd keeps."""
 
 from dataclasses import replace
 
@@ -10,7 +10,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from sparrow import ops, random
 from sparrow.models.attention import Packed
 from sparrow.models.spec import ModelSpec, shape
-from sparrow.train.costs import TrainerMemory, layer_bytes, trainer_memory
+from sparrow.train.costs import (
+    forward_flops,
+    layer_bytes,
+    product_weights,
+    trainer_memory,
+    training_flops,
+)
 
 GIB = 2**30
 
@@ -97,15 +103,45 @@ def _kept_bytes(spec: ModelSpec, tokens: int) -> int:
     return sum(kept.values())
 
 
-@pytest.mark.parametrize(
-    "given", [{"tokens": 5}, {"longest": 0}, {"item": 3}], ids=lambda given: next(iter(given))
+# Operations.
+
+TWO_BY_TWO = ModelSpec(
+    family="qwen3",
+    layers=2,
+    hidden=6,
+    intermediate=10,
+    heads=4,
+    kv_heads=2,
+    head_size=2,
+    vocabulary=7,
+    max_positions=32,
+    tied=True,
 )
-def test_what_cannot_be_is_refused(given: dict[str, int]) -> None:
-    settings = {"tokens": 64, "longest": 16, "item": 4} | given
-    with pytest.raises(ValueError, match="trainer_memory"):
-        trainer_memory(TINY, **settings, recompute=True, gpu=False)
+# q 6 x 8, k and v 6 x 4 each, out 8 x 6; gate, up, down 6 x 10 each: 324 a layer. Head: 7 x 6.
+WEIGHTS = 2 * (48 + 24 + 24 + 48 + 60 + 60 + 60) + 42
 
 
-def test_it_is_a_record() -> None:
-    made = TrainerMemory(weights=4, gradients=4, moments=8, copies=2, activations=100, logits=10)
-    assert (made.resident, made.total) == (12, 124)
+def test_tied_or_not_the_head_counts_once_and_no_bias_or_norm_does() -> None:
+    assert product_weights(TWO_BY_TWO) == WEIGHTS == 690
+    assert product_weights(replace(TWO_BY_TWO, tied=False)) == WEIGHTS
+    assert product_weights(replace(TWO_BY_TWO, family="qwen2")) == WEIGHTS
+
+
+def test_training_by_hand() -> None:
+    """Sequences of 3 and 5 tokens: 8 tokens, squares 9 + 25 = 34."""
+    attention = 2 * 2 * 4 * 2 * 34 / 2  # a layer: 544
+    assert forward_flops(TWO_BY_TWO, [3, 5]) == 2 * 690 * 8 + 2 * attention == 12128
+    assert training_flops(TWO_BY_TWO, [3, 5]) == 6 * 690 * 8 + 3 * 2 * attention == 36384
+
+
+def test_packing_changes_nothing_but_attention_sees_sequences() -> None:
+    one, two = training_flops(TINY, [64]), training_flops(TINY, [32, 32])
+    squares = 64**2 - 2 * 32**2
+    assert one - two == 6 * TINY.layers * TINY.heads * TINY.head_size * squares
+    assert training_flops(TINY, []) == 0
+
+
+def test_qwen_counts_all_but_norms() -> None:
+    spec = shape("qwen3-1.7b")
+    norms = spec.layers * (2 * spec.hidden + 2 * spec.head_size) + spec.hidden
+    assert product_weights(spec) == spec.parameters() - norms

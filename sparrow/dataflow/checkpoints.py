@@ -1,0 +1,357 @@
+"""Checkpoints that are whole or not there, and the newest of them; the state of a run, no pickle.
+
+    step_000010/
+        state.safetensors    every tensor, by its place in the state
+        state.json           the structure around them
+        meta.json            format, step, digests of configuration and files
+
+A checkpoint is written under a name with a dot, brought to the disk, and only then gets its name.
+One that goes loses its name first. So whatever has a name is whole, however the process ended;
+that its bytes are all there is checked nevertheless, for disks and copies that lose some.
+
+In state.json lists, numbers, text, true, false and null stand for themselves; an object has one
+key, which says what it is: {"tensor": name}, {"tuple": [...]} or {"dict": [[key, value], ...]}.
+The safetensors file is written here: the library's writer holds a copy of all tensors in host
+memory, and reports a full disk without its errno.
+"""
+
+import json
+import os
+import re
+import shutil
+import struct
+import warnings
+from collections import OrderedDict
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sparrow.files import (
+    FULL,
+    explained,
+    file_digest,
+    make_folder,
+    parse_json,
+    read_document,
+    remove_unfinished,
+    sync,
+    sync_folder,
+    unfinished_path,
+)
+from sparrow.schema.base import File, Record, from_dict
+from sparrow.schema.types import Report
+
+FORMAT = 2
+META, STRUCTURE, TENSORS = "meta.json", "state.json", "state.safetensors"
+FILES = (STRUCTURE, TENSORS)
+NAME = re.compile(r"step_(\d{6,})")
+PLAIN = (type(None), bool, int, float, str)
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+ALIGNMENT = 8  # bytes, of the first tensor in a file
+
+State = dict[str, Any]
+Tensors = dict[str, Tensor]
+
+
+class Damaged(ValueError):
+    """A checkpoint that is not what was written."""
+
+
+class FileAbout(Record):
+    """One of a checkpoint's files."""
+
+    bytes: int
+    sha256: str
+
+
+class Meta(File):
+    """What a checkpoint says of itself."""
+
+    format: int
+    step: int
+    identity: str  # digest of which configuration it is of
+    files: dict[str, FileAbout]
+
+
+class Checkpoints:
+    """The last `keep` checkpoints of a run, in a folder that one process writes.
+
+    `report` hears of checkpoints that are passed over. `step` is the number of steps that a
+    state has behind it, and with it the next one.
+    """
+
+    def __init__(self, folder: Path, keep: int, *, report: Report = warnings.warn) -> None:
+        self.folder = folder
+        self._keep = keep
+        self._report = report
+
+    def steps(self) -> list[int]:
+        """The steps of whole checkpoints, in order."""
+        return [step for step in self._named() if self._fault(step) is None]
+
+    def latest(self) -> int | None:
+        """The newest whole checkpoint; newer ones that are damaged are reported."""
+        for step in reversed(self._named()):
+            fault = self._fault(step)
+            if fault is None:
+                return step
+            self._report(f"{fault}; it is passed over")
+        return None
+
+    def save(self, step: int, state: State, identity: str) -> Path:
+        """Write a checkpoint, then remove those before the last `keep`.
+
+        `identity` says which configuration it is of. Where step is there already, it stays: the
+        state of a run is a function of the step.
+        """
+        newest = max(self.steps(), default=-1)
+        if newest > step:
+            raise ValueError(
+                f"{self.folder} has a checkpoint of step {newest}, after step {step}, which is to "
+                "be saved; go on from that one, or remove it"
+            )
+        if newest == step:
+            self._refuse_other(step, identity)
+            return self._place(step)
+        size = tensor_bytes(state)
+        make_folder(self.folder)
+        remove_unfinished(self.folder)
+        unfinished = unfinished_path(self._place(step))
+        try:
+            _write(unfinished, step, state, identity)
+            if self._place(step).exists():  # damaged
+                self._remove(step)
+            os.rename(unfinished, self._place(step))
+            sync_folder(self.folder)
+        except OSError as error:
+            raise self._no_space(error, size) from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        self._remove_old()
+        return self._place(step)
+
+    def load(self, step: int, identity: str) -> State:
+        """The state of a step, on the CPU. Raises where it is damaged, or of something else."""
+        place = self._place(step)
+        if not place.is_dir():
+            known = ", ".join(map(str, self.steps())) or "none"
+            raise ValueError(f"{self.folder} has no checkpoint of step {step}; it has: {known}")
+        self._refuse_other(step, identity)
+        try:
+            for name, about in _meta(place, step).files.items():
+                if name in FILES and file_digest(place / name) != about.sha256:
+                    raise ValueError(f"the bytes of {name} are not those that were written")
+            return read_state(place)
+        except ValueError as error:
+            raise Damaged(
+                f"{place} is damaged ({error}); remove it to go on from the checkpoint before it"
+            ) from error
+
+    def _named(self) -> list[int]:
+        paths = self.folder.glob("step_*")
+        names = (NAME.fullmatch(path.name) for path in paths if path.is_dir())
+        return sorted(int(name[1]) for name in names if name)
+
+    def _place(self, step: int) -> Path:
+        return self.folder / f"step_{step:06d}"
+
+    def _fault(self, step: int) -> str | None:
+        try:
+            _meta(self._place(step), step)
+        except Damaged as error:
+            return str(error)
+        return None
+
+    def _refuse_other(self, step: int, identity: str) -> None:
+        place = self._place(step)
+        if _meta(place, step).identity != _digest(identity):
+            raise ValueError(
+                f"{place} is of another configuration; go back to that one, give this run a "
+                f"directory of its own (run.dir), or remove {self.folder} to begin anew"
+            )
+
+    def _remove_old(self) -> None:
+        """All but the last `keep`; damaged ones go too, a whole one being there."""
+        kept = self.steps()[-self._keep :]
+        for step in self._named():
+            if step not in kept:
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        nameless = unfinished_path(self.folder / f"removed_{step}")
+        os.rename(self._place(step), nameless)
+        shutil.rmtree(nameless, ignore_errors=True)  # what stays goes with the next one
+
+    def _no_space(self, error: OSError, size: int) -> OSError:
+        """Before the process ends: what to do, and from where it will go on."""
+        if error.errno not in FULL:
+            return error
+        last = max(self.steps(), default=None)
+        before = "there is none before it" if last is None else f"the last one is step {last}"
+        what = f"a checkpoint of {size / 2**20:.1f} MiB in {self.folder}; {before}"
+        return explained(error, f"{what}; free space and start again: it goes on from there")
+
+
+def _write(folder: Path, step: int, state: State, identity: str) -> None:
+    folder.mkdir()
+    write_state(folder, state)
+    files = {
+        name: FileAbout(bytes=(folder / name).stat().st_size, sha256=file_digest(folder / name))
+        for name in FILES
+    }
+    Meta(format=FORMAT, step=step, identity=_digest(identity), files=files).save(folder / META)
+
+
+def _meta(place: Path, step: int) -> Meta:
+    """What a checkpoint says of itself, if its files are as long as it says."""
+    try:
+        data = read_document(place / META)
+    except ValueError as error:
+        raise Damaged(f"{place} is damaged ({error})") from error
+    if data.get("format", FORMAT) != FORMAT:
+        raise ValueError(
+            f"{place} has format {data['format']!r}, allowed: {FORMAT}; "
+            "go on with the version of sparrow that wrote it"
+        )
+    try:
+        meta = from_dict(Meta, data)
+        sizes = {name: ((place / name).stat().st_size, meta.files[name].bytes) for name in FILES}
+    except (OSError, KeyError, ValueError) as error:
+        raise Damaged(f"{place} is damaged ({type(error).__name__}: {error})") from error
+    if meta.step != step:
+        raise Damaged(f"{place} is damaged ({META} is not that of step {step})")
+    for name, (size, written) in sizes.items():
+        if size != written:
+            raise Damaged(f"{place} is damaged ({name} has {size} of {written} bytes)")
+    return meta
+
+
+def _digest(identity: str) -> str:
+    return sha256(identity.encode()).hexdigest()
+
+
+# The state.
+
+
+def tensor_bytes(state: State) -> int:
+    """Bytes of the tensors in a state; ValueError where something in it cannot be written."""
+    _, tensors = _parts(state)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def write_state(folder: Path, state: State) -> None:
+    """Write both files into a folder; a tensor is copied to the host only while it is written.
+
+    Raises ValueError where the state holds what could not be read back, OSError as the disk does.
+    """
+    structure, tensors = _parts(state)
+    with (folder / TENSORS).open("wb") as file:
+        _write_tensors(file, tensors)
+        sync(file)
+    with (folder / STRUCTURE).open("wb") as file:
+        file.write(json.dumps(structure).encode())
+        sync(file)
+
+
+def read_state(folder: Path) -> State:
+    """The state in a folder, on the CPU; ValueError with the file that is damaged."""
+    tensors = _read_tensors(folder / TENSORS)
+    try:
+        state = _value(parse_json((folder / STRUCTURE).read_text(encoding="utf-8")), tensors)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"{folder / STRUCTURE} is damaged ({type(error).__name__}: {error})"
+        ) from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{folder / STRUCTURE} holds {type(state).__name__}, allowed: a dict")
+    return state
+
+
+def _parts(state: State) -> tuple[Any, Tensors]:
+    tensors: Tensors = {}
+    return _plain(state, "state", tensors), tensors
+
+
+def _plain(value: Any, where: str, tensors: Tensors) -> Any:
+    """A value for JSON; its tensors are put aside under their places."""
+    kind = type(value)
+    if kind in (torch.Tensor, torch.nn.Parameter) and _is_writable(value):
+        assert where not in tensors, f"{where} is there twice"
+        tensors[where] = value.detach()
+        return {"tensor": where}
+    if kind in (dict, OrderedDict):
+        keys = [_plain(key, f"the keys of {where}", tensors) for key in value]
+        values = [_plain(item, f"{where}[{key!r}]", tensors) for key, item in value.items()]
+        return {"dict": list(zip(keys, values, strict=True))}
+    if kind in (list, tuple):
+        items = [_plain(item, f"{where}[{index}]", tensors) for index, item in enumerate(value)]
+        return items if kind is list else {"tuple": items}
+    if kind not in PLAIN:
+        allowed = "dense tensors, numbers, text, None, and dicts, lists and tuples of them"
+        given = f"a {kind.__module__}.{kind.__name__}"
+        if isinstance(value, Tensor):
+            given += f" of {value.dtype}, {value.layout}"
+        raise ValueError(f"{where}: got {given}, allowed: {allowed}")
+    return value
+
+
+def _is_writable(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.dtype in DTYPES and not tensor.is_meta
+
+
+def _value(plain: Any, tensors: Tensors) -> Any:
+    """Inverse of `_plain`."""
+    if isinstance(plain, list):
+        return [_value(item, tensors) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, inner),) = plain.items()
+    if kind == "tensor":
+        return tensors[inner]
+    if kind == "tuple":
+        return tuple(_value(inner, tensors))
+    if kind == "dict":
+        return {_value(key, tensors): _value(item, tensors) for key, item in inner}
+    raise ValueError(f"got an object of kind {kind!r}, allowed: tensor, tuple, dict")
+
+
+def _write_tensors(file: IO[bytes], tensors: Tensors) -> None:
+    """The format of safetensors: the header's length, the header, bytes; wide elements first."""
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    header, end = {}, 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for _, tensor in ordered:
+        file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _read_tensors(path: Path) -> Tensors:
+    """Copies: what safetensors gives is a view of the file, which may be removed or change."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} is damaged ({error})") from error

@@ -1,1 +1,0 @@
-"""What a training run leaves behind: checkpoints, metrics, actions, rollouts."""
