@@ -31,6 +31,7 @@ from sparrow.schema.bench import (
     BenchRolloutConfig,
     BenchTraceConfig,
     BenchTrainConfig,
+    TrainWork,
     case_words,
 )
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
@@ -697,9 +698,14 @@ def flow_bench(config: FlowBenchConfig, *, report: Report = silent) -> Benchmark
     for name in ("batch", "context", "kept"):
         if getattr(config, name) is not None:
             sizes[name] = getattr(config, name)
-    sizes |= {"others": (), "sweep": ()} if config.brief else {}
-    rules = [Rule(flow=flow, dense_layers=frozenset()) for flow in flows]
-    return layer_attention.run(flows=rules, device=config.device, progress=report, **sizes)
+    return layer_attention.run(
+        flows=[Rule(flow=flow, dense_layers=frozenset()) for flow in flows],
+        device=config.device,
+        shape=layer_attention.Shape(**sizes),
+        others=() if config.brief else None,
+        sweep=() if config.brief else None,
+        progress=report,
+    )
 
 
 @configured(FlowTextsConfig)
@@ -737,9 +743,9 @@ def bench_attention(config: BenchAttentionConfig, *, report: Report = silent) ->
         from sparrow.bench import layer_attention
 
         return layer_attention.run(device=config.device, progress=report)
-    from sparrow.bench import decode_attention
+    from sparrow.bench import cpu_attention
 
-    return decode_attention.run(progress=report)
+    return cpu_attention.run(progress=report)
 
 
 @configured(BenchDecodeConfig)
@@ -802,7 +808,7 @@ def bench_train(config: BenchTrainConfig, *, report: Report = silent) -> Benchma
     from sparrow.bench import training
 
     cases = [
-        training.Case(
+        TrainWork(
             sequences=case.rows,
             length=case.tokens,
             recompute="recompute" in case.rest,

@@ -25,17 +25,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from sparrow import ops
 from sparrow.bench import timing
 from sparrow.bench.timing import Case
-from sparrow.calibrate.tables import figures
 from sparrow.engine.memory import device_memory
-from sparrow.models.checkpoint import pick_device, pick_dtype
-from sparrow.schema.bench import Benchmark
-from sparrow.sparse.flows.library import block_mean
+from sparrow.models.checkpoint import pick_device
+from sparrow.schema.bench import LayerBenchmark, LayerRow, StoredFlow
 from sparrow.sparse.rule import Rule
 
 COLD_BYTES = 256_000_000  # between two reads of one address: several times an L2 cache
@@ -43,24 +40,21 @@ LEAST_LAYERS, MOST_LAYERS = 4, 32
 MOST_CALLS = 256  # in a graph
 FILL_PAGES = 4096  # summarised at once
 SPARE_BYTES = 8 << 30  # of a GPU, for lists, scratch and graphs
-DENSE_BAR, SPARSE_BAR = 4.2, 215.0  # TB/s; microseconds of block-mean's `both`
 
-Row = dict[str, Any]
 Flows = dict[str, Rule]
 Calls = Sequence[Callable[[], object]]
-Measure = Callable[[list[Case]], list[Row]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Rows of equal length, and how many pages each keeps."""
 
-    batch: int
-    context: int
-    kept: int
+    batch: int = 32
+    context: int = 32_768
+    kept: int = 256
 
 
-MAIN = Shape(batch=32, context=32_768, kept=256)
+MAIN = Shape()
 OTHERS = tuple(Shape(batch=16, context=k * 1024, kept=64) for k in (16, 24, 32))
 SWEEP = tuple(Shape(batch=8, context=k * 1024, kept=64) for k in (4, 32, 128, 256))
 
@@ -70,7 +64,7 @@ class Heads:
     """The attention of a layer, and where it runs."""
 
     kv_heads: int = 8
-    group: int = 2
+    group: int = 2  # query heads of a KV head
     size: int = 128
     page: int = 16
     dtype: torch.dtype = torch.bfloat16
@@ -92,93 +86,61 @@ class Heads:
 
 def run(
     *,
-    flows: Sequence[Rule] | None = None,
-    device: str | None = None,
-    batch: int = MAIN.batch,
-    context: int = MAIN.context,
-    kept: int = MAIN.kept,
-    kv_heads: int = 8,
-    group: int = 2,
-    head_size: int = 128,
-    page: int = 16,
-    dtype: str = "bf16",
-    layers: int | None = None,
+    flows: Sequence[Rule] = (Rule(dense_layers=frozenset()),),
+    device: str = "auto",
+    shape: Shape = MAIN,
     others: Sequence[Shape] | None = None,
     sweep: Sequence[Shape] | None = None,
+    head_size: int = 128,
+    layers: int | None = None,
     replays: int = 20,
     rounds: int = 7,
     progress: Callable[[str], None] | None = None,
-) -> Benchmark:
+) -> LayerBenchmark:
     """Measure dense attention and every flow.
 
     flows    rules to measure, none with dense layers (default: block-mean)
-    kept     pages that a row keeps of its `context` tokens
-    group    query heads of a KV head
-    layers   memory to take turns over (default: as many as leave caches cold; on a CPU one)
     others   more shapes to measure in all parts (default: OTHERS on a GPU, none on a CPU)
     sweep    shapes of one batch whose selection alone is measured, with tables as wide as the
              longest needs (default: SWEEP on a GPU, none on a CPU)
+    layers   memory to take turns over (default: as many as leave caches cold; on a CPU one)
     """
-    target = pick_device(device or "auto")
-    usual: tuple[Sequence[Shape], ...] = (OTHERS, SWEEP) if target.type == "cuda" else ((), ())
-    others, sweep = (b if a is None else a for a, b in zip((others, sweep), usual, strict=True))
-    shapes = [Shape(batch=batch, context=context, kept=kept), *others]
-    _check(shapes, sweep, page)
-    kind = pick_dtype(timing.torch_dtype(dtype), target, {})
-    sizes = {"kv_heads": kv_heads, "group": group, "size": head_size, "page": page}
-    heads = Heads(**sizes, dtype=kind, device=target)
-    named = _named(flows or [Rule(dense_layers=frozenset())])
+    heads = Heads(size=head_size, device=pick_device(device))
+    on_gpu = heads.device.type == "cuda"
+    others = (OTHERS if on_gpu else ()) if others is None else others
+    sweep = (SWEEP if on_gpu else ()) if sweep is None else sweep
+    _check([shape, *others, *sweep], heads.page)
+    named = _named(flows)
+    rows: list[dict[str, Any]] = []
+    selection: list[dict[str, Any]] = []
+    measure = partial(timing.measure, device=heads.device, replays=replays, rounds=rounds)
     tell = progress or (lambda _: None)
-    measure = partial(timing.measure, device=target, replays=replays, rounds=rounds)
-    rows: list[Row] = []
     with torch.inference_mode():
-        for shape in shapes:
-            tell(f"{shape.batch} rows of {shape.context} tokens")
-            rows += _parts(heads, shape, named, layers, measure)
-            timing.free_memory(target)
-        tell("selection by length")
-        selection = _selection(heads, sweep, named, layers, measure) if sweep else []
-    return Benchmark(
-        machine=timing.machine(target),
-        heads=sizes,
-        dtype=str(kind).removeprefix("torch."),
-        peak_bytes_per_s=timing.peak_of(target),
+        for each in (shape, *others):
+            tell(f"{each.batch} rows of {each.context} tokens")
+            rows += measure(_parts(heads, each, named, layers))
+            timing.free_memory(heads.device)
+        if sweep:
+            tell("selection by length")
+            selection = measure(_selection(heads, sweep, named, layers))
+    return LayerBenchmark(
+        machine=timing.machine(heads.device),
+        heads={name: getattr(heads, name) for name in ("kv_heads", "group", "size", "page")},
+        dtype=str(heads.dtype).removeprefix("torch."),
+        peak_bytes_per_s=timing.peak_of(heads.device),
         replays=replays,
         rounds=rounds,
-        flows=[_stored(heads, name, flow) for name, flow in named.items()],
-        rows=rows,
-        selection=selection,
-        bars=_bars(heads, rows),
+        flows=tuple(_stored(heads, name, flow) for name, flow in named.items()),
+        rows=tuple(LayerRow(**row) for row in rows),
+        selection=tuple(LayerRow(**row) for row in selection),
     )
 
 
-def table(result: Benchmark) -> Table:
-    """The result for a terminal; selection by length, over tables of one width, comes last."""
-    notes = [f"{flow['flow']} stores {flow['of_kv']:.2%} of K and V" for flow in result["flows"]]
-    return figures(
-        f"Attention of one layer, {result['dtype']}, {result.machine.describe()}",
-        [*result["rows"], *result["selection"]],
-        "flow part us us_min us_max tb_per_s batch context kept",
-        group="table_pages",
-        caption="; ".join([*notes, *map(_verdict, result["bars"])]),
-    )
-
-
-def _verdict(bar: dict[str, Any]) -> str:
-    edge = f"at least {bar['at_least']}" if "at_least" in bar else f"at most {bar['at_most']}"
-    word = {None: "not measured here", True: "met", False: "missed"}[bar["met"]]
-    return f"{bar['what']} {edge} {bar['unit']}: {word}"
-
-
-def _check(shapes: Sequence[Shape], sweep: Sequence[Shape], page: int) -> None:
-    for shape in (*shapes, *sweep):
-        if shape.batch < 1 or shape.kept < 1 or shape.context < page or shape.context % page:
-            allowed = f"batch >= 1, kept >= 1, and whole pages of {page} tokens as context"
+def _check(shapes: Sequence[Shape], page: int) -> None:
+    for shape in shapes:
+        if shape.context % page or not 0 < shape.kept <= shape.context // page:
+            allowed = f"context in whole pages of {page} tokens, and 1 to all of them kept"
             raise ValueError(f"got {shape}, allowed: {allowed}")
-        if shape.kept > shape.context // page:
-            raise ValueError(f"got {shape}, allowed: up to {shape.context // page} pages kept")
-    if len({shape.batch for shape in sweep}) > 1:
-        raise ValueError(f"a sweep has one batch, got {[shape.batch for shape in sweep]}")
 
 
 def _named(flows: Sequence[Rule]) -> Flows:
@@ -190,25 +152,9 @@ def _named(flows: Sequence[Rule]) -> Flows:
     return named
 
 
-def _stored(heads: Heads, name: str, flow: Rule) -> dict[str, Any]:
-    """What a flow stores with a page, beside keys and values, all KV heads."""
+def _stored(heads: Heads, name: str, flow: Rule) -> StoredFlow:
     own, kv = heads.page_bytes(flow), heads.page_bytes()
-    sizes = {"page_bytes": own, "kv_page_bytes": kv, "of_kv": own / kv}
-    return {"flow": name, "rule": repr(flow), **sizes}
-
-
-def _bars(heads: Heads, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What was promised for MAIN on a GPU; `met` is None where that was not measured."""
-    held = heads.device.type == "cuda" and heads == Heads(device=heads.device)
-    main = asdict(MAIN)
-    here = [row for row in rows if held and all(row[key] == main[key] for key in main)]
-    speed = next((row["tb_per_s"] for row in here if row["part"] == "dense"), None)
-    sparse = (block_mean.name, "both")
-    took = next((row["us"] for row in here if (row["flow"], row["part"]) == sparse), None)
-    fast, short = speed and speed >= DENSE_BAR, took and took <= SPARSE_BAR
-    least = {"what": "dense", "unit": "TB/s", "at_least": DENSE_BAR, "measured": speed, "met": fast}
-    most = {"unit": "us", "at_most": SPARSE_BAR, "measured": took, "met": short}
-    return [least, {"what": ", ".join(sparse), **most}]
+    return StoredFlow(flow=name, rule=repr(flow), page_bytes=own, kv_page_bytes=kv, of_kv=own / kv)
 
 
 # Memory.
@@ -327,10 +273,8 @@ def _rows(bed: Bed, shape: Shape, tables: Sequence[Tensor]) -> list[Layer]:
     ]
 
 
-def _parts(
-    heads: Heads, shape: Shape, flows: Flows, layers: int | None, measure: Measure
-) -> list[Row]:
-    """Rows of the result for one shape, in all parts."""
+def _parts(heads: Heads, shape: Shape, flows: Flows, layers: int | None) -> list[Case]:
+    """One shape in all parts."""
     width = shape.context // heads.page
     layers = layers or _layers(heads, shape.batch * width, flows, LEAST_LAYERS)
     bed = Bed(heads, shape.batch, width, flows, layers)
@@ -339,7 +283,7 @@ def _parts(
     cases = [_case(bed, shape, None, "dense", size, [row.attend for row in rows])]
     for flow in flows:
         cases += [*_reads(bed, shape, flow, rows), *_writes(bed, shape, flow, rows)]
-    return measure(cases)
+    return cases
 
 
 def _reads(bed: Bed, shape: Shape, flow: str, rows: Sequence[Layer]) -> list[Case]:
@@ -374,9 +318,9 @@ def _writes(bed: Bed, shape: Shape, flow: str, rows: Sequence[Layer]) -> list[Ca
 
 
 def _selection(
-    heads: Heads, sweep: Sequence[Shape], flows: Flows, layers: int | None, measure: Measure
-) -> list[Row]:
-    """Rows of the result for selection alone, by length under tables of one width."""
+    heads: Heads, sweep: Sequence[Shape], flows: Flows, layers: int | None
+) -> list[Case]:
+    """Selection alone, by length under tables of one width."""
     batch, width = sweep[0].batch, max(shape.context for shape in sweep) // heads.page
     bed = Bed(heads, batch, width, flows, layers or _layers(heads, batch * width, flows, 1))
     cases = []
@@ -386,4 +330,4 @@ def _selection(
             rows = _rows(bed, shape, [bed.table() for _ in range(_turns(bed, size))])
             calls = [partial(row.select, flow) for row in rows]
             cases.append(_case(bed, shape, flow, "select", size, calls))
-    return measure(cases)
+    return cases
