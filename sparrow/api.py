@@ -703,7 +703,6 @@ def flow_bench(config: FlowBenchConfig, *, report: Report = silent) -> Benchmark
         device=config.device,
         shape=layer_attention.Shape(**sizes),
         others=() if config.brief else None,
-        sweep=() if config.brief else None,
         progress=report,
     )
 

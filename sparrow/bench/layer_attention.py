@@ -56,7 +56,6 @@ class Shape:
 
 MAIN = Shape()
 OTHERS = tuple(Shape(batch=16, context=k * 1024, kept=64) for k in (16, 24, 32))
-SWEEP = tuple(Shape(batch=8, context=k * 1024, kept=64) for k in (4, 32, 128, 256))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +89,6 @@ def run(
     device: str = "auto",
     shape: Shape = MAIN,
     others: Sequence[Shape] | None = None,
-    sweep: Sequence[Shape] | None = None,
     head_size: int = 128,
     layers: int | None = None,
     replays: int = 20,
@@ -101,28 +99,21 @@ def run(
 
     flows    rules to measure, none with dense layers (default: block-mean)
     others   more shapes to measure in all parts (default: OTHERS on a GPU, none on a CPU)
-    sweep    shapes of one batch whose selection alone is measured, with tables as wide as the
-             longest needs (default: SWEEP on a GPU, none on a CPU)
     layers   memory to take turns over (default: as many as leave caches cold; on a CPU one)
     """
     heads = Heads(size=head_size, device=pick_device(device))
-    on_gpu = heads.device.type == "cuda"
-    others = (OTHERS if on_gpu else ()) if others is None else others
-    sweep = (SWEEP if on_gpu else ()) if sweep is None else sweep
-    _check([shape, *others, *sweep], heads.page)
+    others = (OTHERS if heads.device.type == "cuda" else ()) if others is None else others
+    _check([shape, *others], heads.page)
     named = _named(flows)
     rows: list[dict[str, Any]] = []
-    selection: list[dict[str, Any]] = []
     measure = partial(timing.measure, device=heads.device, replays=replays, rounds=rounds)
     tell = progress or (lambda _: None)
     with torch.inference_mode():
         for each in (shape, *others):
             tell(f"{each.batch} rows of {each.context} tokens")
-            rows += measure(_parts(heads, each, named, layers))
+            count = layers or _layers(heads, each.batch * each.context // heads.page, named)
+            rows += measure(Bed(heads, each, named, count).cases())
             timing.free_memory(heads.device)
-        if sweep:
-            tell("selection by length")
-            selection = measure(_selection(heads, sweep, named, layers))
     return LayerBenchmark(
         machine=timing.machine(heads.device),
         heads={name: getattr(heads, name) for name in ("kv_heads", "group", "size", "page")},
@@ -132,7 +123,6 @@ def run(
         rounds=rounds,
         flows=tuple(_stored(heads, name, flow) for name, flow in named.items()),
         rows=tuple(LayerRow(**row) for row in rows),
-        selection=tuple(LayerRow(**row) for row in selection),
     )
 
 
@@ -157,9 +147,6 @@ def _stored(heads: Heads, name: str, flow: Rule) -> StoredFlow:
     return StoredFlow(flow=name, rule=repr(flow), page_bytes=own, kv_page_bytes=kv, of_kv=own / kv)
 
 
-# Memory.
-
-
 class FlowCache(ops.PageCache):
     """The fields of one flow, over keys and values that all flows share."""
 
@@ -172,12 +159,13 @@ class FlowCache(ops.PageCache):
 
 
 class Bed:
-    """Layers of random keys and values for rows of `width` pages, and the fields of every flow."""
+    """Layers of random keys and values for the rows of a shape, and the fields of every flow."""
 
-    def __init__(self, heads: Heads, batch: int, width: int, flows: Flows, layers: int) -> None:
+    def __init__(self, heads: Heads, shape: Shape, flows: Flows, layers: int) -> None:
         torch.manual_seed(0)
-        self.heads, self.width, self.layers, self.flows = heads, width, layers, flows
-        sizes: Any = {"layers": layers, "kv_heads": heads.kv_heads, "device": heads.device}
+        self.heads, self.shape, self.flows, self.layers = heads, shape, flows, layers
+        width, batch, device = shape.context // heads.page, shape.batch, heads.device
+        sizes: Any = {"layers": layers, "kv_heads": heads.kv_heads, "device": device}
         sizes |= {"page": heads.page, "pages": batch * width}
         self.kv = ops.PageCache(page_fields=heads.fields(), **sizes)
         for layer in range(layers):
@@ -189,6 +177,10 @@ class Bed:
         self._summarise()
         self.q_BHD = heads.normal(batch, heads.kv_heads * heads.group, heads.size)
         self.k_BGD, self.v_BGD = (heads.normal(batch, heads.kv_heads, heads.size) for _ in range(2))
+        # Every page of the pool once, shuffled.
+        self.table_BM = torch.randperm(self.kv.pages, device=device).int().view(batch, width)
+        self.length_B = torch.full((batch,), shape.context, device=device)
+        self.budget_B = torch.full_like(self.table_BM[:, 0], shape.kept * heads.page)
 
     def _summarise(self) -> None:
         slots = torch.arange(self.kv.pages * self.kv.page, device=self.heads.device)
@@ -197,45 +189,76 @@ class Bed:
                 for chunk in slots.split(FILL_PAGES * self.kv.page):
                     flow.summarise(self.caches[name], layer, chunk)
 
-    def table(self) -> Tensor:
-        """Every page of the pool once, in an order of its own."""
-        order = torch.randperm(self.kv.pages, device=self.heads.device)
-        return order.int().view(-1, self.width)
+    def attend(self, layer: int, lists: ops.PageLists | None = None) -> Tensor:
+        k, v = (self.kv.field(name, layer) for name in ("k", "v"))
+        rows = self.q_BHD, k, v, self.table_BM, self.length_B
+        return ops.attend_decode(*rows, lists, scale=self.heads.size**-0.5)
 
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Rows of a shape in one layer of a bed: what a call works on."""
-
-    bed: Bed
-    layer: int
-    table_BM: Tensor
-    length_B: Tensor
-    budget_B: Tensor
-
-    def attend(self, lists: ops.PageLists | None = None) -> Tensor:
-        bed, k, v = self.bed, *(self.bed.kv.field(name, self.layer) for name in ("k", "v"))
-        scale = bed.heads.size**-0.5
-        return ops.attend_decode(bed.q_BHD, k, v, self.table_BM, self.length_B, lists, scale=scale)
-
-    def select(self, flow: str) -> ops.PageLists:
-        bed = self.bed
-        lists = bed.flows[flow].select(
-            bed.caches[flow], self.layer, bed.q_BHD, self.table_BM, self.length_B, self.budget_B
-        )
+    def select(self, layer: int, flow: str) -> ops.PageLists:
+        rows = self.q_BHD, self.table_BM, self.length_B, self.budget_B
+        lists = self.flows[flow].select(self.caches[flow], layer, *rows)
         if lists is None:
-            raise ValueError(f"flow {flow}: layer {self.layer} is dense; measure one without such")
+            raise ValueError(f"flow {flow}: layer {layer} is dense; measure one without such")
         return lists
 
-    def both(self, flow: str) -> Tensor:
-        return self.attend(self.select(flow))
+    def both(self, layer: int, flow: str) -> Tensor:
+        return self.attend(layer, self.select(layer, flow))
 
-    def append(self, flow: str, slots_B: Tensor) -> None:
-        bed = self.bed
-        bed.flows[flow].append(bed.caches[flow], self.layer, bed.k_BGD, bed.v_BGD, slots_B)
+    def append(self, layer: int, flow: str, slots_B: Tensor) -> None:
+        self.flows[flow].append(self.caches[flow], layer, self.k_BGD, self.v_BGD, slots_B)
+
+    # Cases.
+
+    def cases(self) -> list[Case]:
+        """The shape in all parts."""
+        size, layers = self.kv.pages * self.heads.page_bytes(), range(self.layers)
+        cases = [self._case(None, "dense", size, [partial(self.attend, n) for n in layers])]
+        for flow in self.flows:
+            cases += [*self._reads(flow), *self._writes(flow)]
+        return cases
+
+    def _case(self, flow: str | None, part: str, size: int, calls: Calls) -> Case:
+        names = {"flow": flow, "part": part, **asdict(self.shape), "layers": self.layers}
+        return Case(names=names, bytes=size, calls=calls)
+
+    def _reads(self, flow: str) -> list[Case]:
+        layers, heads = range(self.layers), self.heads
+        lists = [self.select(layer, flow) for layer in layers]
+        kept = sum(int(chosen.counts.sum()) for chosen in lists)  # over layers, rows and KV heads
+        kv = kept * heads.page_bytes() // (heads.kv_heads * self.layers)
+        fields = self.kv.pages * heads.page_bytes(self.flows[flow])
+        attend = [partial(self.attend, layer, lists[layer]) for layer in layers]
+        return [
+            self._case(flow, "select", fields, [partial(self.select, n, flow) for n in layers]),
+            self._case(flow, "attend", kv, attend),
+            self._case(flow, "both", fields + kv, [partial(self.both, n, flow) for n in layers]),
+        ]
+
+    def _writes(self, flow: str) -> list[Case]:
+        """Appends to other pages at every turn; what they overwrite does not matter here."""
+        page, batch = self.heads.page, self.shape.batch
+        key = self.heads.page_bytes() // (2 * page)  # one token's, all KV heads
+        finishing = (page - 1) * key + self.heads.page_bytes(self.flows[flow])
+        wanted = min(MOST_CALLS, -(-COLD_BYTES // (finishing * batch)))
+        turns = -(-wanted // self.layers) if self.heads.device.type == "cuda" else 1
+        columns = self.table_BM.long().T[:turns]
+        spread_B = torch.arange(batch, device=self.heads.device) % page
+        cases = []
+        for part, offset_B in (
+            ("append", spread_B),
+            ("finish", torch.full_like(spread_B, page - 1)),
+        ):
+            calls = [
+                partial(self.append, layer, flow, column_B * page + offset_B)
+                for column_B in columns
+                for layer in range(self.layers)
+            ]
+            size = batch * 2 * key + int((offset_B == page - 1).sum()) * finishing
+            cases.append(self._case(flow, part, size, calls))
+        return cases
 
 
-def _layers(heads: Heads, pages: int, flows: Flows, least: int) -> int:
+def _layers(heads: Heads, pages: int, flows: Flows) -> int:
     """So many that the fields of every flow exceed the caches by far, if memory allows."""
     if heads.device.type != "cuda":
         return 1
@@ -243,91 +266,4 @@ def _layers(heads: Heads, pages: int, flows: Flows, least: int) -> int:
     wanted = -(-COLD_BYTES // (pages * max(1, min(stored))))
     layer_bytes = pages * (heads.page_bytes() + sum(stored))
     room = (device_memory(heads.device) - SPARE_BYTES) // layer_bytes
-    return max(1, min(max(least, wanted), MOST_LAYERS, room))
-
-
-def _turns(bed: Bed, call_bytes: int) -> int:
-    """How often to go through the layers until calls have moved enough."""
-    wanted = min(MOST_CALLS, -(-COLD_BYTES // max(1, call_bytes)))
-    return -(-wanted // bed.layers) if bed.heads.device.type == "cuda" else 1
-
-
-# Cases.
-
-
-def _case(bed: Bed, shape: Shape, flow: str | None, part: str, size: int, calls: Calls) -> Case:
-    names = {"flow": flow, "part": part, **asdict(shape)}
-    names |= {"table_pages": bed.width, "layers": bed.layers}
-    return Case(names=names, bytes=size, calls=calls)
-
-
-def _rows(bed: Bed, shape: Shape, tables: Sequence[Tensor]) -> list[Layer]:
-    """Every layer with the first table, then with the next."""
-    column_B = tables[0][:, 0]
-    length_B = torch.full_like(column_B, shape.context, dtype=torch.int64)
-    budget_B = torch.full_like(column_B, shape.kept * bed.heads.page)
-    return [
-        Layer(bed, layer, table_BM, length_B, budget_B)
-        for table_BM in tables
-        for layer in range(bed.layers)
-    ]
-
-
-def _parts(heads: Heads, shape: Shape, flows: Flows, layers: int | None) -> list[Case]:
-    """One shape in all parts."""
-    width = shape.context // heads.page
-    layers = layers or _layers(heads, shape.batch * width, flows, LEAST_LAYERS)
-    bed = Bed(heads, shape.batch, width, flows, layers)
-    rows = _rows(bed, shape, [bed.table()])
-    size = shape.batch * width * heads.page_bytes()
-    cases = [_case(bed, shape, None, "dense", size, [row.attend for row in rows])]
-    for flow in flows:
-        cases += [*_reads(bed, shape, flow, rows), *_writes(bed, shape, flow, rows)]
-    return cases
-
-
-def _reads(bed: Bed, shape: Shape, flow: str, rows: Sequence[Layer]) -> list[Case]:
-    lists = [row.select(flow) for row in rows]
-    kept = sum(int(chosen.counts.sum()) for chosen in lists)  # over layers, rows and KV heads
-    kv = kept * bed.heads.page_bytes() // (bed.heads.kv_heads * len(rows))
-    fields = shape.batch * bed.width * bed.heads.page_bytes(bed.flows[flow])
-    attend = [partial(row.attend, chosen) for row, chosen in zip(rows, lists, strict=True)]
-    select = [partial(row.select, flow) for row in rows]
-    both = [partial(row.both, flow) for row in rows]
-    return [
-        _case(bed, shape, flow, "select", fields, select),
-        _case(bed, shape, flow, "attend", kv, attend),
-        _case(bed, shape, flow, "both", fields + kv, both),
-    ]
-
-
-def _writes(bed: Bed, shape: Shape, flow: str, rows: Sequence[Layer]) -> list[Case]:
-    """Appends to other pages at every turn; what they overwrite does not matter here."""
-    page = bed.heads.page
-    key = bed.heads.page_bytes() // (2 * page)  # one token's, all KV heads
-    finishing = (page - 1) * key + bed.heads.page_bytes(bed.flows[flow])
-    turns = min(bed.width, _turns(bed, finishing * shape.batch))
-    spread_B = torch.arange(shape.batch, device=bed.heads.device) % page
-    cases = []
-    for part, offset_B in (("append", spread_B), ("finish", torch.full_like(spread_B, page - 1))):
-        slots = [rows[0].table_BM[:, turn].long() * page + offset_B for turn in range(turns)]
-        calls = [partial(row.append, flow, slots_B) for slots_B in slots for row in rows]
-        size = shape.batch * 2 * key + int((offset_B == page - 1).sum()) * finishing
-        cases.append(_case(bed, shape, flow, part, size, calls))
-    return cases
-
-
-def _selection(
-    heads: Heads, sweep: Sequence[Shape], flows: Flows, layers: int | None
-) -> list[Case]:
-    """Selection alone, by length under tables of one width."""
-    batch, width = sweep[0].batch, max(shape.context for shape in sweep) // heads.page
-    bed = Bed(heads, batch, width, flows, layers or _layers(heads, batch * width, flows, 1))
-    cases = []
-    for flow in flows:
-        for shape in sweep:
-            size = batch * (shape.context // heads.page) * heads.page_bytes(flows[flow])
-            rows = _rows(bed, shape, [bed.table() for _ in range(_turns(bed, size))])
-            calls = [partial(row.select, flow) for row in rows]
-            cases.append(_case(bed, shape, flow, "select", size, calls))
-    return cases
+    return max(1, min(max(LEAST_LAYERS, wanted), MOST_LAYERS, room))

@@ -103,7 +103,7 @@ def table(result: Benchmark) -> Table:
     """The result for a terminal."""
     return figures(
         f"{result.title.format(result)}, {result.machine.describe()}",
-        [row for name in result.shown for row in getattr(result, name)],
+        getattr(result, result.shown),
         result.columns,
         group=result.group,
         caption=result.caption.format(result),

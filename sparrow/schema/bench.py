@@ -128,7 +128,7 @@ class Machine(Record):
 class Benchmark(Record):
     """Base of results: a machine and its figures.
 
-    A terminal shows `columns` of the rows in the fields `shown`; `title` and `caption` are format
+    A terminal shows `columns` of the rows in the field `shown`; `title` and `caption` are format
     strings over the result.
     """
 
@@ -136,7 +136,7 @@ class Benchmark(Record):
     caption: ClassVar[str] = ""
     columns: ClassVar[str]
     group: ClassVar[str | None] = None  # the column that sets rows apart
-    shown: ClassVar[tuple[str, ...]] = ("rows",)
+    shown: ClassVar[str] = "rows"
 
     machine: Machine
 
@@ -195,7 +195,6 @@ class LayerRow(Record):
     batch: int
     context: int
     kept: int
-    table_pages: int
     layers: int
     calls: int
     us: float
@@ -221,9 +220,8 @@ class LayerBenchmark(Benchmark):
     """`sparrow bench attention` on a GPU, and `sparrow flow bench`."""
 
     title: ClassVar[str] = "Attention of one layer, {0.dtype}"
-    shown: ClassVar[tuple[str, ...]] = ("rows", "selection")
     columns: ClassVar[str] = "flow part us us_min us_max tb_per_s batch context kept"
-    group: ClassVar[str | None] = "table_pages"
+    group: ClassVar[str | None] = "context"
 
     heads: dict[str, int]
     dtype: str
@@ -232,7 +230,6 @@ class LayerBenchmark(Benchmark):
     rounds: int
     flows: tuple[StoredFlow, ...]
     rows: tuple[LayerRow, ...]
-    selection: tuple[LayerRow, ...]  # by length, over tables of one width
 
 
 class CpuAttentionRow(Record):
@@ -328,7 +325,7 @@ class TrainBenchmark(Benchmark):
     """`sparrow bench train`; `changes` are what the model is cut to."""
 
     title: ClassVar[str] = "{0.model} {0.changes}, one optimiser step"
-    shown: ClassVar[tuple[str, ...]] = ("cases",)
+    shown: ClassVar[str] = "cases"
     columns: ClassVar[str] = (
         "sequences length recompute compiled seconds tokens_per_second teraflops utilisation "
         "memory_gib predicted_gib"
