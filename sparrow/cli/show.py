@@ -77,7 +77,7 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
         surface = api.calibrate(config, progress=progress, report=note)
     files = [config.folder / (CHECK if check else SURFACE)]
     if plots:
-        from sparrow.report.figures import surface_figures
+        from sparrow.report.calibration import surface_figures
         from sparrow.report.render import write_figures
 
         place = config.folder / ("check-plots" if check else "plots")
@@ -121,7 +121,7 @@ def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> in
     folder = config.out or config.surface.parent
     files = [folder / SCHEDULE, folder / PLAN]
     if plots:
-        from sparrow.report.figures import plan_figures
+        from sparrow.report.calibration import plan_figures
         from sparrow.report.render import write_figures
 
         files += write_figures(plan_figures(planned), folder / "plots")

@@ -5,9 +5,8 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from sparrow.files import printable
-from sparrow.report.layout import named_lines, valued
+from sparrow.report.layout import between, named_lines, valued, written
 from sparrow.report.page import Bars, Chart, Figure, Item, Line, Number, Page, Section, Table
-from sparrow.report.scale import between, written
 
 NOTHING = "nothing was measured"
 BLOCKS = "▁▂▃▄▅▆▇█"

@@ -21,11 +21,20 @@ from markupsafe import Markup, escape
 
 from sparrow.files import write_whole
 from sparrow.report import layout
-from sparrow.report.layout import BOTTOM, TOP, WIDTH, BarFrame, Frame, framed
+from sparrow.report.layout import (
+    BOTTOM,
+    TOP,
+    WIDTH,
+    BarFrame,
+    Frame,
+    between,
+    framed,
+    shortened,
+    wrapped,
+    written,
+)
 from sparrow.report.markdown import NOTHING, as_table
 from sparrow.report.page import Chart, Figure, Item, Line, Page, Remarks, Section, Table
-from sparrow.report.scale import between, written
-from sparrow.report.text import shortened, wrapped
 
 EMPTY_HEIGHT = 120.0
 GAP, EDGE, LEADING = 56.0, 24.0, 1.45  # between panels, around them, of lines of text
