@@ -27,7 +27,6 @@ from sparrow.schema.run_folder import HeldOut, RunFolder, read_runs
 
 FEW = 3  # names that a title has room for
 MOST_RUNS = 6  # colours that are told apart
-NONE = (None, None, None)  # no p05, and no interval
 ENDS = 5  # steps that a beginning or an end is the mean of
 HELD_OUT = ("data.task", "data.length", "data.file", "data.reward", "rollout.max_tokens")
 PLACES = ("run.dir", "run.name")  # settings that say where, not what
@@ -88,7 +87,7 @@ def numbers(run: RunFolder) -> list[Number]:
             )
         )
     if seen:
-        p05, low, high = seen[-1]
+        p05, low, high, _ = seen[-1]
         interval = "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
         target = "" if run.target is None else f"; the target is {run.target:g}"
         lowest = f"lowest on the way {min(worst.p05 for worst in seen):.3f}{target}"
@@ -189,8 +188,10 @@ def difference(a: HeldOut, b: HeldOut) -> tuple[float, float, float]:
 
 def _tails(run: RunFolder) -> tuple[str, str]:
     seen = worst_bins(run)
-    lowest = min(seen, key=lambda worst: worst.p05, default=NONE)
-    return tail_text(*lowest), tail_text(*(seen[-1] if seen else NONE))
+    if not seen:
+        return NOT_MEASURED, NOT_MEASURED
+    lowest = min(seen, key=lambda worst: worst.p05)
+    return tail_text(*lowest[:3]), tail_text(*seen[-1][:3])
 
 
 def _kept(run: RunFolder) -> str:

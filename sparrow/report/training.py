@@ -105,6 +105,7 @@ class WorstBin(NamedTuple):
     p05: float
     low: float | None
     high: float | None
+    step: int
 
 
 def worst_bins(run: RunFolder) -> list[WorstBin]:
@@ -119,7 +120,7 @@ def worst_bins(run: RunFolder) -> list[WorstBin]:
         if judged:
             p05, start = min(judged)
             low, high = (line.values.get(f"{P05}_{end}/bin_{start}") for end in ("low", "high"))
-            found.append(WorstBin(p05, low, high))
+            found.append(WorstBin(p05, low, high, line.step))
     return found
 
 
@@ -140,6 +141,7 @@ def tail_section(runs: Sequence[RunFolder]) -> Section | None:
         lines = gate_actions(run) or [_silence(run)]
         items.append(_bins_chart(run, len(runs) > 1))
         items.append(Remarks(key=f"gate-{run.number}", title=title, lines=lines))
+    items += [_worst_chart(watched)] if sum(bool(worst_bins(run)) for run in watched) > 1 else []
     say = (
         "At every step a few answers are read again by the dense policy, token by token. The gate "
         "acts where a length is surely below the target, or below it at several looks in a row: "
@@ -161,18 +163,25 @@ def _bins_chart(run: RunFolder, several: bool) -> Chart:
         say = f"Over all lengths, {over}; no single length was judged yet."
     if len(shown) < len(starts):
         say += f" {len(starts) - len(shown)} bins between are not drawn."
-    return thinned(
-        Chart(
-            key=f"tail-{run.number}",
-            title=f"{run.name}: " * several + "p05 by length while training",
-            x=STEP,
-            y=ACCEPTANCE,
-            lines=lines,
-            levels=named_levels([] if run.target is None else [run.target]),
-            say=say,
-        ),
-        lowest=True,
-    )
+    title = f"{run.name}: " * several + "p05 by length while training"
+    return _tail_chart(f"tail-{run.number}", title, lines, [run], say)
+
+
+def _tail_chart(
+    key: str, title: str, lines: Sequence[Line], runs: Sequence[RunFolder], say: str
+) -> Chart:
+    levels = named_levels([run.target for run in runs if run.target is not None])
+    chart = Chart(key=key, title=title, x=STEP, y=ACCEPTANCE, lines=lines, levels=levels, say=say)
+    return thinned(chart, lowest=True)
+
+
+def _worst_chart(runs: Sequence[RunFolder]) -> Chart:
+    lines = []
+    for run in runs:
+        points = [(worst.step + 1.0, worst.p05) for worst in worst_bins(run)]
+        lines += [Line(name=run.name, points=points, role=role_of(run))] if points else []
+    say = "The lowest of all bins of lengths that had enough tokens to be judged."
+    return _tail_chart("tail-worst", "p05 of the worst length", lines, runs, say)
 
 
 def _by_step(run: RunFolder, metric: str) -> list[Point]:

@@ -6,7 +6,7 @@ import re
 from rich.console import Console
 from support.pages import HOSTILE, rich_page
 
-from sparrow.report.markdown import markdown, name, prose, sparkline
+from sparrow.report.markdown import markdown, name, prose, rich_table, sparkline
 from sparrow.report.page import (
     Axis,
     Bar,
@@ -22,7 +22,6 @@ from sparrow.report.page import (
     Section,
     Table,
 )
-from sparrow.report.terminal import rich_table
 
 TEXT = markdown(rich_page())
 SAFE = '&lt;script&gt;alert("x")&lt;/script&gt; &amp; "quoted" \\| pipe'
