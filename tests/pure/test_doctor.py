@@ -84,31 +84,26 @@ def test_memory_and_cores_are_those_of_the_container(tmp_path: Path) -> None:
         assert host.cpu_quota(tmp_path) == quota
 
 
-def test_instructions_for_bf16(tmp_path: Path) -> None:
-    assert host.bf16_instructions(tmp_path) is None
-    (tmp_path / "cpuinfo").write_text("processor : 0\nflags\t\t: fpu avx512_bf16 amx_bf16 sse\n")
-    assert host.bf16_instructions(tmp_path) == ["amx_bf16", "avx512_bf16"]
-    (tmp_path / "cpuinfo").write_text("Features\t: fp asimd\n")
-    assert host.bf16_instructions(tmp_path) == []
-
-
-def test_the_driver_by_either_module(tmp_path: Path) -> None:
+def test_what_the_system_tells(tmp_path: Path) -> None:
+    for text, found in (
+        ("", None),
+        ("processor : 0\nflags\t\t: fpu avx512_bf16 amx_bf16 sse\n", ["amx_bf16", "avx512_bf16"]),
+        ("Features\t: fp asimd\n", []),
+    ):
+        (tmp_path / "cpuinfo").write_text(text)
+        assert host.bf16_instructions(tmp_path) == found
     assert host.driver(tmp_path) is None
     (tmp_path / "driver/nvidia").mkdir(parents=True)
-    file = tmp_path / "driver/nvidia/version"
-    file.write_text(
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC 12.2"
-    )
-    assert host.driver(tmp_path) == "550.54.15"
-    file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release\n")
-    assert host.driver(tmp_path) == "570.86.10"
-
-
-def test_disk_of_a_folder_to_come(tmp_path: Path) -> None:
-    found = host.disk("runs", tmp_path / "a" / "b")
-    assert found["folder"] == str(tmp_path / "a" / "b")
-    assert 0 < found["free"] <= found["total"]
-    assert found["writable"] == os.access(tmp_path, os.W_OK)
+    for text, version in (
+        ("NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC 12.2", "550.54.15"),
+        ("NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release\n", "570.86.10"),
+    ):
+        (tmp_path / "driver/nvidia/version").write_text(f"NVRM version: {text}")
+        assert host.driver(tmp_path) == version
+    found_disk = host.disk("runs", tmp_path / "a" / "b")  # a folder to come
+    assert found_disk["folder"] == str(tmp_path / "a" / "b")
+    assert 0 < found_disk["free"] <= found_disk["total"]
+    assert found_disk["writable"] == os.access(tmp_path, os.W_OK)
 
 
 def test_last_words() -> None:
@@ -118,17 +113,8 @@ def test_last_words() -> None:
 
 
 def package(name: str = "torch", **changes: Any) -> dict[str, Any]:
-    plain = {
-        "name": name,
-        "version": "9",
-        "minimum": "2",
-        "state": "ok",
-        "extra": None,
-        "purpose": "tensors",
-        "used": True,
-        "install": f"pip install {name}",
-    }
-    return plain | changes
+    plain = Package(name, "2", "tensors")
+    return package_state(plain, "9") | {"install": f"pip install {name}"} | changes
 
 
 def gpu(**changes: Any) -> dict[str, Any]:
@@ -209,20 +195,16 @@ def test_gpus_count_when_their_kernels_were_right() -> None:
     assert verdict(slow, check=True)["devices"] == ["cpu"]
 
 
-def test_a_gpu_that_breaks_leaves_the_cpu() -> None:
+def test_gpus_of_no_use_are_told_and_leave_the_cpu() -> None:
     broken = {"stage": "kernels", "why": "RuntimeError: Failed to find C compiler"}
-    found = verdict(examined(gpus=[gpu()], kernels=None, broken=broken), check=True)
-    assert found["ready"]
-    assert found["devices"] == ["cpu"]
-    assert "C compiler" in found["missing"][0]["what"]
-
-
-def test_gpus_of_no_use_are_told() -> None:
     torch = {"version": "9", "build": "CUDA 12.8", "threads": 2, "no_gpu": "driver too old"}
     cases: dict[str, dict[str, Any]] = {
         "built for a CPU": {"driver": "550.1"},
         "driver too old": {"driver": "4", "torch": torch},
         "7.5": {"gpus": [gpu(kernels=False, capability="7.5")]},
+        "C compiler": {"gpus": [gpu()], "kernels": None, "broken": broken},
     }
     for said, changes in cases.items():
-        assert said in verdict(examined(**changes), check=True)["missing"][0]["what"]
+        found = verdict(examined(**changes), check=True)
+        assert said in found["missing"][0]["what"]
+        assert (found["ready"], found["devices"]) == (True, ["cpu"])
