@@ -85,14 +85,15 @@ def _cases(spec: ModelSpec, dtype: torch.dtype, pool_bytes: int) -> list[Case]:
     table = torch.randperm(rows * pages, generator=draw).int().view(rows, pages)
     paged = q, k, v, table, torch.full((rows,), CONTEXT, dtype=torch.int32)
     flat = [pool.view(-1).view(torch.float32) for pool in (k, v)]
+    arrays = [pool.numpy() for pool in flat]
     # The same bytes as if they were contiguous sequences; what they mean does not matter here.
-    whole = [pool.view(rows, spec.kv_heads, CONTEXT, spec.head_size) for pool in (k, v)]
+    long_k, long_v = (pool.view(rows, spec.kv_heads, CONTEXT, spec.head_size) for pool in (k, v))
 
     def case(name: str, call: Callable[[], object], part: int = 1) -> Case:
         return Case(names={"case": name}, bytes=(k.nbytes + v.nbytes) // part, calls=[call])
 
     return [
-        case("read, numba sum", lambda: [_read(pool.numpy()) for pool in flat]),
+        case("read, numba sum", partial(_read, arrays)),
         case("read, torch sum", lambda: [pool.sum() for pool in flat]),
         case("attention, dense", lambda: cpu.attend_decode(*paged, scale=scale)),
         *(
@@ -105,7 +106,7 @@ def _cases(spec: ModelSpec, dtype: torch.dtype, pool_bytes: int) -> list[Case]:
         ),
         case(
             "torch SDPA, contiguous",
-            lambda: scaled_dot_product_attention(q[:, :, None], *whole, enable_gqa=True),
+            lambda: scaled_dot_product_attention(q[:, :, None], long_k, long_v, enable_gqa=True),
         ),
         case("reference", lambda: reference.attend_decode.definition(*paged, scale=scale)),
     ]
@@ -119,8 +120,9 @@ def _lists(spec: ModelSpec, table: Tensor, part: int, draw: torch.Generator) -> 
     return PageLists(chosen, torch.full(chosen.shape[:2], pages // part, dtype=torch.int32))
 
 
-def _read(array: Array) -> None:
-    share(partial(_sum, array), len(array))
+def _read(arrays: list[Array]) -> None:
+    for array in arrays:
+        share(partial(_sum, array), len(array))
 
 
 @numba.njit(nogil=True, fastmath={"reassoc"})

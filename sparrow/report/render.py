@@ -21,18 +21,7 @@ from markupsafe import Markup, escape
 
 from sparrow.files import write_whole
 from sparrow.report import layout
-from sparrow.report.layout import (
-    BOTTOM,
-    TOP,
-    WIDTH,
-    BarFrame,
-    Frame,
-    between,
-    framed,
-    shortened,
-    wrapped,
-    written,
-)
+from sparrow.report.layout import BOTTOM, TOP, WIDTH, BarFrame, Frame, between, written
 from sparrow.report.markdown import NOTHING, as_table
 from sparrow.report.page import Chart, Figure, Item, Line, Page, Remarks, Section, Table
 
@@ -65,7 +54,7 @@ def svg(figure: Figure, at: tuple[float, float] | None = None) -> str:
 
 def _frame(figure: Figure) -> Frame | BarFrame | None:
     if isinstance(figure, Chart):
-        return framed(figure) if any(line.points for line in figure.lines) else None
+        return layout.framed(figure) if any(line.points for line in figure.lines) else None
     return layout.placed_bars(figure) if any(group.bars for group in figure.groups) else None
 
 
@@ -105,7 +94,7 @@ def write_figures(sections: Iterable[Section], folder: str | Path) -> list[Path]
 
 def _put(texts: Texts, kind: str, text: str, x: float, y: float, room: float) -> float:
     """Add lines of text from y downwards; where they end."""
-    for line in wrapped(text, SIZES[kind], room, bold=kind != "note"):
+    for line in layout.wrapped(text, SIZES[kind], room, bold=kind != "note"):
         y += SIZES[kind] * LEADING
         texts.append((kind, x, y - SIZES[kind] * (LEADING - 1), line))
     return y
@@ -152,7 +141,7 @@ def tips(figure: Figure) -> dict[str, Any] | None:
     """What page.js shows under the pointer: every point of a chart, its values as they read."""
     if not isinstance(figure, Chart) or not any(line.points for line in figure.lines):
         return None
-    frame = framed(figure)
+    frame = layout.framed(figure)
     ends = (frame.x.start, TOP, frame.x.stop, BOTTOM)
     lines = [_tips_of(frame, line) for line in figure.lines if line.points]
     return {"box": [round(end, 1) for end in ends], "lines": lines}
@@ -188,7 +177,7 @@ def _environment() -> Environment:
         "placed": placed,
         "prose": _prose,
         "sha256": _sha256,
-        "shortened": shortened,
+        "shortened": layout.shortened,
         "tips": tips,
         "valued": lambda bar, bars: layout.valued(bars, bar),
     }

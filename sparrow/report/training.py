@@ -176,12 +176,15 @@ def _tail_chart(
 
 
 def _worst_chart(runs: Sequence[RunFolder]) -> Chart:
-    lines = []
-    for run in runs:
-        points = [(worst.step + 1.0, worst.p05) for worst in worst_bins(run)]
-        lines += [Line(name=run.name, points=points, role=role_of(run))] if points else []
+    lines = _run_lines(runs, lambda run: [(w.step + 1.0, w.p05) for w in worst_bins(run)])
     say = "The lowest of all bins of lengths that had enough tokens to be judged."
     return _tail_chart("tail-worst", "p05 of the worst length", lines, runs, say)
+
+
+def _run_lines(runs: Sequence[RunFolder], points: Callable[[RunFolder], list[Point]]) -> list[Line]:
+    """A line for every run that has points."""
+    found = [Line(name=run.name, points=points(run), role=role_of(run)) for run in runs]
+    return [line for line in found if line.points]
 
 
 def _by_step(run: RunFolder, metric: str) -> list[Point]:
@@ -249,8 +252,7 @@ def kept_section(runs: Sequence[RunFolder]) -> Section | None:
 def _metric(
     runs: Sequence[RunFolder], metric: str, key: str, title: str, y: Axis, say: str
 ) -> Chart:
-    lines = [Line(name=run.name, points=_by_step(run, metric), role=role_of(run)) for run in runs]
-    lines = [line for line in lines if line.points]
+    lines = _run_lines(runs, lambda run: _by_step(run, metric))
     return thinned(Chart(key=key, title=title, x=STEP, y=y, lines=lines, say=say))
 
 
