@@ -15,6 +15,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
@@ -91,8 +92,9 @@ def run(
         if context <= timed + WARM + SPLIT_STEPS:
             raise ValueError(f"a context of {context} tokens is too short to measure {timed} steps")
         engine = _build(decoder, Rule(flow=flow, dense_layers=dense_layers), batch, context)
-        rows += _measure(engine, context, names, timed, rounds, split)
-        del engine
+        turns = Turns(engine=engine, context=context, steps=timed)
+        rows += turns.measure(names, rounds, split)
+        del engine, turns
         timing.free_memory(target)
     return DecodeBenchmark(
         **timing.of_model(decoder, name),
@@ -189,105 +191,95 @@ def running(
 # Measuring.
 
 
-def _measure(
-    engine: Engine,
-    context: int,
-    names: Sequence[str | None],
-    steps: int,
-    rounds: int,
-    split: bool,
-) -> list[DecodeRow]:
-    """Rows of the result for the schedules of one batch and context, which take turns."""
-    flow = block_mean if engine.rule is None else engine.rule.flow
-    schedules = [timing.schedule_named(name, flow) for name in names]
-    taken: list[Times] = [[] for _ in names]
-    for _ in range(rounds):
-        for times, schedule in zip(taken, schedules, strict=True):
-            times.append(_round(engine, context, schedule, steps))
-    splits = [_split(engine, context, schedule) if split else None for schedule in schedules]
-    dense = median(step for step, _ in taken[names.index(None)]) if None in names else None
-    return [
-        _row(engine, context, name, schedule, steps, times, dense, parts)
-        for name, schedule, times, parts in zip(names, schedules, taken, splits, strict=True)
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """Schedules that take turns on one engine, its rows so many steps before a context."""
 
+    engine: Engine
+    context: int
+    steps: int
 
-@contextmanager
-def _warm(
-    engine: Engine, context: int, schedule: Schedule | None, steps: int
-) -> Iterator[list[Sample]]:
-    """Samples that reach the context after so many steps; kernels and graphs are there."""
-    start = context - WARM - steps
-    contexts = [start] * engine.max_running
-    with running(engine, contexts, schedule, room=context - start + 2) as samples:
-        timing.repeat(engine.step, WARM)
-        timing.synchronize(engine.model.device)
-        yield samples
+    def measure(self, names: Sequence[str | None], rounds: int, split: bool) -> Iterator[DecodeRow]:
+        """Rows of the result for these schedules."""
+        flow = block_mean if self.engine.rule is None else self.engine.rule.flow
+        schedules = [timing.schedule_named(name, flow) for name in names]
+        taken: list[Times] = [[] for _ in names]
+        for _ in range(rounds):
+            for times, schedule in zip(taken, schedules, strict=True):
+                times.append(self._round(schedule))
+        dense = median(step for step, _ in taken[names.index(None)]) if None in names else None
+        for name, schedule, times in zip(names, schedules, taken, strict=True):
+            parts = self._split(schedule) if split else None
+            yield self._row(name, schedule, times, dense, parts)
 
+    @contextmanager
+    def _warm(self, schedule: Schedule | None, steps: int) -> Iterator[list[Sample]]:
+        """Samples that reach the context after so many steps; kernels and graphs are there."""
+        engine, start = self.engine, self.context - WARM - steps
+        contexts = [start] * engine.max_running
+        with running(engine, contexts, schedule, room=WARM + steps + 2) as samples:
+            timing.repeat(engine.step, WARM)
+            timing.synchronize(engine.model.device)
+            yield samples
 
-def _round(
-    engine: Engine, context: int, schedule: Schedule | None, steps: int
-) -> tuple[float, float]:
-    """One turn of a case: steps of the engine, then the same steps by the runner alone."""
-    device, rows = engine.model.device, engine.runner.rows
-    with _warm(engine, context, schedule, steps) as samples:
-        length_R = rows.length_R.clone()
-        step = timing.seconds(partial(timing.repeat, engine.step, steps), device) / steps
-        rows.length_R.copy_(length_R)  # the tables reach to the end by now
-        alone = timing.device_seconds(lambda: engine.runner.decode(samples), steps, device)
-    return step, alone
+    def _round(self, schedule: Schedule | None) -> tuple[float, float]:
+        """One turn: steps of the engine, then the same steps by the runner alone."""
+        engine, steps = self.engine, self.steps
+        device, rows = engine.model.device, engine.runner.rows
+        with self._warm(schedule, steps) as samples:
+            length_R = rows.length_R.clone()
+            step = timing.seconds(partial(timing.repeat, engine.step, steps), device) / steps
+            rows.length_R.copy_(length_R)  # the tables reach to the end by now
+            alone = timing.device_seconds(lambda: engine.runner.decode(samples), steps, device)
+        return step, alone
 
+    def _split(self, schedule: Schedule | None) -> Split:
+        """Milliseconds of a step by part."""
+        with self._warm(schedule, SPLIT_STEPS):
+            steps = partial(timing.repeat, self.engine.step, SPLIT_STEPS)
+            taken = timing.split_of(steps, self.engine.model.device)
+        return {part: took * 1e3 / SPLIT_STEPS for part, took in taken.items()}
 
-def _split(engine: Engine, context: int, schedule: Schedule | None) -> Split:
-    """Milliseconds of a step by part."""
-    with _warm(engine, context, schedule, SPLIT_STEPS):
-        steps = partial(timing.repeat, engine.step, SPLIT_STEPS)
-        taken = timing.split_of(steps, engine.model.device)
-    return {part: took * 1e3 / SPLIT_STEPS for part, took in taken.items()}
-
-
-def _row(
-    engine: Engine,
-    context: int,
-    name: str | None,
-    schedule: Schedule | None,
-    steps: int,
-    times: Times,
-    dense: float | None,
-    split: Split | None,
-) -> DecodeRow:
-    """The figures of a case; landmarks count wherever they are read, also where no budget bites."""
-    model, batch, peak = engine.model, engine.max_running, timing.peak_of(engine.model.device)
-    steps_s, device_s = zip(*times, strict=True)
-    step, device = median(steps_s), median(device_s)
-    lengths = np.arange(context - steps, context) + 1  # with the token of the step
-    reads = ByteModel(
-        spec=model.spec,
-        schedule=schedule,
-        itemsize=model.dtype.itemsize,
-        page=PAGE,
-        idle_landmarks=True,
-    )
-    dense_kv, kept_kv, landmarks = (round(batch * part.mean()) for part in reads.rows(lengths))
-    whole = reads.weights + dense_kv + kept_kv + landmarks
-    return DecodeRow(
-        batch=batch,
-        context=context,
-        schedule=name,
-        steps=steps,
-        mean_length=float(lengths.mean()),
-        ms_step=step * 1e3,
-        ms_step_rounds=tuple(took * 1e3 for took in steps_s),
-        ms_device=device * 1e3,
-        ms_device_rounds=tuple(took * 1e3 for took in device_s),
-        idle=1 - device / step,
-        tokens_per_s=batch / step,
-        bytes=whole,
-        bytes_weights=reads.weights,
-        bytes_kv=dense_kv + kept_kv,
-        bytes_landmarks=landmarks,
-        tb_per_s=whole / step / 1e12,
-        of_peak=whole / step / peak if peak else None,
-        speed_up=dense / step if dense is not None else None,
-        split=split,
-    )
+    def _row(
+        self,
+        name: str | None,
+        schedule: Schedule | None,
+        times: Times,
+        dense: float | None,
+        split: Split | None,
+    ) -> DecodeRow:
+        """Figures; landmarks count wherever they are read, also where no budget bites."""
+        model, batch = self.engine.model, self.engine.max_running
+        peak, (steps_s, device_s) = timing.peak_of(model.device), zip(*times, strict=True)
+        step, device = median(steps_s), median(device_s)
+        lengths = np.arange(self.context - self.steps, self.context) + 1  # with the step's token
+        reads = ByteModel(
+            spec=model.spec,
+            schedule=schedule,
+            itemsize=model.dtype.itemsize,
+            page=PAGE,
+            idle_landmarks=True,
+        )
+        dense_kv, kept_kv, landmarks = (round(batch * part.mean()) for part in reads.rows(lengths))
+        whole = reads.weights + dense_kv + kept_kv + landmarks
+        return DecodeRow(
+            batch=batch,
+            context=self.context,
+            schedule=name,
+            steps=self.steps,
+            mean_length=float(lengths.mean()),
+            ms_step=step * 1e3,
+            ms_step_rounds=tuple(took * 1e3 for took in steps_s),
+            ms_device=device * 1e3,
+            ms_device_rounds=tuple(took * 1e3 for took in device_s),
+            idle=1 - device / step,
+            tokens_per_s=batch / step,
+            bytes=whole,
+            bytes_weights=reads.weights,
+            bytes_kv=dense_kv + kept_kv,
+            bytes_landmarks=landmarks,
+            tb_per_s=whole / step / 1e12,
+            of_peak=whole / step / peak if peak else None,
+            speed_up=dense / step if dense is not None else None,
+            split=split,
+        )

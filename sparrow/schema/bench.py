@@ -149,8 +149,24 @@ class ModelBenchmark(Benchmark):
     dtype: str
 
 
-class DecodeRow(Record):
-    """Decode steps of one batch, context and schedule (None: dense); medians over rounds."""
+class SplitRow(Record):
+    """A row that may say where its time went."""
+
+    split: Split | None = None
+
+    @property
+    def parts(self) -> str:
+        """The parts of its time, the longest first, in percent."""
+        parts = sorted((self.split or {}).items(), key=lambda item: -item[1])
+        whole = sum(took for _, took in parts)
+        return ", ".join(f"{name} {took / whole:.0%}" for name, took in parts if took > whole / 200)
+
+
+class DecodeRow(SplitRow):
+    """Decode steps of one batch, context and schedule (None: dense); medians over rounds.
+
+    `split` is in milliseconds of a step.
+    """
 
     batch: int
     context: int
@@ -170,7 +186,6 @@ class DecodeRow(Record):
     tb_per_s: float
     of_peak: float | None
     speed_up: float | None
-    split: Split | None  # milliseconds of a step by part
 
 
 class DecodeBenchmark(ModelBenchmark):
@@ -178,7 +193,7 @@ class DecodeBenchmark(ModelBenchmark):
 
     title: ClassVar[str] = "Decode, {0.model}"
     columns: ClassVar[str] = (
-        "batch context schedule ms_step ms_device idle bytes tb_per_s of_peak speed_up split"
+        "batch context schedule ms_step ms_device idle tb_per_s of_peak speed_up parts"
     )
 
     flow: str
@@ -274,17 +289,20 @@ class RolloutWorkload(Record):
         return self.prompt_tokens + self.new_tokens
 
 
-class RolloutRow(Record):
-    """One way to roll out, or why it `failed`."""
+class RolloutRow(SplitRow):
+    """One way to roll out, with its seconds by part on a CPU, or why it `failed`."""
 
     who: str
     new_tokens: int
     tokens: int = 0
     seconds: float | None = None
     tokens_per_s: float | None = None
-    split: Split | None = None  # seconds by part, on a CPU
     failed: str | None = None
     ratio: float | None = None  # to transformers' generate on as many new tokens
+
+    @property
+    def parts(self) -> str:
+        return self.failed or super().parts
 
 
 class RolloutBenchmark(ModelBenchmark):
@@ -293,7 +311,7 @@ class RolloutBenchmark(ModelBenchmark):
     title: ClassVar[str] = (
         "Rollout, {0.model} ({0.parameters} weights, {0.dtype}), {0.workload.rollouts} rollouts"
     )
-    columns: ClassVar[str] = "who new_tokens seconds tokens_per_s ratio split failed"
+    columns: ClassVar[str] = "who new_tokens seconds tokens_per_s ratio parts"
 
     preset: str
     workload: RolloutWorkload
@@ -327,8 +345,8 @@ class TrainBenchmark(Benchmark):
     title: ClassVar[str] = "{0.model} {0.changes}, one optimiser step"
     shown: ClassVar[str] = "cases"
     columns: ClassVar[str] = (
-        "sequences length recompute compiled seconds tokens_per_second teraflops utilisation "
-        "memory_gib predicted_gib"
+        "sequences length recompute compiled tokens_per_second teraflops utilisation memory_gib "
+        "predicted_gib"
     )
 
     model: str
