@@ -729,22 +729,16 @@ def flow_texts(config: FlowTextsConfig, *, report: Report = silent) -> Path:
 def bench_attention(config: BenchAttentionConfig, *, report: Report = silent) -> Benchmark:
     """Time decode attention, dense beside sparse, against how fast memory can be read.
 
-    On a GPU it is one layer's work: score and select pages, attend, append. On a CPU the times are
-    also given as a ratio to a plain read of memory in the same run.
+    It is one layer's work: score and select pages, attend, append. On a CPU speeds are also given
+    as a ratio to a plain read of memory in the same run.
 
     For example:
 
       sparrow bench attention --device cpu
     """
-    from sparrow.models.checkpoint import pick_device
+    from sparrow.bench import layer_attention
 
-    if pick_device(config.device).type == "cuda":
-        from sparrow.bench import layer_attention
-
-        return layer_attention.run(device=config.device, progress=report)
-    from sparrow.bench import cpu_attention
-
-    return cpu_attention.run(progress=report)
+    return layer_attention.run(device=config.device, progress=report)
 
 
 @configured(BenchDecodeConfig)

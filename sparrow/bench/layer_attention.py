@@ -6,13 +6,14 @@
     both      select, then attend: what sparse decoding costs a layer
     append    a flow writes one token a row; one row in `page` finishes its page
     finish    the same where every row finishes its page
+    read      on a CPU: a plain sum over keys and values, the yardstick of the others
 
 On a GPU every case is a CUDA graph of many calls, and its time is a replay's by the number of them:
 the gap between two calls counts, Python does not. No call should find in the L2 cache what an
 earlier one has read, so calls take turns over layers, each with memory of its own, and where one
 reads little, over tables or pages too. Keys and values are random, their pages shuffled; a flow
 fills its fields itself. The cases of one shape take turns in every round; figures are medians over
-rounds. On a CPU the same runs without graphs, for tests: its times mean little.
+rounds. On a CPU the same runs without graphs, over a pool that exceeds the last cache.
 
 Bytes are what a case has to move: keys and values of the pages it attends to; all fields that the
 flow has of every page of a row; of an append the token, and for each row that finishes its page the
@@ -55,6 +56,7 @@ class Shape:
 
 
 MAIN = Shape()
+CPU = Shape(batch=16, context=4096, kept=64)
 OTHERS = tuple(Shape(batch=16, context=k * 1024, kept=64) for k in (16, 24, 32))
 
 
@@ -66,8 +68,11 @@ class Heads:
     group: int = 2  # query heads of a KV head
     size: int = 128
     page: int = 16
-    dtype: torch.dtype = torch.bfloat16
     device: torch.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def fields(self, flow: Rule | None = None) -> tuple[ops.Field, ...]:
         """Page fields of a flow; without one, keys and values."""
@@ -87,32 +92,37 @@ def run(
     *,
     flows: Sequence[Rule] = (Rule(dense_layers=frozenset()),),
     device: str = "auto",
-    shape: Shape = MAIN,
+    shape: Shape | None = None,
     others: Sequence[Shape] | None = None,
     head_size: int = 128,
     layers: int | None = None,
-    replays: int = 20,
+    replays: int | None = None,
     rounds: int = 7,
     progress: Callable[[str], None] | None = None,
 ) -> LayerBenchmark:
     """Measure dense attention and every flow.
 
     flows    rules to measure, none with dense layers (default: block-mean)
+    shape    what to measure (default: MAIN on a GPU, CPU on a CPU)
     others   more shapes to measure in all parts (default: OTHERS on a GPU, none on a CPU)
+    replays  of all calls in a round (default: 20 on a GPU, one on a CPU)
     layers   memory to take turns over (default: as many as leave caches cold; on a CPU one)
     """
     heads = Heads(size=head_size, device=pick_device(device))
-    others = (OTHERS if heads.device.type == "cuda" else ()) if others is None else others
-    _check([shape, *others], heads.page)
+    on_gpu = heads.device.type == "cuda"
+    others = (OTHERS if on_gpu else ()) if others is None else others
+    shapes = [shape or (MAIN if on_gpu else CPU), *others]
+    replays = replays or (20 if on_gpu else 1)
+    _check(shapes, heads.page)
     named = _named(flows)
     rows: list[dict[str, Any]] = []
     measure = partial(timing.measure, device=heads.device, replays=replays, rounds=rounds)
     tell = progress or (lambda _: None)
     with torch.inference_mode():
-        for each in (shape, *others):
+        for each in shapes:
             tell(f"{each.batch} rows of {each.context} tokens")
             count = layers or _layers(heads, each.batch * each.context // heads.page, named)
-            rows += measure(Bed(heads, each, named, count).cases())
+            rows += _with_ratios(measure(Bed(heads, each, named, count).cases()))
             timing.free_memory(heads.device)
     return LayerBenchmark(
         machine=timing.machine(heads.device),
@@ -124,6 +134,11 @@ def run(
         flows=tuple(_stored(heads, name, flow) for name, flow in named.items()),
         rows=tuple(LayerRow(**row) for row in rows),
     )
+
+
+def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    plain = next((row["tb_per_s"] for row in rows if row["part"] == "read"), None)
+    return [row | {"of_read": row["tb_per_s"] / plain if plain else None} for row in rows]
 
 
 def _check(shapes: Sequence[Shape], page: int) -> None:
@@ -189,6 +204,9 @@ class Bed:
                 for chunk in slots.split(FILL_PAGES * self.kv.page):
                     flow.summarise(self.caches[name], layer, chunk)
 
+    def read(self, layer: int) -> list[Tensor]:
+        return [self.kv.field(name, layer).sum() for name in ("k", "v")]
+
     def attend(self, layer: int, lists: ops.PageLists | None = None) -> Tensor:
         k, v = (self.kv.field(name, layer) for name in ("k", "v"))
         rows = self.q_BHD, k, v, self.table_BM, self.length_B
@@ -213,6 +231,8 @@ class Bed:
         """The shape in all parts."""
         size, layers = self.kv.pages * self.heads.page_bytes(), range(self.layers)
         cases = [self._case(None, "dense", size, [partial(self.attend, n) for n in layers])]
+        if self.heads.device.type == "cpu":
+            cases.append(self._case(None, "read", size, [partial(self.read, n) for n in layers]))
         for flow in self.flows:
             cases += [*self._reads(flow), *self._writes(flow)]
         return cases

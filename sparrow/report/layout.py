@@ -418,20 +418,23 @@ def _corners(places: Sequence[Point]) -> list[Point]:
     return made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PlacedGroup:
-    """A group of bars: its heading from y on, a bar from each of `rows` on, and their scale."""
+    """A group of bars: its heading from y on, bars from `top` on at a pitch, and their scale."""
 
     group: BarGroup
-    name: str
-    say: str
-    names: Sequence[str]
     y: float
-    rows: Sequence[float]
+    top: float
     scale: Scale
 
+    @property
+    def room(self) -> float:
+        """Pixels for its name beside what it says."""
+        say = shortened(self.group.say, SIZE, WIDTH * 0.55, bold=True)
+        return WIDTH - width_of(say, SIZE, bold=True) - 14
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class BarFrame:
     """Bars with their places in pixels: names up to `left`, then bars, then values."""
 
@@ -441,36 +444,22 @@ class BarFrame:
 
 
 def placed_bars(bars: Bars) -> BarFrame:
-    """Lay bars out, group under group."""
+    """Lay bars out, group under group, each on a scale from zero or its least value below."""
     every = [bar for group in bars.groups for bar in group.bars]
     names = max(min(width_of(bar.name, SIZE), NAME_ROOM) for bar in every)
     values = max(width_of(valued(bars, bar), SIZE, bold=True) for bar in every)
     left, right = names + 12, max(WIDTH - values - 10, names + 60)
     y, groups = 0.0, []
     for group in bars.groups:
-        groups.append(_group(group, left, right, y))
-        y = max([y + HEADING, *(row + THICK for row in groups[-1].rows)]) + APART
-    return BarFrame(left=left, groups=groups, height=y - APART + 2)
+        top = y + (HEADING if group.name or group.say else 0.0)
+        ends = [0.0, *(end for bar in group.bars for end in (bar.value, *(bar.interval or ())))]
+        low, high = min(ends), max(ends)
+        scale = Scale(low=low, high=high if high > low else low + 1, start=left, stop=right)
+        groups.append(PlacedGroup(group, y, top, scale))
+        y = max(y + HEADING, top + PITCH * len(group.bars) - PITCH + THICK) + APART
+    return BarFrame(left, groups, y - APART + 2)
 
 
 def valued(bars: Bars, bar: Bar) -> str:
     """A bar's value with its unit."""
     return f"{written(bar.value, bars.form)} {bars.unit}".strip()
-
-
-def _group(group: BarGroup, left: float, right: float, y: float) -> PlacedGroup:
-    """On a scale from zero, or from the least value below it, to the group's greatest."""
-    say = shortened(group.say, SIZE, WIDTH * 0.55, bold=True)
-    room = WIDTH - width_of(say, SIZE, bold=True) - 14
-    top = y + (HEADING if group.name or group.say else 0.0)
-    ends = [0.0, *(end for bar in group.bars for end in (bar.value, *(bar.interval or ())))]
-    low, high = min(ends), max(ends)
-    return PlacedGroup(
-        group=group,
-        name=shortened(group.name, SIZE, room, bold=True),
-        say=say,
-        names=[shortened(bar.name, SIZE, NAME_ROOM) for bar in group.bars],
-        y=y,
-        rows=[top + rank * PITCH for rank in range(len(group.bars))],
-        scale=Scale(low=low, high=high if high > low else low + 1, start=left, stop=right),
-    )

@@ -170,6 +170,7 @@ def _environment() -> Environment:
     environment = Environment(loader=PackageLoader("sparrow.report"), autoescape=True)
     environment.globals |= {"width": WIDTH, "top": TOP, "bottom": BOTTOM, "nothing": NOTHING}
     environment.globals |= {"size": layout.SIZE, "thick": layout.THICK, "dot": layout.DOT}
+    environment.globals |= {"pitch": layout.PITCH, "name_room": layout.NAME_ROOM}
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     environment.filters |= {
         "drawing": lambda figure: Markup(svg(figure)),

@@ -219,6 +219,7 @@ class LayerRow(Record):
     bytes: int
     tb_per_s: float
     of_peak: float | None
+    of_read: float | None  # on a CPU: its speed over that of a plain read of the same memory
 
 
 class StoredFlow(Record):
@@ -232,10 +233,10 @@ class StoredFlow(Record):
 
 
 class LayerBenchmark(Benchmark):
-    """`sparrow bench attention` on a GPU, and `sparrow flow bench`."""
+    """`sparrow bench attention` and `sparrow flow bench`."""
 
     title: ClassVar[str] = "Attention of one layer, {0.dtype}"
-    columns: ClassVar[str] = "flow part us us_min us_max tb_per_s batch context kept"
+    columns: ClassVar[str] = "flow part us us_min us_max tb_per_s of_read batch context kept"
     group: ClassVar[str | None] = "context"
 
     heads: dict[str, int]
@@ -245,31 +246,6 @@ class LayerBenchmark(Benchmark):
     rounds: int
     flows: tuple[StoredFlow, ...]
     rows: tuple[LayerRow, ...]
-
-
-class CpuAttentionRow(Record):
-    """A way to read keys and values; `ratio` is its speed over that of the best plain read."""
-
-    model: str
-    dtype: str
-    case: str
-    bytes: int
-    seconds: float
-    gb_per_s: float
-    ratio: float
-
-
-class CpuAttentionBenchmark(Benchmark):
-    """`sparrow bench attention` on a CPU."""
-
-    title: ClassVar[str] = "Decode attention, {0.machine.threads} threads"
-    columns: ClassVar[str] = "model dtype case bytes seconds gb_per_s ratio"
-    group: ClassVar[str | None] = "dtype"
-
-    page: int
-    context: int
-    rounds: int
-    rows: tuple[CpuAttentionRow, ...]
 
 
 class RolloutWorkload(Record):
