@@ -24,7 +24,6 @@ import torch
 
 from sparrow import models, ops
 from sparrow.bench import timing
-from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.engine.engine import Engine
 from sparrow.engine.memory import device_memory
 from sparrow.engine.pool import PAGE
@@ -248,18 +247,12 @@ class Turns:
         dense: float | None,
         split: Split | None,
     ) -> DecodeRow:
-        """Figures; landmarks count wherever they are read, also where no budget bites."""
+        """The figures of one schedule."""
         model, batch = self.engine.model, self.engine.max_running
         peak, (steps_s, device_s) = timing.peak_of(model.device), zip(*times, strict=True)
         step, device = median(steps_s), median(device_s)
         lengths = np.arange(self.context - self.steps, self.context) + 1  # with the step's token
-        reads = ByteModel(
-            spec=model.spec,
-            schedule=schedule,
-            itemsize=model.dtype.itemsize,
-            page=PAGE,
-            idle_landmarks=True,
-        )
+        reads = timing.reads(model, schedule)
         dense_kv, kept_kv, landmarks = (round(batch * part.mean()) for part in reads.rows(lengths))
         whole = reads.weights + dense_kv + kept_kv + landmarks
         return DecodeRow(

@@ -21,6 +21,7 @@ from torch.autograd import DeviceType
 
 from sparrow import ops
 from sparrow.calibrate.planning import hardware
+from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.calibrate.planning.hardware import Hardware
 from sparrow.calibrate.tables import figures
 from sparrow.engine.pool import PAGE
@@ -127,6 +128,17 @@ def pages_bytes(model: Decoder, rule: Rule) -> int:
     fields = ops.kv_fields(PAGE, spec.head_size, model.dtype)
     fields += rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype)
     return ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
+
+
+def reads(model: Decoder, schedule: Schedule | None = None) -> ByteModel:
+    """What decode steps of an engine read: landmarks also where no budget bites."""
+    return ByteModel(
+        spec=model.spec,
+        schedule=schedule,
+        itemsize=model.dtype.itemsize,
+        page=PAGE,
+        idle_landmarks=True,
+    )
 
 
 def _version(package: str) -> str | None:

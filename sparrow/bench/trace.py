@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -182,14 +181,12 @@ def _cases(
     model: Decoder, schedule: Schedule, name: str, traces: Sequence[Trace]
 ) -> tuple[Case, Case]:
     """Both attentions over one engine, with random contents, that holds every state."""
-    reads = partial(
-        ByteModel, spec=model.spec, itemsize=model.dtype.itemsize, page=PAGE, idle_landmarks=True
-    )
-    engine = _engine(model, reads().page_bytes, traces)
+    dense, sparse = timing.reads(model), timing.reads(model, schedule)
+    engine = _engine(model, dense.page_bytes, traces)
     decode.fill(engine)
     return (
-        Case(who="dense", schedule=None, engine=engine, reads=reads()),
-        Case(who=name, schedule=schedule, engine=engine, reads=reads(schedule=schedule)),
+        Case(who="dense", schedule=None, engine=engine, reads=dense),
+        Case(who=name, schedule=schedule, engine=engine, reads=sparse),
     )
 
 

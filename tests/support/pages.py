@@ -2,6 +2,7 @@
 
 import math
 import random
+from html.parser import HTMLParser
 from typing import Any
 
 from sparrow.report.page import (
@@ -198,3 +199,29 @@ def rich_page() -> Page:
         ],
         foot=("Made by `sparrow report runs/a runs/b` from what these runs left behind.", "End."),
     )
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes and text; complains where elements are not closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))

@@ -3,12 +3,12 @@
 import json
 import random
 from collections.abc import Callable, Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.damage import damaged
+from support.pages import Reader
 from support.run_folders import demo
 from support.study_folders import controlled, plan
 
@@ -75,16 +75,9 @@ def refuse_markup(text: str) -> None:
     assert not {kind for kind in found if kind.startswith(("html", "link", "image"))}
 
 
-class Tags(HTMLParser):
+def tags(text: str) -> set[tuple[str, str]]:
     """Every element and attribute of a document."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: set[tuple[str, str]] = set()
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.found |= {(tag, key) for key, _ in attributes} | {(tag, "")}
+    return {(tag, key) for tag, looks in Reader(text).elements for key in ("", *looks)}
 
 
 def test_a_page_of_hostile_files(tmp_path: Path) -> None:
@@ -94,7 +87,7 @@ def test_a_page_of_hostile_files(tmp_path: Path) -> None:
     text = html(page)
     assert "pwned" in text
     refuse_control(text)
-    assert Tags(text).found == Tags(plain).found
+    assert tags(text) == tags(plain)
     written = markdown(page)
     assert "pwned" in written
     refuse_markup(written)

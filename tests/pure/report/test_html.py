@@ -5,44 +5,16 @@ import hashlib
 import json
 import math
 import re
-from html.parser import HTMLParser
 from importlib.resources import files
 from itertools import combinations, pairwise, product
 
-from support.pages import HOSTILE, reward, rich_page, schedule, surface, table, times
+from support.pages import HOSTILE, Reader, reward, rich_page, schedule, surface, table, times
 
 from sparrow.report.page import Axis, Chart, Item, Line, Page, Remarks, Section, Table
 from sparrow.report.render import html, placed, tips
 
 PAGE = rich_page()
 TEXT = html(PAGE)
-VOID = {"meta", "link"}
-
-
-class Reader(HTMLParser):
-    """Elements with their attributes and text; complains where elements are not closed in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []
-        self.feed(text)
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append((self.open[-1] if self.open else "", data))
 
 
 READ = Reader(TEXT)
