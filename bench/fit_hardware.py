@@ -31,8 +31,7 @@ from rich.table import Table
 from scipy.optimize import nnls
 
 from sparrow.bench import timing
-from sparrow.bench.trace import PROMPT
-from sparrow.bench.trace_steps import BACK, MIDDLE, begin, find_states
+from sparrow.bench.trace import BACK, MIDDLE, PROMPT, begin, find_states
 from sparrow.calibrate.planning import cost
 from sparrow.calibrate.planning.cost import ByteModel, FloatArray, IntArray, Trace
 from sparrow.calibrate.planning.hardware import (

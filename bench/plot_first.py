@@ -53,8 +53,8 @@ def tail() -> Chart:
         x=Axis(name="total length, tokens", low=0, form=".0f"),
         y=Axis(name="p05 of acceptance", low=0.6, high=1, form=".2f"),
         lines=(
-            cells_line(check.cells, "p05", "planned", "run-0"),
-            cells_line(surface.of("block-mean", BUDGET), "p05", f"{BUDGET} tokens", "sparse"),
+            cells_line(check.cells, "planned", "run-0"),
+            cells_line(surface.of("block-mean", BUDGET), f"{BUDGET} tokens", "sparse"),
         ),
         levels=named_levels([TARGET]),
     )

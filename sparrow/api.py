@@ -31,6 +31,7 @@ from sparrow.schema.bench import (
     BenchRolloutConfig,
     BenchTraceConfig,
     BenchTrainConfig,
+    TrainWork,
     case_words,
 )
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
@@ -664,9 +665,13 @@ def flow_bench(config: FlowBenchConfig, *, report: Report = silent) -> Benchmark
     for name in ("batch", "context", "kept"):
         if getattr(config, name) is not None:
             sizes[name] = getattr(config, name)
-    sizes |= {"others": (), "sweep": ()} if config.brief else {}
-    rules = [Rule(flow=flow, dense_layers=frozenset()) for flow in flows]
-    return layer_attention.run(flows=rules, device=config.device, progress=report, **sizes)
+    return layer_attention.run(
+        flows=[Rule(flow=flow, dense_layers=frozenset()) for flow in flows],
+        device=config.device,
+        shape=layer_attention.Shape(**sizes),
+        others=() if config.brief else None,
+        progress=report,
+    )
 
 
 @configured(FlowTextsConfig)
@@ -691,22 +696,16 @@ def flow_texts(config: FlowTextsConfig, *, report: Report = silent) -> Path:
 def bench_attention(config: BenchAttentionConfig, *, report: Report = silent) -> Benchmark:
     """Time decode attention, dense beside sparse, against how fast memory can be read.
 
-    On a GPU it is one layer's work: score and select pages, attend, append. On a CPU the times are
-    also given as a ratio to a plain read of memory in the same run.
+    It is one layer's work: score and select pages, attend, append. On a CPU speeds are also given
+    as a ratio to a plain read of memory in the same run.
 
     For example:
 
       sparrow bench attention --device cpu
     """
-    from sparrow.models.checkpoint import pick_device
+    from sparrow.bench import layer_attention
 
-    if pick_device(config.device).type == "cuda":
-        from sparrow.bench import layer_attention
-
-        return layer_attention.run(device=config.device, progress=report)
-    from sparrow.bench import decode_attention
-
-    return decode_attention.run(progress=report)
+    return layer_attention.run(device=config.device, progress=report)
 
 
 @configured(BenchDecodeConfig)
@@ -769,7 +768,7 @@ def bench_train(config: BenchTrainConfig, *, report: Report = silent) -> Benchma
     from sparrow.bench import training
 
     cases = [
-        training.Case(
+        TrainWork(
             sequences=case.rows,
             length=case.tokens,
             recompute="recompute" in case.rest,

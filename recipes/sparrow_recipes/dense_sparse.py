@@ -110,7 +110,7 @@ def _decode(
         rounds=rounds,
         split=False,
     )
-    dense, sparse = (row["ms_step_rounds"] for row in found["rows"])
+    dense, sparse = (list(row.ms_step_rounds) for row in found.rows)
     but = f", everything in layer {layers}" if layers else ""
     return _case(
         name=f"At {context} tokens",

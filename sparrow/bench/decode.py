@@ -13,20 +13,17 @@ in the captured width of that context.
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table
 
 from sparrow import models, ops
 from sparrow.bench import timing
-from sparrow.calibrate.planning.cost import ByteModel, Traffic
-from sparrow.calibrate.tables import figures
 from sparrow.engine.engine import Engine
 from sparrow.engine.memory import device_memory
 from sparrow.engine.pool import PAGE
@@ -34,7 +31,7 @@ from sparrow.engine.requests import Context, Sample, pages_for
 from sparrow.engine.runner import PAGES
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.bench import Benchmark
+from sparrow.schema.bench import DecodeBenchmark, DecodeRow, Split
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
@@ -42,6 +39,8 @@ from sparrow.sparse.flows.library import block_mean
 from sparrow.sparse.rule import Rule
 
 Case = tuple[int, int, str | None]  # batch, context, schedule
+Group = tuple[int, int, frozenset[int]]  # batch, context, dense layers of the rule
+Times = list[tuple[float, float]]  # seconds of a step, engine and device alone, by round
 
 SPARSE = "qwen3-1.7b-0.86"
 GPU_CASES: tuple[Case, ...] = (
@@ -51,19 +50,10 @@ GPU_CASES: tuple[Case, ...] = (
     *((32, context, name) for context in (16_384, 32_768) for name in (None, SPARSE, "fixed-4096")),
 )
 CPU_CASES: tuple[Case, ...] = ((16, 1024, None), (16, 1024, "fixed-256"))
-NARROWEST = PAGES[0]
 WARM = 3  # steps before the clock starts: compiling, capturing
 SPLIT_STEPS = 4
 FILL_TOKENS = 1 << 20  # whose pages are summarised in one go
 SPARE_BYTES = 3 << 30  # of a GPU, for logits, scratch and graphs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """Seconds of a step, engine and device alone, in one round."""
-
-    step: float
-    device: float
 
 
 def run(
@@ -77,7 +67,7 @@ def run(
     rounds: int = 3,
     split: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> Benchmark:
+) -> DecodeBenchmark:
     """Measure every case.
 
     flow     what chooses pages
@@ -92,35 +82,26 @@ def run(
     on_gpu = target.type == "cuda"
     name = model or ("qwen3-1.7b" if on_gpu else "smollm2-135m")
     decoder = models.random(name, dtype=timing.torch_dtype(dtype), device=target)
-    rows: list[dict[str, Any]] = []
+    rows: list[DecodeRow] = []
     groups = _groups(cases or (GPU_CASES if on_gpu else CPU_CASES))
     for (batch, context, dense_layers), names in groups.items():
         if progress is not None:
             progress(f"batch {batch}, context {context}")
-        rule = Rule(flow=flow, dense_layers=dense_layers)
-        rows += _measure(decoder, rule, batch, context, names, steps, rounds, split)
+        timed = max(1, min(steps, context // 4))
+        if context <= timed + WARM + SPLIT_STEPS:
+            raise ValueError(f"a context of {context} tokens is too short to measure {timed} steps")
+        engine = _build(decoder, Rule(flow=flow, dense_layers=dense_layers), batch, context)
+        turns = Turns(engine=engine, context=context, steps=timed)
+        rows += turns.measure(names, rounds, split)
+        del engine, turns
         timing.free_memory(target)
-    settings = {"flow": flow.name, "peak_bytes_per_s": timing.peak_of(target), "rounds": rounds}
-    return Benchmark(**timing.of_model(decoder, name, **settings, rows=rows))
-
-
-def table(result: Benchmark) -> Table:
-    """The result for a terminal; of the split of the device's time, shares."""
-    return figures(
-        f"Decode, {result['model']}, {result.machine.describe()}",
-        result["rows"],
-        "batch context schedule ms_step ms_device idle gb tb_per_s of_peak of_weights speed_up "
-        "split",
-        schedule=lambda row: row["schedule"] or "dense",
-        gb=lambda row: row["bytes"] / 1e9,
-        split=lambda row: timing.shares(row["split"] or {}),
+    return DecodeBenchmark(
+        **timing.of_model(decoder, name),
+        flow=flow.name,
+        peak_bytes_per_s=timing.peak_of(target),
+        rounds=rounds,
+        rows=tuple(rows),
     )
-
-
-# Engines and rows.
-
-
-Group = tuple[int, int, frozenset[int]]  # batch, context, dense layers of the rule
 
 
 def _groups(cases: Sequence[Case]) -> dict[Group, list[str | None]]:
@@ -128,22 +109,16 @@ def _groups(cases: Sequence[Case]) -> dict[Group, list[str | None]]:
 
     Dense attention goes with the first schedule of its batch and context, to take turns with it.
     """
-    layers = [_dense_layers(name) for _, _, name in cases]
-    first: dict[tuple[int, int], frozenset[int]] = {}
-    for (batch, context, _), dense in zip(cases, layers, strict=True):
-        if dense is not None:
-            first.setdefault((batch, context), dense)
     groups: dict[Group, list[str | None]] = defaultdict(list)
-    for (batch, context, name), dense in zip(cases, layers, strict=True):
-        if dense is None:
-            dense = first.get((batch, context), Rule().dense_layers)
-        groups[batch, context, dense].append(name)
+    for *size, name in cases:
+        beside = [other for *others, other in cases if others == size and other is not None]
+        schedule = timing.schedule_named(name or next(iter(beside), None))
+        layers = Rule().dense_layers if schedule is None else frozenset(schedule.dense_layers)
+        groups[size[0], size[1], layers].append(name)
     return groups
 
 
-def _dense_layers(name: str | None) -> frozenset[int] | None:
-    schedule = timing.schedule_named(name)
-    return None if schedule is None else frozenset(schedule.dense_layers)
+# Engines and rows.
 
 
 def _build(model: Decoder, rule: Rule, batch: int, context: int) -> Engine:
@@ -153,7 +128,7 @@ def _build(model: Decoder, rule: Rule, batch: int, context: int) -> Engine:
     spare = SPARE_BYTES if model.device.type == "cuda" else 0
     batch = max(1, min(batch, (device_memory(model.device) - spare) // row_bytes))
     # Tables at least as wide as the narrowest that an engine of a long context captures.
-    most = min(spec.max_positions, max(context, NARROWEST * PAGE) + PAGE)
+    most = min(spec.max_positions, max(context, PAGES[0] * PAGE) + PAGE)
     kv_bytes = max(batch * row_bytes, pages_for(most, PAGE) * page_bytes)
     # What a rule's state takes comes off the memory for keys and values.
     states = ops.page_bytes(
@@ -180,10 +155,14 @@ def fill(engine: Engine) -> None:
                     rule.summarise(cache, layer, part_T)
 
 
-def place(
+@contextmanager
+def running(
     engine: Engine, contexts: Sequence[int], schedule: Schedule | None, *, room: int
-) -> list[Sample]:
-    """Samples that run as if prompts of these tokens had been computed and one token drawn."""
+) -> Iterator[list[Sample]]:
+    """Samples that run as if prompts of these tokens had been computed and one token drawn.
+
+    room: how many tokens each may draw. What is left of them ends with the with-block.
+    """
     vocabulary = engine.model.spec.vocabulary
     draw = np.random.default_rng(0)
     for seed, context in enumerate(contexts):
@@ -202,10 +181,7 @@ def place(
         sample.take(index % vocabulary, 0.0, 0.0, engine.version)
         engine.runner.rows.enter(sample)
         scheduler.running.append(sample)
-    return samples
-
-
-def remove(engine: Engine, samples: Sequence[Sample]) -> None:
+    yield samples
     timing.synchronize(engine.model.device)
     engine.loop.abandon([sample.request.id for sample in samples])
     engine.check_integrity()
@@ -214,111 +190,89 @@ def remove(engine: Engine, samples: Sequence[Sample]) -> None:
 # Measuring.
 
 
-def _measure(
-    model: Decoder,
-    rule: Rule,
-    batch: int,
-    context: int,
-    names: Sequence[str | None],
-    steps: int,
-    rounds: int,
-    split: bool,
-) -> list[dict[str, Any]]:
-    """Rows of the result for the schedules of one batch and context."""
-    engine = _build(model, rule, batch, context)
-    steps = max(1, min(steps, context // 4))
-    if context <= steps + WARM + SPLIT_STEPS:
-        raise ValueError(f"a context of {context} tokens is too short to measure {steps} steps")
-    schedules = [timing.schedule_named(name, rule.flow) for name in names]
-    taken: list[list[Times]] = [[] for _ in names]
-    for _ in range(rounds):
-        for times, schedule in zip(taken, schedules, strict=True):
-            times.append(_round(engine, context, schedule, steps))
-    splits = [_split(engine, context, schedule) if split else None for schedule in schedules]
-    dense = median(t.step for t in taken[names.index(None)]) if None in names else None
-    return [
-        {"asked_batch": batch, "batch": engine.max_running, "context": context, "schedule": name}
-        | _figures(engine, context, schedule, steps, times, dense)
-        | {"split": parts}
-        for name, schedule, times, parts in zip(names, schedules, taken, splits, strict=True)
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """Schedules that take turns on one engine, its rows so many steps before a context."""
 
+    engine: Engine
+    context: int
+    steps: int
 
-def _round(engine: Engine, context: int, schedule: Schedule | None, steps: int) -> Times:
-    """One turn of a case: steps of the engine, then the same steps by the runner alone."""
-    device, rows = engine.model.device, engine.runner.rows
-    start = context - WARM - steps
-    samples = place(engine, [start] * engine.max_running, schedule, room=context - start + 2)
-    _repeat(engine.step, WARM)
-    timing.synchronize(device)
-    length_R = rows.length_R.clone()
-    step = timing.seconds(partial(_repeat, engine.step, steps), device) / steps
-    rows.length_R.copy_(length_R)  # the tables reach to the end by now
-    alone = timing.device_seconds(lambda: engine.runner.decode(samples), steps, device)
-    remove(engine, samples)
-    return Times(step=step, device=alone)
+    def measure(self, names: Sequence[str | None], rounds: int, split: bool) -> Iterator[DecodeRow]:
+        """Rows of the result for these schedules."""
+        flow = block_mean if self.engine.rule is None else self.engine.rule.flow
+        schedules = [timing.schedule_named(name, flow) for name in names]
+        taken: list[Times] = [[] for _ in names]
+        for _ in range(rounds):
+            for times, schedule in zip(taken, schedules, strict=True):
+                times.append(self._round(schedule))
+        dense = median(step for step, _ in taken[names.index(None)]) if None in names else None
+        for name, schedule, times in zip(names, schedules, taken, strict=True):
+            parts = self._split(schedule) if split else None
+            yield self._row(name, schedule, times, dense, parts)
 
+    @contextmanager
+    def _warm(self, schedule: Schedule | None, steps: int) -> Iterator[list[Sample]]:
+        """Samples that reach the context after so many steps; kernels and graphs are there."""
+        engine, start = self.engine, self.context - WARM - steps
+        contexts = [start] * engine.max_running
+        with running(engine, contexts, schedule, room=WARM + steps + 2) as samples:
+            timing.repeat(engine.step, WARM)
+            timing.synchronize(engine.model.device)
+            yield samples
 
-def _repeat(work: Callable[[], object], times: int) -> None:
-    for _ in range(times):
-        work()
+    def _round(self, schedule: Schedule | None) -> tuple[float, float]:
+        """One turn: steps of the engine, then the same steps by the runner alone."""
+        engine, steps = self.engine, self.steps
+        device, rows = engine.model.device, engine.runner.rows
+        with self._warm(schedule, steps) as samples:
+            length_R = rows.length_R.clone()
+            step = timing.seconds(partial(timing.repeat, engine.step, steps), device) / steps
+            rows.length_R.copy_(length_R)  # the tables reach to the end by now
+            alone = timing.device_seconds(lambda: engine.runner.decode(samples), steps, device)
+        return step, alone
 
+    def _split(self, schedule: Schedule | None) -> Split:
+        """Milliseconds of a step by part."""
+        with self._warm(schedule, SPLIT_STEPS):
+            steps = partial(timing.repeat, self.engine.step, SPLIT_STEPS)
+            taken = timing.split_of(steps, self.engine.model.device)
+        return {part: took * 1e3 / SPLIT_STEPS for part, took in taken.items()}
 
-def _split(engine: Engine, context: int, schedule: Schedule | None) -> dict[str, float]:
-    """Milliseconds of a step by part."""
-    start = context - WARM - SPLIT_STEPS
-    samples = place(engine, [start] * engine.max_running, schedule, room=context - start + 2)
-    _repeat(engine.step, WARM)
-    taken = timing.split_of(partial(_repeat, engine.step, SPLIT_STEPS), engine.model.device)
-    remove(engine, samples)
-    return {part: took * 1e3 / SPLIT_STEPS for part, took in taken.items()}
-
-
-def _figures(
-    engine: Engine,
-    context: int,
-    schedule: Schedule | None,
-    steps: int,
-    times: Sequence[Times],
-    dense: float | None,
-) -> dict[str, Any]:
-    step, device = median(t.step for t in times), median(t.device for t in times)
-    batch, peak = engine.max_running, timing.peak_of(engine.model.device)
-    lengths = np.arange(context - steps, context) + 1  # with the token of the step
-    read = traffic(engine.model.spec, engine.model.dtype.itemsize, batch, lengths, schedule)
-    return {
-        "steps": steps,
-        "mean_length": float(lengths.mean()),
-        "ms_step": step * 1e3,
-        "ms_step_rounds": [t.step * 1e3 for t in times],
-        "ms_device": device * 1e3,
-        "ms_device_rounds": [t.device * 1e3 for t in times],
-        "idle": 1 - device / step,
-        "tokens_per_s": batch / step,
-        "bytes": read.total,
-        "bytes_weights": read.weights,
-        "bytes_kv": read.kv,
-        "bytes_landmarks": read.landmarks,
-        "tb_per_s": read.total / step / 1e12,
-        "of_peak": read.total / step / peak if peak else None,
-        "of_weights": step * peak / read.weights if peak else None,
-        "speed_up": dense / step if dense is not None else None,
-    }
-
-
-def traffic(
-    spec: ModelSpec,
-    itemsize: int,
-    batch: int,
-    lengths: np.ndarray[Any, np.dtype[np.int64]],
-    schedule: Schedule | None,
-) -> Traffic:
-    """Mean bytes of a step over these lengths, the token of the step included.
-
-    Landmarks count wherever the engine reads them, also where no budget bites.
-    """
-    model = ByteModel(
-        spec=spec, schedule=schedule, itemsize=itemsize, page=PAGE, idle_landmarks=True
-    )
-    dense, kept, landmarks = (round(batch * part.mean()) for part in model.rows(lengths))
-    return Traffic(weights=model.weights, dense=dense, kept=kept, landmarks=landmarks)
+    def _row(
+        self,
+        name: str | None,
+        schedule: Schedule | None,
+        times: Times,
+        dense: float | None,
+        split: Split | None,
+    ) -> DecodeRow:
+        """The figures of one schedule."""
+        model, batch = self.engine.model, self.engine.max_running
+        peak, (steps_s, device_s) = timing.peak_of(model.device), zip(*times, strict=True)
+        step, device = median(steps_s), median(device_s)
+        lengths = np.arange(self.context - self.steps, self.context) + 1  # with the step's token
+        reads = timing.reads(model, schedule)
+        dense_kv, kept_kv, landmarks = (round(batch * part.mean()) for part in reads.rows(lengths))
+        whole = reads.weights + dense_kv + kept_kv + landmarks
+        return DecodeRow(
+            batch=batch,
+            context=self.context,
+            schedule=name,
+            steps=self.steps,
+            mean_length=float(lengths.mean()),
+            ms_step=step * 1e3,
+            ms_step_rounds=tuple(took * 1e3 for took in steps_s),
+            ms_device=device * 1e3,
+            ms_device_rounds=tuple(took * 1e3 for took in device_s),
+            idle=1 - device / step,
+            tokens_per_s=batch / step,
+            bytes=whole,
+            bytes_weights=reads.weights,
+            bytes_kv=dense_kv + kept_kv,
+            bytes_landmarks=landmarks,
+            tb_per_s=whole / step / 1e12,
+            of_peak=whole / step / peak if peak else None,
+            speed_up=dense / step if dense is not None else None,
+            split=split,
+        )

@@ -6,13 +6,14 @@
     both      select, then attend: what sparse decoding costs a layer
     append    a flow writes one token a row; one row in `page` finishes its page
     finish    the same where every row finishes its page
+    read      on a CPU: a plain sum over keys and values, the yardstick of the others
 
 On a GPU every case is a CUDA graph of many calls, and its time is a replay's by the number of them:
 the gap between two calls counts, Python does not. No call should find in the L2 cache what an
 earlier one has read, so calls take turns over layers, each with memory of its own, and where one
 reads little, over tables or pages too. Keys and values are random, their pages shuffled; a flow
 fills its fields itself. The cases of one shape take turns in every round; figures are medians over
-rounds. On a CPU the same runs without graphs, for tests: its times mean little.
+rounds. On a CPU the same runs without graphs, over a pool that exceeds the last cache.
 
 Bytes are what a case has to move: keys and values of the pages it attends to; all fields that the
 flow has of every page of a row; of an append the token, and for each row that finishes its page the
@@ -25,17 +26,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from sparrow import ops
 from sparrow.bench import timing
 from sparrow.bench.timing import Case
-from sparrow.calibrate.tables import figures
 from sparrow.engine.memory import device_memory
-from sparrow.models.checkpoint import pick_device, pick_dtype
-from sparrow.schema.bench import Benchmark
-from sparrow.sparse.flows.library import block_mean
+from sparrow.models.checkpoint import pick_device
+from sparrow.schema.bench import LayerBenchmark, LayerRow, StoredFlow
 from sparrow.sparse.rule import Rule
 
 COLD_BYTES = 256_000_000  # between two reads of one address: several times an L2 cache
@@ -43,26 +41,23 @@ LEAST_LAYERS, MOST_LAYERS = 4, 32
 MOST_CALLS = 256  # in a graph
 FILL_PAGES = 4096  # summarised at once
 SPARE_BYTES = 8 << 30  # of a GPU, for lists, scratch and graphs
-DENSE_BAR, SPARSE_BAR = 4.2, 215.0  # TB/s; microseconds of block-mean's `both`
 
-Row = dict[str, Any]
 Flows = dict[str, Rule]
 Calls = Sequence[Callable[[], object]]
-Measure = Callable[[list[Case]], list[Row]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Rows of equal length, and how many pages each keeps."""
 
-    batch: int
-    context: int
-    kept: int
+    batch: int = 32
+    context: int = 32_768
+    kept: int = 256
 
 
-MAIN = Shape(batch=32, context=32_768, kept=256)
+MAIN = Shape()
+CPU = Shape(batch=16, context=4096, kept=64)
 OTHERS = tuple(Shape(batch=16, context=k * 1024, kept=64) for k in (16, 24, 32))
-SWEEP = tuple(Shape(batch=8, context=k * 1024, kept=64) for k in (4, 32, 128, 256))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +65,14 @@ class Heads:
     """The attention of a layer, and where it runs."""
 
     kv_heads: int = 8
-    group: int = 2
+    group: int = 2  # query heads of a KV head
     size: int = 128
     page: int = 16
-    dtype: torch.dtype = torch.bfloat16
     device: torch.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def fields(self, flow: Rule | None = None) -> tuple[ops.Field, ...]:
         """Page fields of a flow; without one, keys and values."""
@@ -92,93 +90,62 @@ class Heads:
 
 def run(
     *,
-    flows: Sequence[Rule] | None = None,
-    device: str | None = None,
-    batch: int = MAIN.batch,
-    context: int = MAIN.context,
-    kept: int = MAIN.kept,
-    kv_heads: int = 8,
-    group: int = 2,
-    head_size: int = 128,
-    page: int = 16,
-    dtype: str = "bf16",
-    layers: int | None = None,
+    flows: Sequence[Rule] = (Rule(dense_layers=frozenset()),),
+    device: str = "auto",
+    shape: Shape | None = None,
     others: Sequence[Shape] | None = None,
-    sweep: Sequence[Shape] | None = None,
-    replays: int = 20,
+    head_size: int = 128,
+    layers: int | None = None,
+    replays: int | None = None,
     rounds: int = 7,
     progress: Callable[[str], None] | None = None,
-) -> Benchmark:
+) -> LayerBenchmark:
     """Measure dense attention and every flow.
 
     flows    rules to measure, none with dense layers (default: block-mean)
-    kept     pages that a row keeps of its `context` tokens
-    group    query heads of a KV head
-    layers   memory to take turns over (default: as many as leave caches cold; on a CPU one)
+    shape    what to measure (default: MAIN on a GPU, CPU on a CPU)
     others   more shapes to measure in all parts (default: OTHERS on a GPU, none on a CPU)
-    sweep    shapes of one batch whose selection alone is measured, with tables as wide as the
-             longest needs (default: SWEEP on a GPU, none on a CPU)
+    replays  of all calls in a round (default: 20 on a GPU, one on a CPU)
+    layers   memory to take turns over (default: as many as leave caches cold; on a CPU one)
     """
-    target = pick_device(device or "auto")
-    usual: tuple[Sequence[Shape], ...] = (OTHERS, SWEEP) if target.type == "cuda" else ((), ())
-    others, sweep = (b if a is None else a for a, b in zip((others, sweep), usual, strict=True))
-    shapes = [Shape(batch=batch, context=context, kept=kept), *others]
-    _check(shapes, sweep, page)
-    kind = pick_dtype(timing.torch_dtype(dtype), target, {})
-    sizes = {"kv_heads": kv_heads, "group": group, "size": head_size, "page": page}
-    heads = Heads(**sizes, dtype=kind, device=target)
-    named = _named(flows or [Rule(dense_layers=frozenset())])
+    heads = Heads(size=head_size, device=pick_device(device))
+    on_gpu = heads.device.type == "cuda"
+    others = (OTHERS if on_gpu else ()) if others is None else others
+    shapes = [shape or (MAIN if on_gpu else CPU), *others]
+    replays = replays or (20 if on_gpu else 1)
+    _check(shapes, heads.page)
+    named = _named(flows)
+    rows: list[dict[str, Any]] = []
+    measure = partial(timing.measure, device=heads.device, replays=replays, rounds=rounds)
     tell = progress or (lambda _: None)
-    measure = partial(timing.measure, device=target, replays=replays, rounds=rounds)
-    rows: list[Row] = []
     with torch.inference_mode():
-        for shape in shapes:
-            tell(f"{shape.batch} rows of {shape.context} tokens")
-            rows += _parts(heads, shape, named, layers, measure)
-            timing.free_memory(target)
-        tell("selection by length")
-        selection = _selection(heads, sweep, named, layers, measure) if sweep else []
-    return Benchmark(
-        machine=timing.machine(target),
-        heads=sizes,
-        dtype=str(kind).removeprefix("torch."),
-        peak_bytes_per_s=timing.peak_of(target),
+        for each in shapes:
+            tell(f"{each.batch} rows of {each.context} tokens")
+            count = layers or _layers(heads, each.batch * each.context // heads.page, named)
+            rows += _with_ratios(measure(Bed(heads, each, named, count).cases()))
+            timing.free_memory(heads.device)
+    return LayerBenchmark(
+        machine=timing.machine(heads.device),
+        heads={name: getattr(heads, name) for name in ("kv_heads", "group", "size", "page")},
+        dtype=str(heads.dtype).removeprefix("torch."),
+        peak_bytes_per_s=timing.peak_of(heads.device),
         replays=replays,
         rounds=rounds,
-        flows=[_stored(heads, name, flow) for name, flow in named.items()],
-        rows=rows,
-        selection=selection,
-        bars=_bars(heads, rows),
+        flows=tuple(_stored(heads, name, flow) for name, flow in named.items()),
+        rows=tuple(LayerRow(**row) for row in rows),
     )
 
 
-def table(result: Benchmark) -> Table:
-    """The result for a terminal; selection by length, over tables of one width, comes last."""
-    notes = [f"{flow['flow']} stores {flow['of_kv']:.2%} of K and V" for flow in result["flows"]]
-    return figures(
-        f"Attention of one layer, {result['dtype']}, {result.machine.describe()}",
-        [*result["rows"], *result["selection"]],
-        "flow part us us_min us_max tb_per_s batch context kept",
-        group="table_pages",
-        caption="; ".join([*notes, *map(_verdict, result["bars"])]),
-    )
+def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    plain = next((row["tb_per_s"] for row in rows if row["part"] == "read"), None)
+    return [row | {"of_read": row["tb_per_s"] / plain if plain else None} for row in rows]
 
 
-def _verdict(bar: dict[str, Any]) -> str:
-    edge = f"at least {bar['at_least']}" if "at_least" in bar else f"at most {bar['at_most']}"
-    word = {None: "not measured here", True: "met", False: "missed"}[bar["met"]]
-    return f"{bar['what']} {edge} {bar['unit']}: {word}"
-
-
-def _check(shapes: Sequence[Shape], sweep: Sequence[Shape], page: int) -> None:
-    for shape in (*shapes, *sweep):
-        if shape.batch < 1 or shape.kept < 1 or shape.context < page or shape.context % page:
-            allowed = f"batch >= 1, kept >= 1, and whole pages of {page} tokens as context"
+def _check(shapes: Sequence[Shape], page: int) -> None:
+    for shape in shapes:
+        if shape.context % page or not 0 < shape.kept <= shape.context // page:
+            allowed = f"context in whole pages of {page} tokens, and 1 to all of them kept"
             raise ValueError(f"got {shape}, allowed: {allowed}")
-        if shape.kept > shape.context // page:
-            raise ValueError(f"got {shape}, allowed: up to {shape.context // page} pages kept")
-    if len({shape.batch for shape in sweep}) > 1:
-        raise ValueError(f"a sweep has one batch, got {[shape.batch for shape in sweep]}")
 
 
 def _named(flows: Sequence[Rule]) -> Flows:
@@ -190,28 +157,9 @@ def _named(flows: Sequence[Rule]) -> Flows:
     return named
 
 
-def _stored(heads: Heads, name: str, flow: Rule) -> dict[str, Any]:
-    """What a flow stores with a page, beside keys and values, all KV heads."""
+def _stored(heads: Heads, name: str, flow: Rule) -> StoredFlow:
     own, kv = heads.page_bytes(flow), heads.page_bytes()
-    sizes = {"page_bytes": own, "kv_page_bytes": kv, "of_kv": own / kv}
-    return {"flow": name, "rule": repr(flow), **sizes}
-
-
-def _bars(heads: Heads, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What was promised for MAIN on a GPU; `met` is None where that was not measured."""
-    held = heads.device.type == "cuda" and heads == Heads(device=heads.device)
-    main = asdict(MAIN)
-    here = [row for row in rows if held and all(row[key] == main[key] for key in main)]
-    speed = next((row["tb_per_s"] for row in here if row["part"] == "dense"), None)
-    sparse = (block_mean.name, "both")
-    took = next((row["us"] for row in here if (row["flow"], row["part"]) == sparse), None)
-    fast, short = speed and speed >= DENSE_BAR, took and took <= SPARSE_BAR
-    least = {"what": "dense", "unit": "TB/s", "at_least": DENSE_BAR, "measured": speed, "met": fast}
-    most = {"unit": "us", "at_most": SPARSE_BAR, "measured": took, "met": short}
-    return [least, {"what": ", ".join(sparse), **most}]
-
-
-# Memory.
+    return StoredFlow(flow=name, rule=repr(flow), page_bytes=own, kv_page_bytes=kv, of_kv=own / kv)
 
 
 class FlowCache(ops.PageCache):
@@ -226,12 +174,13 @@ class FlowCache(ops.PageCache):
 
 
 class Bed:
-    """Layers of random keys and values for rows of `width` pages, and the fields of every flow."""
+    """Layers of random keys and values for the rows of a shape, and the fields of every flow."""
 
-    def __init__(self, heads: Heads, batch: int, width: int, flows: Flows, layers: int) -> None:
+    def __init__(self, heads: Heads, shape: Shape, flows: Flows, layers: int) -> None:
         torch.manual_seed(0)
-        self.heads, self.width, self.layers, self.flows = heads, width, layers, flows
-        sizes: Any = {"layers": layers, "kv_heads": heads.kv_heads, "device": heads.device}
+        self.heads, self.shape, self.flows, self.layers = heads, shape, flows, layers
+        width, batch, device = shape.context // heads.page, shape.batch, heads.device
+        sizes: Any = {"layers": layers, "kv_heads": heads.kv_heads, "device": device}
         sizes |= {"page": heads.page, "pages": batch * width}
         self.kv = ops.PageCache(page_fields=heads.fields(), **sizes)
         for layer in range(layers):
@@ -243,6 +192,10 @@ class Bed:
         self._summarise()
         self.q_BHD = heads.normal(batch, heads.kv_heads * heads.group, heads.size)
         self.k_BGD, self.v_BGD = (heads.normal(batch, heads.kv_heads, heads.size) for _ in range(2))
+        # Every page of the pool once, shuffled.
+        self.table_BM = torch.randperm(self.kv.pages, device=device).int().view(batch, width)
+        self.length_B = torch.full((batch,), shape.context, device=device)
+        self.budget_B = torch.full_like(self.table_BM[:, 0], shape.kept * heads.page)
 
     def _summarise(self) -> None:
         slots = torch.arange(self.kv.pages * self.kv.page, device=self.heads.device)
@@ -251,45 +204,81 @@ class Bed:
                 for chunk in slots.split(FILL_PAGES * self.kv.page):
                     flow.summarise(self.caches[name], layer, chunk)
 
-    def table(self) -> Tensor:
-        """Every page of the pool once, in an order of its own."""
-        order = torch.randperm(self.kv.pages, device=self.heads.device)
-        return order.int().view(-1, self.width)
+    def read(self, layer: int) -> list[Tensor]:
+        return [self.kv.field(name, layer).sum() for name in ("k", "v")]
 
+    def attend(self, layer: int, lists: ops.PageLists | None = None) -> Tensor:
+        k, v = (self.kv.field(name, layer) for name in ("k", "v"))
+        rows = self.q_BHD, k, v, self.table_BM, self.length_B
+        return ops.attend_decode(*rows, lists, scale=self.heads.size**-0.5)
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Rows of a shape in one layer of a bed: what a call works on."""
-
-    bed: Bed
-    layer: int
-    table_BM: Tensor
-    length_B: Tensor
-    budget_B: Tensor
-
-    def attend(self, lists: ops.PageLists | None = None) -> Tensor:
-        bed, k, v = self.bed, *(self.bed.kv.field(name, self.layer) for name in ("k", "v"))
-        scale = bed.heads.size**-0.5
-        return ops.attend_decode(bed.q_BHD, k, v, self.table_BM, self.length_B, lists, scale=scale)
-
-    def select(self, flow: str) -> ops.PageLists:
-        bed = self.bed
-        lists = bed.flows[flow].select(
-            bed.caches[flow], self.layer, bed.q_BHD, self.table_BM, self.length_B, self.budget_B
-        )
+    def select(self, layer: int, flow: str) -> ops.PageLists:
+        rows = self.q_BHD, self.table_BM, self.length_B, self.budget_B
+        lists = self.flows[flow].select(self.caches[flow], layer, *rows)
         if lists is None:
-            raise ValueError(f"flow {flow}: layer {self.layer} is dense; measure one without such")
+            raise ValueError(f"flow {flow}: layer {layer} is dense; measure one without such")
         return lists
 
-    def both(self, flow: str) -> Tensor:
-        return self.attend(self.select(flow))
+    def both(self, layer: int, flow: str) -> Tensor:
+        return self.attend(layer, self.select(layer, flow))
 
-    def append(self, flow: str, slots_B: Tensor) -> None:
-        bed = self.bed
-        bed.flows[flow].append(bed.caches[flow], self.layer, bed.k_BGD, bed.v_BGD, slots_B)
+    def append(self, layer: int, flow: str, slots_B: Tensor) -> None:
+        self.flows[flow].append(self.caches[flow], layer, self.k_BGD, self.v_BGD, slots_B)
+
+    # Cases.
+
+    def cases(self) -> list[Case]:
+        """The shape in all parts."""
+        size, layers = self.kv.pages * self.heads.page_bytes(), range(self.layers)
+        cases = [self._case(None, "dense", size, [partial(self.attend, n) for n in layers])]
+        if self.heads.device.type == "cpu":
+            cases.append(self._case(None, "read", size, [partial(self.read, n) for n in layers]))
+        for flow in self.flows:
+            cases += [*self._reads(flow), *self._writes(flow)]
+        return cases
+
+    def _case(self, flow: str | None, part: str, size: int, calls: Calls) -> Case:
+        names = {"flow": flow, "part": part, **asdict(self.shape), "layers": self.layers}
+        return Case(names=names, bytes=size, calls=calls)
+
+    def _reads(self, flow: str) -> list[Case]:
+        layers, heads = range(self.layers), self.heads
+        lists = [self.select(layer, flow) for layer in layers]
+        kept = sum(int(chosen.counts.sum()) for chosen in lists)  # over layers, rows and KV heads
+        kv = kept * heads.page_bytes() // (heads.kv_heads * self.layers)
+        fields = self.kv.pages * heads.page_bytes(self.flows[flow])
+        attend = [partial(self.attend, layer, lists[layer]) for layer in layers]
+        return [
+            self._case(flow, "select", fields, [partial(self.select, n, flow) for n in layers]),
+            self._case(flow, "attend", kv, attend),
+            self._case(flow, "both", fields + kv, [partial(self.both, n, flow) for n in layers]),
+        ]
+
+    def _writes(self, flow: str) -> list[Case]:
+        """Appends to other pages at every turn; what they overwrite does not matter here."""
+        page, batch = self.heads.page, self.shape.batch
+        key = self.heads.page_bytes() // (2 * page)  # one token's, all KV heads
+        finishing = (page - 1) * key + self.heads.page_bytes(self.flows[flow])
+        wanted = min(MOST_CALLS, -(-COLD_BYTES // (finishing * batch)))
+        turns = -(-wanted // self.layers) if self.heads.device.type == "cuda" else 1
+        columns = self.table_BM.long().T[:turns]
+        spread_B = torch.arange(batch, device=self.heads.device) % page
+        cases = []
+        for part, offset_B in (
+            ("append", spread_B),
+            ("finish", torch.full_like(spread_B, page - 1)),
+        ):
+            calls = [
+                partial(self.append, layer, flow, column_B * page + offset_B)
+                for column_B in columns
+                for layer in range(self.layers)
+            ]
+            size = batch * 2 * key + int((offset_B == page - 1).sum()) * finishing
+            cases.append(self._case(flow, part, size, calls))
+        return cases
 
 
-def _layers(heads: Heads, pages: int, flows: Flows, least: int) -> int:
+def _layers(heads: Heads, pages: int, flows: Flows) -> int:
     """So many that the fields of every flow exceed the caches by far, if memory allows."""
     if heads.device.type != "cuda":
         return 1
@@ -297,93 +286,4 @@ def _layers(heads: Heads, pages: int, flows: Flows, least: int) -> int:
     wanted = -(-COLD_BYTES // (pages * max(1, min(stored))))
     layer_bytes = pages * (heads.page_bytes() + sum(stored))
     room = (device_memory(heads.device) - SPARE_BYTES) // layer_bytes
-    return max(1, min(max(least, wanted), MOST_LAYERS, room))
-
-
-def _turns(bed: Bed, call_bytes: int) -> int:
-    """How often to go through the layers until calls have moved enough."""
-    wanted = min(MOST_CALLS, -(-COLD_BYTES // max(1, call_bytes)))
-    return -(-wanted // bed.layers) if bed.heads.device.type == "cuda" else 1
-
-
-# Cases.
-
-
-def _case(bed: Bed, shape: Shape, flow: str | None, part: str, size: int, calls: Calls) -> Case:
-    names = {"flow": flow, "part": part, **asdict(shape)}
-    names |= {"table_pages": bed.width, "layers": bed.layers}
-    return Case(names=names, bytes=size, calls=calls)
-
-
-def _rows(bed: Bed, shape: Shape, tables: Sequence[Tensor]) -> list[Layer]:
-    """Every layer with the first table, then with the next."""
-    column_B = tables[0][:, 0]
-    length_B = torch.full_like(column_B, shape.context, dtype=torch.int64)
-    budget_B = torch.full_like(column_B, shape.kept * bed.heads.page)
-    return [
-        Layer(bed, layer, table_BM, length_B, budget_B)
-        for table_BM in tables
-        for layer in range(bed.layers)
-    ]
-
-
-def _parts(
-    heads: Heads, shape: Shape, flows: Flows, layers: int | None, measure: Measure
-) -> list[Row]:
-    """Rows of the result for one shape, in all parts."""
-    width = shape.context // heads.page
-    layers = layers or _layers(heads, shape.batch * width, flows, LEAST_LAYERS)
-    bed = Bed(heads, shape.batch, width, flows, layers)
-    rows = _rows(bed, shape, [bed.table()])
-    size = shape.batch * width * heads.page_bytes()
-    cases = [_case(bed, shape, None, "dense", size, [row.attend for row in rows])]
-    for flow in flows:
-        cases += [*_reads(bed, shape, flow, rows), *_writes(bed, shape, flow, rows)]
-    return measure(cases)
-
-
-def _reads(bed: Bed, shape: Shape, flow: str, rows: Sequence[Layer]) -> list[Case]:
-    lists = [row.select(flow) for row in rows]
-    kept = sum(int(chosen.counts.sum()) for chosen in lists)  # over layers, rows and KV heads
-    kv = kept * bed.heads.page_bytes() // (bed.heads.kv_heads * len(rows))
-    fields = shape.batch * bed.width * bed.heads.page_bytes(bed.flows[flow])
-    attend = [partial(row.attend, chosen) for row, chosen in zip(rows, lists, strict=True)]
-    select = [partial(row.select, flow) for row in rows]
-    both = [partial(row.both, flow) for row in rows]
-    return [
-        _case(bed, shape, flow, "select", fields, select),
-        _case(bed, shape, flow, "attend", kv, attend),
-        _case(bed, shape, flow, "both", fields + kv, both),
-    ]
-
-
-def _writes(bed: Bed, shape: Shape, flow: str, rows: Sequence[Layer]) -> list[Case]:
-    """Appends to other pages at every turn; what they overwrite does not matter here."""
-    page = bed.heads.page
-    key = bed.heads.page_bytes() // (2 * page)  # one token's, all KV heads
-    finishing = (page - 1) * key + bed.heads.page_bytes(bed.flows[flow])
-    turns = min(bed.width, _turns(bed, finishing * shape.batch))
-    spread_B = torch.arange(shape.batch, device=bed.heads.device) % page
-    cases = []
-    for part, offset_B in (("append", spread_B), ("finish", torch.full_like(spread_B, page - 1))):
-        slots = [rows[0].table_BM[:, turn].long() * page + offset_B for turn in range(turns)]
-        calls = [partial(row.append, flow, slots_B) for slots_B in slots for row in rows]
-        size = shape.batch * 2 * key + int((offset_B == page - 1).sum()) * finishing
-        cases.append(_case(bed, shape, flow, part, size, calls))
-    return cases
-
-
-def _selection(
-    heads: Heads, sweep: Sequence[Shape], flows: Flows, layers: int | None, measure: Measure
-) -> list[Row]:
-    """Rows of the result for selection alone, by length under tables of one width."""
-    batch, width = sweep[0].batch, max(shape.context for shape in sweep) // heads.page
-    bed = Bed(heads, batch, width, flows, layers or _layers(heads, batch * width, flows, 1))
-    cases = []
-    for flow in flows:
-        for shape in sweep:
-            size = batch * (shape.context // heads.page) * heads.page_bytes(flows[flow])
-            rows = _rows(bed, shape, [bed.table() for _ in range(_turns(bed, size))])
-            calls = [partial(row.select, flow) for row in rows]
-            cases.append(_case(bed, shape, flow, "select", size, calls))
-    return measure(cases)
+    return max(1, min(max(LEAST_LAYERS, wanted), MOST_LAYERS, room))

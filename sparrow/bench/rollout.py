@@ -9,68 +9,29 @@ on those as well, and the ratio is between the two.
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table
 
 from sparrow import models
 from sparrow.bench import timing
-from sparrow.calibrate.tables import figures
 from sparrow.engine.engine import Engine
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import pages_for
-from sparrow.models import Decoder, ModelSpec
+from sparrow.models import Decoder, shipped
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.fetch import fetched, known
-from sparrow.models.spec import Rope
-from sparrow.schema.bench import Benchmark
-from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.bench import RolloutBenchmark, RolloutRow, RolloutWorkload, Split
+from sparrow.schema.sampling import SamplingParams
 from sparrow.sparse.rule import Rule
 
-DENSE = "dense"
+DENSE, PEER = "dense", "transformers generate"
 WARM_TOKENS = 4  # on a CPU, where only compiling has to be out of the way
-
-# 2 976 576 weights.
-TINY = ModelSpec(
-    family="qwen3",
-    layers=6,
-    hidden=192,
-    intermediate=576,
-    heads=6,
-    kv_heads=2,
-    head_size=32,
-    vocabulary=2048,
-    max_positions=4096,
-    tied=True,
-    rope=Rope(theta=1e6),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """Prompts of equal length, one rollout each; transformers may be given fewer new tokens."""
-
-    model: str
-    device: str
-    rollouts: int
-    prompt_tokens: int
-    new_tokens: int
-    peer_tokens: int
-    schedules: tuple[str, ...]
-    batching_tokens: int = 0  # also transformers' continuous batching, of so many new tokens
-
-    @property
-    def context(self) -> int:
-        return self.prompt_tokens + self.new_tokens
-
-
 WORKLOADS = {
-    "gpu": Workload(
+    "gpu": RolloutWorkload(
         model="qwen3-1.7b",
         device="cuda",
         rollouts=32,
@@ -80,7 +41,7 @@ WORKLOADS = {
         schedules=(DENSE, "qwen3-1.7b-0.86"),
         batching_tokens=256,
     ),
-    "cpu-tiny": Workload(
+    "cpu-tiny": RolloutWorkload(
         model="tiny",
         device="cpu",
         rollouts=64,
@@ -89,7 +50,7 @@ WORKLOADS = {
         peer_tokens=128,
         schedules=(DENSE, "fixed-256"),
     ),
-    "cpu-smollm2": Workload(
+    "cpu-smollm2": RolloutWorkload(
         model="smollm2-135m",
         device="cpu",
         rollouts=32,
@@ -106,9 +67,9 @@ def run(
     preset: str = "cpu-tiny",
     peer: bool = True,
     dtype: str | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
     **changes: Any,
-) -> Benchmark:
+) -> RolloutBenchmark:
     """Measure a workload.
 
     preset   gpu, cpu-tiny or cpu-smollm2
@@ -118,106 +79,82 @@ def run(
     """
     if preset not in WORKLOADS:
         raise ValueError(f"no workload {preset!r}; known are {', '.join(WORKLOADS)}")
-    work = replace(WORKLOADS[preset], **changes)
-    report = progress or (lambda text: None)
+    work = WORKLOADS[preset].model_copy(update=changes)
     model = _model(work, dtype)
-    rows = [_ours(model, work, name, report) for name in work.schedules]
+    ours = [(name, work.new_tokens) for name in work.schedules]
     if peer:
-        for tokens in sorted({work.peer_tokens, work.batching_tokens} - {0, work.new_tokens}):
-            rows.append(_ours(model, replace(work, new_tokens=tokens), DENSE, report))
-        rows += _theirs(model, work, report)
-    weights = "random" if model.source is None else "real"
-    about = timing.of_model(model, work.model, preset=preset, workload=asdict(work))
-    return Benchmark(**about, weights=weights, rows=_with_ratios(rows))
-
-
-def table(result: Benchmark) -> Table:
-    """The result for a terminal; ratios are to transformers' generate on as many new tokens."""
-    work, size = result["workload"], f"{result['parameters'] / 1e6:.1f} M, {result['dtype']}"
-    title = f"Rollout, {work['model']} ({size}), {work['rollouts']} rollouts"
-    return figures(
-        f"{title}, {result.machine.describe()}",
-        result["rows"],
-        "who new_tokens seconds tokens_per_s ratio split",
-        split=lambda row: row["failed"] or timing.shares(row["split"] or {}),
+        fewer = {work.peer_tokens, work.batching_tokens} - {0, work.new_tokens}
+        ours += [(DENSE, tokens) for tokens in sorted(fewer)]
+    rows = []
+    for name, tokens in ours:
+        progress(f"sparrow {name}, {tokens} new tokens")
+        rows.append(_ours(model, work.model_copy(update={"new_tokens": tokens}), name))
+    rows += _theirs(model, work, progress) if peer else []
+    plain = {row.new_tokens: row.tokens_per_s for row in rows if row.who == PEER}
+    return RolloutBenchmark(
+        **timing.of_model(model, work.model),
+        preset=preset,
+        workload=work,
+        weights="random" if model.source is None else "real",
+        rows=tuple(_with_ratio(row, plain.get(row.new_tokens)) for row in rows),
     )
 
 
-def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each row with its speed relative to transformers' generate on as many new tokens."""
-    plain = {
-        row["new_tokens"]: row["tokens_per_s"]
-        for row in rows
-        if row["who"] == "transformers generate" and row["tokens_per_s"]
-    }
-    for row in rows:
-        base, own = plain.get(row["new_tokens"]), row["tokens_per_s"]
-        row["ratio"] = own / base if base and own else None
-    return rows
-
-
-def _row(
-    who: str,
-    new_tokens: int,
-    *,
-    seconds: float | None = None,
-    tokens: int = 0,
-    split: timing.Split | None = None,
-    failed: str | None = None,
-) -> dict[str, Any]:
-    speed = tokens / seconds if seconds else None
-    return {
-        "who": who,
-        "new_tokens": new_tokens,
-        "tokens": tokens,
-        "seconds": seconds,
-        "tokens_per_s": speed,
-        "split": split,
-        "failed": failed,
-    }
+def _with_ratio(row: RolloutRow, plain: float | None) -> RolloutRow:
+    ratio = row.tokens_per_s / plain if plain and row.tokens_per_s else None
+    return row.model_copy(update={"ratio": ratio})
 
 
 # Ours.
 
 
-def _model(work: Workload, dtype: str | None) -> Decoder:
-    """Real weights where they have been fetched, else random ones in the shape."""
+def _model(work: RolloutWorkload, dtype: str | None) -> Decoder:
+    """Real weights where they are here, else random ones in the shape."""
     device = pick_device(work.device)
     kind = pick_dtype(timing.torch_dtype(dtype), device, {})
-    if work.model in known() and fetched(work.model) is not None:
+    if work.model in shipped() or (work.model in known() and fetched(work.model) is not None):
         return models.load(work.model, dtype=kind, device=device)
-    name = TINY if work.model == "tiny" else work.model
-    return models.random(name, dtype=kind, device=device)
+    return models.random(work.model, dtype=kind, device=device)
 
 
-def _prompts(work: Workload, vocabulary: int, seed: int) -> list[list[int]]:
+def _prompts(work: RolloutWorkload, vocabulary: int, seed: int) -> list[list[int]]:
     draw = np.random.default_rng(seed)
     return draw.integers(vocabulary, size=(work.rollouts, work.prompt_tokens)).tolist()
 
 
-def _ours(
-    model: Decoder, work: Workload, name: str, report: Callable[[str], None]
-) -> dict[str, Any]:
+def _ours(model: Decoder, work: RolloutWorkload, name: str) -> RolloutRow:
     """One run of the engine under a schedule, with its time split on a CPU."""
-    report(f"sparrow {name}, {work.new_tokens} new tokens")
-    timing.free_memory(model.device)  # of the engine before
-    device, engine = model.device, _engine(model, work)
+    device, rule = model.device, Rule()
+    timing.free_memory(device)  # of the engine before
+    pages = work.rollouts * (pages_for(work.context, PAGE) + 1)  # room for all, and no more
+    engine = Engine(
+        model,
+        max_running=work.rollouts,
+        max_context=work.context,
+        kv_bytes=pages * timing.pages_bytes(model, rule),
+        rule=rule,
+    )
     schedule = timing.schedule_named(None if name == DENSE else name)
 
-    def generate(new_tokens: int, seed: int) -> list[Completion]:
+    def generate(new_tokens: int, seed: int) -> int:
         params = SamplingParams(max_tokens=new_tokens, ignore_eos=True, seed=seed)
         prompts = _prompts(work, model.spec.vocabulary, seed)
-        return engine.generate(prompts, params, schedule=schedule)
+        done = engine.generate(prompts, params, schedule=schedule)
+        return sum(len(completion.token_ids) for completion in done)
 
     generate(_warm_tokens(model, work.new_tokens), seed=1)
-    done: list[Completion] = []
-    split: timing.Split = {}
+    split: Split = {}
     with timing.timed_ops(split):
-        took = timing.seconds(lambda: done.extend(generate(work.new_tokens, seed=0)), device)
+        tokens, took = timing.timed(lambda: generate(work.new_tokens, seed=0), device)
     split["python"] = took - sum(split.values())
-    tokens = sum(len(completion.token_ids) for completion in done)
-    parts = split if device.type == "cpu" else None  # a GPU's ops have not run when they return
-    return _row(f"sparrow {name}", work.new_tokens, seconds=took, tokens=tokens, split=parts)
+    return RolloutRow(
+        who=f"sparrow {name}",
+        new_tokens=work.new_tokens,
+        tokens=tokens,
+        seconds=took,
+        tokens_per_s=tokens / took,
+        split=split if device.type == "cpu" else None,  # a GPU's ops return before they have run
+    )
 
 
 def _warm_tokens(model: Decoder, new_tokens: int) -> int:
@@ -225,35 +162,22 @@ def _warm_tokens(model: Decoder, new_tokens: int) -> int:
     return new_tokens if model.device.type == "cuda" else min(WARM_TOKENS, new_tokens)
 
 
-def _engine(model: Decoder, work: Workload) -> Engine:
-    """Room for every rollout at once, and no more."""
-    rule = Rule()
-    rows = work.rollouts * (pages_for(work.context, PAGE) + 1)
-    return Engine(
-        model,
-        max_running=work.rollouts,
-        max_context=work.context,
-        kv_bytes=rows * timing.pages_bytes(model, rule),
-        rule=rule,
-    )
-
-
 # Theirs.
 
 
-def _theirs(model: Decoder, work: Workload, report: Callable[[str], None]) -> list[dict[str, Any]]:
+def _theirs(
+    model: Decoder, work: RolloutWorkload, report: Callable[[str], None]
+) -> list[RolloutRow]:
     """transformers on the same weights: `generate`, and its continuous batching."""
     timing.free_memory(model.device)
     with tempfile.TemporaryDirectory(prefix="sparrow-bench-") as scratch:
         folder = models.save(model, Path(scratch) / "model")
         peer = _load_peer(folder, model)
     prompts = _prompts(work, model.spec.vocabulary, seed=0)
-    ways: list[tuple[str, Callable[..., int], int]] = [
-        ("transformers generate", _generate, work.peer_tokens)
-    ]
+    ways: list[tuple[str, Callable[..., int], int]] = [(PEER, _generate, work.peer_tokens)]
     if work.batching_tokens:
         ways += [
-            ("transformers generate", _generate, work.batching_tokens),
+            (PEER, _generate, work.batching_tokens),
             ("transformers generate_batch", _generate_batch, work.batching_tokens),
         ]
     rows = []
@@ -265,18 +189,17 @@ def _theirs(model: Decoder, work: Workload, report: Callable[[str], None]) -> li
 
 def _attempt(
     who: str, generate: Callable[[int], int], tokens: int, rollouts: int, model: Decoder
-) -> dict[str, Any]:
+) -> RolloutRow:
     """A row for the peer; that it cannot run here is a result too, with its reason."""
-    drawn: list[int] = []
+    row, wanted = RolloutRow(who=who, new_tokens=tokens), rollouts * tokens
     try:
         generate(_warm_tokens(model, tokens))
-        took = timing.seconds(lambda: drawn.append(generate(tokens)), model.device)
+        drawn, took = timing.timed(lambda: generate(tokens), model.device)
     except Exception as error:  # whatever another package raises
-        return _row(who, tokens, failed=f"{type(error).__name__}: {error}"[:300])
-    wanted = rollouts * tokens
-    if drawn != [wanted]:
-        return _row(who, tokens, failed=f"{drawn[0]} tokens came, {wanted} were asked")
-    return _row(who, tokens, seconds=took, tokens=drawn[0])
+        return row.model_copy(update={"failed": f"{type(error).__name__}: {error}"[:300]})
+    if drawn != wanted:
+        return row.model_copy(update={"failed": f"{drawn} tokens came, {wanted} were asked"})
+    return row.model_copy(update={"tokens": drawn, "seconds": took, "tokens_per_s": drawn / took})
 
 
 def _load_peer(folder: Path, model: Decoder) -> Any:

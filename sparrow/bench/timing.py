@@ -1,4 +1,4 @@
-"""What the engine benchmarks share: the machine, the clock, and where the time of a step goes."""
+"""What benchmarks share: the machine, the clock, where the time of a step goes, the table."""
 
 import gc
 import os
@@ -10,18 +10,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from rich.table import Table
 from torch.autograd import DeviceType
 
 from sparrow import ops
+from sparrow.calibrate.planning import hardware
+from sparrow.calibrate.planning.cost import ByteModel
+from sparrow.calibrate.planning.hardware import Hardware
+from sparrow.calibrate.tables import figures
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, ModelSpec
-from sparrow.schema.bench import Machine
+from sparrow.schema.bench import Benchmark, Machine, Split
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
@@ -49,10 +54,8 @@ KERNELS = {
     "sampling": r"^_sum_chunks|^_draw",
     "rows": r"^_read_rows|^_write_rows",
 }
+T = TypeVar("T")
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
-PEAKS = {"H200": 4.8e12}  # published bytes per second of memory
-
-Split = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +73,42 @@ class Case:
 
 def machine(device: torch.device) -> Machine:
     """Where figures were taken, and with what."""
-    versions: dict[str, Any] = {name: _version(name) for name in ("triton", "transformers")}
+    names = ("triton", "transformers", "numba")
     return Machine(
-        device=device_name(device) or platform.machine(),
+        device=gpu_name(device) or platform.machine(),
         cpus=os.cpu_count(),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
-        numba=_version("numba"),
         command=shlex.join(sys.argv),
-        **versions,
+        **{name: _version(name) for name in names},
     )
 
 
-def device_name(device: torch.device) -> str:
-    """Of a GPU; a CPU has none."""
+def published(device: torch.device) -> Hardware | None:
+    """The published figures of a GPU that the planner knows."""
+    name = gpu_name(device).lower()
+    return next((Hardware.load(known) for known in hardware.known() if known in name), None)
+
+
+def peak_of(device: torch.device) -> float | None:
+    """Bytes per second that the memory can deliver, where that is published."""
+    own = published(device)
+    return None if own is None else own.bytes_per_s
+
+
+def gpu_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+def table(result: Benchmark) -> Table:
+    """The result for a terminal."""
+    return figures(
+        f"{result.title.format(result)}, {result.machine.describe()}",
+        getattr(result, result.shown),
+        result.columns,
+        group=result.group,
+        caption=result.caption.format(result),
+    )
 
 
 def of_model(model: Decoder, name: str | ModelSpec, **settings: Any) -> dict[str, Any]:
@@ -106,6 +130,17 @@ def pages_bytes(model: Decoder, rule: Rule) -> int:
     return ops.page_bytes(fields, layers=spec.layers, kv_heads=spec.kv_heads)
 
 
+def reads(model: Decoder, schedule: Schedule | None = None) -> ByteModel:
+    """What decode steps of an engine read: landmarks also where no budget bites."""
+    return ByteModel(
+        spec=model.spec,
+        schedule=schedule,
+        itemsize=model.dtype.itemsize,
+        page=PAGE,
+        idle_landmarks=True,
+    )
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -123,12 +158,6 @@ def free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def peak_of(device: torch.device) -> float | None:
-    """Bytes per second that the memory can deliver, where that is published."""
-    name = device_name(device)
-    return next((peak for key, peak in PEAKS.items() if key in name), None)
 
 
 def schedule_named(name: str | None, flow: Flow = block_mean) -> Schedule | None:
@@ -153,13 +182,23 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Wall time, from an idle device to an idle device."""
+def repeat(work: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        work()
+
+
+def timed(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """What the work returns, and its wall time, from an idle device to an idle device."""
     synchronize(device)
     start = time.perf_counter()
-    work()
+    result = work()
     synchronize(device)
-    return time.perf_counter() - start
+    return result, time.perf_counter() - start
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Wall time of the work alone."""
+    return timed(work, device)[1]
 
 
 def captured(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
@@ -188,17 +227,12 @@ def captured(work: Callable[[], object], device: torch.device) -> Callable[[], o
 
 def device_seconds(work: Callable[[], object], times: int, device: torch.device) -> float:
     """Seconds of one call, of many back to back, by the device's own clock where it has one."""
-
-    def repeat() -> None:
-        for _ in range(times):
-            work()
-
     if device.type != "cuda":
-        return seconds(repeat, device) / times
+        return seconds(partial(repeat, work, times), device) / times
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     synchronize(device)
     start.record()
-    repeat()
+    repeat(work, times)
     end.record()
     synchronize(device)
     return start.elapsed_time(end) / 1e3 / times
@@ -238,13 +272,6 @@ def _speed(size: int, us: list[float], peak: float | None) -> dict[str, Any]:
     }
 
 
-def shares(split: Split) -> str:
-    """The parts of a step, the longest first, in percent."""
-    whole = sum(split.values()) or 1.0
-    parts = sorted(split.items(), key=lambda item: -item[1])
-    return ", ".join(f"{part} {took / whole:.0%}" for part, took in parts if took > 0.005 * whole)
-
-
 def split_of(work: Callable[[], object], device: torch.device) -> Split:
     """Seconds by part of whatever engine work runs inside.
 
@@ -270,26 +297,26 @@ def timed_ops(taken: Split) -> Iterator[None]:
     homes = {name: ops if hasattr(ops, name) else block_mean_kernels for name in every}
     plain = {name: getattr(home, name) for name, home in homes.items()}
     taken.update(dict.fromkeys(OPS, 0.0))
+
+    def clocked(op: Callable[..., Any], part: str) -> Callable[..., Any]:
+        @wraps(op)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return op(*args, **kwargs)
+            finally:
+                taken[part] += time.perf_counter() - start
+
+        return call
+
     try:
         for part, names in OPS.items():
             for name in names:
-                setattr(homes[name], name, _timed(plain[name], part, taken))
+                setattr(homes[name], name, clocked(plain[name], part))
         yield
     finally:
         for name, op in plain.items():
             setattr(homes[name], name, op)
-
-
-def _timed(op: Callable[..., Any], part: str, taken: Split) -> Callable[..., Any]:
-    @wraps(op)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return op(*args, **kwargs)
-        finally:
-            taken[part] += time.perf_counter() - start
-
-    return call
 
 
 def _kernel_split(work: Callable[[], object]) -> Split:

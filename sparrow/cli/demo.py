@@ -106,7 +106,7 @@ def _calibrate(place: "Place") -> None:
 
 def _plan(place: "Place") -> None:
     from sparrow.report.calibration import plan_table
-    from sparrow.report.terminal import rich_table
+    from sparrow.report.markdown import rich_table
     from sparrow.schema.plan import PlanFile
     from sparrow_recipes import demo as recipe
 

@@ -7,7 +7,6 @@ import json as jsons
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,7 +77,7 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
         surface = api.calibrate(config, progress=progress, report=note)
     files = [config.folder / (CHECK if check else SURFACE)]
     if plots:
-        from sparrow.report.figures import surface_figures
+        from sparrow.report.calibration import surface_figures
         from sparrow.report.render import write_figures
 
         place = config.folder / ("check-plots" if check else "plots")
@@ -121,7 +120,7 @@ def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> in
     folder = config.out or config.surface.parent
     files = [folder / SCHEDULE, folder / PLAN]
     if plots:
-        from sparrow.report.figures import plan_figures
+        from sparrow.report.calibration import plan_figures
         from sparrow.report.render import write_figures
 
         files += write_figures(plan_figures(planned), folder / "plots")
@@ -264,7 +263,7 @@ def flow_score(config: FlowScoreConfig, *, json: AsJson = False) -> None:
 
 
 def flow_bench(config: FlowBenchConfig, *, json: AsJson = False) -> None:
-    _bench(api.flow_bench, "layer_attention", config, json)
+    _bench(api.flow_bench, config, json)
 
 
 def flow_texts(config: FlowTextsConfig) -> None:
@@ -272,33 +271,31 @@ def flow_texts(config: FlowTextsConfig) -> None:
 
 
 def bench_attention(config: BenchAttentionConfig, *, json: AsJson = False) -> None:
-    from sparrow.models.checkpoint import pick_device
-
-    gpu = pick_device(config.device).type == "cuda"
-    _bench(api.bench_attention, "layer_attention" if gpu else "decode_attention", config, json)
+    _bench(api.bench_attention, config, json)
 
 
 def bench_decode(config: BenchDecodeConfig, *, json: AsJson = False) -> None:
-    _bench(api.bench_decode, "decode", config, json)
+    _bench(api.bench_decode, config, json)
 
 
 def bench_rollout(config: BenchRolloutConfig, *, json: AsJson = False) -> None:
-    _bench(api.bench_rollout, "rollout", config, json)
+    _bench(api.bench_rollout, config, json)
 
 
 def bench_train(config: BenchTrainConfig, *, json: AsJson = False) -> None:
-    _bench(api.bench_train, "training", config, json)
+    _bench(api.bench_train, config, json)
 
 
 def bench_trace(config: BenchTraceConfig, *, json: AsJson = False) -> None:
-    _bench(api.bench_trace, "trace", config, json)
+    _bench(api.bench_trace, config, json)
 
 
-def _bench(measure: Callable[..., Any], module: str, config: Record, json: bool) -> None:
-    """Measure, and show the result by the table of the module that measured."""
+def _bench(measure: Callable[..., Any], config: Record, json: bool) -> None:
     with measuring() as say:
         result = measure(config, report=say)
-    _show_result(result, [import_module(f"sparrow.bench.{module}").table(result)], json)
+    from sparrow.bench.timing import table
+
+    _show_result(result, [table(result)], json)
 
 
 def _show_result(result: Any, tables: Sequence[Any], json: bool) -> None:

@@ -1,13 +1,18 @@
-"""A page as Markdown for a pull request: the same words, and every chart as a small table."""
+"""A page as Markdown for a pull request: the same words, and every chart as a small table.
+
+And a table of it on a terminal.
+"""
 
 import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
+from rich.table import Table as RichTable
+from rich.text import Text
+
 from sparrow.files import printable
-from sparrow.report.layout import named_lines, valued
+from sparrow.report.layout import between, named_lines, valued, written
 from sparrow.report.page import Bars, Chart, Figure, Item, Line, Number, Page, Section, Table
-from sparrow.report.scale import between, written
 
 NOTHING = "nothing was measured"
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -144,3 +149,13 @@ def _bar_rows(bars: Bars) -> list[list[str]]:
             says = group.say if rank == 0 else ""
             rows.append([f"{heading}{bar.name}", valued(bars, bar) + interval, says])
     return rows
+
+
+def rich_table(table: Table) -> RichTable:
+    """The first column to the left, figures to the right; names are shown, not read as markup."""
+    made = RichTable(title=Text(table.title) if table.title else None)
+    for rank, column in enumerate(table.columns):
+        made.add_column(Text(column), justify="right" if rank else "left")
+    for row in table.rows:
+        made.add_row(*map(Text, row))
+    return made

@@ -1,31 +1,23 @@
 """What reports are made of: pages, sections, charts, bars, tables and remarks, as checked data.
 
-Figures and sections are functions from results to these types; render.py, markdown.py and
-terminal.py decide how they look. Colours are roles, so that light, dark and paper can each have
+Figures and sections are functions from results to these types; render.py and markdown.py decide how
+they look. Colours are roles, so that light, dark and paper can each have
 their own. Numbers are finite: what was not measured is left out.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from statistics import fmean
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 RAMP = 8  # colours that are told apart in one chart
 MOST_POINTS = 500  # of a line: what is drawn fits a screen and a file
 NOT_MEASURED = "-"
 
-
-def _known_format(form: str) -> str:
-    format(1.0, form)
-    return form
-
-
 Point = tuple[float, float]
 Span = tuple[float, float, float]  # x, low, high
 Key = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$")]  # an id on the page
-Form = Annotated[str, AfterValidator(_known_format)]  # a format specification: ".2f", ".0%"
 Role = Annotated[str, Field(pattern=r"^(run-[0-5]|ramp-[0-7]|dense|sparse|target|quiet)$")]
 """Which colour: run-0 .. run-5 (runs in the order given), ramp-0 .. ramp-7 (ordered: few to many,
 short to long), dense, sparse, target, quiet."""
@@ -43,18 +35,11 @@ class Axis(PagePart):
     name: str
     low: float | None = None
     high: float | None = None
-    form: Form = "g"
-    log: bool = False  # doublings are equally far apart
-
-    @model_validator(mode="after")
-    def _check_limits(self) -> Self:
-        if self.low is not None and self.high is not None and self.low >= self.high:
-            raise ValueError(f'axis "{self.name}": low {self.low:g} is not below {self.high:g}')
-        return self
+    form: str = "g"  # a format specification: ".2f", ".0%"
 
 
 class Line(PagePart):
-    """A curve with its name at its end or in the legend; x does not fall.
+    """A curve with its name at its end or in the legend; points are in the order of x.
 
     shape   "line" joins points, "steps" holds a value until the next x, "dots" joins and marks
             them, "marks" marks them alone
@@ -67,12 +52,6 @@ class Line(PagePart):
     shape: Literal["line", "steps", "dots", "marks"] = "line"
     spans: Sequence[Span] = ()
     faint: bool = False  # drawn behind, thin: what another line is the smooth of
-
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
-        if any(later < x for (x, _), (later, _) in pairwise(self.points)):
-            raise ValueError(f'line "{self.name}": points are not in the order of x')
-        return self
 
 
 class Level(PagePart):
@@ -119,7 +98,7 @@ class Bars(PagePart):
     title: str
     unit: str
     groups: Sequence[BarGroup]
-    form: Form = ".1f"
+    form: str = ".1f"
     say: str = ""
 
 
@@ -131,14 +110,6 @@ class Table(PagePart):
     rows: Sequence[Sequence[str]]
     title: str = ""
     say: str = ""
-
-    @model_validator(mode="after")
-    def _check_rows(self) -> Self:
-        for rank, row in enumerate(self.rows):
-            if len(row) != len(self.columns):
-                wide = f"{len(row)} cells under {len(self.columns)} columns"
-                raise ValueError(f'table "{self.key}", row {rank}: {wide}')
-        return self
 
 
 class Remarks(PagePart):
@@ -185,15 +156,6 @@ class Page(PagePart):
     sections: Sequence[Section] = ()
     foot: Sequence[str] = ()
 
-    @model_validator(mode="after")
-    def _check_keys(self) -> Self:
-        items = [item.key for section in self.sections for item in section.items]
-        for kind, keys in (("item", items), ("section", [part.key for part in self.sections])):
-            twice = [key for key in keys if keys.count(key) > 1]
-            if twice:
-                raise ValueError(f'{kind} key "{twice[0]}" is used {len(twice)} times on the page')
-        return self
-
 
 def ramp(index: int, count: int) -> str:
     """The role of one of several ordered lines."""
@@ -214,19 +176,16 @@ def thinned(chart: Chart, *, lowest: bool = False) -> Chart:
     count = -(-longest // MOST_POINTS)
     if count <= 1:
         return chart
-    lines = [_thinned(line, lowest) for line in chart.lines]
+    lines = []
+    for line in chart.lines:
+        own = max(1, -(-len(line.points) // MOST_POINTS))
+        parts = [line.points[i : i + own] for i in range(0, len(line.points), own)]
+        points = [(fmean(x for x, _ in part), fmean(y for _, y in part)) for part in parts]
+        if lowest:
+            points = [min(part, key=lambda point: point[1]) for part in parts]
+        kept = {x for x, _ in points}
+        spans = [span for span in line.spans if span[0] in kept or not lowest]
+        lines.append(line.model_copy(update={"points": points, "spans": spans}))
     what = "the lowest" if lowest else "the mean"
     say = f"{chart.say} In long runs a point is {what} of up to {count} steps.".strip()
     return chart.model_copy(update={"lines": lines, "say": say})
-
-
-def _thinned(line: Line, lowest: bool) -> Line:
-    count = max(1, -(-len(line.points) // MOST_POINTS))
-    parts = [line.points[i : i + count] for i in range(0, len(line.points), count)]
-    if not lowest:
-        points = [(fmean(x for x, _ in part), fmean(y for _, y in part)) for part in parts]
-        return line.model_copy(update={"points": points})
-    points = [min(part, key=lambda point: point[1]) for part in parts]
-    kept = {x for x, _ in points}
-    spans = [span for span in line.spans if span[0] in kept]
-    return line.model_copy(update={"points": points, "spans": spans})

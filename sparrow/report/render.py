@@ -21,11 +21,9 @@ from markupsafe import Markup, escape
 
 from sparrow.files import write_whole
 from sparrow.report import layout
-from sparrow.report.layout import BOTTOM, TOP, WIDTH, BarFrame, Frame, framed
+from sparrow.report.layout import BOTTOM, TOP, WIDTH, BarFrame, Frame, between, written
 from sparrow.report.markdown import NOTHING, as_table
 from sparrow.report.page import Chart, Figure, Item, Line, Page, Remarks, Section, Table
-from sparrow.report.scale import between, written
-from sparrow.report.text import shortened, wrapped
 
 EMPTY_HEIGHT = 120.0
 GAP, EDGE, LEADING = 56.0, 24.0, 1.45  # between panels, around them, of lines of text
@@ -56,7 +54,7 @@ def svg(figure: Figure, at: tuple[float, float] | None = None) -> str:
 
 def _frame(figure: Figure) -> Frame | BarFrame | None:
     if isinstance(figure, Chart):
-        return framed(figure) if any(line.points for line in figure.lines) else None
+        return layout.framed(figure) if any(line.points for line in figure.lines) else None
     return layout.placed_bars(figure) if any(group.bars for group in figure.groups) else None
 
 
@@ -96,7 +94,7 @@ def write_figures(sections: Iterable[Section], folder: str | Path) -> list[Path]
 
 def _put(texts: Texts, kind: str, text: str, x: float, y: float, room: float) -> float:
     """Add lines of text from y downwards; where they end."""
-    for line in wrapped(text, SIZES[kind], room, bold=kind != "note"):
+    for line in layout.wrapped(text, SIZES[kind], room, bold=kind != "note"):
         y += SIZES[kind] * LEADING
         texts.append((kind, x, y - SIZES[kind] * (LEADING - 1), line))
     return y
@@ -143,7 +141,7 @@ def tips(figure: Figure) -> dict[str, Any] | None:
     """What page.js shows under the pointer: every point of a chart, its values as they read."""
     if not isinstance(figure, Chart) or not any(line.points for line in figure.lines):
         return None
-    frame = framed(figure)
+    frame = layout.framed(figure)
     ends = (frame.x.start, TOP, frame.x.stop, BOTTOM)
     lines = [_tips_of(frame, line) for line in figure.lines if line.points]
     return {"box": [round(end, 1) for end in ends], "lines": lines}
@@ -172,6 +170,7 @@ def _environment() -> Environment:
     environment = Environment(loader=PackageLoader("sparrow.report"), autoescape=True)
     environment.globals |= {"width": WIDTH, "top": TOP, "bottom": BOTTOM, "nothing": NOTHING}
     environment.globals |= {"size": layout.SIZE, "thick": layout.THICK, "dot": layout.DOT}
+    environment.globals |= {"pitch": layout.PITCH, "name_room": layout.NAME_ROOM}
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     environment.filters |= {
         "drawing": lambda figure: Markup(svg(figure)),
@@ -179,7 +178,7 @@ def _environment() -> Environment:
         "placed": placed,
         "prose": _prose,
         "sha256": _sha256,
-        "shortened": shortened,
+        "shortened": layout.shortened,
         "tips": tips,
         "valued": lambda bar, bars: layout.valued(bars, bar),
     }

@@ -74,56 +74,35 @@ def page_of(folders: Sequence[str | Path], *, title: str | None = None) -> Page:
 
 def numbers(run: RunFolder) -> list[Number]:
     """The few figures that a run comes down to; what was not measured is not there."""
-    found = (_accuracy_number(run), _tail_number(run), _speed_number(run), _kept_number(run))
-    return [number for number in found if number is not None]
-
-
-def _accuracy_number(run: RunFolder) -> Number | None:
-    known = run.held_out()
-    if len(known) < 2 or known[0].step != 0:
-        return None
-    last = known[-1]
-    return Number(
-        value=f"{known[0].value:.0%} → {last.value:.0%}",
-        name="accuracy on held-out rows",
-        say=f"before and after {last.step} steps; then with a 95 % interval of {last.low:.0%} to "
-        f"{last.high:.0%}",
-    )
-
-
-def _tail_number(run: RunFolder) -> Number | None:
-    seen = worst_bins(run)
-    if not seen:
-        return None
-    low, high = seen[-1].low, seen[-1].high
-    between = "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
-    target = "" if run.target is None else f"; the target is {run.target:g}"
-    lowest = min(worst.p05 for worst in seen)
-    return Number(
-        value=f"{seen[-1].p05:.3f}",
-        name="p05 of acceptance, worst length",
-        say=f"at the last step{between}, lowest on the way {lowest:.3f}{target}",
-    )
-
-
-def _kept_number(run: RunFolder) -> Number | None:
-    share = _kept(run)
-    if not run.values(DENSITY):
-        return None
-    return Number(value=share, name="of keys and values read", say="mean over all sampled tokens")
-
-
-def _speed_number(run: RunFolder) -> Number | None:
-    """The longest context that was timed, and the others beside it."""
-    if run.speed is None:
-        return None
-    *shorter, longest = sorted(run.speed.cases, key=lambda case: case.context)
-    others = "".join(f"; {case.name.lower()}: {times(case.speed_up)}" for case in shorter)
-    return Number(
-        value=times(longest.speed_up),
-        name=f"decode, {longest.name.lower()}",
-        say=f"time alone, {longest.what}{others}",
-    )
+    found = []
+    known, seen = run.held_out(), worst_bins(run)
+    if len(known) > 1 and known[0].step == 0:
+        first, last = known[0], known[-1]
+        after = f"before and after {last.step} steps; then with a 95 % interval of "
+        found.append(
+            Number(
+                value=f"{first.value:.0%} → {last.value:.0%}",
+                name="accuracy on held-out rows",
+                say=f"{after}{last.low:.0%} to {last.high:.0%}",
+            )
+        )
+    if seen:
+        p05, low, high, _ = seen[-1]
+        interval = "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
+        target = "" if run.target is None else f"; the target is {run.target:g}"
+        lowest = f"lowest on the way {min(worst.p05 for worst in seen):.3f}{target}"
+        name = "p05 of acceptance, worst length"
+        say = f"at the last step{interval}, {lowest}"
+        found.append(Number(value=f"{p05:.3f}", name=name, say=say))
+    if run.speed is not None:
+        *shorter, longest = sorted(run.speed.cases, key=lambda case: case.context)
+        others = "".join(f"; {case.name.lower()}: {times(case.speed_up)}" for case in shorter)
+        name, say = f"decode, {longest.name.lower()}", f"time alone, {longest.what}{others}"
+        found.append(Number(value=times(longest.speed_up), name=name, say=say))
+    if run.values(DENSITY):
+        say = "mean over all sampled tokens"
+        found.append(Number(value=_kept(run), name="of keys and values read", say=say))
+    return found
 
 
 def provenance(runs: Sequence[RunFolder]) -> list[str]:
@@ -147,7 +126,7 @@ def final_section(runs: Sequence[RunFolder]) -> Section | None:
         return None
     figures: list[tuple[str, Callable[[RunFolder], str]]] = [
         ("steps", lambda run: str(len(run.steps))),
-        ("reward, first and last steps", _rewards),
+        ("reward, first and last steps", lambda run: _ends(run, REWARD, ".2f", ENDS)),
         ("accuracy on held-out rows, before", lambda run: _accuracies(run)[0]),
         ("and after", lambda run: _accuracies(run)[1]),
         ("p05 of the worst length, lowest", lambda run: _tails(run)[0]),
@@ -171,14 +150,6 @@ def final_section(runs: Sequence[RunFolder]) -> Section | None:
     say = "What it all comes down to; brackets are 95 % intervals."
     items = [table, _differences(runs)] if several else [table]
     return Section(key="final", title="In numbers", say=say, items=items)
-
-
-def _rewards(run: RunFolder) -> str:
-    values = [value for _, value in run.values(REWARD)]
-    if not values:
-        return NOT_MEASURED
-    count = max(1, min(ENDS, len(values) // 2))
-    return f"{fmean(values[:count]):.2f} → {fmean(values[-count:]):.2f}"
 
 
 def _accuracies(run: RunFolder) -> tuple[str, str]:
@@ -219,9 +190,8 @@ def _tails(run: RunFolder) -> tuple[str, str]:
     seen = worst_bins(run)
     if not seen:
         return NOT_MEASURED, NOT_MEASURED
-    chosen = (min(seen, key=lambda worst: worst.p05), seen[-1])
-    lowest, last = (tail_text(worst.p05, worst.low, worst.high) for worst in chosen)
-    return lowest, last
+    lowest = min(seen, key=lambda worst: worst.p05)
+    return tail_text(*lowest[:3]), tail_text(*seen[-1][:3])
 
 
 def _kept(run: RunFolder) -> str:
@@ -231,9 +201,13 @@ def _kept(run: RunFolder) -> str:
     return "100%" if run.dense and run.steps else NOT_MEASURED
 
 
-def _ends(run: RunFolder, metric: str, form: str) -> str:
+def _ends(run: RunFolder, metric: str, form: str, most: int = 1) -> str:
+    """Means of so many first and last steps, or fewer in a short run."""
     values = [value for _, value in run.values(metric)]
-    return f"{values[0]:{form}} → {values[-1]:{form}}" if values else NOT_MEASURED
+    count = max(1, min(most, len(values) // 2))
+    if not values:
+        return NOT_MEASURED
+    return f"{fmean(values[:count]):{form}} → {fmean(values[-count:]):{form}}"
 
 
 def _seconds(run: RunFolder) -> str:

@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
+from typing import NamedTuple
 
 from sparrow.report.calibration import ACCEPTANCE, role_of
 from sparrow.report.page import (
@@ -45,22 +45,17 @@ def learning_section(runs: Sequence[RunFolder]) -> Section | None:
     """Reward and accuracy on held-out rows, by step and by time."""
     if not runs:
         return None
-    smooth = any(len(run.steps) >= SMOOTHED_FROM for run in runs)
     rewards = "Mean reward of the answers that were drawn for training."
-    rewards += " Thin: each step; thick: a running mean." * smooth
+    if any(len(run.steps) >= SMOOTHED_FROM for run in runs):
+        rewards += " Thin: each step; thick: a running mean."
+    rows = "Rows that training never sees, with 95 % intervals over rows."
     items = [_curves(runs, by, "mean reward", _reward_lines, rewards) for by in ("step", "time")]
     if any(run.held_out() for run in runs):
-        name, rows = "accuracy on held-out rows", "Rows that training never sees, with 95 % "
-        rows += "intervals over rows."
+        name = "accuracy on held-out rows"
         items += [_curves(runs, by, name, _accuracy_line, rows) for by in ("step", "time")]
-    drawn = "by the sparse actor"
-    if any(run.dense for run in runs):
-        drawn = "by the sparse actor (in a dense run, densely)"
-    if all(run.dense for run in runs):
-        drawn = "by the model itself, densely,"
     say = (
-        f"Answers are drawn {drawn} and judged; the dense policy learns from them. If that works, "
-        "the reward rises, and so does accuracy on rows it has not seen."
+        "Answers are drawn by the actor and judged; the dense policy learns from them. If that "
+        "works, the reward rises, and so does accuracy on rows it has not seen."
     )
     return Section(key="learning", title="Does it learn?", say=say, items=items)
 
@@ -78,11 +73,11 @@ def _curves(
         minutes = run.minutes()
         lines += draw(run, minutes if by == "time" else {step: float(step) for step in minutes})
     values = [y for line in lines for _, y in line.points]
-    shares = not values or (min(values) >= 0 and max(values) <= 1)
+    shares = all(0 <= value <= 1 for value in values)
     y = Axis(name=name, low=0 if shares else None, high=1 if shares else None, form=".2f")
-    what = "accuracy" if "accuracy" in name else "reward"
+    key = f"{'accuracy' if 'accuracy' in name else 'reward'}-by-{by}"
     x, title = (MINUTES if by == "time" else STEP), f"{name.capitalize()} by {by}"
-    return thinned(Chart(key=f"{what}-by-{by}", title=title, x=x, y=y, lines=lines, say=say))
+    return thinned(Chart(key=key, title=title, x=x, y=y, lines=lines, say=say))
 
 
 def _reward_lines(run: RunFolder, places: dict[int, float]) -> list[Line]:
@@ -104,26 +99,28 @@ def _accuracy_line(run: RunFolder, places: dict[int, float]) -> list[Line]:
     return [Line(name=run.name, points=points, spans=spans, role=role_of(run), shape="dots")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorstBin:
+class WorstBin(NamedTuple):
     """p05 of the worst judged bin after a step, with its interval where that is known."""
 
-    step: int
     p05: float
     low: float | None
     high: float | None
+    step: int
 
 
 def worst_bins(run: RunFolder) -> list[WorstBin]:
     """What the gate saw at every step at which it judged a bin."""
     starts, found = bins_of(run), []
     for line in run.steps:
-        seen = {start: line.values.get(f"{P05}/bin_{start}") for start in starts}
-        judged = {start: value for start, value in seen.items() if value is not None}
+        judged = [
+            (p05, start)
+            for start in starts
+            if (p05 := line.values.get(f"{P05}/bin_{start}")) is not None
+        ]
         if judged:
-            worst = min(judged, key=lambda start: judged[start])
-            low, high = (line.values.get(f"{P05}_{end}/bin_{worst}") for end in ("low", "high"))
-            found.append(WorstBin(step=line.step, p05=judged[worst], low=low, high=high))
+            p05, start = min(judged)
+            low, high = (line.values.get(f"{P05}_{end}/bin_{start}") for end in ("low", "high"))
+            found.append(WorstBin(p05, low, high, line.step))
     return found
 
 
@@ -144,18 +141,13 @@ def tail_section(runs: Sequence[RunFolder]) -> Section | None:
         lines = gate_actions(run) or [_silence(run)]
         items.append(_bins_chart(run, len(runs) > 1))
         items.append(Remarks(key=f"gate-{run.number}", title=title, lines=lines))
-    judged = [run for run in watched if worst_bins(run)]
-    items += [_worst_chart(judged)] if len(judged) > 1 else []
+    items += [_worst_chart(watched)] if sum(bool(worst_bins(run)) for run in watched) > 1 else []
     say = (
         "At every step a few answers are read again by the dense policy, token by token. The gate "
         "acts where a length is surely below the target, or below it at several looks in a row: "
-        "the actor then reads more there, in the end everything; a single dip may be chance."
+        "the actor then reads more there, in the end everything; a single dip may be chance. In a "
+        "dense run the lines show what rounding alone makes of the same model."
     )
-    if all(run.dense for run in watched):
-        say = (
-            "These rollouts were dense, so the lines show what rounding alone makes of the same "
-            "model in the engine and in the trainer."
-        )
     return Section(key="tail", title="Is the tail kept while training?", say=say, items=items)
 
 
@@ -183,6 +175,18 @@ def _tail_chart(
     return thinned(chart, lowest=True)
 
 
+def _worst_chart(runs: Sequence[RunFolder]) -> Chart:
+    lines = _run_lines(runs, lambda run: [(w.step + 1.0, w.p05) for w in worst_bins(run)])
+    say = "The lowest of all bins of lengths that had enough tokens to be judged."
+    return _tail_chart("tail-worst", "p05 of the worst length", lines, runs, say)
+
+
+def _run_lines(runs: Sequence[RunFolder], points: Callable[[RunFolder], list[Point]]) -> list[Line]:
+    """A line for every run that has points."""
+    found = [Line(name=run.name, points=points(run), role=role_of(run)) for run in runs]
+    return [line for line in found if line.points]
+
+
 def _by_step(run: RunFolder, metric: str) -> list[Point]:
     """A metric after so many steps."""
     return [(step + 1.0, value) for step, value in run.values(metric)]
@@ -198,15 +202,6 @@ def _bin_line(run: RunFolder, start: int, role: str) -> Line:
     return Line(name=name, points=_by_step(run, f"{P05}/bin_{start}"), role=role, spans=spans)
 
 
-def _worst_chart(runs: Sequence[RunFolder]) -> Chart:
-    lines = []
-    for run in runs:
-        points = [(worst.step + 1.0, worst.p05) for worst in worst_bins(run)]
-        lines.append(Line(name=run.name, points=points, role=role_of(run)))
-    say = "The lowest of all bins of lengths that had enough tokens to be judged."
-    return _tail_chart("tail-worst", "p05 of the worst length", lines, runs, say)
-
-
 def gate_actions(run: RunFolder) -> list[str]:
     """What the gate did, in its own words; changed settings are not its doing."""
     return [
@@ -218,10 +213,10 @@ def gate_actions(run: RunFolder) -> list[str]:
 
 def _silence(run: RunFolder) -> str:
     """Why a gate has done nothing."""
-    gate, seen = run.settings.gate, worst_bins(run)
+    seen = worst_bins(run)
     if not run.settings.given:
         return "What it was told to do is not among the files of this run."
-    if gate.mode == "off":
+    if run.settings.gate.mode == "off":
         return "It was switched off."
     if not seen:
         return (
@@ -229,12 +224,9 @@ def _silence(run: RunFolder) -> str:
             "so there was nothing to act on."
         )
     below = [worst for worst in seen if run.target is not None and worst.p05 < run.target]
-    if not below:
-        return "It watched and had no reason to act."
     return (
-        f"It watched and did not act: at {len(below)} of {len(seen)} looks p05 of the worst length "
-        "was below the target, but never surely (by its interval), nor in one bin at "
-        f"{gate.patience or 'several'} looks in a row."
+        f"It did not act: at {len(below)} of {len(seen)} looks p05 of the worst length was below "
+        "the target, at none surely or often enough in a row."
     )
 
 
@@ -260,8 +252,7 @@ def kept_section(runs: Sequence[RunFolder]) -> Section | None:
 def _metric(
     runs: Sequence[RunFolder], metric: str, key: str, title: str, y: Axis, say: str
 ) -> Chart:
-    lines = [Line(name=run.name, points=_by_step(run, metric), role=role_of(run)) for run in runs]
-    lines = [line for line in lines if line.points]
+    lines = _run_lines(runs, lambda run: _by_step(run, metric))
     return thinned(Chart(key=key, title=title, x=STEP, y=y, lines=lines, say=say))
 
 
@@ -283,12 +274,15 @@ def time_section(runs: Sequence[RunFolder]) -> Section | None:
 def _timed(speed: Speed, number: int) -> Bars:
     groups = []
     for case in speed.cases:
-        bars = [_bar("dense", case.dense_ms), _bar("sparse", case.sparse_ms)]
+        pairs = (("dense", case.dense_ms), ("sparse", case.sparse_ms))
+        bars = [
+            Bar(name=role, value=median(taken), role=role, interval=(min(taken), max(taken)))
+            for role, taken in pairs
+        ]
         groups.append(BarGroup(name=case.name, bars=bars, say=verdict(case.speed_up)))
-    machine, rounds = speed.machine, len(speed.cases[0].dense_ms)
     how = (
-        f"{speed.note} {machine.device}, {machine.cpus} CPUs, torch {machine.torch}. Medians of "
-        f"{rounds} rounds that took turns; whiskers: fastest and slowest."
+        f"{speed.note} {speed.machine.describe()}. Medians of {len(speed.cases[0].dense_ms)} "
+        "rounds that took turns; whiskers: fastest and slowest."
     )
     key, title = f"speed-{number}", "Dense against sparse on this machine"
     say = " ".join([*map(told, speed.cases), how])
@@ -298,10 +292,6 @@ def _timed(speed: Speed, number: int) -> Bars:
 def told(case: SpeedCase) -> str:
     """What was timed and why it came out so, in a sentence."""
     return f"{case.name} ({case.what}): {case.why}."
-
-
-def _bar(role: str, rounds: Sequence[float]) -> Bar:
-    return Bar(name=role, value=median(rounds), role=role, interval=(min(rounds), max(rounds)))
 
 
 def times(ratio: float) -> str:
@@ -319,11 +309,10 @@ def verdict(ratio: float) -> str:
 def _step_parts(runs: Sequence[RunFolder]) -> Bars:
     groups = []
     for run in runs:
-        known = {name: [y for _, y in run.values(metric)] for name, metric in PARTS.items()}
         bars = [
-            Bar(name=name, value=median(values), role=f"ramp-{2 * number + 1}")
-            for number, (name, values) in enumerate(known.items())
-            if values
+            Bar(name=name, value=median(y for _, y in found), role=f"ramp-{2 * number + 1}")
+            for number, (name, metric) in enumerate(PARTS.items())
+            if (found := run.values(metric))
         ]
         whole = median(value for _, value in run.values(STEP_SECONDS))
         groups.append(BarGroup(name=run.name, bars=bars, say=f"{whole:.1f} s a step in all"))

@@ -16,22 +16,17 @@ from sparrow.schema.base import to_dict
 def test_a_short_run() -> None:
     result = layer_attention.run(
         device="cuda",
-        batch=2,
-        context=512,
-        kept=4,
+        shape=Shape(batch=2, context=512, kept=4),
         layers=2,
         others=[Shape(batch=1, context=256, kept=3)],
-        sweep=[Shape(batch=2, context=length, kept=4) for length in (256, 1024)],
         replays=2,
         rounds=1,
     )
     json.dumps(to_dict(result))
     parts = ["dense", "select", "attend", "both", "append", "finish"]
-    assert [row["part"] for row in result["rows"]] == parts * 2
-    assert [row["context"] for row in result["selection"]] == [256, 1024]
-    assert all(row["us"] > 0 for row in (*result["rows"], *result["selection"]))
-    assert [bar["met"] for bar in result["bars"]] == [None, None]  # another shape
-    Console(quiet=True).print(layer_attention.table(result))
+    assert [row.part for row in result.rows] == parts * 2
+    assert all(row.us > 0 for row in result.rows)
+    Console(quiet=True).print(timing.table(result))
 
 
 def test_a_captured_graph_does_the_work_again() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sparrow.bench.doctor import host, probe
-from sparrow.bench.doctor.examination import verdict
-from sparrow.bench.doctor.host import CORE, OPTIONAL, Package, older, package_state
+from sparrow.bench.doctor import host
+from sparrow.bench.doctor.examination import last_words, verdict
+from sparrow.bench.doctor.host import CORE, OPTIONAL, Package, package_state
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -32,15 +32,18 @@ def test_the_table_is_that_of_pyproject() -> None:
 
 
 def test_versions_are_compared_by_their_numbers() -> None:
-    for version, minimum in (("2.13.0+cpu", "2.11"), ("2.11", "2.11.0"), ("10.0", "9.9")):
-        assert not older(version, minimum)
-    for version, minimum in (("2.9.1", "2.11"), ("0.1.24", "0.1.25"), ("0", "13"), ("x", "1.0")):
-        assert older(version, minimum)
-    gone = Package("no-such-package-anywhere", "1", "nothing")
-    states = {None: "missing", "0.9": "old", "1.0.1": "ok"}
-    assert {seen: package_state(gone, seen)["state"] for seen in states} == states
+    for version, minimum, state in (
+        ("2.13.0+cpu", "2.11", "ok"),
+        ("2.11", "2.11.0", "ok"),
+        ("10.0", "9.9", "ok"),
+        ("2.9.1", "2.11", "old"),
+        ("0.1.24", "0.1.25", "old"),
+        ("x", "1.0", "old"),
+        (None, "1", "missing"),
+    ):
+        assert package_state(Package("p", minimum, "nothing"), version)["state"] == state
     assert host.installed("pytest") is not None
-    assert host.installed(gone.name) is None
+    assert host.installed("no-such-package-anywhere") is None
 
 
 def test_how_to_get_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,89 +68,53 @@ def test_how_to_get_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert install(browser) == wanted
 
 
-def test_memory_is_that_of_the_container(tmp_path: Path) -> None:
-    proc, group = tmp_path / "proc", tmp_path / "group"
-    proc.mkdir()
-    group.mkdir()
-    (proc / "meminfo").write_text("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:  800 kB\n")
-    assert host.memory(proc, group) == {"total": 1_024_000, "available": 819_200}
-    (group / "memory.max").write_text("max\n")
-    assert host.memory(proc, group) == {"total": 1_024_000, "available": 819_200}
-    (group / "memory.max").write_text("500000\n")
-    (group / "memory.current").write_text("300000\n")
-    (group / "memory.stat").write_text("anon 100000\ninactive_file 150000\n")
-    assert host.memory(proc, group) == {"total": 500_000, "available": 350_000}
+def test_memory_and_cores_are_those_of_the_container(tmp_path: Path) -> None:
+    whole = host.memory(tmp_path, tmp_path)["total"]
+    assert whole is not None
+    (tmp_path / "meminfo").write_text("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:  800 kB\n")
+    assert host.memory(tmp_path, tmp_path) == {"total": whole, "available": 819_200}
+    (tmp_path / "memory.max").write_text("max\n")
+    assert host.memory(tmp_path, tmp_path) == {"total": whole, "available": 819_200}
+    (tmp_path / "memory.max").write_text("500000\n")
+    (tmp_path / "memory.current").write_text("300000\n")
+    (tmp_path / "memory.stat").write_text("anon 100000\ninactive_file 150000\n")
+    assert host.memory(tmp_path, tmp_path) == {"total": 500_000, "available": 350_000}
+    for text, quota in (("max 100000\n", None), ("400000 100000\n", 4), ("", None)):
+        (tmp_path / "cpu.max").write_text(text)
+        assert host.cpu_quota(tmp_path) == quota
 
 
-def test_memory_of_older_containers(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal:  1000 kB\nMemAvailable:  800 kB\n")
-    (tmp_path / "memory").mkdir()
-    (tmp_path / "memory/memory.limit_in_bytes").write_text("500000")
-    (tmp_path / "memory/memory.usage_in_bytes").write_text("100000")
-    assert host.memory(tmp_path, tmp_path) == {"total": 500_000, "available": 400_000}
-    (tmp_path / "memory/memory.limit_in_bytes").write_text("9223372036854771712")  # no limit
-    assert host.memory(tmp_path, tmp_path) == {"total": 1_024_000, "available": 819_200}
-
-
-def test_cores_of_a_container(tmp_path: Path) -> None:
-    assert host.cpu_quota(tmp_path) is None
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("-1")
-    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000")
-    assert host.cpu_quota(tmp_path) is None
-    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("150000")
-    assert host.cpu_quota(tmp_path) == 1.5
-    (tmp_path / "cpu.max").write_text("400000 100000\n")
-    assert host.cpu_quota(tmp_path) == 4
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert host.cpu_quota(tmp_path) is None
-
-
-def test_instructions_for_bf16(tmp_path: Path) -> None:
-    assert host.bf16_instructions(tmp_path) is None
-    (tmp_path / "cpuinfo").write_text("processor : 0\nflags\t\t: fpu avx512_bf16 amx_bf16 sse\n")
-    assert host.bf16_instructions(tmp_path) == ["amx_bf16", "avx512_bf16"]
-    (tmp_path / "cpuinfo").write_text("Features\t: fp asimd\n")
-    assert host.bf16_instructions(tmp_path) == []
-
-
-def test_the_driver_by_either_module(tmp_path: Path) -> None:
+def test_what_the_system_tells(tmp_path: Path) -> None:
+    for text, found in (
+        ("", None),
+        ("processor : 0\nflags\t\t: fpu avx512_bf16 amx_bf16 sse\n", ["amx_bf16", "avx512_bf16"]),
+        ("Features\t: fp asimd\n", []),
+    ):
+        (tmp_path / "cpuinfo").write_text(text)
+        assert host.bf16_instructions(tmp_path) == found
     assert host.driver(tmp_path) is None
     (tmp_path / "driver/nvidia").mkdir(parents=True)
-    file = tmp_path / "driver/nvidia/version"
-    file.write_text(
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC 12.2"
-    )
-    assert host.driver(tmp_path) == "550.54.15"
-    file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release\n")
-    assert host.driver(tmp_path) == "570.86.10"
-
-
-def test_disk_of_a_folder_to_come(tmp_path: Path) -> None:
-    found = host.disk("runs", tmp_path / "a" / "b")
-    assert found["folder"] == str(tmp_path / "a" / "b")
-    assert 0 < found["free"] <= found["total"]
-    assert found["writable"] == os.access(tmp_path, os.W_OK)
+    for text, version in (
+        ("NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC 12.2", "550.54.15"),
+        ("NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release\n", "570.86.10"),
+    ):
+        (tmp_path / "driver/nvidia/version").write_text(f"NVRM version: {text}")
+        assert host.driver(tmp_path) == version
+    found_disk = host.disk("runs", tmp_path / "a" / "b")  # a folder to come
+    assert found_disk["folder"] == str(tmp_path / "a" / "b")
+    assert 0 < found_disk["free"] <= found_disk["total"]
+    assert found_disk["writable"] == os.access(tmp_path, os.W_OK)
 
 
 def test_last_words() -> None:
-    assert probe.last_words("Traceback\n  line\nOSError: no lib\n\n", 1) == "OSError: no lib"
-    assert probe.last_words("", -11) == "the process was killed by SIGSEGV"
-    assert probe.last_words("", 3) == "the process ended with exit code 3"
+    assert last_words("Traceback\n  line\nOSError: no lib\n\n", 1) == "OSError: no lib"
+    assert last_words("", -11) == "the process was killed by SIGSEGV"
+    assert last_words("", 3) == "the process ended with exit code 3"
 
 
 def package(name: str = "torch", **changes: Any) -> dict[str, Any]:
-    plain = {
-        "name": name,
-        "version": "9",
-        "minimum": "2",
-        "state": "ok",
-        "extra": None,
-        "purpose": "tensors",
-        "used": True,
-        "install": f"pip install {name}",
-    }
-    return plain | changes
+    plain = Package(name, "2", "tensors")
+    return package_state(plain, "9") | {"install": f"pip install {name}"} | changes
 
 
 def gpu(**changes: Any) -> dict[str, Any]:
@@ -228,20 +195,16 @@ def test_gpus_count_when_their_kernels_were_right() -> None:
     assert verdict(slow, check=True)["devices"] == ["cpu"]
 
 
-def test_a_gpu_that_breaks_leaves_the_cpu() -> None:
+def test_gpus_of_no_use_are_told_and_leave_the_cpu() -> None:
     broken = {"stage": "kernels", "why": "RuntimeError: Failed to find C compiler"}
-    found = verdict(examined(gpus=[gpu()], kernels=None, broken=broken), check=True)
-    assert found["ready"]
-    assert found["devices"] == ["cpu"]
-    assert "C compiler" in found["missing"][0]["what"]
-
-
-def test_gpus_of_no_use_are_told() -> None:
     torch = {"version": "9", "build": "CUDA 12.8", "threads": 2, "no_gpu": "driver too old"}
     cases: dict[str, dict[str, Any]] = {
         "built for a CPU": {"driver": "550.1"},
         "driver too old": {"driver": "4", "torch": torch},
         "7.5": {"gpus": [gpu(kernels=False, capability="7.5")]},
+        "C compiler": {"gpus": [gpu()], "kernels": None, "broken": broken},
     }
     for said, changes in cases.items():
-        assert said in verdict(examined(**changes), check=True)["missing"][0]["what"]
+        found = verdict(examined(**changes), check=True)
+        assert said in found["missing"][0]["what"]
+        assert (found["ready"], found["devices"]) == (True, ["cpu"])

@@ -9,9 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,21 +62,16 @@ OPTIONAL = (
 )
 
 
-def look() -> list[dict[str, Any]]:
-    """Every package of the table, core ones first: what is here of it, and how to get it."""
-    return [package_state(each, installed(each.name)) for each in (*CORE, *OPTIONAL)]
-
-
 def package_state(package: Package, version: str | None) -> dict[str, Any]:
     """A package of which this version is here: ok, old or missing, and what installs it."""
     state = "missing" if version is None else "ok"
-    if version is not None and older(version, package.minimum):
+    if version is not None and _numbers(version) < _numbers(package.minimum):
         state = "old"
-    install = f"{pip()} install '{package.name}>={package.minimum}'"
+    install = f"{beside('pip')} install '{package.name}>={package.minimum}'"
     if package.extra is not None and installed(DISTRIBUTION) is not None and version is None:
-        install = f"{pip()} install '{DISTRIBUTION}[{package.extra}]'"
+        install = f"{beside('pip')} install '{DISTRIBUTION}[{package.extra}]'"
     if package.extra == BROWSER:
-        install += f" && {_beside('playwright')} install chromium"
+        install += f" && {beside('playwright')} install chromium"
     return package._asdict() | {"version": version, "state": state, "install": install}
 
 
@@ -90,24 +83,17 @@ def installed(name: str) -> str | None:
         return None
 
 
-def older(version: str, minimum: str) -> bool:
-    """Whether a version is below a minimum, by the numbers at its start: 2.13.0+cpu is 2.13."""
-    pairs = zip_longest(_numbers(version), _numbers(minimum), fillvalue=0)
-    return next((has < asked for has, asked in pairs if has != asked), False)
-
-
 def _numbers(version: str) -> list[int]:
+    """The numbers that a version starts with, without zeros at the end: 2.13.0+cpu is 2.13."""
     found = re.match(r"\d+(\.\d+)*", version)
-    return [int(part) for part in found[0].split(".")] if found else []
+    return [int(part) for part in re.sub(r"(\.0)+$", "", found[0]).split(".")] if found else []
 
 
-def pip() -> str:
-    """pip of this Python: by its name where the shell would find that one."""
-    return _beside("pip")
+def beside(program: str) -> str:
+    """How to call a program of this Python's environment, also one that is still to come.
 
-
-def _beside(program: str) -> str:
-    """How to call a program of this Python's environment, also one that is still to come."""
+    By its name where the shell finds this environment's pip.
+    """
     pip = shutil.which("pip")
     active = pip is not None and Path(pip).parent == Path(sys.executable).parent
     return program if active else f"{sys.executable} -m {program}"
@@ -118,74 +104,43 @@ def _beside(program: str) -> str:
 
 def cpu() -> dict[str, Any]:
     """Cores of the machine, those that this process may use, and what limits its threads."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cores": os.cpu_count(),
-        "usable": usable_cores(),
+        "usable": usable,
         "quota": cpu_quota(),
         "environment": set_of(THREADS),
         "bf16": bf16_instructions(),
     }
 
 
-def usable_cores() -> int | None:
-    """Cores that the scheduler lets this process run on; not every system says."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
 def cpu_quota(root: Path = CGROUP) -> float | None:
     """Cores' worth of time that a container may use; None: no limit is known."""
-    both = (_text(root / "cpu.max") or "").split()
-    if len(both) != 2:
-        parts = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
-        both = [_text(root / part) or "" for part in parts]
-    quota, period = (int(each) if each.isdigit() else 0 for each in both)
-    return quota / period if quota > 0 and period > 0 else None
+    found = re.fullmatch(r"(\d+) (\d+)", _text(root / "cpu.max"))
+    return int(found[1]) / int(found[2]) if found else None
 
 
 def bf16_instructions(proc: Path = PROC) -> list[str] | None:
     """The CPU's instructions for bf16 by name; None where the system does not tell."""
-    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", _text(proc / "cpuinfo") or "", re.MULTILINE)
+    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", _text(proc / "cpuinfo"), re.MULTILINE)
     return sorted(BF16 & set(lines[0].split())) if lines else None
 
 
 def memory(proc: Path = PROC, root: Path = CGROUP) -> dict[str, int | None]:
-    """Bytes in all and available, or fewer where a container is given fewer; None: unknown."""
-    told = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(proc / "meminfo") or "", re.MULTILINE))
-    total = int(told["MemTotal"]) * 1024 if "MemTotal" in told else _pages()
-    available = int(told["MemAvailable"]) * 1024 if "MemAvailable" in told else None
-    limit, used = _container(root)
-    if limit is None or (total is not None and limit >= total):
+    """Bytes in all and available, or fewer where a container is given fewer; None: unknown.
+
+    Of what a container has taken, files that can be dropped do not count.
+    """
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    told = re.search(r"^MemAvailable:\s+(\d+) kB", _text(proc / "meminfo"), re.MULTILINE)
+    available = int(told[1]) * 1024 if told else None
+    limit = _text(root / "memory.max")
+    if not limit.isdigit() or int(limit) >= total:
         return {"total": total, "available": available}
-    left = max(0, limit - used)
-    return {"total": limit, "available": left if available is None else min(available, left)}
-
-
-def _container(root: Path) -> tuple[int | None, int]:
-    """What a control group may take, and has taken; files that can be dropped do not count."""
-    for limit, usage, stat, files in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.stat",
-            "total_inactive_file",
-        ),
-    ):
-        given, used = _text(root / limit) or "", _text(root / usage) or ""
-        if given.isdigit():
-            dropped = re.search(rf"^{files} (\d+)$", _text(root / stat) or "", re.MULTILINE)
-            held = int(used) if used.isdigit() else 0
-            return int(given), held - (int(dropped[1]) if dropped else 0)
-    return None, 0
-
-
-def _pages() -> int | None:
-    """Memory of systems that have no /proc/meminfo."""
-    if "SC_PHYS_PAGES" not in os.sysconf_names:
-        return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    dropped = re.search(r"^inactive_file (\d+)$", _text(root / "memory.stat"), re.MULTILINE)
+    used = int(_text(root / "memory.current") or 0) - (int(dropped[1]) if dropped else 0)
+    left = max(0, int(limit) - used)
+    return {"total": int(limit), "available": left if available is None else min(available, left)}
 
 
 def disk(what: str, folder: Path) -> dict[str, Any]:
@@ -193,32 +148,40 @@ def disk(what: str, folder: Path) -> dict[str, Any]:
     there = folder.absolute()
     while not there.exists():
         there = there.parent
-    usage = shutil.disk_usage(there)
-    writable = os.access(there, os.W_OK)
-    return {
-        "what": what,
-        "folder": str(folder.absolute()),
-        "free": usage.free,
-        "total": usage.total,
-        "writable": writable,
-    }
+    usage, writable = shutil.disk_usage(there), os.access(there, os.W_OK)
+    size = {"free": usage.free, "total": usage.total}
+    return {"what": what, "folder": str(folder.absolute()), **size, "writable": writable}
 
 
 def driver(proc: Path = PROC) -> str | None:
     """The version of NVIDIA's driver; None: there is none, or it does not tell."""
-    first = (_text(proc / "driver/nvidia/version") or "").partition("\n")[0]
+    first = _text(proc / "driver/nvidia/version").partition("\n")[0]
     found = re.search(r"\s(\d+(?:\.\d+)+)\s", f"{first} ")
     return found[1] if found else None
 
 
-def set_of(names: tuple[str, ...], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def hub() -> dict[str, Any]:
+    """The hub's cache as it lies there, by the rules of huggingface_hub; nothing is asked."""
+    given = os.environ
+    caches = given.get("XDG_CACHE_HOME") or "~/.cache"
+    home = given.get("HF_HOME") or f"{caches}/huggingface"
+    folder = Path(given.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+    names = sorted(found.name for found in folder.glob("models--*--*"))
+    return {
+        "folder": str(folder),
+        "models": [name.removeprefix("models--").replace("--", "/", 1) for name in names],
+        "offline": set_of(OFFLINE),
+    }
+
+
+def set_of(names: tuple[str, ...]) -> dict[str, str]:
     """Those of these environment variables that are set."""
-    return {name: environment[name] for name in names if environment.get(name)}
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
-def _text(file: Path) -> str | None:
-    """What a small file of the system says; None where it is not there or not for us."""
+def _text(file: Path) -> str:
+    """What a small file of the system says; nothing where it is not there or not for us."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
-        return None
+        return ""

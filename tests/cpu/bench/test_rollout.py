@@ -1,46 +1,37 @@
-"""The rollout benchmark runs, also beside transformers, and reports what it promises."""
+"""Rollouts, also beside transformers, and optimiser steps: benchmarks run and report."""
 
 import json
 
 import pytest
 from rich.console import Console
 
-from sparrow.bench import rollout, timing
+from sparrow.bench import rollout, timing, training
 from sparrow.schema.base import to_dict
+from sparrow.schema.bench import TrainWork
 
 SMALL = {"rollouts": 3, "prompt_tokens": 8, "new_tokens": 6}
 
 
-def test_the_tiny_shape_has_three_million_weights() -> None:
-    assert rollout.TINY.parameters() == 2_976_576
-
-
-def test_a_short_run() -> None:
+def test_a_short_run_beside_transformers() -> None:
     seen: list[str] = []
-    result = rollout.run(preset="cpu-tiny", peer=False, progress=seen.append, **SMALL)
-    assert len(seen) == 2
+    result = rollout.run(preset="cpu-tiny", peer_tokens=4, progress=seen.append, **SMALL)
+    assert len(seen) == 4
     json.dumps(to_dict(result))
-    assert [row["who"] for row in result["rows"]] == ["sparrow dense", "sparrow fixed-256"]
-    for row in result["rows"]:
-        assert row["tokens"] == 18
-        assert row["tokens_per_s"] == pytest.approx(18 / row["seconds"])
-        assert row["ratio"] is None
-        assert set(row["split"]) == {*timing.OPS, "python"}
-        assert sum(row["split"].values()) == pytest.approx(row["seconds"])
-    Console(quiet=True).print(rollout.table(result))
-
-
-def test_beside_transformers() -> None:
-    pytest.importorskip("transformers")
-    result = rollout.run(preset="cpu-tiny", peer_tokens=4, **SMALL)
-    who = [(row["who"], row["new_tokens"]) for row in result["rows"]]
-    assert who[2:] == [("sparrow dense", 4), ("transformers generate", 4)]
-    ours, theirs = result["rows"][2:]
-    assert theirs["failed"] is None
-    assert theirs["tokens"] == ours["tokens"] == 12
-    assert ours["ratio"] == pytest.approx(ours["tokens_per_s"] / theirs["tokens_per_s"])
-    assert result["rows"][0]["ratio"] is None  # on more tokens: not to be compared
-    Console(quiet=True).print(rollout.table(result))
+    dense, sparse, ours, theirs = result.rows
+    assert [row.who for row in (dense, sparse)] == ["sparrow dense", "sparrow fixed-256"]
+    for row in (dense, sparse):
+        assert (row.tokens, row.ratio) == (18, None)  # on more tokens: not to be compared
+        assert row.seconds is not None
+        assert row.tokens_per_s == pytest.approx(18 / row.seconds)
+        assert row.split is not None
+        assert set(row.split) == {*timing.OPS, "python"}
+        assert sum(row.split.values()) == pytest.approx(row.seconds)
+    assert (ours.who, theirs.who) == ("sparrow dense", "transformers generate")
+    assert (theirs.failed, theirs.tokens, ours.tokens) == (None, 12, 12)
+    assert ours.tokens_per_s is not None
+    assert theirs.tokens_per_s is not None
+    assert ours.ratio == pytest.approx(ours.tokens_per_s / theirs.tokens_per_s)
+    Console(quiet=True).print(timing.table(result))
 
 
 def test_a_peer_that_fails_or_stops_early_is_no_result() -> None:
@@ -49,7 +40,19 @@ def test_a_peer_that_fails_or_stops_early_is_no_result() -> None:
 
     model = rollout._model(rollout.WORKLOADS["cpu-tiny"], None)
     row = rollout._attempt("peer", refuse, 4, 2, model)
-    assert row["failed"] == "NotImplementedError: not here"
-    assert row["tokens_per_s"] is None
+    assert row.failed == "NotImplementedError: not here"
+    assert row.tokens_per_s is None
     early = rollout._attempt("peer", lambda new_tokens: 1, 4, 2, model)
-    assert "1 tokens" in early["failed"]
+    assert "1 tokens" in str(early.failed)
+
+
+def test_optimiser_steps() -> None:
+    case = TrainWork(sequences=2, length=16, recompute=True)
+    result = training.run(device="cpu", cases=[case], steps=1)
+    (row,) = result.cases
+    assert (row.sequences, row.length, row.recompute) == (2, 16, True)
+    assert row.tokens_per_second == pytest.approx(32 / row.seconds[0], rel=0.01)
+    assert (row.utilisation, row.memory_gib) == (None, None)
+    Console(quiet=True).print(timing.table(result))
+    with pytest.raises(ValueError, match="positions"):
+        training.run(device="cpu", cases=[TrainWork(sequences=1, length=10**6, recompute=True)])

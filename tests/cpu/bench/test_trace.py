@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,54 +11,49 @@ from rich.console import Console
 from support.specs import TINY as SPEC
 
 from sparrow import models
-from sparrow.bench import timing, trace, trace_steps
+from sparrow.bench import timing, trace
 from sparrow.calibrate.planning import cost
 from sparrow.engine.runner import batch_bucket, pages_bucket
 from sparrow.schema.base import to_dict
-from sparrow.schema.bench import Benchmark
 
 LENGTHS = [190, 90, 140]
 
 
-def short_run(**settings: Any) -> Benchmark:
-    chosen: dict[str, Any] = {"lengths": LENGTHS, "cutoff": 60, "schedule": "fixed-64"}
-    return trace.run(model=SPEC, dtype="fp32", device="cpu", **chosen | settings)
-
-
 def test_a_short_run() -> None:
     seen: list[str] = []
-    result = short_run(progress=seen.append)
+    where: dict[str, Any] = {"dtype": "fp32", "device": "cpu", "progress": seen.append}
+    result = trace.run(model=SPEC, schedule="fixed-64", lengths=LENGTHS, cutoff=60, **where)
     json.dumps(to_dict(result))
-    assert [row["who"] for row in result["rows"]] == ["dense", "fixed-64"]
-    dense, sparse = result["rows"]
-    assert dense["tokens"] == sum(LENGTHS) - 3 * 16
-    assert dense["tokens_per_s"] == pytest.approx(dense["tokens"] / dense["seconds"])
-    assert dense["of_limit"] is None  # no published figure for a CPU
-    assert result["speed_up"] == pytest.approx(dense["seconds"] / sparse["seconds"])
-    assert result["share"] == pytest.approx(result["speed_up"] / result["limit"]["speed_up"])
-    assert (result["bar"], result["met"]) == (None, None)
+    dense, sparse = result.rows
+    assert (dense.who, sparse.who) == ("dense", "fixed-64")
+    assert dense.tokens == sum(LENGTHS) - 3 * 16
+    assert dense.tokens_per_s == pytest.approx(dense.tokens / dense.seconds)
+    assert dense.of_limit is None  # no published figure for a CPU
+    assert result.speed_up == pytest.approx(dense.seconds / sparse.seconds)
+    assert result.share == pytest.approx(result.speed_up / result.limit["speed_up"])
     schedule = timing.schedule_named("fixed-64")
     assert schedule is not None
     reads = cost.ByteModel(spec=SPEC, schedule=schedule, itemsize=4)
-    capacity = reads.capacity(memory=result["memory"], reserve=0)
+    capacity = reads.capacity(memory=result.memory, reserve=0)
     over = cost.trace(LENGTHS, prompt=16, capacity=capacity)
     found = cost.limit(reads, over, capacity=capacity, bytes_per_s=1.0)
-    assert result["limit"]["speed_up"] == found.speed_up
-    assert result["limit"]["sparse"]["kept"] == found.sparse.kept
-    short = result["confirmation"]
-    assert short["steps"] == 60 - 16
-    for row in short["rows"]:
-        assert row["ratio"] == pytest.approx(row["seconds"] / row["expected"])
+    assert result.limit["speed_up"] == found.speed_up
+    assert result.limit["sparse"]["kept"] == found.sparse.kept
+    short = result.confirmation
+    assert short.steps == 60 - 16
+    for row in short.rows:
+        assert row.expected is not None
+        assert row.ratio == pytest.approx(row.seconds / row.expected)
     assert any("a complete run up to 60" in text for text in seen)
-    Console(quiet=True).print(trace.table(result))
+    Console(quiet=True).print(timing.table(result))
 
 
 def test_states_are_of_the_trace_and_of_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_steps, "MANY", 2000)
+    monkeypatch.setattr(trace, "MANY", 2000)
     over = cost.trace([3000, 700, 1500, 9000], capacity=9600, prompt=16)
     reads = cost.ByteModel(spec=SPEC, schedule=timing.schedule_named("fixed-64"))
     states = defaultdict(list)
-    for kind, rows in trace_steps.find_states([over], 600, reads.steps(9000)):
+    for kind, rows in trace.find_states([over], 600, reads.steps(9000)):
         states[kind].append(rows)
     sizes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rows in map(over.at, range(over.steps)):
@@ -72,10 +68,14 @@ def test_states_are_of_the_trace_and_of_their_kind(monkeypatch: pytest.MonkeyPat
 
 
 def test_times_between_points() -> None:
-    kind = trace_steps.Kind(batch=2, pages=20)
-    clock = trace_steps.StepTimes(
-        measured={kind: ([100, 300], [1.0, 2.0])}, sizes=lambda lengths: lengths.sum(1), width=20
-    )
+    case: Any = SimpleNamespace(sizes=lambda lengths: lengths.sum(1), width=20)
+    known: dict[str, Any] = {"who": "", "rows": 2, "mean_length": 1.0, "longest": 1}
+    known |= {"batch": 2, "pages": 20, "ms_step_rounds": (1.0,)}
+    points = [
+        trace.TracePoint(bytes=size, ms_step=1e3 * seconds, **known)
+        for size, seconds in ((300, 2.0), (100, 1.0))
+    ]
+    clock = trace.StepTimes(case, points)
     assert clock(np.array([[50, 50], [100, 100], [150, 150]])).tolist() == [1.0, 1.5, 2.0]
 
 
@@ -83,10 +83,9 @@ def test_requests_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = timing.schedule_named("fixed-64")
     assert schedule is not None
     model, lengths = models.random(SPEC), np.array([60, 40, 50])
-    work = trace._work(model, schedule, lengths, cutoff=60, memory=1e9)
     over = cost.trace(lengths, prompt=16, capacity=128, page=16)
     assert over.starts.tolist() == [0, 0, 24]
-    case, _ = trace._cases(model, schedule, "fixed-64", work)
+    case, _ = trace._cases(model, schedule, "fixed-64", (over, over))
     drawn: list[int] = []
     plain = case.engine.step
 
@@ -99,18 +98,3 @@ def test_requests_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trace.complete(case, over.lengths, 128, seed=0) > 0
     assert sum(drawn) == over.tokens + 3  # each prompt gives a token without a step of the trace
     assert max(drawn) == 2
-
-
-def test_bars_are_for_the_published_workload() -> None:
-    published = cost.published_lengths()
-    assert trace._bar("qwen3-8b", "qwen3-8b-0.86", published) == 0.86
-    assert trace._bar("qwen3-8b", "qwen3-8b-0.80", published) is None
-    assert trace._bar("qwen3-8b", "qwen3-8b-0.86", published[:5]) is None
-    assert trace._bar("smollm2-135m", "smollm2-135m-0.86", published) is None
-
-
-def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="cutoff"):
-        short_run(cutoff=16)
-    with pytest.raises(ValueError, match="preset"):
-        trace.run(model="smollm2-135m", device="cpu")

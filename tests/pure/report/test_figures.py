@@ -4,12 +4,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.surfaces import cell, layer_loss, plan, surface
 
-from sparrow.report.figures import (
-    distribution,
+from sparrow.report.calibration import (
     estimators,
     layers_text,
     plan_figures,
@@ -74,35 +72,29 @@ def test_every_figure_draws_and_draws_the_same_twice() -> None:
 def test_lines_are_the_cells_of_a_budget() -> None:
     made = measured()
     found = by_key(surface_figures(made))
-    assert list(found) == ["tails", "means", "budgets", "layers", "distribution", "estimators"]
+    assert list(found) == ["tails", "means", "layers", "estimators"]
     (tails,) = charts(found["tails"])
     assert [line.name for line in tails.lines] == ["128 kept", "256 kept", "512 kept", "dense"]
     first = [c for c in made.cells if c.budget == 128]
     assert tails.lines[0].points == [((c.start + c.stop) / 2, c.p05) for c in first]
     assert tails.lines[0].spans[0] == (250, first[0].low, first[0].high)
     assert [level.name for level in tails.levels] == ["target 0.86"]
-    (budgets,) = charts(found["budgets"])
-    assert budgets.x.log
-    short = [(c.budget, c.p05) for c in made.cells if c.start == 0]
-    assert budgets.lines[0].points == short
     mean, _ = charts(found["means"])
     assert mean.lines[0].points[0][1] == first[0].mean
-    assert f"{min(c.p05 for c in made.cells):.2f}" in found["means"].title
+    few = [cell("block_mean", 128, 0, 500, prompts=12)]
+    assert "Fewer than 48" in surface_figures(measured(cells=few))[0].say
+    assert "Fewer" not in found["tails"].say
 
 
 def test_layers_are_bars_of_what_the_tail_loses() -> None:
     losses = [layer_loss("block_mean", 64 * n, 4, 24) for n in range(1, 7)]
-    (bars,) = by_key(
-        surface_figures(from_dict(Surface, surface(prompt_tokens=0) | {"layers": losses}))
-    )["layers"].items
+    made = from_dict(Surface, surface(prompt_tokens=0) | {"layers": losses})
+    (bars,) = by_key(surface_figures(made))["layers"].items
     assert isinstance(bars, Bars)
     assert len(bars.groups) == 4  # more groups than fit are cut
     assert bars.groups[0].bars[0].value == pytest.approx(1 - losses[0]["p05"])
-    assert [layers_text(x) for x in ([3], [4, 5, 6], [0, 5])] == [
-        "layer 3",
-        "layers 4-6",
-        "layers 0, 5",
-    ]
+    said = [layers_text(layers) for layers in ([3], [4, 5, 6], [0, 5])]
+    assert said == ["layer 3", "layers 4-6", "layers 0, 5"]
 
 
 def test_figures_follow_what_the_data_allow(tmp_path: Path) -> None:
@@ -110,29 +102,21 @@ def test_figures_follow_what_the_data_allow(tmp_path: Path) -> None:
     for made in data["cells"]:
         if made["variant"] == "c":
             made["estimators"] = None
-    paths = write_figures(surface_figures(from_dict(Surface, data)), tmp_path / "figures")
-    stems = ["tails", "means", "budgets", "distribution-a-b", "estimators-a-b", "distribution-c"]
-    assert [path.name for path in paths] == [f"{stem}.svg" for stem in stems]
+    kept = tmp_path / "kept.txt"
+    kept.write_text("dear")
+    (tmp_path / "tails.svg").symlink_to(kept)
+    paths = write_figures(surface_figures(from_dict(Surface, data)), tmp_path)
+    assert [path.name for path in paths] == ["tails.svg", "means.svg", "estimators-a-b.svg"]
+    assert kept.read_text() == "dear"  # a figure replaces a link
     with pytest.raises(ValueError, match="cells"):
         surface_figures(measured(cells=[]))
     with pytest.raises(ValueError, match="bins"):
         plan_figures(planned(bins=[]))
-
-
-def test_a_check_run_has_one_line_for_its_schedule() -> None:
-    data = surface(budgets=(256,), layers=0, prompt_tokens=0)
-    data["budgets"] = []
+    data = surface(budgets=(256,), layers=0, prompt_tokens=0) | {"budgets": []}
     for made in data["cells"]:
         made["budget"] = None
     found = by_key(surface_figures(from_dict(Surface, data)))
-    assert list(found) == ["tails", "means", "distribution", "estimators"]
-    assert charts(found["tails"])[0].lines[0].name == "schedule"
-
-
-def test_few_prompts_are_said() -> None:
-    few = [cell("block_mean", 128, 0, 500, prompts=12)]
-    assert "Fewer than 48" in surface_figures(measured(cells=few))[0].say
-    assert "Fewer" not in surface_figures(measured())[0].say
+    assert charts(found["tails"])[0].lines[0].name == "schedule"  # of a check run
 
 
 def test_estimators_are_of_the_budget_nearest_to_the_target() -> None:
@@ -158,52 +142,18 @@ def test_estimators_are_of_the_budget_nearest_to_the_target() -> None:
     assert [line.name for line in named.lines] == ["exact p05", "top-20 upper", "top-20 lower"]
 
 
-def test_densities_are_of_the_fitted_distribution() -> None:
-    cells = [cell("block_mean", 128, 0, 500, beta=[2.0, 1.0, 0.02])]
-    _, rest = charts(distribution(measured(cells=cells), "block_mean", "distribution"))
-    x, density = np.array(rest.lines[0].points).T
-    assert density == pytest.approx(2 * x / 0.999**2)
-    assert rest.lines[0].name == "128, KS 0.020"
-    unfitted = [cell("block_mean", 128, 0, 500, beta=[])]
-    _, rest = charts(distribution(measured(cells=unfitted), "block_mean", "distribution"))
-    assert not rest.lines
-
-
 def test_a_plan_is_drawn_beside_other_targets_a_preset_and_its_check() -> None:
     made = plan(compare=PRESET, check=CHECK)
     made["sensitivity"][0] |= {"variant": "quest", "budgets": [256, 256, 256]}
     made["sensitivity"][2] |= {"budgets": [], "speed_up": None, "reached": False, "variant": None}
-    schedule, cost = plan_figures(from_dict(PlanFile, made))
+    (schedule,) = plan_figures(from_dict(PlanFile, made))
     kept, tail = charts(schedule)
     names = [line.name for line in kept.lines]
     assert names == ["target 0.86", "target 0.84, quest", "qwen3-1.7b-0.86", "all kept"]
     assert kept.lines[0].points[:3] == [(0, 0), (256, 256), (1000, 256)]
     assert [line.name for line in tail.lines] == ["expected", "check run"]
     assert tail.lines[1].points == [(500, 0.87), (1500, 0.87)]
-    (seconds,) = charts(cost)
-    assert seconds.lines[0].points[0] == (500, made["bins"][0]["dense_seconds"])
-    (speeds,) = (item for item in cost.items if isinstance(item, Bars))
-    rows = [(bar.name, bar.value) for bar in speeds.groups[0].bars]
-    assert rows[1] == ("target 0.84, quest", made["sensitivity"][0]["speed_up"])
-    assert [name for name, _ in rows[2:]] == [
-        "qwen3-1.7b-0.86",
-        "bytes alone",
-        "the paper's eFLOPs",
-    ]
-
-
-def test_the_title_of_a_schedule_follows_its_bins() -> None:
-    assert plan_figures(planned())[0].title == "256 to 768 kept tokens for p05 at 0.86 or above"
-    assert plan_figures(planned(1))[0].title.startswith("256 kept tokens")
+    assert schedule.title == "256 to 768 kept tokens for p05 at 0.86 or above"
     assert plan_figures(planned(dense_from=0))[0].title.startswith("No measured budget")
-    below = plan()
-    below["bins"][1]["p05"] = 0.85
-    assert "below it in 1 of 3" in plan_figures(from_dict(PlanFile, below))[0].title
-
-
-def test_a_figure_replaces_a_link(tmp_path: Path) -> None:
-    kept = tmp_path / "kept.txt"
-    kept.write_text("dear")
-    (tmp_path / "tails.svg").symlink_to(kept)
-    write_figures(surface_figures(measured())[:1], tmp_path)
-    assert kept.read_text() == "dear"
+    made["bins"][1]["p05"] = 0.85
+    assert "below it in 1 of 3" in plan_figures(from_dict(PlanFile, made))[0].title

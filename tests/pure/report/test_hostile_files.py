@@ -3,12 +3,12 @@
 import json
 import random
 from collections.abc import Callable, Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.damage import damaged
+from support.pages import Reader
 from support.run_folders import demo
 from support.study_folders import controlled, plan
 
@@ -75,16 +75,9 @@ def refuse_markup(text: str) -> None:
     assert not {kind for kind in found if kind.startswith(("html", "link", "image"))}
 
 
-class Tags(HTMLParser):
+def tags(text: str) -> set[tuple[str, str]]:
     """Every element and attribute of a document."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: set[tuple[str, str]] = set()
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.found |= {(tag, key) for key, _ in attributes} | {(tag, "")}
+    return {(tag, key) for tag, looks in Reader(text).elements for key in ("", *looks)}
 
 
 def test_a_page_of_hostile_files(tmp_path: Path) -> None:
@@ -94,7 +87,7 @@ def test_a_page_of_hostile_files(tmp_path: Path) -> None:
     text = html(page)
     assert "pwned" in text
     refuse_control(text)
-    assert Tags(text).found == Tags(plain).found
+    assert tags(text) == tags(plain)
     written = markdown(page)
     assert "pwned" in written
     refuse_markup(written)
@@ -166,21 +159,12 @@ def test_names_of_arms_are_names_of_folders(study: Path) -> None:
             read_study(study)
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, each in inner:
-        yield (*path, key)
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Everything inside: the object or list that holds it, and by which key."""
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        yield value, key
         if isinstance(each, dict | list):
-            yield from places(each, (*path, key))
-
-
-def replaced(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
-    copy = json.loads(json.dumps(value))
-    node = copy
-    for key in path[:-1]:
-        node = node[key]
-    node[path[-1]] = odd
-    return copy
+            yield from places(each)
 
 
 def refused_or_read(folder: Path, file: Path) -> None:
@@ -203,11 +187,14 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
             refused_or_read(folder, file)
         if file.suffix == ".json":
             data = json.loads(whole)
-            paths = [*places(data)]
-            for path in draw.sample(paths, min(15, len(paths))):
+            inside = [*places(data)]
+            for holder, key in draw.sample(inside, min(15, len(inside))):
+                plain = holder[key]
                 for odd in ODD:
-                    file.write_text(json.dumps(replaced(data, path, odd)), encoding="utf-8")
+                    holder[key] = odd
+                    file.write_text(json.dumps(data), encoding="utf-8")
                     refused_or_read(folder, file)
+                holder[key] = plain
         file.write_bytes(whole)
 
 
@@ -225,11 +212,7 @@ def test_settings_of_another_shape_are_named(tmp_path: Path) -> None:
         file.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=r"config\.resolved\.toml"):
             page_of([folder])
-
-
-def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
-    folder = demo(tmp_path / "demo")
-    (folder / "speed.json").unlink()
-    (folder / "speed.json").mkdir()
-    with pytest.raises(ValueError, match=r"speed\.json"):
+    file.unlink()
+    file.mkdir()  # a folder in place of a file
+    with pytest.raises(ValueError, match=r"config\.resolved\.toml"):
         page_of([folder])

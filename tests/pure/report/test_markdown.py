@@ -4,25 +4,22 @@ import io
 import re
 
 from rich.console import Console
-from support.pages import HOSTILE, rich_page
+from support.pages import HOSTILE, chart, line, rich_page
 
-from sparrow.report.markdown import markdown, name, prose, sparkline
+from sparrow.report.markdown import markdown, name, prose, rich_table, sparkline
 from sparrow.report.page import (
     Axis,
     Bar,
     BarGroup,
     Bars,
-    Chart,
     Item,
     Level,
-    Line,
     Number,
     Page,
     Remarks,
     Section,
     Table,
 )
-from sparrow.report.terminal import rich_table
 
 TEXT = markdown(rich_page())
 SAFE = '&lt;script&gt;alert("x")&lt;/script&gt; &amp; "quoted" \\| pipe'
@@ -48,25 +45,18 @@ def test_the_frame_of_a_page() -> None:
 
 
 def test_a_chart_is_a_table_of_its_lines() -> None:
-    chart = Chart(
-        key="c",
-        title="Reward",
+    points, spans = ((0, 0.25), (1, 0.1), (2, 0.75)), ((2, 0.7, 0.8),)
+    shown = chart(
+        "c",
+        "Reward",
+        line("each", ((0, 0.9),), "dense", faint=True),
+        line("dense", points, "dense", spans=spans),
+        line("none", (), "sparse"),
         say="It rises.",
-        x=Axis(name="step", form=".0f"),
         y=Axis(name="reward", form=".2f"),
-        lines=(
-            Line(name="each", points=((0, 0.9),), role="dense", faint=True),
-            Line(
-                name="dense",
-                points=((0, 0.25), (1, 0.1), (2, 0.75)),
-                spans=((2, 0.7, 0.8),),
-                role="dense",
-            ),
-            Line(name="none", points=(), role="sparse"),
-        ),
         levels=(Level(y=0.5, name="target"),),
     )
-    assert of(chart).split("\n\n", 2)[2] == (
+    assert of(shown).split("\n\n", 2)[2] == (
         "**Reward.** It rises.\n\n"
         "| reward by step | first | last | min | max |  |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: |\n"
@@ -100,36 +90,30 @@ def test_sparklines() -> None:
 
 def test_names_are_inert() -> None:
     assert name(HOSTILE) == SAFE
-    assert name("a_b*c[d]`e`") == "a\\_b\\*c\\[d\\]\\`e\\`"
-    assert name("two\nlines") == "two lines"
+    assert name("a_b*c[d]`e`\ntwo") == "a\\_b\\*c\\[d\\]\\`e\\` two"
     assert prose("see `a_b|c`, not a_b") == "see `a_b|c`, not a\\_b"
-    assert prose("# no heading") == "\\# no heading"
-    assert prose("- no list") == "\\- no list"
+    for text in ("# no heading", "- no list"):
+        assert prose(text) == f"\\{text}"
     assert prose("12. no list") == "12\\. no list"
     assert prose("0.86 is a number") == "0.86 is a number"
 
 
-def test_every_table_is_whole() -> None:
+def test_the_rich_page_is_all_there_and_safe() -> None:
+    assert "<script" not in TEXT
+    assert SAFE in TEXT
+    assert TEXT.count("*nothing was measured*") == 1
     tables = re.findall(r"(?:^\|.*\n?)+", TEXT, flags=re.MULTILINE)
     assert len(tables) > 9
     for table in tables:
         widths = {len(re.findall(r"(?<!\\)\|", row)) for row in table.strip().split("\n")}
         assert len(widths) == 1, table
-
-
-def test_the_rich_page_is_all_there_and_safe() -> None:
-    assert markdown(rich_page()) == TEXT
-    assert "<script" not in TEXT
-    assert SAFE in TEXT
-    assert TEXT.count("*nothing was measured*") == 1
     for section in rich_page().sections:
         assert f"## {section.title}\n" in TEXT
 
 
 def test_figures_of_a_section_may_be_files_beside_it() -> None:
-    chart = Chart(key="c", title="C", x=Axis(name="x"), y=Axis(name="y"), lines=())
     code = Remarks(key="r", lines=["a *b*"], code=True)
-    part = Section(key="part", title="Part", say="", items=(chart, code))
+    part = Section(key="part", title="Part", say="", items=(chart("c", "C"), code))
     text = markdown(Page(title="t", lead="", sections=(part,)), files=["part"])
     assert text == "# t\n\n## Part\n\n![Part](part.svg)\n\n```\na *b*\n```\n"
 
