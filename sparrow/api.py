@@ -31,10 +31,17 @@ from sparrow.schema.bench import (
     BenchRolloutConfig,
     BenchTraceConfig,
     BenchTrainConfig,
-    case_words,
 )
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
-from sparrow.schema.common import GenerateConfig
+from sparrow.schema.common import (
+    DoctorConfig,
+    FetchConfig,
+    GenerateConfig,
+    PresetsConfig,
+    PuzzleConfig,
+    ReplayConfig,
+    ReportConfig,
+)
 from sparrow.schema.evaluation import FILE_TOKENS, ROWS, EvalConfig, Evaluation
 from sparrow.schema.flow import (
     Configuration,
@@ -45,21 +52,13 @@ from sparrow.schema.flow import (
     FlowScores,
     FlowTextsConfig,
 )
-from sparrow.schema.layers import Layer, merge
-from sparrow.schema.options import configure, options_of
+from sparrow.schema.loading import load_config, merge
+from sparrow.schema.options import options_of
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import TrainConfig
-from sparrow.schema.verbs import (
-    DoctorConfig,
-    FetchConfig,
-    PresetsConfig,
-    PuzzleConfig,
-    ReplayConfig,
-    ReportConfig,
-)
 
 if TYPE_CHECKING:
     from sparrow.calibrate.planning.hardware import Hardware
@@ -117,7 +116,7 @@ def make_config(cls: type[Root], words: Sequence[Any], fields: Json) -> Root:
         return _with_fields(cls, words[0].model_dump(exclude_unset=True), fields)
     positional = [option.name for option in options_of(cls) if option.positional]
     if words and not positional:
-        config = configure(cls, [*map(str, words)])
+        config = load_config(cls, [], [*map(str, words)])
         return _with_fields(cls, config.model_dump(exclude_unset=True), fields)
     several = bool(positional) and next(iter(options_of(cls))).several
     values = [words] if words and several else words
@@ -130,7 +129,7 @@ def make_config(cls: type[Root], words: Sequence[Any], fields: Json) -> Root:
 def _with_fields(cls: type[Root], values: Json, fields: Json) -> Root:
     """Tables in fields change what they name and leave the rest."""
     try:
-        return cls.model_validate(merge([Layer("", values), Layer("", fields)]))
+        return cls.model_validate(merge(values, fields))
     except ValidationError as error:
         raise ValueError(f"{cls.__name__}: {problems(error)}") from None
 
@@ -756,7 +755,7 @@ def bench_decode(config: BenchDecodeConfig, *, report: Report = silent) -> Bench
     from sparrow.bench import decode
     from sparrow.sparse.flows.loading import load_flow
 
-    cases = [(case.rows, case.tokens, case.rest or None) for case in map(case_words, config.case)]
+    cases = [(case.rows, case.tokens, case.rest or None) for case in config.case]
     return decode.run(
         model=config.model,
         cases=cases or None,
@@ -808,7 +807,7 @@ def bench_train(config: BenchTrainConfig, *, report: Report = silent) -> Benchma
             recompute="recompute" in case.rest,
             compiled="compiled" in case.rest,
         )
-        for case in map(case_words, config.case)
+        for case in config.case
     ]
     given: Json = {"model": config.model, "device": config.device, "steps": config.steps}
     return training.run(cases=cases or None, progress=report, **given)

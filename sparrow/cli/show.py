@@ -8,6 +8,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,19 +26,11 @@ from sparrow.cli.output import (
     write_json,
 )
 from sparrow.cli.output import report as note
-from sparrow.schema.base import Record, to_dict
-from sparrow.schema.bench import (
-    BenchAttentionConfig,
-    BenchDecodeConfig,
-    BenchRolloutConfig,
-    BenchTraceConfig,
-    BenchTrainConfig,
-)
+from sparrow.schema.base import to_dict
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
-from sparrow.schema.common import GenerateConfig
+from sparrow.schema.common import FetchConfig, GenerateConfig, PresetsConfig, ReportConfig
 from sparrow.schema.evaluation import Estimate, EvalConfig, Evaluation
-from sparrow.schema.flow import FlowBenchConfig, FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
-from sparrow.schema.verbs import FetchConfig, PresetsConfig, ReportConfig
+from sparrow.schema.flow import FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +38,6 @@ if TYPE_CHECKING:
     from sparrow.schema.surface import Surface
 
 Plots = Annotated[bool, "Also draw what is printed."]
-WIDE = 75  # columns of a table of accuracies in which reasons have room
 FEW = 5  # skipped rows that are named
 KEPT_AT = (2048, 8192, 16384, 32768)  # lengths in the table of presets
 
@@ -152,17 +144,13 @@ def evaluate(config: EvalConfig, *, json: AsJson = False) -> None:
     if json:
         write_json(evaluation)
         return
-    rows = sorted({cell.rows for cell in evaluation.cells})
-    counted = f"{rows[0]}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]}"
     console.print(
         f"{evaluation.model} | attention: {evaluation.attention} | "
-        f"temperature {evaluation.temperature:g} | {counted} rows of each, answers to a row: "
-        f"{evaluation.samples} | [95 % intervals over rows]",
+        f"temperature {evaluation.temperature:g} | answers to a row: {evaluation.samples} | "
+        "[95 % intervals over rows]",
         highlight=False,
     )
     console.print(_accuracies(evaluation))
-    if rows[0] == 1:
-        note("one row says nothing about others: no interval")
 
 
 def _accuracies(evaluation: Evaluation) -> "Table":
@@ -171,20 +159,20 @@ def _accuracies(evaluation: Evaluation) -> "Table":
     passes = [f"pass@{pass_at.k}" for pass_at in evaluation.cells[0].passes if pass_at.k > 1]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("task", no_wrap=True)
-    for name in (f"mean@{evaluation.samples}", *passes, "tokens", "entropy", "cut off"):
+    figures = ("rows", f"mean@{evaluation.samples}", *passes, "tokens", "entropy", "cut off")
+    for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
-    room = console.width >= WIDE + 7 * len(passes)
-    if room:
-        table.add_column("most frequent")
+    table.add_column("most frequent")
     for cell in evaluation.cells:
         table.add_row(
             cell.source if cell.length is None else f"{cell.source} {cell.length}",
+            str(cell.rows),
             _interval(cell.mean),
             *(f"{pass_at.estimate.value:.2f}" for pass_at in cell.passes if pass_at.k > 1),
             f"{cell.tokens:.0f}",
             "" if cell.entropy is None else f"{cell.entropy:.3f}",
             f"{cell.cut_off:.0%}",
-            *([cell.reasons[0].text] if room else []),
+            cell.reasons[0].text,
         )
     return table
 
@@ -264,42 +252,33 @@ def flow_score(config: FlowScoreConfig, *, json: AsJson = False) -> None:
     _show_result(result, [flow_score_table(result)], json)
 
 
-def flow_bench(config: FlowBenchConfig, *, json: AsJson = False) -> None:
-    _bench(api.flow_bench, "layer_attention", config, json)
-
-
 def flow_texts(config: FlowTextsConfig) -> None:
     write(str(api.flow_texts(config, report=note)))
 
 
-def bench_attention(config: BenchAttentionConfig, *, json: AsJson = False) -> None:
+def measured(name: str) -> Callable[..., None]:
+    """The verb that calls a measurement of the API and shows it by the table of its module."""
+    measure = getattr(api, name)
+
+    def show(config: Any, *, json: AsJson = False) -> None:
+        with measuring() as say:
+            result = measure(config, report=say)
+        _show_result(result, [_bench_module(name, config).table(result)], json)
+
+    show.__name__ = name
+    show.__annotations__["config"] = signature(measure).parameters["config"].annotation
+    return show
+
+
+def _bench_module(name: str, config: Any) -> Any:
     from sparrow.models.checkpoint import pick_device
 
-    gpu = pick_device(config.device).type == "cuda"
-    _bench(api.bench_attention, "layer_attention" if gpu else "decode_attention", config, json)
-
-
-def bench_decode(config: BenchDecodeConfig, *, json: AsJson = False) -> None:
-    _bench(api.bench_decode, "decode", config, json)
-
-
-def bench_rollout(config: BenchRolloutConfig, *, json: AsJson = False) -> None:
-    _bench(api.bench_rollout, "rollout", config, json)
-
-
-def bench_train(config: BenchTrainConfig, *, json: AsJson = False) -> None:
-    _bench(api.bench_train, "training", config, json)
-
-
-def bench_trace(config: BenchTraceConfig, *, json: AsJson = False) -> None:
-    _bench(api.bench_trace, "trace", config, json)
-
-
-def _bench(measure: Callable[..., Any], module: str, config: Record, json: bool) -> None:
-    """Measure, and show the result by the table of the module that measured."""
-    with measuring() as say:
-        result = measure(config, report=say)
-    _show_result(result, [import_module(f"sparrow.bench.{module}").table(result)], json)
+    own = {"flow_bench": "layer_attention", "bench_train": "training"}
+    module = own.get(name, name.removeprefix("bench_"))
+    if name == "bench_attention":
+        gpu = pick_device(config.device).type == "cuda"
+        module = "layer_attention" if gpu else "decode_attention"
+    return import_module(f"sparrow.bench.{module}")
 
 
 def _show_result(result: Any, tables: Sequence[Any], json: bool) -> None:

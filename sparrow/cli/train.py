@@ -20,8 +20,8 @@ from sparrow.cli.output import (
     write,
     write_json,
 )
+from sparrow.schema.common import ReplayConfig
 from sparrow.schema.train import TrainConfig
-from sparrow.schema.verbs import ReplayConfig
 
 if TYPE_CHECKING:
     from sparrow.dataflow.local.run import Run

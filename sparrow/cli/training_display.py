@@ -5,18 +5,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 Metrics = Mapping[str, float]
 
 ROWS = 10  # steps in the table
-AROUND = 12  # lines of the panel that are not rows
+AROUND = 7  # lines of the panel that are not rows
 WIDEST = 100
 REFRESHES = 4  # a second
 NEAR = 0.02  # p05 less than this above its target is yellow
@@ -45,25 +43,21 @@ COLUMNS = (
     Column(title="seconds", metric="timing_s/step", width=8, form=".1f"),
 )
 STEP = 6  # room of the step's number
-# What a narrow terminal goes without, in this order.
-LEAST_FIRST = ("loss", "grad", "acc", "kept", "length", "seconds", "p05")
-
-# name, metric, colour, block, block where the terminal has ASCII alone
-SPLIT = (
-    ("rollout", "timing_s/gen", "cyan", "█", "#"),
-    ("log-probs", "timing_s/old_log_prob", "magenta", "▓", "="),
-    ("update", "timing_s/update_actor", "green", "▒", "-"),
-    ("other", "", "bright_black", "░", "."),
-)
-# name, metric, form, factor
+# Two lines on the last step: name, metric, form.
 DETAILS = (
-    ("tokens/s", "perf/throughput", ".0f", 1.0),
-    ("entropy", "actor/entropy", ".3f", 1.0),
-    ("clipped", "actor/pg_clipfrac", ".1f", 100.0),
-    ("cut off", "response_length/clip_ratio", ".1f", 100.0),
-    ("density", "sparse/density", ".1f", 100.0),
+    (
+        ("tokens/s", "perf/throughput", ".0f"),
+        ("entropy", "actor/entropy", ".3f"),
+        ("clipped", "actor/pg_clipfrac", ".1%"),
+        ("cut off", "response_length/clip_ratio", ".1%"),
+        ("density", "sparse/density", ".1%"),
+    ),
+    (
+        ("seconds of rollout", "timing_s/gen", ".1f"),
+        ("log-probs", "timing_s/old_log_prob", ".1f"),
+        ("update", "timing_s/update_actor", ".1f"),
+    ),
 )
-BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 
 
 class Phase(NamedTuple):
@@ -155,34 +149,21 @@ class Display:
     def _panel(self) -> RenderableType:
         width = min(self._console.width, WIDEST)
         inside = width - 4  # borders and the blank beside them
-        parts: list[RenderableType] = [self._progress(inside)]
+        parts: list[RenderableType] = [_cropped(self._progress(), inside)]
         if self._history:
-            parts += [self._table(inside), *_time_split(self._history[-1], inside, self._ascii)]
-            parts += [*_details(self._history[-1], inside), *self._sparklines(inside)]
+            lines = (_details(self._history[-1], line) for line in DETAILS)
+            parts += [self._table(), *(_cropped(Text(line, "dim"), inside) for line in lines)]
         return Panel(Group(*parts), title="sparrow train", width=width, border_style="blue")
 
-    @property
-    def _ascii(self) -> bool:
-        return self._console.options.ascii_only
-
-    def _progress(self, width: int) -> RenderableType:
+    def _progress(self) -> Text:
         done = self._first + len(self._history)
-        count = f"{done}/{self._steps} steps"
-        left = self._remaining()
-        room = max(4, width - len(count) - len(left) - 4)
-        bar = ProgressBar(total=max(1, self._steps), completed=done, width=room)
-        grid = Table.grid(padding=(0, 2))
-        grid.add_row(Text(count, style="bold"), bar, Text(left))
-        return Group(grid, _cropped(self._phase_text(), width))
-
-    def _phase_text(self) -> Text:
+        text = Text(f"{done}/{self._steps} steps", style="bold")
+        text.append(self._remaining(), style="not bold")
         phase = self._phase
-        if phase is None:
-            return Text()
-        text = Text(phase.name, style="yellow")
-        if phase.done is not None:
-            text.append(f" {phase.done}" + (f"/{phase.total}" if phase.total is not None else ""))
-        text.append(f" for {_duration(self._clock() - phase.since)}", style="dim")
+        if phase is not None:
+            text.append(f"   {phase.name}", style="yellow")
+            text.append("" if phase.done is None else f" {phase.done}/{phase.total}")
+            text.append(f" for {_duration(self._clock() - phase.since)}", style="dim")
         return text
 
     def _remaining(self) -> str:
@@ -193,19 +174,18 @@ class Display:
             return ""
         mean = (self._stepped - self._begun) / count
         seconds = max(0.0, mean * left - (self._clock() - self._stepped))
-        return f"{_duration(seconds)} left, {mean:.3g} s a step"
+        return f"   {_duration(seconds)} left, {mean:.3g} s a step"
 
-    def _table(self, width: int) -> Table:
-        columns = _columns_within(width)
+    def _table(self) -> Table:
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
         table.add_column("step", justify="right", width=STEP, no_wrap=True, style="dim")
-        for column in columns:
-            table.add_column(column.title, justify="right", width=column.width, no_wrap=True)
+        for column in COLUMNS:
+            table.add_column(column.title, justify="right", max_width=column.width, no_wrap=True)
         rows = max(1, min(ROWS, self._console.height - AROUND))
         start = max(0, len(self._history) - rows)
         for offset, metrics in enumerate(self._history[start:]):
             cells = [
-                Text(_cell(column, metrics), self._style(column, metrics)) for column in columns
+                Text(_cell(column, metrics), self._style(column, metrics)) for column in COLUMNS
             ]
             table.add_row(str(self._first + start + offset), *cells)
         return table
@@ -221,34 +201,6 @@ class Display:
             return ""
         return "yellow" if value < target + NEAR else "green"
 
-    def _sparklines(self, width: int) -> list[RenderableType]:
-        """Reward and p05 over this session, with their last values."""
-        shown = []
-        for title, metric in (("reward", REWARD), ("p05", P05)):
-            values = [metrics.get(metric, math.nan) for metrics in self._history]
-            if any(map(math.isfinite, values)):
-                shown.append((title, values))
-        room = (width - 2) // max(1, len(shown)) - len("reward ") - len(" -0.000")
-        text = Text("  ").join(
-            Text.assemble(
-                (f"{title} ", "dim"),
-                (_sparkline(values, room, ASCII_BARS if self._ascii else BARS), "cyan"),
-                f" {values[-1]:.3f}",
-            )
-            for title, values in shown
-        )
-        return [_cropped(text, width)] if shown else []
-
-
-def _columns_within(width: int) -> list[Column]:
-    """The columns for which there is room, the less important left out first."""
-    columns = list(COLUMNS)
-    for title in LEAST_FIRST:
-        if STEP + sum(column.width + 1 for column in columns) + 1 <= width:
-            break
-        columns = [column for column in columns if column.title != title]
-    return columns
-
 
 def _cell(column: Column, metrics: Metrics) -> str:
     """The value in its room; one that is too long loses digits."""
@@ -259,42 +211,9 @@ def _cell(column: Column, metrics: Metrics) -> str:
     return text if len(text) <= column.width else f"{value:.1e}"
 
 
-def _time_split(metrics: Metrics, width: int, ascii_only: bool) -> list[RenderableType]:
-    """Where the last step's time went: a bar and its legend."""
-    seconds = [max(0.0, _finite(metrics, metric)) for _, metric, *_ in SPLIT]
-    seconds[-1] = max(0.0, _finite(metrics, "timing_s/step") - sum(seconds))
-    total = sum(seconds)
-    if total <= 0 or sum(seconds[:-1]) <= 0:
-        return []
-    bar, legend = Text(), Text()
-    ends = [round(width * sum(seconds[: i + 1]) / total) for i in range(len(SPLIT))]
-    for i, (name, _, colour, block, plain) in enumerate(SPLIT):
-        sign = plain if ascii_only else block
-        bar.append(sign * (ends[i] - (ends[i - 1] if i else 0)), style=colour)
-        legend.append(f"{sign} ", style=colour).append(f"{name} {seconds[i] / total:.0%}   ")
-    return [bar, _cropped(legend, width)]
-
-
-def _details(metrics: Metrics, width: int) -> list[RenderableType]:
-    shown = [
-        f"{name} {metrics[metric] * factor:{form}}{'%' if factor == 100 else ''}"
-        for name, metric, form, factor in DETAILS
-        if metric in metrics
-    ]
-    return [_cropped(Text("   ".join(shown), style="dim"), width)] if shown else []
-
-
-def _sparkline(values: Sequence[float], width: int, bars: str) -> str:
-    """Means of as many stretches as there is room for; a blank where there is no number."""
-    stretches = np.array_split(np.array(values, float), min(width, len(values)))
-    finite = [stretch[np.isfinite(stretch)] for stretch in stretches]
-    means = [float(stretch.mean()) if stretch.size else None for stretch in finite]
-    low = min(mean for mean in means if mean is not None)
-    spread = max(mean for mean in means if mean is not None) - low
-    tops = len(bars) - 1
-    return "".join(
-        " " if mean is None else bars[round(tops * ((mean - low) / spread if spread else 0.5))]
-        for mean in means
+def _details(metrics: Metrics, line: Sequence[tuple[str, str, str]]) -> str:
+    return "   ".join(
+        f"{name} {metrics[metric]:{form}}" for name, metric, form in line if metric in metrics
     )
 
 
@@ -305,15 +224,8 @@ def _cropped(text: Text, width: int) -> Text:
     return text
 
 
-def _finite(metrics: Metrics, name: str) -> float:
-    value = metrics.get(name, 0.0)
-    return value if math.isfinite(value) else 0.0
-
-
 def _duration(seconds: float) -> str:
+    """Hours where there are any, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours} h"
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -2,9 +2,10 @@
 
 import math
 import statistics
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from sparrow.schema.base import (
     BoolArray,
@@ -28,20 +29,16 @@ class Turn(Record):
     role: Role
 
     def _check(self) -> None:
-        if not 0 <= self.start < self.stop:
-            raise ValueError(f"Turn: got [{self.start}, {self.stop}), allowed: 0 <= start < stop")
+        self._require(0 <= self.start < self.stop, "start", f"0 to stop, {self.stop}")
 
 
 class GroupStats(Record):
     """Rewards of the whole group that a trajectory was sampled in, however it is split later."""
 
     mean: float
-    std: float  # unbiased; exactly 0 if all rewards are equal or there is only one
-    count: int
-
-    def _check(self) -> None:
-        if self.std < 0 or self.count < 1:
-            raise ValueError(f"GroupStats: got {self}, allowed: std >= 0 and count >= 1")
+    # Unbiased; exactly 0 if all rewards are equal or there is only one.
+    std: Annotated[float, Field(ge=0)]
+    count: Annotated[int, Field(ge=1)]
 
     @classmethod
     def of(cls, rewards: list[float]) -> "GroupStats":
@@ -81,8 +78,7 @@ class Trajectory(Record):
 
     def stamp(self, stats: GroupStats) -> "Trajectory":
         """The same trajectory with its group's statistics, which can be given only once."""
-        if self.group is not None:
-            raise ValueError(f"Trajectory.group: already stamped for prompt {self.prompt_id!r}")
+        self._require(self.group is None, "group", f"one for prompt {self.prompt_id!r}")
         return self.replace(group=stats)
 
     def _check(self) -> None:
@@ -91,15 +87,13 @@ class Trajectory(Record):
         )
         self._check_turns()
         self._check_tokens()
-        if self.group is not None and self.reward is None:
-            raise ValueError("Trajectory.group: got statistics of rewards, but reward is None")
+        self._require(self.group is None or self.reward is not None, "group", "with a reward")
 
     def _check_turns(self) -> None:
-        bounds = [0, *(turn.stop for turn in self.turns)]
-        if [turn.start for turn in self.turns] != bounds[:-1] or bounds[-1] != len(self):
-            spans = [(turn.start, turn.stop) for turn in self.turns]
-            allowed = f"spans side by side that cover [0, {len(self)})"
-            raise ValueError(f"Trajectory.turns: got {spans}, allowed: {allowed}")
+        spans = [(turn.start, turn.stop) for turn in self.turns]
+        bounds = [0, *(stop for _, stop in spans)]
+        whole = [start for start, _ in spans] == bounds[:-1] and bounds[-1] == len(self)
+        self._require(whole, "turns", f"spans side by side that cover [0, {len(self)})", spans)
 
     def _check_tokens(self) -> None:
         sampled = self.weight_version >= 0
@@ -115,9 +109,9 @@ class Trajectory(Record):
         self._refuse("rollout_logprob", unsampled_logprob, "0 for a token that was not sampled")
         policy_fits = np.where(sampled, self.policy_id >= 0, self.policy_id == NOT_SAMPLED)
         self._refuse("policy_id", ~policy_fits, ">= 0 if the token was sampled, otherwise -1")
-        if self.hidden is not None and len(self.hidden) != sampled.sum():
-            given = f"{len(self.hidden)} states for {sampled.sum()} sampled tokens"
-            raise ValueError(f"Trajectory.hidden: got {given}, allowed: one for each")
+        states = sampled.sum() if self.hidden is None else len(self.hidden)
+        allowed = f"one for each of {sampled.sum()} sampled tokens"
+        self._require(states == sampled.sum(), "hidden", allowed, f"{states} states")
 
 
 class Group(Record):
@@ -131,23 +125,17 @@ class Group(Record):
         """The group with its reward statistics on every trajectory, so that it may be split."""
         rewards = [t.reward for t in self.trajectories if t.reward is not None]
         missing = len(self.trajectories) - len(rewards)
-        if missing:
-            raise ValueError(f"Group.stamp: {missing} without reward, prompt {self.prompt_id!r}")
+        self._require(not missing, "trajectories", "all with a reward", f"{missing} without")
         stats = GroupStats.of(rewards)
         return self.replace(trajectories=tuple(t.stamp(stats) for t in self.trajectories))
 
     def _check(self) -> None:
         prompts = {trajectory.prompt_id for trajectory in self.trajectories}
-        if prompts != {self.prompt_id}:
-            raise ValueError(
-                f"Group.trajectories: got those of prompts {sorted(prompts)}, "
-                f"allowed: one or more, all of {self.prompt_id!r}"
-            )
-        if len({trajectory.group for trajectory in self.trajectories}) > 1:
-            raise ValueError(
-                "Group.trajectories: got several reward statistics, "
-                "allowed: the same on all, or none on any"
-            )
+        allowed = f"one or more, all of prompt {self.prompt_id!r}"
+        self._require(prompts == {self.prompt_id}, "trajectories", allowed, sorted(prompts))
+        stats = {trajectory.group for trajectory in self.trajectories}
+        allowed = "the same reward statistics on all, or none on any"
+        self._require(len(stats) == 1, "trajectories", allowed, stats)
 
 
 class TrainSample(Record):
@@ -184,8 +172,6 @@ class TrainSample(Record):
         self._require_aligned("ids", "loss_mask", "rollout_logprob", "old_logprob")
         first = np.arange(len(self)) == 0
         self._refuse("loss_mask", self.loss_mask & first, "False at the first token")
-        if not math.isfinite(self.advantage):
-            raise ValueError(f"TrainSample.advantage: got {self.advantage}, allowed: a number")
 
 
 class Document(Record):
@@ -198,8 +184,5 @@ class Document(Record):
         return len(self.ids)
 
     def _check(self) -> None:
-        if not 1 <= self.prompt < len(self.ids):
-            raise ValueError(
-                f"Document.prompt: got {self.prompt} of {len(self.ids)} tokens, "
-                "allowed: at least 1, and fewer than all"
-            )
+        fits = 1 <= self.prompt < len(self.ids)
+        self._require(fits, "prompt", f"at least 1, and fewer than all {len(self.ids)} tokens")

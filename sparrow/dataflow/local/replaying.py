@@ -23,11 +23,10 @@ from sparrow.dataflow.runs.rollouts import (
     rollouts_file,
     write_rollouts,
 )
-from sparrow.schema.code import code_settings
 from sparrow.schema.episode import Group
 from sparrow.schema.loading import RESOLVED as FILE_NAME
 from sparrow.schema.loading import read_resolved
-from sparrow.schema.train import TrainConfig
+from sparrow.schema.train import TrainConfig, code_settings
 
 Part = Literal["rollout", "train"]
 

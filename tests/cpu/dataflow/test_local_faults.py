@@ -27,8 +27,7 @@ from sparrow.dataflow.local.watching import Nobody
 from sparrow.dataflow.place import schedule_notes
 from sparrow.dataflow.runs import states
 from sparrow.dataflow.runs.rollouts import read_rollouts
-from sparrow.schema.errors import ConfigError
-from sparrow.schema.loading import load_config, save_resolved
+from sparrow.schema.loading import ConfigError, load_config, save_resolved
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
 from sparrow.train.learner import Learner

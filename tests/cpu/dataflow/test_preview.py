@@ -17,8 +17,7 @@ from sparrow.dataflow import preview as module
 from sparrow.dataflow.preview import UTILISATION, Preview, gate_words, preview
 from sparrow.models.shapes import shape
 from sparrow.schema.base import from_dict, to_dict
-from sparrow.schema.layers import shipped_configs
-from sparrow.schema.loading import load_config
+from sparrow.schema.loading import load_config, shipped_configs
 from sparrow.schema.train import GateConfig, TrainConfig
 from sparrow.sparse import preset
 from sparrow.train.costs import forward_flops, training_flops

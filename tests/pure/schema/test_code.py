@@ -6,9 +6,8 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from sparrow.schema.code import DATA, code_settings
-from sparrow.schema.errors import bare, fields_of, takes_text
-from sparrow.schema.train import TrainConfig
+from sparrow.schema.options import bare, fields_of, takes_text
+from sparrow.schema.train import DATA, TrainConfig, code_settings
 
 BASE: dict[str, dict[str, Any]] = {"model": {"name": "tiny"}, "data": {"file": "rows.jsonl"}}
 CODE = {
