@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import wraps
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -110,26 +111,21 @@ def configured(cls: type[Root], loaded: str = "") -> Callable[[Callable[..., R]]
 
 def make_config(cls: type[Root], words: Sequence[Any], fields: Json) -> Root:
     """The configuration that a caller means: one that is made, or words; then fields over it."""
+    positional = next((option for option in options_of(cls) if option.positional), None)
+    values: Json = {}
     if words and isinstance(words[0], cls):
-        if len(words) > 1:
-            raise ValueError(f"{cls.__name__}: got {words[1:]} for a made one, allowed: fields")
-        return _with_fields(cls, words[0].model_dump(exclude_unset=True), fields)
-    positional = [option.name for option in options_of(cls) if option.positional]
-    if words and not positional:
-        config = load_config(cls, [], [*map(str, words)])
-        return _with_fields(cls, config.model_dump(exclude_unset=True), fields)
-    several = bool(positional) and next(iter(options_of(cls))).several
-    values = [words] if words and several else words
-    if len(values) > len(positional) or fields.keys() & set(positional[: len(values)]):
-        taken = ", ".join(positional) or "none"
-        raise ValueError(f"{cls.__name__}: got {words}, allowed: {taken} in this order, each once")
-    return _with_fields(cls, dict(zip(positional, values, strict=False)), fields)
-
-
-def _with_fields(cls: type[Root], values: Json, fields: Json) -> Root:
-    """Tables in fields change what they name and leave the rest."""
+        values, words = words[0].model_dump(exclude_unset=True), words[1:]
+    elif words and positional is None:
+        made = load_config(cls, [], [*map(str, words)])
+        values, words = made.model_dump(exclude_unset=True), ()
+    elif words and positional is not None:
+        several = positional.several
+        values = {positional.name: words if several else words[0]}
+        words = () if several else words[1:]
+    if words:
+        raise ValueError(f"{cls.__name__}: got {words}, allowed: fields by their names")
     try:
-        return cls.model_validate(merge(values, fields))
+        return cls.model_validate(merge(values, fields))  # tables in fields leave the rest
     except ValidationError as error:
         raise ValueError(f"{cls.__name__}: {problems(error)}") from None
 
@@ -208,17 +204,17 @@ def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "Sour
     from sparrow.calibrate.flows import texts
     from sparrow.dataflow import prompts
 
-    count, skip = config.prompts, config.skip
+    part: Json = {"count": config.prompts, "skip": config.skip}
     if config.task is not None:
-        return prompts.of_task(model, config.task, length=config.length, count=count, skip=skip)
+        return prompts.of_task(model, config.task, length=config.length, **part)
     if config.rows is not None:
-        return prompts.of_rows(model, config.rows, count=count, skip=skip)
+        return prompts.of_rows(model, config.rows, **part)
     if config.ids is not None:
-        return prompts.of_ids(model, config.ids, count=count, skip=skip)
+        return prompts.of_ids(model, config.ids, **part)
     assert config.texts is not None
     standard = config.texts == "standard"
     known = texts.standard(report) if standard else texts.from_folder(config.texts)
-    chosen = known[skip : skip + count]
+    chosen = known[config.skip : config.skip + config.prompts]
     return prompts.of_texts(model, chosen, tokens=config.tokens, start=config.start)
 
 
@@ -380,6 +376,8 @@ def evaluate(
             max_tokens=engine.max_context,
             seed=config.seed,
         )
+        total = config.samples * sum(len(part.examples) for part in parts)
+        counted = count(1)
         evaluated = measure(
             engine,
             parts,
@@ -388,7 +386,7 @@ def evaluate(
             model=config.model,
             schedule=schedule,
             left_out=left_out,
-            on_answer=_counter(config, parts, progress),
+            on_answer=progress and (lambda: progress(next(counted), total, "answers")),
         )
     if config.out is not None:
         _write_answers(config.out, evaluated.answers, report)
@@ -424,16 +422,6 @@ def _trained(config: EvalConfig, report: Report) -> "Decoder":
     model = load(name, dtype=config.dtype, device=config.device, report=report)
     report(f"{config.model} | {str(model.dtype).removeprefix('torch.')} on {model.device}")
     return model
-
-
-def _counter(
-    config: EvalConfig, parts: "Sequence[Part]", progress: Progress | None
-) -> Callable[[], None] | None:
-    if progress is None:
-        return None
-    total = config.samples * sum(len(part.examples) for part in parts)
-    answered = iter(range(1, total + 1))
-    return lambda: progress(next(answered, total), total, "answers")
 
 
 def _write_answers(out: Path, cells: "Sequence[Sequence[Answered]]", report: Report) -> None:

@@ -28,8 +28,10 @@ UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 DIGEST = "digest"
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
-HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # and lone surrogates
+# What a terminal obeys: control characters but tab and newline, marks that turn the direction of
+# text, and lone surrogates, which are no text.
+_OBEYED = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+CONTROL = re.compile(rf"[{_OBEYED}\ud800-\udfff]")
 _OF_BELOW = " of the lines below"
 _SEAL = re.compile(r', "digest": "([0-9a-f]{16})"\}')
 
@@ -244,7 +246,7 @@ def document_text(document: Mapping[str, Any]) -> str:
 
 def printable(text: str) -> str:
     """A text with its control characters shown as escapes: nothing in it that a terminal obeys."""
-    return HIDDEN.sub(lambda match: ascii(match[0])[1:-1], text)
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def _printable(value: Any) -> Any:

@@ -6,11 +6,14 @@ The first parameter is the configuration; further ones are options of the comman
 import json as jsons
 import sys
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+
+from rich.table import Table
+from rich.text import Text
 
 from sparrow import api
 from sparrow.cli.output import (
@@ -28,17 +31,27 @@ from sparrow.cli.output import (
 from sparrow.cli.output import report as note
 from sparrow.schema.base import to_dict
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
-from sparrow.schema.common import FetchConfig, GenerateConfig, PresetsConfig, ReportConfig
+from sparrow.schema.common import (
+    DoctorConfig,
+    FetchConfig,
+    GenerateConfig,
+    PresetsConfig,
+    ReportConfig,
+)
 from sparrow.schema.evaluation import Estimate, EvalConfig, Evaluation
 from sparrow.schema.flow import FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from sparrow.schema.surface import Surface
+from sparrow.schema.surface import Surface
 
 Plots = Annotated[bool, "Also draw what is printed."]
 FEW = 5  # skipped rows that are named
+Examined = Mapping[str, Any]  # what `api.doctor` tells
+GIB = 2**30
+SECTIONS = {
+    "devices": ("cpu", "gpus", "driver"),
+    "memory": ("memory", "disk", "fits"),
+    "models": ("models", "hub"),
+    "checks": ("self_test", "kernels", "broken"),
+}
 KEPT_AT = (2048, 8192, 16384, 32768)  # lengths in the table of presets
 
 
@@ -49,8 +62,6 @@ def fetch(config: FetchConfig) -> None:
 
 
 def presets(config: PresetsConfig) -> None:
-    from rich.table import Table
-
     schedules = api.presets(config)
     if config.name is not None:
         write_json(schedules[0])
@@ -75,21 +86,17 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
 
         place = config.folder / ("check-plots" if check else "plots")
         files += write_figures(surface_figures(surface), place)
-    if json:
-        write_json(surface)
-        return
-    for table in _surface_tables(surface, check):
-        console.print(table)
     doubts = surface.undecided
     told = f"the plan still depends on {len(doubts)} cells: {'; '.join(doubts[:3])}"
-    for text in (*surface.warnings, *([told] if doubts else [])):
-        alert("warning:", text, "yellow")
-    note(f"written: {', '.join(map(str, files))}")
-    if not check:
-        note(f"next: sparrow plan {files[0]}")
+    warnings = (*surface.warnings, *([told] if doubts else []))
+    next_step = "" if check else f"next: sparrow plan {files[0]}"
+    if json:
+        write_json(surface)
+    else:
+        _show_files(_surface_tables(surface, check), "warning:", warnings, files, next_step)
 
 
-def _surface_tables(surface: "Surface", check: bool) -> "list[Table]":
+def _surface_tables(surface: Surface, check: bool) -> list[Table]:
     from sparrow.calibrate.tables import check_table, details_table, layers_table, tails_table
 
     if check:
@@ -120,17 +127,23 @@ def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> in
         files += write_figures(plan_figures(planned), folder / "plots")
     if json:
         write_json(planned)
-        return None
-    for table in plan_tables(planned):
-        console.print(table)
-    for text in planned.notes:
-        alert("note:", text, "yellow")
-    note(f"written: {', '.join(map(str, files))}")
-    note(
-        f"check it on new prompts: the options of the calibration, with --schedule {files[0]} and "
-        "--skip as many rows as it used"
-    )
+    else:
+        options = f"the options of the calibration, with --schedule {files[0]}"
+        how = f"check it on new prompts: {options} and --skip as many rows as it used"
+        _show_files(plan_tables(planned), "note:", planned.notes, files, how)
     return None
+
+
+def _show_files(
+    tables: Sequence[Table], mark: str, told: Sequence[str], files: Sequence[Path], how: str
+) -> None:
+    """What was measured, what to mind, what was written and how to go on."""
+    for table in tables:
+        console.print(table)
+    for text in told:
+        alert(mark, text, "yellow")
+    note(f"written: {', '.join(map(str, files))}")
+    note(how)
 
 
 def evaluate(config: EvalConfig, *, json: AsJson = False) -> None:
@@ -153,9 +166,7 @@ def evaluate(config: EvalConfig, *, json: AsJson = False) -> None:
     console.print(_accuracies(evaluation))
 
 
-def _accuracies(evaluation: Evaluation) -> "Table":
-    from rich.table import Table
-
+def _accuracies(evaluation: Evaluation) -> Table:
     passes = [f"pass@{pass_at.k}" for pass_at in evaluation.cells[0].passes if pass_at.k > 1]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("task", no_wrap=True)
@@ -287,3 +298,81 @@ def _show_result(result: Any, tables: Sequence[Any], json: bool) -> None:
     else:
         for table in tables:
             console.print(table)
+
+
+# `sparrow doctor`.
+
+
+def doctor(config: DoctorConfig, *, json: AsJson = False) -> int:
+    with measuring("looking; the first time, kernels are compiled"):
+        examined = api.doctor(config)
+    if json:
+        write_json(examined)
+    else:
+        _show_machine(examined)
+    return int(not examined["ready"])
+
+
+def _show_machine(found: Examined) -> None:
+    """One screen: sections of lines, the verdict last."""
+    grid = Table.grid(padding=(0, 2))
+    sections = {"packages": [*_packages(found)]} | {
+        title: [line for key in keys for line in _lines(key.replace("_", "-"), found[key])]
+        for title, keys in SECTIONS.items()
+    }
+    for title, lines in sections.items():
+        for number, line in enumerate(lines):
+            grid.add_row("" if number else Text(title, style="bold"), line)
+    console.print(grid, highlight=False)
+    _verdict(found)
+
+
+def _packages(found: Examined) -> Iterator[str]:
+    yield f"sparrow {found['sparrow']}, Python {found['python']}, {found['platform']}"
+    for title, optional in (("", False), ("optional: ", True)):
+        here = [each for each in found["packages"] if (each["extra"] is not None) == optional]
+        told = {"ok": "", "old": " (too old)", "missing": "missing"}
+        shown = [f"{p['name']} {p['version'] or ''}{told[p['state']]}" for p in here]
+        yield title + ", ".join(shown)
+
+
+def _lines(name: str, value: Any) -> Iterator[str]:
+    """A line for a value, one for each where there are several; none for what nobody knows."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _lines(name, each)
+    elif isinstance(value, Mapping) and any(isinstance(each, list) for each in value.values()):
+        for inner, each in value.items():
+            yield from _lines(f"{name} {inner}", each)
+    elif value not in (None, {}, ""):
+        yield f"{name}: {_words(value)}"
+
+
+def _words(value: Any) -> str:
+    """Plain data in words: names with what they stand for, sizes in GiB."""
+    if isinstance(value, Mapping):
+        told = {name.replace("_", " "): _words(inner) for name, inner in value.items()}
+        return ", ".join(f"{name} {text}" for name, text in told.items() if text)
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "yes", False: "NO"}[value]
+    if isinstance(value, int) and value >= GIB // 8:
+        return f"{value / GIB:.3g} GiB"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _verdict(found: Examined) -> None:
+    if found["ready"]:
+        verbs, where = ", ".join(found["ready_for"]), " and ".join(found["devices"])
+        ready = f"\n[bold green]ready for:[/] {verbs}, on {where}"
+        console.print(ready, highlight=False, markup=True)
+    else:
+        console.print("\n[bold red]not ready.[/] To mend:", highlight=False, markup=True)
+        _advise(found["problems"])
+    if found["missing"]:
+        console.print("missing, should you need it:", style="bold", highlight=False)
+        _advise(found["missing"])
+
+
+def _advise(advice: list[dict[str, str]]) -> None:
+    for each in advice:
+        console.print(f"  {each['what']}\n      {each['how']}", highlight=False)

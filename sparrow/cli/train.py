@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from rich.console import Console
+from rich.table import Table
 
 from sparrow import api
 from sparrow.cli.output import (
@@ -25,10 +26,13 @@ from sparrow.schema.train import TrainConfig
 
 if TYPE_CHECKING:
     from sparrow.dataflow.local.run import Run
+    from sparrow.dataflow.preview import Preview, StepTime
     from sparrow.dataflow.stopping import Stopping
 
 GATED, DIVERGED, UNJUDGED = 3, 4, 5  # exit codes of a run that has not ended
 
+Lines = list[tuple[str, str]]
+GIB = 2**30
 GO_ON = "the same command goes on from it"
 
 
@@ -55,13 +59,11 @@ def train(
 
 
 def _preview(config: TrainConfig, json: bool) -> int:
-    from sparrow.cli.preview import show
-
     preview = api.preview(config)
     if json:
         write_json(preview)
     else:
-        show(preview, console)
+        show_preview(preview, console)
     return int(not preview.fits)
 
 
@@ -144,3 +146,97 @@ def replay(config: ReplayConfig, *, json: AsJson = False) -> None:
     for name, value in result.items():
         shown = f"{value:.6g}" if isinstance(value, float) else value
         console.print(f"{name:32} {shown}", highlight=False)
+
+
+# `sparrow train --dry-run`.
+
+
+def show_preview(preview: "Preview", console: Console) -> None:
+    """The whole plan: what runs, memory, batch, schedule, time; then what to keep in mind."""
+    table = Table(title=f"{preview.model}: the plan, nothing was run", show_header=False)
+    for section in preview_sections(preview):
+        table.add_section()
+        for name, text in section:
+            table.add_row(name, text)
+    console.print(table)
+    for note in preview.notes:
+        console.print(f"[yellow]note:[/] {plain(note)}", markup=True)
+    if not preview.fits:
+        console.print("[bold red]it does not fit[/]: see memory above", markup=True)
+
+
+def preview_sections(preview: "Preview") -> list[Lines]:
+    machine, trainer, engine = preview.machine, preview.trainer, preview.engine
+    batch = preview.batch
+    state = trainer.weights + trainer.gradients + trainer.moments
+    held = preview.rollout_bytes - engine.total
+    verdict = "fits" if preview.fits else "DOES NOT FIT"
+    sleeps = "asleep meanwhile" if preview.sleeps else "awake meanwhile"
+    holds = f"{engine.tokens} tokens, {engine.sequences:.3g} sequences of {engine.context}"
+    cut = f"{batch.micro_batches} micro-batches at most, {batch.half_micro_batches} at half length"
+    kept = ", ".join(f"{each.kept:.0f} of {each.length}" for each in preview.kept)
+    size = f"{preview.parameters / 1e6:.1f} M weights"
+    return [
+        [
+            ("model", f"{size}, {preview.dtype} products ({preview.shape})"),
+            ("machine", f"{machine.name}, {_gib(machine.memory)}"),
+            ("rows", preview.rows),
+            ("algorithm", preview.algorithm),
+        ],
+        [
+            ("trainer", f"{_gib(trainer.total)}; the engine is {sleeps}"),
+            ("  weights, gradients, moments", _gib(state)),
+            ("  copies of weights", _gib(trainer.copies)),
+            ("  activations of a micro-batch", _gib(trainer.activations)),
+            ("  logits by chunks", _gib(trainer.logits)),
+            ("engine", f"{_gib(engine.total)}; of the trainer stay {_gib(held)}"),
+            ("  weights", _gib(engine.weights)),
+            ("  keys and values", f"{_gib(engine.kv)}: {holds}"),
+            ("at most", f"{_gib(max(preview.rollout_bytes, preview.update_bytes))}: {verdict}"),
+        ],
+        [
+            ("answers of a step", f"{batch.sequences}, of the run {batch.answers}"),
+            ("tokens of a step", f"{batch.tokens} at most, {batch.half_tokens} at half length"),
+            ("optimiser steps of a step", f"{batch.updates}, each of {cut}"),
+            ("steps", str(batch.steps)),
+        ],
+        [
+            ("rollout attention", preview.attention),
+            ("tokens kept", kept or "all"),
+            ("tail gate", preview.gate),
+        ],
+        _time(preview),
+    ]
+
+
+def _time(preview: "Preview") -> Lines:
+    if preview.untimed is not None:
+        return [("time of a step", f"not predicted: {preview.untimed}")]
+    found = [
+        (f"a step, {one.case}", _step(one, sparse=bool(preview.kept))) for one in preview.times
+    ]
+    last = preview.times[-1]
+    total = last.step * preview.batch.steps
+    return [*found, ("the run", f"{_duration(total)}, {last.case}")]
+
+
+def _step(time: "StepTime", *, sparse: bool) -> str:
+    parts = (
+        f"{_duration(time.step)} = rollout {_duration(time.rollout)} + log-probs "
+        f"{_duration(time.logprobs)} + update {_duration(time.update)}"
+    )
+    if not sparse:
+        return parts
+    faster = time.dense_step / time.step
+    dense = _duration(time.dense_rollout)
+    return f"{parts}; with dense rollout ({dense}) {faster:.2f}x as long"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.3g} GiB" if size >= GIB / 10 else f"{size / 2**20:.3g} MiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

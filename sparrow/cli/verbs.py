@@ -16,7 +16,6 @@ from rich.text import Text
 from sparrow import api
 from sparrow.cli import show
 from sparrow.cli.demo import demo
-from sparrow.cli.doctor import doctor
 from sparrow.cli.puzzles import puzzle, warmup
 from sparrow.cli.study import study
 from sparrow.cli.train import replay, train
@@ -80,7 +79,7 @@ def _extra(parameter: inspect.Parameter) -> Option:
 
 
 _SHOWN: tuple[Show, ...] = (
-    *(demo, doctor, show.fetch, show.calibrate, show.plan, train, show.evaluate, show.report),
+    *(demo, show.doctor, show.fetch, show.calibrate, show.plan, train, show.evaluate, show.report),
     *(show.generate, puzzle, show.presets, replay),
     *(show.flow_check, show.flow_score, show.measured("flow_bench"), show.flow_texts, study),
     *map(show.measured, ("bench_attention", "bench_decode", "bench_rollout")),

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from sparrow.schema.base import Record
 from sparrow.schema.options import HELP, argument, option
-from sparrow.schema.sampling import MaxTokens, SamplingParams, SamplingTemperature, TopP
+from sparrow.schema.sampling import MaxTokens, SamplingParams, TopP
 from sparrow.schema.types import (
     Budget,
     Directory,
@@ -19,6 +19,7 @@ from sparrow.schema.types import (
     Name,
     Several,
     StepsOrZero,
+    Temperature,
     Tokens,
 )
 
@@ -45,7 +46,7 @@ class ModelConfig(Record):
 class GenerateSampling(SamplingParams):
     """Sampling for a reader: close to greedy, a page at most; training wants other defaults."""
 
-    temperature: SamplingTemperature = 0.2
+    temperature: Temperature = 0.2
     top_p: TopP = 0.9
     max_tokens: MaxTokens = 512
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sparrow.schema.base import Float32Array, Float32Matrix, Int32Array, Int32Matrix, Record
-from sparrow.schema.types import Seed
+from sparrow.schema.types import Seed, Temperature
 
 LEAST_TEMPERATURE = 1e-3
 """Below it a distribution is a point mass in all but rounding; greedy says what is meant."""
@@ -14,15 +14,13 @@ Samples = Annotated[int, Field(ge=1, le=2**16)]
 Int31 = Annotated[int, Field(ge=0, lt=2**31)]
 TopP = Annotated[float, Field(ge=1e-6, le=1)]  # below, it is greedy
 MaxTokens = Annotated[int, Field(ge=1, lt=2**31)]
-# Above, a distribution is uniform in all but rounding.
-SamplingTemperature = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class SamplingParams(Record):
     """How to sample. The defaults are those of RL training: the model's own distribution."""
 
     n: Samples = 1  # samples per prompt
-    temperature: SamplingTemperature = 1.0  # 0 is greedy
+    temperature: Temperature = 1.0  # 0 is greedy
     top_k: Int31 = 0  # 0 is off
     top_p: TopP = 1.0  # 1 is off
     max_tokens: MaxTokens = 1024

@@ -37,7 +37,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Gib = Annotated[float, Field(gt=0, le=2**20)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Temperature = Annotated[float, Field(ge=0, le=1e6)]  # 0 is greedy
+Temperature = Annotated[float, Field(ge=0, le=1e6)]  # 0 is greedy, more is uniform
 
 
 def refuse_control(text: str) -> str:

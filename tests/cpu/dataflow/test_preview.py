@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from sparrow.calibrate.planning.hardware import Hardware
-from sparrow.cli.preview import lines, show
+from sparrow.cli.train import preview_sections, show_preview
 from sparrow.dataflow import place
 from sparrow.dataflow import preview as module
 from sparrow.dataflow.preview import UTILISATION, Preview, gate_words, preview
@@ -53,7 +53,7 @@ def config(**sections: dict[str, Any]) -> TrainConfig:
 
 def said(found: Preview) -> str:
     shown = io.StringIO()
-    show(found, Console(width=200, file=shown))
+    show_preview(found, Console(width=200, file=shown))
     return shown.getvalue()
 
 
@@ -88,7 +88,8 @@ def test_a_recipe_for_this_cpu_says_that_no_time_is_known() -> None:
     found = preview(load_config(TrainConfig, ["tiny"]))
     assert found.machine.kind == "cpu"
     assert found.times == ()
-    assert dict(lines(found))["time of a step"].startswith("not predicted: step times are known")
+    (timed,) = preview_sections(found)[-1]
+    assert timed[1].startswith("not predicted: step times are known")
     assert found.batch.counted
 
 

