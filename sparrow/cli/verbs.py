@@ -20,7 +20,7 @@ from sparrow.cli.puzzles import puzzle, warmup
 from sparrow.cli.study import study
 from sparrow.cli.train import replay, train
 from sparrow.schema.base import Record
-from sparrow.schema.loading import parse, resolve
+from sparrow.schema.loading import Layer, parse, resolve
 from sparrow.schema.options import Option, fields_of, options_of
 
 ABOUT = (
@@ -70,7 +70,21 @@ class Verb(NamedTuple):
     def run(self, words: Sequence[str]) -> int | None:
         parsed = parse(self.config, words, self.extras)
         config = resolve(self.config, parsed.files, parsed.layers)
-        return self.show(config, **parsed.extras)
+        try:
+            return self.show(config, **parsed.extras)
+        except OSError as error:
+            raise _with_option(error, parsed.layers) from error
+
+
+def _with_option(error: OSError, layers: Sequence[Layer]) -> Exception:
+    """The error of the system, with the option that named its file."""
+    file = str(error.filename or "")
+    for source, value in layers:
+        while isinstance(value, dict | list) and value:
+            value = value[0] if isinstance(value, list) else next(iter(value.values()))
+        if file and isinstance(value, str) and (file.startswith(value) or value.startswith(file)):
+            return ValueError(f"{source}: {error}")
+    return error
 
 
 def _extra(parameter: inspect.Parameter) -> Option:

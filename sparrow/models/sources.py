@@ -28,6 +28,8 @@ def locate(
         raise ValueError("no model was named")
     folder = Path(os.path.expanduser(name))  # unlike Path's, it does not raise for ~nobody
     if folder.is_dir():
+        if report is not None and name in shipped():
+            report(f"{name} is the folder {folder.resolve()}, not the model that is shipped")
         return _checked_folder(folder.resolve())
     if name in shipped():
         return _checked_folder(SHIPPED / name)

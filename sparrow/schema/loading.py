@@ -297,8 +297,8 @@ class _Reader:
         key = option.path or (option.name,)  # a short name and its setting are one
         given = self.given.setdefault(key, _Given(option, [], []))
         if given.values and not option.several:
-            earlier = f"{'.'.join(key)} already given by {_shown(given.typed[0])}"
-            raise ConfigError(f"option {_shown(typed)}: {earlier}, allowed: once")
+            now, earlier = _shown(typed), _shown(given.typed[0])
+            raise ConfigError(f"option {now}: already given by {earlier}, allowed: once")
         given.typed.append(typed)
         given.values.append(value)
 

@@ -4,14 +4,11 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pydantic")
-
 from support.cli import refused, run
+from support.waiting import until
 
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
@@ -31,16 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "by layer" in done.stdout
     assert "fewer than 48 prompts" in done.said
     assert "sparrow plan" in done.stderr
+    surface = Surface.load(place / "surface.json")
+    assert (surface.model, surface.budgets) == ("tiny", (64, 96))
+    drawn = {file.name for file in (place / "plots").iterdir()}
+    assert {"tails.svg", "means.svg", "layers.svg"} <= drawn
     return place
-
-
-def test_a_surface_and_its_plots(folder: Path) -> None:
-    surface = Surface.load(folder / "surface.json")
-    assert surface.model == "tiny"
-    assert surface.budgets == (64, 96)
-    assert {"tails.svg", "means.svg", "layers.svg"} <= {
-        file.name for file in (folder / "plots").iterdir()
-    }
 
 
 def test_a_plan_its_files_and_a_check(folder: Path, tmp_path: Path) -> None:
@@ -73,14 +65,10 @@ def test_a_target_out_of_reach_exits_1_with_the_nearest(folder: Path, tmp_path: 
     assert "nearest target that can be kept in every bin" in done.said
     assert not list(tmp_path.iterdir())
     done = run(
-        "plan", folder / "surface.json", "-t", "0.99", "--allow-dense", "-o", tmp_path, "--no-plots"
+        *("plan", folder / "surface.json", "-t", "0.99", "--allow-dense", "-o", tmp_path),
+        *("--no-plots", "--json", *PLAIN),
     )
     assert done.code == 0, done.stderr
-
-
-def test_as_json(folder: Path, tmp_path: Path) -> None:
-    words = ("-t", "0.3", "--by", "p05", "-o", tmp_path, "--no-plots", "--json")
-    done = run("plan", folder / "surface.json", *words, *PLAIN)
     assert json.loads(done.stdout)["hardware"] == "a machine by its bytes"
 
 
@@ -95,9 +83,7 @@ def test_interrupted_it_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hears
     )
-    while not (tmp_path / "measured.sqlite").exists():
-        time.sleep(0.05)
-        assert process.poll() is None
+    until(lambda: (tmp_path / "measured.sqlite").exists() or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -158,6 +144,8 @@ def test_bad_plans_are_one_message(folder: Path) -> None:
     surface = folder / "surface.json"
     assert "nowhere.json" in refused("plan", "nowhere.json")
     assert "surface" in refused("plan", folder / "measured.sqlite")
+    run("plan", surface, "-t", "0.3", "--by", "p05", "--no-plots", "-o", folder)
+    assert "sparrow calibrate makes one" in refused("plan", folder / "plan.json")
     for words, name in (
         (("--hardware", "abacus"), "abacus"),
         (("--by", "luck"), "--by luck"),
