@@ -288,7 +288,7 @@ def parse_document(text: str) -> Json:
     """The JSON object of a text, its digest checked and left out."""
     document = _object(parse_json(text))
     try:
-        for place, string in _strings(document):
+        for place, string in strings(document):
             if CONTROL.search(string):
                 raise ValueError(f"control characters in {place or 'a key'}: {string[:80]!r}")
         digest = content_digest(document)
@@ -328,17 +328,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> Json:
     return unique
 
 
-def _strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+def strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
     """Every text in a JSON value, with where it stands; keys are without a place."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
         for key, inner in value.items():
             yield "", key
-            yield from _strings(inner, f"{place}.{key}" if place else key)
+            yield from strings(inner, f"{place}.{key}" if place else key)
     elif isinstance(value, list):
         for number, inner in enumerate(value):
-            yield from _strings(inner, f"{place}[{number}]")
+            yield from strings(inner, f"{place}[{number}]")
 
 
 # JSON lines.

@@ -204,10 +204,7 @@ def frozen_array(dtype: np.dtype[Any], value: Any, *, dimensions: int = 1) -> np
 def _as_array(dtype: np.dtype[Any], value: Any, dimensions: int) -> npt.NDArray[Any]:
     """`value` as an array of a kind that may become `dtype`: no floats or bools as integers."""
     allowed = f"allowed: {dimensions}-D {dtype}"
-    try:
-        given = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"got no array ({error}), {allowed}") from error
+    given = np.asarray(value)
     if given.size == 0 and given.ndim == 1 < dimensions:
         given = given.reshape(0, *[0] * (dimensions - 1))
     kinds = {"b": "b", "i": "iu", "f": "iuf"}[dtype.kind]

@@ -1,11 +1,11 @@
 """The configuration of `sparrow train`: sparse rollout, dense policy, a guarded tail."""
 
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from sparrow.files import strings
 from sparrow.schema.base import Record
 from sparrow.schema.common import AttentionConfig, Device
 from sparrow.schema.types import (
@@ -253,27 +253,14 @@ def code_settings(config: TrainConfig) -> dict[str, str]:
     """
     return {
         key: text
-        for key, text in _texts(config.model_dump(mode="json"))
-        if _setting(key) not in DATA and ARGUMENTS not in key and names_code(text)
+        for key, text in strings(config.model_dump(mode="json"))
+        if key
+        and re.sub(r"\[\d+\]", "", key) not in DATA
+        and ARGUMENTS not in key
+        and names_code(text)
     }
 
 
 def names_code(text: str) -> bool:
     """Whether a text has the form of an import path: module:name, or a file of Python."""
     return ":" in text or text.endswith(".py")
-
-
-def _setting(key: str) -> str:
-    return re.sub(r"\[\d+\]", "", key)
-
-
-def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in plain data, with its dotted key."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _texts(inner, f"{key}.{name}" if key else name)
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from _texts(inner, f"{key}[{number}]")
