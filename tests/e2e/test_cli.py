@@ -48,15 +48,9 @@ def test_digests_are_checked_and_said(folder: Path, tmp_path: Path) -> None:
     words = ("generate", "-m", copy, "hello", *SHORT)
     assert "(verified)" in run(*words).stderr
     (copy / "tokenizer.json").write_text("{}")
-    damaged = run(*words)
-    assert damaged.code == 2
-    assert "tokenizer.json" in damaged.stderr
-    assert "SHA256SUMS" in damaged.stderr
+    assert "tokenizer.json does not match its digest in SHA256SUMS" in refused(*words)
     (copy / "SHA256SUMS").unlink()
-    damaged = run(*words)
-    assert damaged.code == 2
-    assert "tokenizer.json" in damaged.stderr
-    assert "Traceback" not in damaged.stderr
+    assert "tokenizer.json" in refused(*words)
     shutil.copy(folder / "tokenizer.json", copy)
     assert "(unverified)" in run(*words).stderr
 
@@ -76,11 +70,10 @@ def test_a_schedule_of_another_family_must_be_forced(folder: Path, tmp_path: Pat
     file, out = tmp_path / "made.json", tmp_path / "run"
     Schedule.fixed(96, page=32, family="llama").save(file)
     words = ("generate", "-m", folder, "x" * 100, *SHORT, f"--attention.schedule={file}")
-    refused = run(*words, "--out", out)
-    assert refused.code == 2
-    assert "family 'llama' (the engine runs 'qwen3')" in refused.stderr
-    assert "page 32 (the engine runs 16)" in refused.stderr
-    assert "--attention.force=true" in refused.stderr
+    said = refused(*words, "--out", out)
+    assert "family 'llama' (the engine runs 'qwen3')" in said
+    assert "page 32 (the engine runs 16)" in said
+    assert "--attention.force=true" in said
     assert not out.exists()
     forced = run(*words, "--attention.force=true", "--json")
     assert forced.code == 0, forced.stderr
@@ -102,10 +95,9 @@ def test_a_schedule_runs_with_its_own_flow(folder: Path, tmp_path: Path) -> None
         assert made.flow in json.loads(done.stdout)["attention"]
     Schedule.fixed(64, flow="fine-means-4").save(tmp_path / "made.json")
     named = (*words, f"--attention.schedule={tmp_path / 'made.json'}")
-    refused = run(*named)
-    assert refused.code == 2
-    assert "fine-means-4" in refused.stderr
-    assert "attention.flow" in refused.stderr
+    said = refused(*named)
+    assert "fine-means-4" in said
+    assert "attention.flow" in said
     done = run(*named, "--attention.flow=fine_means(4)")
     assert done.code == 0, done.stderr
 

@@ -6,8 +6,6 @@ from support.prompts import DESIGNS, truth
 
 from sparrow.stats import Interval, quantile_interval
 
-ORDINARY = [name for name in DESIGNS if not name.startswith("extreme")]
-
 
 def coverage(name: str, prompts: int, repetitions: int, draws: int = 999) -> float:
     """The share of samples of a design whose 95 % interval of p05 holds the truth."""
@@ -25,7 +23,7 @@ def test_at_48_prompts_intervals_hold_the_truth() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompts", [48, 96])
-@pytest.mark.parametrize("name", ORDINARY)
+@pytest.mark.parametrize("name", DESIGNS)
 def test_under_every_design_intervals_hold_the_truth(name: str, prompts: int) -> None:
     assert 0.92 <= coverage(name, prompts, 600) <= 0.98
 

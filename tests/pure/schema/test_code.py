@@ -61,18 +61,12 @@ def test_import_paths_are_listed() -> None:
 
 
 def test_names_of_the_package_and_data_are_no_code() -> None:
-    attention = {"schedule": "odd:name.py", "flow": "fine_means(2)"}
-    found = code_settings(
-        config(
-            model={"name": "owner/name", "device": "cuda:1"},
-            data={"file": "owner/rows:train", "reward": "math"},
-            rollout={"attention": attention},
-            algorithm={
-                "surrogate": {"use": "ppo", "settings": {"mode": "a:b"}},
-                "aggregate": "token-mean",
-            },
-            validation={"every": 1, "file": "held:out.py"},
-            run={"name": "a.py"},
-        )
+    odd = config(
+        model={"name": "owner/name", "device": "cuda:1"},
+        data={"file": "owner/rows:train", "reward": "math"},
+        rollout={"attention": {"schedule": "odd:name.py", "flow": "fine_means(2)"}},
+        algorithm={"surrogate": {"use": "ppo", "settings": {"mode": "a:b"}}},
+        validation={"every": 1, "file": "held:out.py"},
+        run={"name": "a.py"},
     )
-    assert found == {}
+    assert code_settings(odd) == {}
