@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 from rich.table import Table
@@ -92,25 +92,18 @@ def run_training(config: TrainConfig, stopping: "Stopping", *, brief: bool = Fal
         with display:
             run.watch = display
             return train_run(run)
-    except Stopped:
-        _end(run, "stopped", STOPPED)
-    except GateStop as error:
-        how = "with other settings of the gate (gate.mode=warn, gate.target) it goes on"
-        _end(run, f"the gate stopped the run: {error}", GATED, how)
-    except (Diverged, Unjudged) as error:
-        _end(run, str(error), DIVERGED if isinstance(error, Diverged) else UNJUDGED)
-    except EpisodeFailed as error:
-        if error.__cause__ is None:
-            _end(run, str(error), 1)
-        _say_end(run, str(error))
-        raise  # whose code it is wants to see where
+    except (Stopped, GateStop, Diverged, Unjudged, EpisodeFailed) as error:
+        codes = {Stopped: STOPPED, GateStop: GATED, Diverged: DIVERGED, Unjudged: UNJUDGED}
+        if isinstance(error, GateStop):
+            how = "with other settings of the gate (gate.mode=warn, gate.target) it goes on"
+            _say_end(run, f"the gate stopped the run: {error}", how)
+        else:
+            _say_end(run, str(error) or "stopped")
+        if isinstance(error, EpisodeFailed) and error.__cause__ is not None:
+            raise  # whose code it is wants to see where
+        sys.exit(codes.get(type(error), 1))
     finally:
         close_run(run)
-
-
-def _end(run: "Run", why: str, code: int, how: str = GO_ON) -> NoReturn:
-    _say_end(run, why, how)
-    sys.exit(code)
 
 
 def _say_end(run: "Run", why: str, how: str = GO_ON) -> None:

@@ -178,8 +178,9 @@ def _overlay(below: Table, above: Table) -> Table:
     merged = dict(below)
     for key, value in above.items():
         old = below.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = _overlay(old, value) if both else value
+        if isinstance(old, dict) and isinstance(value, dict):
+            value = _overlay(old, value)
+        merged[key] = value
     return merged
 
 

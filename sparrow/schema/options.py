@@ -104,9 +104,9 @@ def options_of(cls: type[Record]) -> list[Option]:
     shortcuts: Mapping[str, str] = getattr(cls, "shortcuts", {})
     names = {*cls.model_fields, *shortcuts}
     letters = {letter: name for name, letter in reversed(LETTERS.items()) if name in names}
-    paths = {name: (name,) for name, kind in fields_of(cls).items() if not _is_table(kind)}
-    paths |= {name: tuple(path.split(".")) for name, path in shortcuts.items()}
-    return [_option(cls, name, path, letters) for name, path in paths.items()]
+    paths = {name: name for name, kind in fields_of(cls).items() if not _is_table(kind)}
+    paths |= shortcuts
+    return [_option(cls, name, tuple(path.split(".")), letters) for name, path in paths.items()]
 
 
 def _option(

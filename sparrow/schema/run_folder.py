@@ -96,12 +96,8 @@ def read_metrics(file: Path | None) -> list[Metrics]:
     return lines
 
 
-def read_actions(file: Path | None) -> list[ActionLine]:
-    """In the order of steps; none without a file."""
-    return _read(file, ActionLine)
-
-
 def _read(file: Path | None, kind: type[Line]) -> list[Line]:
+    """In the order of steps; none without a file."""
     found = []
     for number, line in enumerate([] if file is None else read_lines(file, growing=True), 1):
         try:
@@ -306,7 +302,7 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolde
         number=number,
         steps=read_metrics(_first(places, METRICS)),
         validation=read_metrics(_first(places, VALIDATION)),
-        actions=read_actions(_first(places, ACTIONS)),
+        actions=_read(_first(places, ACTIONS), ActionLine),
         settings=read_settings(settings),
         schedule=schedule,
         **found,  # type: ignore[arg-type]
