@@ -8,8 +8,7 @@ from pathlib import Path
 from sparrow.report.page import Chart, Section
 from sparrow.report.render import svg_file
 from sparrow.report.training import kept_section, learning_section, tail_section
-from sparrow.schema.run_files import RunSettings, read_metrics
-from sparrow.schema.run_folder import RunFolder
+from sparrow.schema.run_folder import RunFolder, RunSettings, read_metrics
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "docs/results/training/small.svg"

@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import wraps
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -32,10 +33,17 @@ from sparrow.schema.bench import (
     BenchTraceConfig,
     BenchTrainConfig,
     TrainWork,
-    case_words,
 )
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
-from sparrow.schema.common import GenerateConfig
+from sparrow.schema.common import (
+    DoctorConfig,
+    FetchConfig,
+    GenerateConfig,
+    PresetsConfig,
+    PuzzleConfig,
+    ReplayConfig,
+    ReportConfig,
+)
 from sparrow.schema.evaluation import EvalConfig, Evaluation
 from sparrow.schema.flow import (
     Configuration,
@@ -46,26 +54,18 @@ from sparrow.schema.flow import (
     FlowScores,
     FlowTextsConfig,
 )
-from sparrow.schema.layers import Layer, merge
-from sparrow.schema.options import configure, options_of
+from sparrow.schema.loading import load_config, merge
+from sparrow.schema.options import options_of
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import TrainConfig
 from sparrow.schema.types import Progress, Report
-from sparrow.schema.verbs import (
-    DoctorConfig,
-    FetchConfig,
-    PresetsConfig,
-    PuzzleConfig,
-    ReplayConfig,
-    ReportConfig,
-)
 
 if TYPE_CHECKING:
     from sparrow.calibrate.planning.hardware import Hardware
-    from sparrow.dataflow.evaluation import Answered, Part
+    from sparrow.dataflow.evaluation import Answered
     from sparrow.dataflow.local.messages import Watcher
     from sparrow.dataflow.preview import Preview
     from sparrow.dataflow.prompts import Source
@@ -108,26 +108,21 @@ def configured(cls: type[Root], loaded: str = "") -> Callable[[Callable[..., R]]
 
 def make_config(cls: type[Root], words: Sequence[Any], fields: Json) -> Root:
     """The configuration that a caller means: one that is made, or words; then fields over it."""
+    positional = next((option for option in options_of(cls) if option.positional), None)
+    values: Json = {}
     if words and isinstance(words[0], cls):
-        if len(words) > 1:
-            raise ValueError(f"{cls.__name__}: got {words[1:]} for a made one, allowed: fields")
-        return _with_fields(cls, words[0].model_dump(exclude_unset=True), fields)
-    positional = [option.name for option in options_of(cls) if option.positional]
-    if words and not positional:
-        config = configure(cls, [*map(str, words)])
-        return _with_fields(cls, config.model_dump(exclude_unset=True), fields)
-    several = bool(positional) and next(iter(options_of(cls))).several
-    values = [words] if words and several else words
-    if len(values) > len(positional) or fields.keys() & set(positional[: len(values)]):
-        taken = ", ".join(positional) or "none"
-        raise ValueError(f"{cls.__name__}: got {words}, allowed: {taken} in this order, each once")
-    return _with_fields(cls, dict(zip(positional, values, strict=False)), fields)
-
-
-def _with_fields(cls: type[Root], values: Json, fields: Json) -> Root:
-    """Tables in fields change what they name and leave the rest."""
+        values, words = words[0].model_dump(exclude_unset=True), words[1:]
+    elif words and positional is None:
+        made = load_config(cls, [], [*map(str, words)])
+        values, words = made.model_dump(exclude_unset=True), ()
+    elif words and positional is not None:
+        several = positional.several
+        values = {positional.name: words if several else words[0]}
+        words = () if several else words[1:]
+    if words:
+        raise ValueError(f"{cls.__name__}: got {words}, allowed: fields by their names")
     try:
-        return cls.model_validate(merge([Layer("", values), Layer("", fields)]))
+        return cls.model_validate(merge(values, fields))  # tables in fields leave the rest
     except ValidationError as error:
         raise ValueError(f"{cls.__name__}: {problems(error)}") from None
 
@@ -206,17 +201,17 @@ def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "Sour
     from sparrow.calibrate.flows import texts
     from sparrow.dataflow import prompts
 
-    count, skip = config.prompts, config.skip
+    part: Json = {"count": config.prompts, "skip": config.skip}
     if config.task is not None:
-        return prompts.of_task(model, config.task, length=config.length, count=count, skip=skip)
+        return prompts.of_task(model, config.task, length=config.length, **part)
     if config.rows is not None:
-        return prompts.of_rows(model, config.rows, count=count, skip=skip)
+        return prompts.of_rows(model, config.rows, **part)
     if config.ids is not None:
-        return prompts.of_ids(model, config.ids, count=count, skip=skip)
+        return prompts.of_ids(model, config.ids, **part)
     assert config.texts is not None
     standard = config.texts == "standard"
     known = texts.standard(report) if standard else texts.from_folder(config.texts)
-    chosen = known[skip : skip + count]
+    chosen = known[config.skip : config.skip + config.prompts]
     return prompts.of_texts(model, chosen, tokens=config.tokens, start=config.start)
 
 
@@ -363,6 +358,8 @@ def evaluate(
             max_tokens=engine.max_context,
             seed=config.seed,
         )
+        total = config.samples * sum(len(part.examples) for part in parts)
+        counted = count(1)
         evaluated = measure(
             engine,
             parts,
@@ -371,7 +368,7 @@ def evaluate(
             model=config.model,
             schedule=schedule,
             left_out=left_out,
-            on_answer=_counter(config, parts, progress),
+            on_answer=progress and (lambda: progress(next(counted), total, "answers")),
         )
     if config.out is not None:
         _write_answers(config.out, evaluated.answers, report)
@@ -391,16 +388,6 @@ def _trained(config: EvalConfig, report: Report) -> "Decoder":
     model = load(name, dtype=config.dtype, device=config.device, report=report)
     report(f"{config.model} | {str(model.dtype).removeprefix('torch.')} on {model.device}")
     return model
-
-
-def _counter(
-    config: EvalConfig, parts: "Sequence[Part]", progress: Progress | None
-) -> Callable[[], None] | None:
-    if progress is None:
-        return None
-    total = config.samples * sum(len(part.examples) for part in parts)
-    answered = iter(range(1, total + 1))
-    return lambda: progress(next(answered, total), total, "answers")
 
 
 def _write_answers(out: Path, cells: "Sequence[Sequence[Answered]]", report: Report) -> None:
@@ -722,7 +709,7 @@ def bench_decode(config: BenchDecodeConfig, *, report: Report = silent) -> Bench
     from sparrow.bench import decode
     from sparrow.sparse.flows.loading import load_flow
 
-    cases = [(case.rows, case.tokens, case.rest or None) for case in map(case_words, config.case)]
+    cases = [(case.rows, case.tokens, case.rest or None) for case in config.case]
     return decode.run(
         model=config.model,
         cases=cases or None,
@@ -774,7 +761,7 @@ def bench_train(config: BenchTrainConfig, *, report: Report = silent) -> Benchma
             recompute="recompute" in case.rest,
             compiled="compiled" in case.rest,
         )
-        for case in map(case_words, config.case)
+        for case in config.case
     ]
     given: Json = {"model": config.model, "device": config.device, "steps": config.steps}
     return training.run(cases=cases or None, progress=report, **given)

@@ -28,8 +28,10 @@ UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 DIGEST = "digest"
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
-HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # and lone surrogates
+# What a terminal obeys: control characters but tab and newline, marks that turn the direction of
+# text, and lone surrogates, which are no text.
+_OBEYED = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+CONTROL = re.compile(rf"[{_OBEYED}\ud800-\udfff]")
 _OF_BELOW = " of the lines below"
 _SEAL = re.compile(r', "digest": "([0-9a-f]{16})"\}')
 
@@ -244,7 +246,7 @@ def document_text(document: Mapping[str, Any]) -> str:
 
 def printable(text: str) -> str:
     """A text with its control characters shown as escapes: nothing in it that a terminal obeys."""
-    return HIDDEN.sub(lambda match: ascii(match[0])[1:-1], text)
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def _printable(value: Any) -> Any:
@@ -286,7 +288,7 @@ def parse_document(text: str) -> Json:
     """The JSON object of a text, its digest checked and left out."""
     document = _object(parse_json(text))
     try:
-        for place, string in _strings(document):
+        for place, string in strings(document):
             if CONTROL.search(string):
                 raise ValueError(f"control characters in {place or 'a key'}: {string[:80]!r}")
         digest = content_digest(document)
@@ -326,17 +328,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> Json:
     return unique
 
 
-def _strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+def strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
     """Every text in a JSON value, with where it stands; keys are without a place."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
         for key, inner in value.items():
             yield "", key
-            yield from _strings(inner, f"{place}.{key}" if place else key)
+            yield from strings(inner, f"{place}.{key}" if place else key)
     elif isinstance(value, list):
         for number, inner in enumerate(value):
-            yield from _strings(inner, f"{place}[{number}]")
+            yield from strings(inner, f"{place}[{number}]")
 
 
 # JSON lines.

@@ -71,6 +71,7 @@ Rejects = Callable[[Array, bool], npt.NDArray[np.bool_]]
 
 TAIL = 0.05
 """The quantile of acceptance that targets are about: p05."""
+LEVEL = 0.95  # of intervals
 DRAWS = 999
 STEPS = 32  # thresholds that are tried at once
 NOTHING = 1e-9  # a standard error of less than this share of the largest d is rounding
@@ -89,42 +90,33 @@ KS_POINTS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A figure over all tokens, and where it may lie.
-
-    effective: how many prompts of equal length would weigh as much as these of unequal length.
-    """
+    """A figure over all tokens, and where it may lie."""
 
     value: float
     low: float
     high: float
-    effective: float
 
 
 def quantile_interval(
-    groups: Sequence[Values],
-    q: float = 0.05,
-    *,
-    level: float = 0.95,
-    draws: int = DRAWS,
-    seed: int = 0,
-    least: float = 0.0,
-    most: float = 1.0,
+    groups: Sequence[Values], q: float = TAIL, *, draws: int = DRAWS, seed: int = 0
 ) -> Interval:
-    """The q-quantile of all tokens, and its interval over groups: each all tokens of one prompt.
+    """The q-quantile of all tokens, and its 95 % interval over groups: all tokens of one prompt.
 
     Groups without tokens are left out. One group alone says nothing about others, so its interval
-    is all that is possible: least to most. Ends are values of tokens, found to the token.
+    is all that is possible: 0 to 1. Ends are values of tokens, found to the token.
     """
-    ordered = [np.sort(group) for group in _given(groups, level, draws)]
-    if not 0 < q < 1:
-        raise ValueError(f"q must be between 0 and 1, got {q}")
+    ordered = [np.sort(np.asarray(group).ravel()) for group in groups if len(group)]
+    if not ordered:
+        raise ValueError(f"an interval needs tokens: none of the {len(groups)} groups has any")
     every = np.sort(np.concatenate(ordered))
+    if np.isnan(every[-1]):
+        raise ValueError("an interval needs numbers: a group has NaN")
     sizes = np.array([len(group) for group in ordered], dtype=np.float64)
     place = q * (len(every) - 1)
     value = float(np.quantile(every, q))
     if len(ordered) == 1:
-        return Interval(value=value, low=least, high=most, effective=1.0)
-    rejects = _test(sizes, level, draws, seed)
+        return Interval(value=value, low=0.0, high=1.0)
+    rejects = _test(sizes, draws, seed)
 
     def too_low(ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         return rejects(_below(ordered, every[ranks], "right") - q * sizes[:, None], False)
@@ -134,24 +126,7 @@ def quantile_interval(
 
     low = every[_farthest(too_low, int(np.floor(place)), 0)]
     high = every[_farthest(too_high, int(np.ceil(place)), len(every) - 1)]
-    return Interval(value=value, low=float(low), high=float(high), effective=_effective(sizes))
-
-
-def _given(groups: Sequence[Values], level: float, draws: int) -> list[Values]:
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
-    kept = [np.asarray(group).ravel() for group in groups if len(group)]
-    if not kept:
-        raise ValueError(f"an interval needs tokens: none of the {len(groups)} groups has any")
-    if any(np.isnan(group).any() for group in kept):
-        raise ValueError("an interval needs numbers: a group has NaN")
-    return kept
-
-
-def _effective(sizes: Array) -> float:
-    return float(sizes.sum() ** 2 / (sizes**2).sum())
+    return Interval(value=value, low=float(low), high=float(high))
 
 
 def _below(ordered: Sequence[Values], thresholds: Values, side: str) -> Array:
@@ -178,14 +153,16 @@ def _farthest(
     return inside
 
 
-def _test(sizes: Array, level: float, draws: int, seed: int) -> Rejects:
+def _test(sizes: Array, draws: int, seed: int) -> Rejects:
     """Whether the mean of columns of d [groups, columns] is above 0, or below, beyond chance."""
-    groups, tail = len(sizes), (1 - level) / 2
+    groups, tail = len(sizes), (1 - LEVEL) / 2
     weights = np.random.default_rng(seed).multinomial(
         groups, np.full(groups, 1 / groups), size=draws
     )
     share = weights / groups
-    least = _student(_effective(sizes), groups, tail)
+    # How many prompts of equal length would weigh as much as these of unequal length.
+    effective = float(sizes.sum() ** 2 / (sizes**2).sum())
+    least = _student(effective, groups, tail)
     rank = min(draws, int(np.ceil((1 - tail) * (draws + 1)))) - 1
 
     def rejects(d: Array, above: bool) -> npt.NDArray[np.bool_]:
@@ -226,9 +203,8 @@ def mean_at_k(acc: Sequence[npt.ArrayLike]) -> Estimate:
     """The mean over rows of how right their answers are on average. acc: of a row's answers."""
     rows = [np.asarray(row, dtype=np.float64) for row in acc]
     for number, row in enumerate(rows):
-        if row.ndim != 1 or not row.size or not ((row >= 0) & (row <= 1)).all():
-            given = np.array2string(row, threshold=8)
-            raise ValueError(f"mean_at_k, row {number}: got {given}, allowed: numbers from 0 to 1")
+        if not row.size or not ((row >= 0) & (row <= 1)).all():
+            raise ValueError(f"mean_at_k, row {number}: got {row}, allowed: numbers from 0 to 1")
     return _over_rows(np.array([row.mean() for row in rows]), sum(row.size for row in rows))
 
 
@@ -253,17 +229,16 @@ def _chance(correct: int, samples: int, k: int) -> float:
 
 def attempts(samples: int) -> tuple[int, ...]:
     """The k for which pass@k is told: powers of two up to the number of samples, and that."""
-    if samples < 1:
-        raise ValueError(f"attempts: got {samples} samples, allowed: 1 and more")
     powers = (2**i for i in range(samples.bit_length()))
     return tuple(sorted({*powers, samples}))
 
 
 def _over_rows(values: Array, answers: int) -> Estimate:
     """The mean of rows' values, each from 0 to 1, and its interval; see the module."""
-    rows, value = len(values), float(values.mean()) if len(values) else float("nan")
+    rows = len(values)
     if rows == 0:
         raise ValueError("no rows: there is nothing to score")
+    value = float(values.mean())
     if rows == 1:
         return Estimate(value=value, low=None, high=None)
     most, spread = value * (1 - value), float(values.var(ddof=1))

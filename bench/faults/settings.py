@@ -12,8 +12,8 @@ from faults.outcomes import Progress, Try, attempt
 from sparrow.cli import main
 from sparrow.schema.base import Record
 from sparrow.schema.common import GenerateConfig
-from sparrow.schema.errors import fields_of
 from sparrow.schema.loading import load_config
+from sparrow.schema.options import fields_of
 from sparrow.schema.study import StudyConfig
 from sparrow.schema.train import TrainConfig
 from sparrow.schema.warmup import WarmupConfig

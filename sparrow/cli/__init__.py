@@ -9,9 +9,8 @@ from io import TextIOWrapper
 from pydantic import ValidationError
 
 from sparrow import __version__
-from sparrow.cli.help import overview, verb_help
 from sparrow.cli.output import STOPPED, alert, console
-from sparrow.cli.verbs import GROUPS, VERBS
+from sparrow.cli.verbs import GROUPS, VERBS, overview, verb_help
 from sparrow.schema.base import problems
 
 HELP = ("-h", "--help")
@@ -55,7 +54,7 @@ def run(words: Sequence[str]) -> int:
         known = [verb.removeprefix(f"{name} ") for verb in (*VERBS, *GROUPS)]
         meant = "".join(f"; did you mean {verb}?" for verb in get_close_matches(rest[0], known, 1))
         raise ValueError(f"no verb {rest[0][:80]!r}{meant or '; sparrow --help lists them'}")
-    console.print(overview(VERBS, name))
+    console.print(overview(name))
     return 0 if rest else 2
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.text import Text
 
 from sparrow.cli.output import console, counting, going_on, plain, write
-from sparrow.schema.verbs import DemoConfig
+from sparrow.schema.common import DemoConfig
 
 if TYPE_CHECKING:
     from sparrow_recipes.demo import Place

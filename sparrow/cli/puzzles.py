@@ -7,7 +7,7 @@ from typing import Any
 from sparrow import api
 from sparrow.cli.output import progress_bar, report, write
 from sparrow.files import printable
-from sparrow.schema.verbs import PuzzleConfig
+from sparrow.schema.common import PuzzleConfig
 from sparrow.schema.warmup import WarmupConfig
 
 

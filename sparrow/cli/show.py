@@ -6,9 +6,13 @@ The first parameter is the configuration; further ones are options of the comman
 import json as jsons
 import sys
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+
+from rich.table import Table
+from rich.text import Text
 
 from sparrow import api
 from sparrow.cli.output import (
@@ -24,28 +28,29 @@ from sparrow.cli.output import (
     write_json,
 )
 from sparrow.cli.output import report as note
-from sparrow.schema.base import Record, to_dict
-from sparrow.schema.bench import (
-    BenchAttentionConfig,
-    BenchDecodeConfig,
-    BenchRolloutConfig,
-    BenchTraceConfig,
-    BenchTrainConfig,
-)
+from sparrow.schema.base import to_dict
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
-from sparrow.schema.common import GenerateConfig
+from sparrow.schema.common import (
+    DoctorConfig,
+    FetchConfig,
+    GenerateConfig,
+    PresetsConfig,
+    ReportConfig,
+)
 from sparrow.schema.evaluation import Estimate, EvalConfig, Evaluation
-from sparrow.schema.flow import FlowBenchConfig, FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
-from sparrow.schema.verbs import FetchConfig, PresetsConfig, ReportConfig
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from sparrow.schema.surface import Surface
+from sparrow.schema.flow import FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
+from sparrow.schema.surface import Surface
 
 Plots = Annotated[bool, "Also draw what is printed."]
-WIDE = 75  # columns of a table of accuracies in which reasons have room
 FEW = 5  # skipped rows that are named
+Examined = Mapping[str, Any]  # what `api.doctor` tells
+GIB = 2**30
+SECTIONS = {
+    "devices": ("cpu", "gpus", "driver"),
+    "memory": ("memory", "disk", "fits"),
+    "models": ("models", "hub"),
+    "checks": ("self_test", "kernels", "broken"),
+}
 KEPT_AT = (2048, 8192, 16384, 32768)  # lengths in the table of presets
 
 
@@ -56,8 +61,6 @@ def fetch(config: FetchConfig) -> None:
 
 
 def presets(config: PresetsConfig) -> None:
-    from rich.table import Table
-
     schedules = api.presets(config)
     if config.name is not None:
         write_json(schedules[0])
@@ -82,21 +85,17 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
 
         place = config.folder / ("check-plots" if check else "plots")
         files += write_figures(surface_figures(surface), place)
-    if json:
-        write_json(surface)
-        return
-    for table in _surface_tables(surface, check):
-        console.print(table)
     doubts = surface.undecided
     told = f"the plan still depends on {len(doubts)} cells: {'; '.join(doubts[:3])}"
-    for text in (*surface.warnings, *([told] if doubts else [])):
-        alert("warning:", text, "yellow")
-    note(f"written: {', '.join(map(str, files))}")
-    if not check:
-        note(f"next: sparrow plan {files[0]}")
+    warnings = (*surface.warnings, *([told] if doubts else []))
+    next_step = "" if check else f"next: sparrow plan {files[0]}"
+    if json:
+        write_json(surface)
+    else:
+        _show_files(_surface_tables(surface, check), "warning:", warnings, files, next_step)
 
 
-def _surface_tables(surface: "Surface", check: bool) -> "list[Table]":
+def _surface_tables(surface: Surface, check: bool) -> list[Table]:
     from sparrow.calibrate.tables import check_table, layers_table, tails_table
 
     if check:
@@ -126,17 +125,23 @@ def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> in
         files += write_figures(plan_figures(planned), folder / "plots")
     if json:
         write_json(planned)
-        return None
-    for table in plan_tables(planned):
-        console.print(table)
-    for text in planned.notes:
-        alert("note:", text, "yellow")
-    note(f"written: {', '.join(map(str, files))}")
-    note(
-        f"check it on new prompts: the options of the calibration, with --schedule {files[0]} and "
-        "--skip as many rows as it used"
-    )
+    else:
+        options = f"the options of the calibration, with --schedule {files[0]}"
+        how = f"check it on new prompts: {options} and --skip as many rows as it used"
+        _show_files(plan_tables(planned), "note:", planned.notes, files, how)
     return None
+
+
+def _show_files(
+    tables: Sequence[Table], mark: str, told: Sequence[str], files: Sequence[Path], how: str
+) -> None:
+    """What was measured, what to mind, what was written and how to go on."""
+    for table in tables:
+        console.print(table)
+    for text in told:
+        alert(mark, text, "yellow")
+    note(f"written: {', '.join(map(str, files))}")
+    note(how)
 
 
 def evaluate(config: EvalConfig, *, json: AsJson = False) -> None:
@@ -150,39 +155,33 @@ def evaluate(config: EvalConfig, *, json: AsJson = False) -> None:
     if json:
         write_json(evaluation)
         return
-    rows = sorted({cell.rows for cell in evaluation.cells})
-    counted = f"{rows[0]}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]}"
     console.print(
         f"{evaluation.model} | attention: {evaluation.attention} | "
-        f"temperature {evaluation.temperature:g} | {counted} rows of each, answers to a row: "
-        f"{evaluation.samples} | [95 % intervals over rows]",
+        f"temperature {evaluation.temperature:g} | answers to a row: {evaluation.samples} | "
+        "[95 % intervals over rows]",
         highlight=False,
     )
     console.print(_accuracies(evaluation))
-    if rows[0] == 1:
-        note("one row says nothing about others: no interval")
 
 
-def _accuracies(evaluation: Evaluation) -> "Table":
-    from rich.table import Table
-
+def _accuracies(evaluation: Evaluation) -> Table:
     passes = [f"pass@{pass_at.k}" for pass_at in evaluation.cells[0].passes if pass_at.k > 1]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("task", no_wrap=True)
-    for name in (f"mean@{evaluation.samples}", *passes, "tokens", "entropy", "cut off"):
+    figures = ("rows", f"mean@{evaluation.samples}", *passes, "tokens", "entropy", "cut off")
+    for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
-    room = console.width >= WIDE + 7 * len(passes)
-    if room:
-        table.add_column("most frequent")
+    table.add_column("most frequent")
     for cell in evaluation.cells:
         table.add_row(
             cell.source if cell.length is None else f"{cell.source} {cell.length}",
+            str(cell.rows),
             _interval(cell.mean),
             *(f"{pass_at.estimate.value:.2f}" for pass_at in cell.passes if pass_at.k > 1),
             f"{cell.tokens:.0f}",
             "" if cell.entropy is None else f"{cell.entropy:.3f}",
             f"{cell.cut_off:.0%}",
-            *([cell.reasons[0].text] if room else []),
+            cell.reasons[0].text,
         )
     return table
 
@@ -262,40 +261,24 @@ def flow_score(config: FlowScoreConfig, *, json: AsJson = False) -> None:
     _show_result(result, [flow_score_table(result)], json)
 
 
-def flow_bench(config: FlowBenchConfig, *, json: AsJson = False) -> None:
-    _bench(api.flow_bench, config, json)
-
-
 def flow_texts(config: FlowTextsConfig) -> None:
     write(str(api.flow_texts(config, report=note)))
 
 
-def bench_attention(config: BenchAttentionConfig, *, json: AsJson = False) -> None:
-    _bench(api.bench_attention, config, json)
+def measured(name: str) -> Callable[..., None]:
+    """The verb that calls a measurement of the API and shows its table."""
+    measure = getattr(api, name)
 
+    def show(config: Any, *, json: AsJson = False) -> None:
+        with measuring() as say:
+            result = measure(config, report=say)
+        from sparrow.bench.timing import table
 
-def bench_decode(config: BenchDecodeConfig, *, json: AsJson = False) -> None:
-    _bench(api.bench_decode, config, json)
+        _show_result(result, [table(result)], json)
 
-
-def bench_rollout(config: BenchRolloutConfig, *, json: AsJson = False) -> None:
-    _bench(api.bench_rollout, config, json)
-
-
-def bench_train(config: BenchTrainConfig, *, json: AsJson = False) -> None:
-    _bench(api.bench_train, config, json)
-
-
-def bench_trace(config: BenchTraceConfig, *, json: AsJson = False) -> None:
-    _bench(api.bench_trace, config, json)
-
-
-def _bench(measure: Callable[..., Any], config: Record, json: bool) -> None:
-    with measuring() as say:
-        result = measure(config, report=say)
-    from sparrow.bench.timing import table
-
-    _show_result(result, [table(result)], json)
+    show.__name__ = name
+    show.__annotations__["config"] = signature(measure).parameters["config"].annotation
+    return show
 
 
 def _show_result(result: Any, tables: Sequence[Any], json: bool) -> None:
@@ -304,3 +287,81 @@ def _show_result(result: Any, tables: Sequence[Any], json: bool) -> None:
     else:
         for table in tables:
             console.print(table)
+
+
+# `sparrow doctor`.
+
+
+def doctor(config: DoctorConfig, *, json: AsJson = False) -> int:
+    with measuring("looking; the first time, kernels are compiled"):
+        examined = api.doctor(config)
+    if json:
+        write_json(examined)
+    else:
+        _show_machine(examined)
+    return int(not examined["ready"])
+
+
+def _show_machine(found: Examined) -> None:
+    """One screen: sections of lines, the verdict last."""
+    grid = Table.grid(padding=(0, 2))
+    sections = {"packages": [*_packages(found)]} | {
+        title: [line for key in keys for line in _lines(key.replace("_", "-"), found[key])]
+        for title, keys in SECTIONS.items()
+    }
+    for title, lines in sections.items():
+        for number, line in enumerate(lines):
+            grid.add_row("" if number else Text(title, style="bold"), line)
+    console.print(grid, highlight=False)
+    _verdict(found)
+
+
+def _packages(found: Examined) -> Iterator[str]:
+    yield f"sparrow {found['sparrow']}, Python {found['python']}, {found['platform']}"
+    for title, optional in (("", False), ("optional: ", True)):
+        here = [each for each in found["packages"] if (each["extra"] is not None) == optional]
+        told = {"ok": "", "old": " (too old)", "missing": "missing"}
+        shown = [f"{p['name']} {p['version'] or ''}{told[p['state']]}" for p in here]
+        yield title + ", ".join(shown)
+
+
+def _lines(name: str, value: Any) -> Iterator[str]:
+    """A line for a value, one for each where there are several; none for what nobody knows."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _lines(name, each)
+    elif isinstance(value, Mapping) and any(isinstance(each, list) for each in value.values()):
+        for inner, each in value.items():
+            yield from _lines(f"{name} {inner}", each)
+    elif value not in (None, {}, ""):
+        yield f"{name}: {_words(value)}"
+
+
+def _words(value: Any) -> str:
+    """Plain data in words: names with what they stand for, sizes in GiB."""
+    if isinstance(value, Mapping):
+        told = {name.replace("_", " "): _words(inner) for name, inner in value.items()}
+        return ", ".join(f"{name} {text}" for name, text in told.items() if text)
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "yes", False: "NO"}[value]
+    if isinstance(value, int) and value >= GIB // 8:
+        return f"{value / GIB:.3g} GiB"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _verdict(found: Examined) -> None:
+    if found["ready"]:
+        verbs, where = ", ".join(found["ready_for"]), " and ".join(found["devices"])
+        ready = f"\n[bold green]ready for:[/] {verbs}, on {where}"
+        console.print(ready, highlight=False, markup=True)
+    else:
+        console.print("\n[bold red]not ready.[/] To mend:", highlight=False, markup=True)
+        _advise(found["problems"])
+    if found["missing"]:
+        console.print("missing, should you need it:", style="bold", highlight=False)
+        _advise(found["missing"])
+
+
+def _advise(advice: list[dict[str, str]]) -> None:
+    for each in advice:
+        console.print(f"  {each['what']}\n      {each['how']}", highlight=False)

@@ -1,12 +1,13 @@
 """`sparrow train` and `sparrow replay`: RL with a sparse rollout, and parts of it again."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
+from rich.table import Table
 
 from sparrow import api
 from sparrow.cli.output import (
@@ -20,15 +21,18 @@ from sparrow.cli.output import (
     write,
     write_json,
 )
+from sparrow.schema.common import ReplayConfig
 from sparrow.schema.train import TrainConfig
-from sparrow.schema.verbs import ReplayConfig
 
 if TYPE_CHECKING:
     from sparrow.dataflow.local.run import Run
+    from sparrow.dataflow.preview import Preview
     from sparrow.dataflow.stopping import Stopping
 
 GATED, DIVERGED, UNJUDGED = 3, 4, 5  # exit codes of a run that has not ended
 
+Lines = list[tuple[str, str]]
+GIB = 2**30
 GO_ON = "the same command goes on from it"
 
 
@@ -55,13 +59,11 @@ def train(
 
 
 def _preview(config: TrainConfig, json: bool) -> int:
-    from sparrow.cli.preview import show
-
     preview = api.preview(config)
     if json:
         write_json(preview)
     else:
-        show(preview, console)
+        show_preview(preview, console)
     return int(not preview.fits)
 
 
@@ -90,23 +92,16 @@ def run_training(config: TrainConfig, stopping: "Stopping", *, brief: bool = Fal
             )
             with display:
                 return train_run(run)
-    except Stopped:
-        _end(run, "stopped", STOPPED)
-    except GateStop as error:
-        how = "with other settings of the gate (gate.mode=warn, gate.target) it goes on"
-        _end(run, f"the gate stopped the run: {error}", GATED, how)
-    except (Diverged, Unjudged) as error:
-        _end(run, str(error), DIVERGED if isinstance(error, Diverged) else UNJUDGED)
-    except EpisodeFailed as error:
-        if error.__cause__ is None:
-            _end(run, str(error), 1)
-        _say_end(run, str(error))
-        raise  # whose code it is wants to see where
-
-
-def _end(run: "Run", why: str, code: int, how: str = GO_ON) -> NoReturn:
-    _say_end(run, why, how)
-    sys.exit(code)
+    except (Stopped, GateStop, Diverged, Unjudged, EpisodeFailed) as error:
+        codes = {Stopped: STOPPED, GateStop: GATED, Diverged: DIVERGED, Unjudged: UNJUDGED}
+        if isinstance(error, GateStop):
+            how = "with other settings of the gate (gate.mode=warn, gate.target) it goes on"
+            _say_end(run, f"the gate stopped the run: {error}", how)
+        else:
+            _say_end(run, str(error) or "stopped")
+        if isinstance(error, EpisodeFailed) and error.__cause__ is not None:
+            raise  # whose code it is wants to see where
+        sys.exit(codes.get(type(error), 1))
 
 
 def _say_end(run: "Run", why: str, how: str = GO_ON) -> None:
@@ -142,3 +137,85 @@ def replay(config: ReplayConfig, *, json: AsJson = False) -> None:
     for name, value in result.items():
         shown = f"{value:.6g}" if isinstance(value, float) else value
         console.print(f"{name:32} {shown}", highlight=False)
+
+
+# `sparrow train --dry-run`.
+
+
+def show_preview(preview: "Preview", console: Console) -> None:
+    """The whole plan: what runs, memory, batch, schedule, time; then what to keep in mind."""
+    table = Table(title="the plan, nothing was run", show_header=False)
+    for section in preview_sections(preview):
+        table.add_section()
+        for name, text in section:
+            table.add_row(name, text)
+    console.print(table)
+    for note in preview.notes:
+        console.print(f"[yellow]note:[/] {plain(note)}", markup=True)
+    if not preview.fits:
+        console.print("[bold red]it does not fit[/]: see memory above", markup=True)
+
+
+def preview_sections(preview: "Preview") -> list[Lines]:
+    machine, trainer, engine = preview.machine, preview.trainer, preview.engine
+    state = trainer.weights + trainer.gradients + trainer.moments
+    held = preview.rollout_bytes - engine.total
+    verdict = "fits" if preview.fits else "DOES NOT FIT"
+    sleeps = "asleep meanwhile" if preview.sleeps else "awake meanwhile"
+    holds = f"{engine.tokens} tokens, {engine.tokens / engine.context:.3g} of {engine.context}"
+    kept = ", ".join(f"{each.kept:.0f} of {each.length}" for each in preview.kept)
+    updates = f"{preview.updates} updates, each of"
+    return [
+        [
+            *preview.words.items(),
+            ("tokens kept", kept or "all"),
+            ("weights", f"{preview.parameters / 1e6:.1f} M"),
+            ("machine", f"{machine.name}, {_gib(machine.memory)}"),
+        ],
+        [
+            ("trainer", f"{_gib(trainer.total)}; the engine is {sleeps}"),
+            ("  weights, gradients, moments", _gib(state)),
+            ("  copies of weights", _gib(trainer.copies)),
+            ("  activations of a micro-batch", _gib(trainer.activations)),
+            ("  logits by chunks", _gib(trainer.logits)),
+            ("engine", f"{_gib(engine.total)}; of the trainer stay {_gib(held)}"),
+            ("  weights", _gib(engine.weights)),
+            ("  keys and values", holds),
+            ("at most", f"{_gib(max(preview.rollout_bytes, preview.update_bytes))}: {verdict}"),
+        ],
+        [
+            ("answers", f"{preview.sequences} a step, {preview.steps} steps"),
+            *(
+                (each.name, f"{each.tokens} tokens; {updates} {each.micro_batches} micro-batches")
+                for each in preview.cases
+            ),
+        ],
+        _time(preview),
+    ]
+
+
+def _time(preview: "Preview") -> Lines:
+    timed = [(case.name, case.seconds) for case in preview.cases if case.seconds]
+    if not timed:
+        return [("time of a step", f"not predicted: {preview.untimed}")]
+    lines = [(f"a step, {name}", _step(time, sparse=bool(preview.kept))) for name, time in timed]
+    name, last = timed[-1]
+    return [*lines, ("the run", f"{_duration(last['step'] * preview.steps)}, {name}")]
+
+
+def _step(time: Mapping[str, float], *, sparse: bool) -> str:
+    parts = " + ".join(f"{n} {_duration(time[n])}" for n in ("rollout", "log-probs", "update"))
+    whole, dense = time["step"], time["dense rollout"]
+    slower = (whole - time["rollout"] + dense) / whole
+    compared = f"; with dense rollout ({_duration(dense)}) {slower:.2f}x as long" if sparse else ""
+    return f"{_duration(whole)} = {parts}{compared}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.3g} GiB" if size >= GIB / 10 else f"{size / 2**20:.3g} MiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

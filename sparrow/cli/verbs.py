@@ -1,24 +1,35 @@
-"""The verbs by name, in the order in which people need them, and how their words are read."""
+"""The verbs by name, in the order in which people need them, and their help in eighty columns.
+
+Options and their help come from the configuration classes, the rest from docstrings.
+"""
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, get_args
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
 from sparrow import api
 from sparrow.cli import show
 from sparrow.cli.demo import demo
-from sparrow.cli.doctor import doctor
 from sparrow.cli.puzzles import puzzle, warmup
 from sparrow.cli.study import study
 from sparrow.cli.train import replay, train
 from sparrow.schema.base import Record
-from sparrow.schema.loading import load_config
-from sparrow.schema.options import Option, options_of, parse
+from sparrow.schema.loading import Layer, parse, resolve
+from sparrow.schema.options import Option, fields_of, options_of
 
 ABOUT = (
     "Train thinking models by RL with sparse rollouts, and measure what sparsity changes. "
     "`sparrow VERB --help` explains each verb and its options."
 )
+HELP = Option("help", (), bool, "Show this message and exit.", letter="h")
+VERSION = Option("version", (), bool, "Print the version.")
+CONFIG = Option("config", (), str, "TOML file of settings; later ones win.", letter="c")
 GROUPS = {
     "flow": "Check, score and time flows: formulas that choose which tokens attention keeps.\n\n"
     "docs/flows.md shows how to write one in a few lines of Python.",
@@ -58,21 +69,134 @@ class Verb(NamedTuple):
 
     def run(self, words: Sequence[str]) -> int | None:
         parsed = parse(self.config, words, self.extras)
-        config = load_config(self.config, parsed.files, parsed.overrides)
-        return self.show(config, **parsed.extras)
+        config = resolve(self.config, parsed.files, parsed.layers)
+        try:
+            return self.show(config, **parsed.extras)
+        except OSError as error:
+            raise _with_option(error, parsed.layers) from error
+
+
+def _with_option(error: OSError, layers: Sequence[Layer]) -> Exception:
+    """The error of the system, with the option that named its file."""
+    file = str(error.filename or "")
+    for source, value in layers:
+        while isinstance(value, dict | list) and value:
+            value = value[0] if isinstance(value, list) else next(iter(value.values()))
+        if file and isinstance(value, str) and (file.startswith(value) or value.startswith(file)):
+            return ValueError(f"{source}: {error}")
+    return error
 
 
 def _extra(parameter: inspect.Parameter) -> Option:
     kind, help = get_args(parameter.annotation)[:2]
-    metavar = "" if kind is bool else parameter.name.upper()
-    return Option(parameter.name, (), kind, help, parameter.default, metavar)
+    return Option(parameter.name, (), kind, help, parameter.default)
 
 
 _SHOWN: tuple[Show, ...] = (
-    *(demo, doctor, show.fetch, show.calibrate, show.plan, train, show.evaluate, show.report),
+    *(demo, show.doctor, show.fetch, show.calibrate, show.plan, train, show.evaluate, show.report),
     *(show.generate, puzzle, show.presets, replay),
-    *(show.flow_check, show.flow_score, show.flow_bench, show.flow_texts, study),
-    *(show.bench_attention, show.bench_decode, show.bench_rollout),
-    *(show.bench_train, show.bench_trace, warmup),
+    *(show.flow_check, show.flow_score, show.measured("flow_bench"), show.flow_texts, study),
+    *map(show.measured, ("bench_attention", "bench_decode", "bench_rollout")),
+    *map(show.measured, ("bench_train", "bench_trace")),
+    warmup,
 )
 VERBS = {verb.name: verb for verb in map(Verb.of, _SHOWN)}
+
+
+# Help.
+
+
+def overview(group: str = "") -> RenderableType:
+    """All verbs, or those of a group."""
+    about = GROUPS | {name: verb.doc for name, verb in VERBS.items()}
+    own = [name.removeprefix(f"{group} ") for name in VERBS if name.startswith(f"{group} ")]
+    panels = {"Verbs": own} if group else PANELS
+    above = f"{group} " if group else ""
+    return Group(
+        _usage(f"{above}VERB"),
+        *_texts(GROUPS.get(group, ABOUT)),
+        *(
+            _panel(title, [(name, first_sentence(about[above + name])) for name in names])
+            for title, names in panels.items()
+        ),
+        _options([HELP] if group else [VERSION, HELP], "Options"),
+    )
+
+
+def verb_help(verb: Verb) -> RenderableType:
+    """Usage, what the verb does with examples, and its options."""
+    options = [*verb.options, CONFIG, HELP]
+    arguments = [option.metavar for option in options if option.positional]
+    sections = [*_section_rows(verb.config, "")]
+    names = arguments or (["CONFIG"] if sections else [])
+    return Group(
+        _usage(" ".join([verb.name, *names, "[OPTIONS]"])),
+        *_texts(verb.doc),
+        _options(sorted(options, key=lambda option: not option.positional), "Options"),
+        *([_panel("Settings: --section.key=value", sections)] if sections else []),
+    )
+
+
+def first_sentence(text: str) -> str:
+    return flowing(text).split("\n\n")[0]
+
+
+def flowing(text: str) -> str:
+    """The text with each paragraph on one line, so that it fills a terminal of any width.
+
+    Lines that begin with a blank stay as they are: examples.
+    """
+    lines = [line.removeprefix("    ") for line in text.strip().split("\n")]
+    paragraphs = "\n".join(lines).split("\n\n")
+    return "\n\n".join(
+        part if part.startswith(" ") else " ".join(part.split("\n")) for part in paragraphs
+    )
+
+
+def _usage(words: str) -> RenderableType:
+    return Padding(Text.assemble(("Usage: ", "yellow"), f"sparrow {words}"), (1, 1), expand=False)
+
+
+def _texts(text: str) -> Iterable[RenderableType]:
+    return [Padding(Text(part), (0, 1, 1, 1), expand=False) for part in flowing(text).split("\n\n")]
+
+
+def _panel(title: str, rows: Iterable[tuple[str, str]]) -> Panel:
+    table = Table.grid(padding=(0, 2), expand=True)
+    table.add_column(no_wrap=True, style="bold cyan")
+    table.add_column(ratio=1)
+    for name, text in rows:
+        table.add_row(Text(name), Text(text))
+    return Panel(table, title=title, title_align="left", border_style="dim")
+
+
+def _options(options: Iterable[Option], title: str) -> Panel:
+    return _panel(title, [(_written(option), _explained(option)) for option in options])
+
+
+def _written(option: Option) -> str:
+    if option.positional:
+        return option.metavar
+    names = [option.long, *([f"-{option.letter}"] if option.letter else [])]
+    if option.flag and option.default:
+        names = [f"{option.long}/--no-{option.long[2:]}"]
+    return " ".join([*names, option.metavar]).strip()
+
+
+def _explained(option: Option) -> str:
+    default, text = option.default, option.help
+    if option.several and not option.positional:
+        text += " Can be repeated."
+    if "efault" in text or default is None or default == () or isinstance(default, bool):
+        return text
+    shown = ", ".join(map(str, default)) if isinstance(default, tuple) else default
+    return f"{text} Default: {shown}."
+
+
+def _section_rows(kind: Any, above: str) -> Iterable[tuple[str, str]]:
+    sections = {name: inner for name, inner in fields_of(kind).items() if fields_of(inner)}
+    leaves = [name for name in fields_of(kind) if name not in sections]
+    if above and leaves:
+        yield above, ", ".join(leaves)
+    for name, inner in sections.items():
+        yield from _section_rows(inner, f"{above}.{name}" if above else name)

@@ -6,18 +6,14 @@ its copies read-only.
 """
 
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import core_schema
 
 from sparrow.files import read_document, write_document
@@ -76,8 +72,7 @@ class Record(BaseModel):
         """Python's own numbers for numpy's, tuples for lists."""
         if not isinstance(values, dict):
             return values
-        arrays = cls._array_fields()
-        return {key: value if key in arrays else _plain(value) for key, value in values.items()}
+        return {key: _plain(value) for key, value in values.items()}
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -87,30 +82,26 @@ class Record(BaseModel):
     def _check(self) -> None:
         """Raise ValueError if the fields, each of the right type, do not fit together."""
 
-    @classmethod
-    @cache
-    def _array_fields(cls) -> frozenset[str]:
-        return frozenset(
-            name
-            for name, field in cls.model_fields.items()
-            if _Array.__name__ in f"{field.annotation} {field.metadata}"
-        )
-
     def replace(self, **changes: Any) -> Self:
         """The same with other values, which are checked."""
         return type(self)(**(dict(self) | changes))
+
+    def _require(self, holds: object, field: str, allowed: str, given: object = None) -> None:
+        """Raise FieldError unless it holds. given: what to show where the field says too little."""
+        if not holds:
+            value = attrgetter(field)(self) if given is None else given
+            raise FieldError(type(self).__name__, {field: (value, allowed)})
 
     def _refuse(self, name: str, bad: npt.NDArray[np.bool_], allowed: str) -> None:
         """Raise if any token is marked in `bad`."""
         if bad.any():
             given = f"{getattr(self, name)[bad][0]} at token {bad.argmax()}"
-            raise ValueError(f"{type(self).__name__}.{name}: got {given}, allowed: {allowed}")
+            self._require(False, name, allowed, given)
 
     def _require_aligned(self, *names: str) -> None:
         arrays = {name: getattr(self, name) for name in names}
         lengths = {name: len(array) for name, array in arrays.items() if array is not None}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"{type(self).__name__}: got lengths {lengths}, allowed: equal ones")
+        self._require(len(set(lengths.values())) <= 1, names[0], "equal lengths", lengths)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -147,13 +138,13 @@ class File(Record):
         The digest must be right where there is one; a file without, by hand, is taken as it is.
         """
         data = cls.upgrade(read_document(path, cls.what))
+        by = f"; {cls.made_by} makes one" if cls.made_by else ""
         if cls.version is not None and data.get("format") != cls.version:
-            by = f": {cls.made_by} makes one" if cls.made_by else ""
             raise ValueError(f"{path} is no {cls.what} of format {cls.version}{by}")
         try:
             return from_dict(cls, data)
         except ValueError as error:
-            raise ValueError(f"{cls.what} {path}: {error}") from error
+            raise ValueError(f"{cls.what} {path}: {error}{by}") from error
 
     @classmethod
     def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -213,10 +204,7 @@ def frozen_array(dtype: np.dtype[Any], value: Any, *, dimensions: int = 1) -> np
 def _as_array(dtype: np.dtype[Any], value: Any, dimensions: int) -> npt.NDArray[Any]:
     """`value` as an array of a kind that may become `dtype`: no floats or bools as integers."""
     allowed = f"allowed: {dimensions}-D {dtype}"
-    try:
-        given = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"got no array ({error}), {allowed}") from error
+    given = np.asarray(value)
     if given.size == 0 and given.ndim == 1 < dimensions:
         given = given.reshape(0, *[0] * (dimensions - 1))
     kinds = {"b": "b", "i": "iu", "f": "iuf"}[dtype.kind]

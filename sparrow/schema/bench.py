@@ -4,7 +4,7 @@ import re
 from statistics import median
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import AfterValidator, Field
+from pydantic import Field, PlainValidator
 
 from sparrow.schema.base import File, Record
 from sparrow.schema.common import Device
@@ -16,36 +16,33 @@ SHAPE = "Published shape with random weights, such as qwen3-1.7b. Default: by th
 DTYPE = "bf16 or fp32. Default: bf16 on a GPU, fp32 on a CPU."
 
 
-class CaseWords(NamedTuple):
+class BenchCase(NamedTuple):
     """`rows,tokens` and what follows."""
 
     rows: int
     tokens: int
     rest: str
 
-
-def case_words(text: str) -> CaseWords:
-    match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})(?:,(.+))?", text)
-    if match is None or not int(match[1]) or int(match[2]) < 2:
-        raise ValueError("two numbers such as 16,4096: at least 1 and at least 2")
-    if int(match[1]) * int(match[2]) > MOST_IN_CASE:
-        raise ValueError(f"at most {MOST_IN_CASE} tokens in all")
-    return CaseWords(int(match[1]), int(match[2]), match[3] or "")
-
-
-def _decode_case(text: str) -> str:
-    case_words(text)
-    return text
+    @classmethod
+    def of(cls, given: object) -> "BenchCase":
+        text = ",".join(map(str, given)) if isinstance(given, tuple) else str(given)
+        match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})(?:,(.*))?", text)
+        if match is None or not int(match[1]) or int(match[2]) < 2:
+            raise ValueError("two numbers such as 16,4096: at least 1 and at least 2")
+        if int(match[1]) * int(match[2]) > MOST_IN_CASE:
+            raise ValueError(f"at most {MOST_IN_CASE} tokens in all")
+        return cls(int(match[1]), int(match[2]), match[3] or "")
 
 
-def _train_case(text: str) -> str:
-    if case_words(text).rest not in ("", "recompute", "compiled", "recompute,compiled"):
+def _train_case(given: object) -> BenchCase:
+    case = BenchCase.of(given)
+    if case.rest not in ("", "recompute", "compiled", "recompute,compiled"):
         raise ValueError("sequences,tokens[,recompute][,compiled]")
-    return text
+    return case
 
 
-DecodeCase = Annotated[str, AfterValidator(_decode_case)]
-TrainCase = Annotated[str, AfterValidator(_train_case)]
+DecodeCase = Annotated[BenchCase, PlainValidator(BenchCase.of)]
+TrainCase = Annotated[BenchCase, PlainValidator(_train_case)]
 RequestTokens = Annotated[Tokens, Field(ge=17)]
 
 
@@ -58,7 +55,7 @@ class BenchAttentionConfig(Record):
 class BenchDecodeConfig(Record):
     """`sparrow bench decode`."""
 
-    model: Name | None = option(None, SHAPE, "SHAPE")
+    model: Name | None = option(None, SHAPE)
     case: Several[DecodeCase] = option(
         (), "batch,context[,SCHEDULE]: a preset or fixed-N (N tokens kept). Default: by machine."
     )
@@ -70,9 +67,7 @@ class BenchDecodeConfig(Record):
 class BenchRolloutConfig(Record):
     """`sparrow bench rollout`."""
 
-    workload: Name | None = argument(
-        None, "gpu, cpu-tiny or cpu-smollm2. Default: by the machine.", "WORKLOAD"
-    )
+    workload: Name | None = argument(None, "gpu, cpu-tiny or cpu-smollm2. Default: by the machine.")
     dtype: Name | None = option(None, DTYPE)
     peer: bool = option(True, "Also run transformers' generate.")
     peer_tokens: Tokens | None = option(None, "Its new tokens. Default: by the workload.")
@@ -82,7 +77,7 @@ class BenchRolloutConfig(Record):
 class BenchTrainConfig(Record):
     """`sparrow bench train`."""
 
-    model: Name | None = option(None, SHAPE, "SHAPE")
+    model: Name | None = option(None, SHAPE)
     case: Several[TrainCase] = option(
         (), "sequences,tokens[,recompute][,compiled]. Default: by the machine."
     )
@@ -93,7 +88,7 @@ class BenchTrainConfig(Record):
 class BenchTraceConfig(Record):
     """`sparrow bench trace`."""
 
-    model: Name = option("qwen3-1.7b", "Published shape with random weights.", "SHAPE")
+    model: Name = option("qwen3-1.7b", "Published shape with random weights.")
     schedule: Name | None = option(None, "A preset, or fixed-N. Default: the shape's at 0.86.")
     dtype: Name | None = option(None, "bf16 (the default) or fp32.")
     requests: Count = option(60, "Requests of the workload.")

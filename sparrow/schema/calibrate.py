@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sparrow.schema.base import FieldError, Record
+from sparrow.schema.base import Record
 from sparrow.schema.common import Device, Dtype
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
@@ -74,13 +74,11 @@ class CalibrateConfig(Record):
         refuse_many("CalibrateConfig", {"prompts": self.prompts, "samples": self.samples})
         sources = {name: getattr(self, name) for name in ("task", "rows", "texts", "ids")}
         given = [name for name, value in sources.items() if value is not None]
-        if len(given) != 1:
-            problem = (given or None, "one of task, rows, texts, ids")
-            raise FieldError("CalibrateConfig", {(given or ["task"])[-1]: problem})
+        last = (given or ["task"])[-1]
+        self._require(len(given) == 1, last, "one of task, rows, texts, ids", given)
         for name in ("budget", "dense_layers"):
-            if self.schedule is not None and getattr(self, name):
-                allowed = "none with a schedule, which has its own"
-                raise FieldError("CalibrateConfig", {name: (getattr(self, name), allowed)})
+            free = self.schedule is None or not getattr(self, name)
+            self._require(free, name, "none with a schedule, which has its own")
 
     @property
     def own_flow(self) -> str | None:
@@ -99,10 +97,10 @@ class CalibrateConfig(Record):
 class PlanConfig(Record):
     """`sparrow plan`: what to keep, on which machine, for which workload."""
 
-    surface: FilePath = argument(..., "surface.json of `sparrow calibrate`.", "SURFACE")
+    surface: FilePath = argument(..., "surface.json of `sparrow calibrate`.")
     target: Fraction = 0.86
     by: Literal["low", "p05"] = option(
-        "low", "What must reach it: p05, or low, the lower end of p05's 95 % interval.", "low|p05"
+        "low", "What must reach it: p05, or low, the lower end of p05's 95 % interval."
     )
     variant: Several[Name] = option((), "Choose among these variants of the surface alone.")
     allow_dense: bool = option(False, "Go dense at lengths where no budget is enough.")
@@ -126,9 +124,7 @@ class PlanConfig(Record):
     def _check(self) -> None:
         figures = {name: getattr(self, name) for name in ("bandwidth", "memory", "flops")}
         missing = [name for name, figure in figures.items() if figure is None]
-        if 0 < len(missing) < len(figures):
-            allowed = f"all of {', '.join(figures)}, or none"
-            raise FieldError("PlanConfig", {missing[0]: (None, allowed)})
-        if self.samples is not None and self.prompts is None:
-            allowed = "with prompts: together they say how many sequences run"
-            raise FieldError("PlanConfig", {"samples": (self.samples, allowed)})
+        complete = len(missing) in (0, len(figures))
+        self._require(complete, (missing or ["flops"])[0], f"all of {', '.join(figures)}, or none")
+        known = self.samples is None or self.prompts is not None
+        self._require(known, "samples", "with prompts: together they say how many sequences run")

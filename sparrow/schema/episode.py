@@ -1,6 +1,5 @@
 """Episodes: trajectories of one or many turns, and groups of them that are judged together."""
 
-import math
 from typing import Literal
 
 import numpy as np
@@ -27,8 +26,7 @@ class Turn(Record):
     role: Role
 
     def _check(self) -> None:
-        if not 0 <= self.start < self.stop:
-            raise ValueError(f"Turn: got [{self.start}, {self.stop}), allowed: 0 <= start < stop")
+        self._require(0 <= self.start < self.stop, "start", f"0 to stop, {self.stop}")
 
 
 class Trajectory(Record):
@@ -66,11 +64,10 @@ class Trajectory(Record):
         self._check_tokens()
 
     def _check_turns(self) -> None:
-        bounds = [0, *(turn.stop for turn in self.turns)]
-        if [turn.start for turn in self.turns] != bounds[:-1] or bounds[-1] != len(self):
-            spans = [(turn.start, turn.stop) for turn in self.turns]
-            allowed = f"spans side by side that cover [0, {len(self)})"
-            raise ValueError(f"Trajectory.turns: got {spans}, allowed: {allowed}")
+        spans = [(turn.start, turn.stop) for turn in self.turns]
+        bounds = [0, *(stop for _, stop in spans)]
+        whole = [start for start, _ in spans] == bounds[:-1] and bounds[-1] == len(self)
+        self._require(whole, "turns", f"spans side by side that cover [0, {len(self)})", spans)
 
     def _check_tokens(self) -> None:
         sampled = self.weight_version >= 0
@@ -86,9 +83,9 @@ class Trajectory(Record):
         self._refuse("rollout_logprob", unsampled_logprob, "0 for a token that was not sampled")
         policy_fits = np.where(sampled, self.policy_id >= 0, self.policy_id == NOT_SAMPLED)
         self._refuse("policy_id", ~policy_fits, ">= 0 if the token was sampled, otherwise -1")
-        if self.hidden is not None and len(self.hidden) != sampled.sum():
-            given = f"{len(self.hidden)} states for {sampled.sum()} sampled tokens"
-            raise ValueError(f"Trajectory.hidden: got {given}, allowed: one for each")
+        states = sampled.sum() if self.hidden is None else len(self.hidden)
+        allowed = f"one for each of {sampled.sum()} sampled tokens"
+        self._require(states == sampled.sum(), "hidden", allowed, f"{states} states")
 
 
 class Group(Record):
@@ -100,11 +97,8 @@ class Group(Record):
 
     def _check(self) -> None:
         prompts = {trajectory.prompt_id for trajectory in self.trajectories}
-        if prompts != {self.prompt_id}:
-            raise ValueError(
-                f"Group.trajectories: got those of prompts {sorted(prompts)}, "
-                f"allowed: one or more, all of {self.prompt_id!r}"
-            )
+        allowed = f"one or more, all of prompt {self.prompt_id!r}"
+        self._require(prompts == {self.prompt_id}, "trajectories", allowed, sorted(prompts))
 
 
 class TrainSample(Record):
@@ -141,8 +135,6 @@ class TrainSample(Record):
         self._require_aligned("ids", "loss_mask", "rollout_logprob", "old_logprob")
         first = np.arange(len(self)) == 0
         self._refuse("loss_mask", self.loss_mask & first, "False at the first token")
-        if not math.isfinite(self.advantage):
-            raise ValueError(f"TrainSample.advantage: got {self.advantage}, allowed: a number")
 
 
 class Document(Record):
@@ -155,8 +147,5 @@ class Document(Record):
         return len(self.ids)
 
     def _check(self) -> None:
-        if not 1 <= self.prompt < len(self.ids):
-            raise ValueError(
-                f"Document.prompt: got {self.prompt} of {len(self.ids)} tokens, "
-                "allowed: at least 1, and fewer than all"
-            )
+        fits = 1 <= self.prompt < len(self.ids)
+        self._require(fits, "prompt", f"at least 1, and fewer than all {len(self.ids)} tokens")

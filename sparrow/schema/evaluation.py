@@ -1,10 +1,10 @@
 """The configuration of `sparrow eval`, and its result: accuracy by source and length."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from sparrow.schema.base import FieldError, Record
+from sparrow.schema.base import Record
 from sparrow.schema.common import Device, Dtype
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
@@ -32,7 +32,7 @@ class EvalConfig(Record):
         ..., "A name, a folder, owner/name, or the run directory of a run that has ended."
     )
     task: Several[Name] = option((), "A puzzle or gym/NAME. Default: the three puzzles.")
-    rows: Name | None = option(None, f"Instead: {HELP['rows']}", "FILE", "file")
+    rows: Name | None = option(None, f"Instead: {HELP['rows']}")
     reward: Name | None = option(None, "Who judges a file: math, or module:function.")
     length: Several[Tokens] = option(
         (),
@@ -53,32 +53,23 @@ class EvalConfig(Record):
     dtype: Dtype = "auto"
     schedule: Name | None = None
     budget: Budget | None = option(None, "Tokens kept at every length, in all layers.")
-    window: Window | None = option(None, "For comparison: only the last tokens are seen.", "TOKENS")
+    window: Window | None = option(None, "For comparison: only the last tokens are seen.")
     flow: Name | None = None
     force: bool = False
-    out: FilePath | None = option(None, "Also write every answer, a JSON line each.", "FILE")
+    out: FilePath | None = option(None, "Also write every answer, a JSON line each.")
+
+    shortcuts: ClassVar = {"file": "rows"}
 
     def _check(self) -> None:
         refuse_many("EvalConfig", {"prompts": self.prompts or ROWS, "samples": self.samples})
-        out = self.out
-        wrong = {
-            "task": (self.rows is not None and self.task, "one of task and rows"),
-            "length": (self.rows is not None and self.length, "without rows of a file"),
-            "reward": (self.rows is None and self.reward, "for rows; tasks judge their own"),
-            "samples": (
-                self.samples > 1 and self.temperature == 0,
-                "1 at temperature 0, where all answers are the same",
-            ),
-            "out": (
-                out is not None and (out.exists() or not out.absolute().parent.is_dir()),
-                "a new file in a folder that exists",
-            ),
-        }
-        problems = {
-            name: (getattr(self, name), allowed) for name, (bad, allowed) in wrong.items() if bad
-        }
-        if problems:
-            raise FieldError("EvalConfig", problems)
+        tasks, out = self.rows is None, self.out
+        self._require(tasks or not self.task, "task", "one of task and rows")
+        self._require(tasks or not self.length, "length", "without rows of a file")
+        self._require(not (tasks and self.reward), "reward", "for rows; tasks judge their own")
+        same = self.samples > 1 and self.temperature == 0
+        self._require(not same, "samples", "1 at temperature 0, where all answers are the same")
+        new = out is None or (not out.exists() and out.absolute().parent.is_dir())
+        self._require(new, "out", "a new file in a folder that exists")
 
 
 class Estimate(Record):

@@ -35,7 +35,7 @@ class FlowScoreConfig(Record):
     budget: Several[Tokens] = (512, 1024)
     texts: Directory | None = option(None, "A folder of .txt, .py and .md. Default: ten texts.")
     tokens: Annotated[Tokens, Field(ge=2)] = option(8192, "Tokens of every text.")
-    against: Several[Name] = option(("block_mean", "oracle"), "Flow to compare with.", "FLOW")
+    against: Several[Name] = option(("block_mean", "oracle"), "Flow to compare with.")
     page: PageSize = 16
     first: Annotated[int, Field(ge=0, le=2**16)] = option(1, "First pages, always kept.")
     last: Count = option(2, "Last pages, always kept.")
@@ -175,6 +175,20 @@ class FlowScore(Errors, Configuration):
     layers: Mapping[str, Errors]
     seconds: float
 
+    def leaderboard(self) -> dict[str, Any]:
+        row = self.model_dump(mode="json")
+        named = {"p05": "p05", "gain": "gained_by_formula"}
+        named["configuration_gain"] = "gained_by_configuration"
+        return {
+            "formula": {key: row[key] for key in ("flow", "digest", "bytes", "of_mean")},
+            "configuration": {key: row[key] for key in (*Configuration.model_fields, "budget")},
+            **{
+                key: {"mean": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]}
+                for name, key in named.items()
+            },
+            **{key: row[key] for key in Errors.model_fields},
+        }
+
 
 class FlowScores(Record):
     """`sparrow flow score`: flows beside each other on the same texts."""
@@ -197,26 +211,5 @@ class FlowScores(Record):
         """
         about = self.model_dump(include={"model", "fingerprint", "dtype", "device", "tokens"})
         about["texts"] = {text.name: text.sha256 for text in self.texts}
-        lines = []
-        for score in self.rows:
-            row = score.model_dump(mode="json")
-
-            def interval(name: str, row: dict[str, Any] = row) -> dict[str, Any]:
-                return {"mean": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]}
-
-            if score.submitted:
-                lines.append(
-                    {
-                        "when": when,
-                        "formula": {k: row[k] for k in ("flow", "digest", "bytes", "of_mean")},
-                        "configuration": {
-                            k: row[k] for k in (*Configuration.model_fields, "budget")
-                        },
-                        "p05": interval("p05"),
-                        "gained_by_formula": interval("gain"),
-                        "gained_by_configuration": interval("configuration_gain"),
-                        **{k: row[k] for k in Errors.model_fields},
-                        **about,
-                    }
-                )
-        return lines
+        submitted = [row for row in self.rows if row.submitted]
+        return [{"when": when, **row.leaderboard(), **about} for row in submitted]

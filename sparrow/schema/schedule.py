@@ -8,13 +8,16 @@ then says that too. No torch: plans and reports read them as well.
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
-from sparrow.files import CONTROL
 from sparrow.schema.base import File, Int32Array, Record
+
+NotNegative = Annotated[int, Field(ge=0)]
+NotEmpty = Annotated[str, Field(min_length=1)]
 
 DENSE = 2**31 - 1
 """The budget of a layer or request that keeps everything: the largest int32."""
@@ -36,9 +39,9 @@ class LayerBudgets(Record):
     With a head, they are those of one KV head of the layer alone.
     """
 
-    layer: int
+    layer: NotNegative
     budgets: Int32Array
-    head: int | None = None
+    head: NotNegative | None = None
 
 
 class Schedule(File):
@@ -52,18 +55,18 @@ class Schedule(File):
 
     what: ClassVar[str] = "schedule"
 
-    name: str
+    name: NotEmpty
     lengths: Int32Array
     budgets: Int32Array
     layers: tuple[LayerBudgets, ...] = ()
-    flow: str = "block-mean"
+    flow: NotEmpty = "block-mean"
     flow_digest: str | None = None  # of the flow's formula; None: made by hand, checked by name
-    page: int = 16
-    first: int = 1
-    last: int = 2
+    page: Annotated[int, Field(ge=1)] = 16
+    first: NotNegative = 1
+    last: Annotated[int, Field(ge=1)] = 2  # an unfinished page has no landmark and is always kept
     dense_layers: tuple[int, ...] = (0, 1)
     model: str | None = None  # the model it was measured on
-    family: str | None = None  # that model's, as "qwen3"; None: made by hand, for any
+    family: NotEmpty | None = None  # that model's, as "qwen3"; None: made by hand, for any
     provenance: tuple[Note, ...] = ()
     forced: tuple[Note, ...] = ()  # by field: what it was made for, where that is not what it says
 
@@ -75,8 +78,6 @@ class Schedule(File):
 
     def budget(self, length: int, layer: int | None = None, head: int | None = None) -> int:
         """Tokens to keep at a total length: of a layer (DENSE if it stays dense), or in common."""
-        if length < 0:
-            raise ValueError(f"Schedule.budget: got a length of {length} tokens, allowed: >= 0")
         return int(self.budgets_of(layer, head)[bisect_right(self.lengths, length) - 1])
 
     def budgets_of(self, layer: int | None = None, head: int | None = None) -> Int32Array:
@@ -123,8 +124,6 @@ class Schedule(File):
         place: any fields of PLACE. How far decoding strays there is unmeasured. Layers that are
         dense there lose the budgets of their own.
         """
-        unknown = sorted(place.keys() - set(PLACE))
-        _require(not unknown, "forced_onto", unknown, ", ".join(PLACE))
         if "dense_layers" in place:
             place["dense_layers"] = tuple(sorted(place["dense_layers"]))
         changes = self.misfits(place)
@@ -176,63 +175,30 @@ class Schedule(File):
         return {"flow_digest": None} | data
 
     def _check(self) -> None:
-        self._check_rule()
-        self._check_lengths()
+        starts = self.lengths.tolist()
+        rising = starts[:1] == [0] and _ascending(starts)
+        self._require(rising, "lengths", "bins that start at 0, each above the one before", starts)
+        numbers = "layer numbers, each above the one before"
+        self._require(_ascending(self.dense_layers), "dense_layers", numbers)
         self._check_budgets("budgets", self.budgets)
         places = [(item.layer, -1 if item.head is None else item.head) for item in self.layers]
-        given = [layer if head < 0 else (layer, head) for layer, head in places]
         allowed = "layers in order, each one's own budgets before those of its heads in order"
-        _require(places == sorted(set(places)), "layers", given, allowed)
+        self._require(places == sorted(set(places)), "layers", allowed, places)
         for index, item in enumerate(self.layers):
-            _require(item.layer >= 0, f"layers[{index}].layer", item.layer, "a layer number")
-            holds = item.head is None or item.head >= 0
-            _require(holds, f"layers[{index}].head", item.head, "the number of a KV head")
-            _require(
-                item.layer not in self.dense_layers,
-                f"layers[{index}].layer",
-                item.layer,
-                f"a layer that is not dense (dense: {list(self.dense_layers)})",
-            )
+            sparse = item.layer not in self.dense_layers
+            allowed = f"a layer that is not dense (dense: {_said(self.dense_layers)})"
+            self._require(sparse, f"layers[{index}].layer", allowed, item.layer)
             self._check_budgets(f"layers[{index}].budgets", item.budgets)
-        keys = [note.key for note in self.provenance]
-        _require(len(set(keys)) == len(keys), "provenance", keys, "keys that differ")
-        fields = [note.key for note in self.forced]
-        known = [field for field in PLACE if field in fields]
-        _require(fields == known, "forced", fields, f"fields of {PLACE}, in order")
-
-    def _check_rule(self) -> None:
-        for field in ("name", "flow", "family"):
-            _require(getattr(self, field) != "", field, "an empty text", "a name")
-        texts = [(field, getattr(self, field)) for field in ("name", "flow", "model", "family")]
-        texts += [("provenance", f"{note.key} {note.text}") for note in self.provenance]
-        for field, text in texts:
-            holds = text is None or not CONTROL.search(text)
-            _require(holds, field, repr(text), "a text without control characters")
-        _require(self.page >= 1, "page", self.page, "an integer >= 1")
-        _require(self.first >= 0, "first", self.first, "an integer >= 0")
-        allowed = "an integer >= 1 (an unfinished page has no landmark and is always kept)"
-        _require(self.last >= 1, "last", self.last, allowed)
-        _ascending("dense_layers", self.dense_layers, "layer numbers")
-
-    def _check_lengths(self) -> None:
-        starts = self.lengths.tolist()
-        _require(starts[:1] == [0], "lengths", starts, "bins of which the first starts at 0")
-        _ascending("lengths", starts, "lengths")
 
     def _check_budgets(self, field: str, budgets: Int32Array) -> None:
         values, least = budgets.tolist(), (self.first + self.last) * self.page
-        allowed = f"one for each of {len(self.lengths)} bins"
-        _require(len(values) == len(self.lengths), field, f"{len(values)} budgets", allowed)
-        _require(
-            values[0] >= least,
-            field,
-            f"{values[0]} tokens in bin 0",
-            f">= {least}, the first {self.first} and last {self.last} pages of {self.page} tokens, "
-            "which are always kept",
+        bins = len(self.lengths)
+        fits = len(values) == bins and values[0] >= least
+        allowed = (
+            f"one for each of {bins} bins, {least} tokens (the first {self.first} and last "
+            f"{self.last} pages of {self.page}, always kept) or more, none below the one before"
         )
-        for index, (before, after) in enumerate(pairwise(values)):
-            given = f"{after} tokens in bin {index + 1} after {before}"
-            _require(after >= before, field, given, "budgets that do not fall with the length")
+        self._require(fits and all(a <= b for a, b in pairwise(values)), field, allowed, values)
 
 
 def kept_tokens(length: int, budget: int, page: int = 16, first: int = 1, last: int = 2) -> int:
@@ -241,14 +207,8 @@ def kept_tokens(length: int, budget: int, page: int = 16, first: int = 1, last: 
     As many whole pages as the budget pays beside the last one, which may be unfinished; never fewer
     than the reserved pages, never more than there are.
     """
-    if length < 0 or page < 1 or first < 0 or last < 1:
-        given = f"length {length}, page {page}, first {first}, last {last}"
-        raise ValueError(
-            f"kept_tokens: got {given}, allowed: length >= 0, page >= 1, first >= 0, last >= 1"
-        )
-    if length == 0:
-        return 0
-    return int(_kept(np.array(length), np.array(budget), page, first, last))
+    kept = _kept(np.array(length), np.array(budget), page, first, last)
+    return int(kept) if length else 0
 
 
 def _kept(
@@ -264,17 +224,11 @@ def _kept(
     return (np.minimum(affordable, pages) - 1) * page + tail
 
 
-def _require(holds: bool, field: str, given: object, allowed: str) -> None:
-    if not holds:
-        raise ValueError(f"Schedule.{field}: got {given}, allowed: {allowed}")
-
-
 def _said(value: object) -> str:
     """A field of a place, for people."""
     return (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
 
 
-def _ascending(field: str, values: Sequence[int], what: str) -> None:
+def _ascending(values: Sequence[int]) -> bool:
     """Distinct and in order, so that equal schedules are written alike."""
-    holds = all(a < b for a, b in pairwise([-1, *values]))
-    _require(holds, field, list(values), f"{what} >= 0, each above the one before")
+    return all(a < b for a, b in pairwise([-1, *values]))

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -101,7 +101,7 @@ class StudyConfig(Record):
     """`sparrow study`. `train` is what every run has in common."""
 
     name: FolderName = option("study", "Of the study.")
-    dir: Directory | None = option(None, "Default: runs/study/NAME.", "FOLDER", "out")
+    dir: Directory | None = option(None, "Default: runs/study/NAME.")
     seeds: tuple[StudySeed, ...] = option((0, 1, 2), "Of the arms.")
     rates: tuple[Rate, ...] = option((1e-4, 3e-5, 1e-5), "Tried in turn, the largest first.")
     parallel: Workers = option(1, "Runs at a time, on one device.")
@@ -110,6 +110,8 @@ class StudyConfig(Record):
     outcome: OutcomeConfig = OutcomeConfig()
     probe: ProbeConfig = ProbeConfig()
     train: TrainConfig
+
+    shortcuts: ClassVar = {"out": "dir"}
 
     @model_validator(mode="after")
     def _refuse_many_runs(self) -> Self:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from sparrow.files import verify
 from sparrow.schema.base import File, Record
-from sparrow.schema.run_files import Measured, Metrics, read_metrics
+from sparrow.schema.run_folder import Measured, Metrics, read_metrics
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.types import FolderName
 

@@ -146,7 +146,7 @@ class Surface(File):
     max_tokens: int
     targets: tuple[float, ...]
     bins: tuple[Length, ...]  # edges of total length
-    variants: tuple[Variant, ...]
+    variants: Annotated[tuple[Variant, ...], Field(min_length=1)]
     budgets: tuple[Length, ...]
     cells: tuple[Cell, ...]  # by total length, which schedules look up
     floor: tuple[Cell, ...]  # dense against dense in the working dtype, by total length
@@ -161,18 +161,13 @@ class Surface(File):
     created: str
 
     def _check(self) -> None:
-        if list(self.bins) != sorted(set(self.bins)) or len(self.bins) < 2:
-            raise ValueError(f"Surface.bins: got {list(self.bins)}, allowed: edges that rise")
-        if not self.variants:
-            raise ValueError("Surface.variants: got none, allowed: one at least")
+        rising = list(self.bins) == sorted(set(self.bins))
+        self._require(rising and len(self.bins) > 1, "bins", "edges that rise")
         for cell in (*self.cells, *self.floor):
-            fits = cell.start in self.bins and cell.start <= cell.stop <= LONGEST
-            if not 0 <= cell.low <= cell.p05 <= cell.high <= 1 or not fits:
-                place = f"{cell.variant}, {cell.budget}, from {cell.start}"
-                raise ValueError(
-                    f"Surface.cells: got {cell.low}, {cell.p05}, {cell.high} for {place}, allowed: "
-                    "0 <= low <= p05 <= high <= 1 in one of the bins"
-                )
+            fits = cell.start in self.bins and cell.start <= cell.stop
+            ordered = 0 <= cell.low <= cell.p05 <= cell.high <= 1
+            allowed = "0 <= low <= p05 <= high <= 1 in one of the bins"
+            self._require(fits and ordered, "cells", allowed, cell)
 
     @classmethod
     def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """The configuration of `sparrow train`: sparse rollout, dense policy, a guarded tail."""
 
-from typing import Annotated, ClassVar, Literal, Self
+import re
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from sparrow.schema.base import FieldError, Record
+from sparrow.files import strings
+from sparrow.schema.base import Record
 from sparrow.schema.common import AttentionConfig, Device
 from sparrow.schema.types import (
     BatchTokens,
@@ -61,12 +63,8 @@ class RowsConfig(Record):
     memory_gib: Gib | None = None  # that each of them and what it starts may take
     shuffle: bool = True  # rows of a file: another order in every epoch
 
-    @model_validator(mode="after")
-    def _refuse_both(self) -> Self:
-        if (self.task is None) == (self.file is None):
-            allowed = "one of task and file"
-            raise FieldError("RowsConfig", {"task": (self.task, allowed)})
-        return self
+    def _check(self) -> None:
+        self._require((self.task is None) != (self.file is None), "task", "one of task and file")
 
 
 class RolloutConfig(Record):
@@ -83,10 +81,8 @@ class RolloutConfig(Record):
     kv_gib: Gib | None = None  # memory for keys and values; None: what there is
     sleep: bool = True  # whether the engine gives its memory back while the trainer works
 
-    @model_validator(mode="after")
-    def _refuse_many(self) -> Self:
+    def _check(self) -> None:
         refuse_many("RolloutConfig", {"prompts": self.prompts, "samples": self.samples})
-        return self
 
 
 class Choice(Record):
@@ -151,10 +147,8 @@ class ValidationConfig(Record):
     file: Name | None = None  # None: the training's task
     sparse: bool = False  # by the training's schedule; otherwise dense
 
-    @model_validator(mode="after")
-    def _refuse_many(self) -> Self:
+    def _check(self) -> None:
         refuse_many("ValidationConfig", {"rows": self.rows, "samples": self.samples})
-        return self
 
 
 class TrainRunConfig(Record):
@@ -209,32 +203,64 @@ class TrainConfig(Record):
         "out": "run.dir",
     }
 
-    @model_validator(mode="after")
-    def _refuse_lone_samples(self) -> Self:
-        if self.rollout.samples < 2 and self.algorithm.name not in ("remax", "reinforce++"):
-            allowed = f"2 at least: {self.algorithm.name} compares the answers to a prompt"
-            raise FieldError("TrainConfig", {"rollout.samples": (self.rollout.samples, allowed)})
-        return self
+    def _check(self) -> None:
+        name, prompts = self.algorithm.name, self.rollout.prompts
+        enough = self.rollout.samples >= 2 or name in ("remax", "reinforce++")
+        allowed = f"2 at least: {name} compares the answers to a prompt"
+        self._require(enough, "rollout.samples", allowed)
+        even = prompts % self.batch.updates == 0
+        self._require(even, "batch.updates", f"a divisor of rollout.prompts, {prompts}")
+        if self.validation.every and self.validation.file is None:
+            self._refuse_seen()
 
-    @model_validator(mode="after")
-    def _refuse_seen(self) -> Self:
+    def _refuse_seen(self) -> None:
         """Rows of validation must not be rows of training."""
         held, data = self.validation, self.data
-        if not held.every or held.file is not None:
-            return self
-        if data.file is not None:
-            allowed = "a file of its own where data.file is: rows that are trained on tell nothing"
-            raise FieldError("TrainConfig", {"validation.file": (None, allowed)})
+        allowed = "a file of its own where data.file is: rows that are trained on tell nothing"
+        self._require(data.file is None, "validation.file", allowed)
         last = None if data.rows is None else data.first + data.rows
-        if held.first + held.rows > data.first and (last is None or held.first < last):
-            seeds = f"{data.first} to {'no end' if last is None else last - 1}"
-            allowed = f"rows apart from those of training, {seeds}"
-            raise FieldError("TrainConfig", {"validation.first": (held.first, allowed)})
-        return self
+        seen = held.first + held.rows > data.first and (last is None or held.first < last)
+        seeds = f"{data.first} to {'no end' if last is None else last - 1}"
+        self._require(not seen, "validation.first", f"rows apart from those of training, {seeds}")
 
-    @model_validator(mode="after")
-    def _refuse_uneven(self) -> Self:
-        if self.rollout.prompts % self.batch.updates:
-            allowed = f"a divisor of rollout.prompts, {self.rollout.prompts}"
-            raise FieldError("TrainConfig", {"batch.updates": (self.batch.updates, allowed)})
-        return self
+
+# Which settings name code that a run imports. A configuration that a user gives may name code; one
+# that comes with somebody's files may not make us import it unasked. Every text that has the form
+# of an import path counts (module:function, or a file of Python), but for the settings in DATA: a
+# setting that is added later is refused until it is known here.
+
+# Settings of `sparrow train` that name no code, whatever they say; keys in lists without a number.
+DATA = {
+    "algorithm.name",
+    "data.file",
+    "data.task",
+    "gate.mode",
+    "model.device",
+    "model.dtype",
+    "model.name",
+    "rollout.attention.schedule",
+    "run.dir",
+    "run.name",
+    "validation.file",
+}
+ARGUMENTS = ".settings."  # of functions: values, which they are called with
+
+
+def code_settings(config: TrainConfig) -> dict[str, str]:
+    """What a configuration would have us import, by dotted key, such as {"rollout.episode": "m:f"}.
+
+    Names of what is part of the package (math, token-tis, quest) are no code in this sense.
+    """
+    return {
+        key: text
+        for key, text in strings(config.model_dump(mode="json"))
+        if key
+        and re.sub(r"\[\d+\]", "", key) not in DATA
+        and ARGUMENTS not in key
+        and names_code(text)
+    }
+
+
+def names_code(text: str) -> bool:
+    """Whether a text has the form of an import path: module:name, or a file of Python."""
+    return ":" in text or text.endswith(".py")

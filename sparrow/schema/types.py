@@ -16,7 +16,6 @@ from sparrow.schema.base import FieldError
 MOST_TOKENS = 2**20
 MOST_ANSWERS = 2**20  # prompts x samples that are asked for together
 LONGEST_NAME = 4096
-LONGEST_FOLDER_NAME = 200
 
 T = TypeVar("T")
 
@@ -40,7 +39,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Gib = Annotated[float, Field(gt=0, le=2**20)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Temperature = Annotated[float, Field(ge=0, le=1e6)]  # 0 is greedy
+Temperature = Annotated[float, Field(ge=0, le=1e6)]  # 0 is greedy, more is uniform
 
 
 def refuse_control(text: str) -> str:
@@ -54,17 +53,9 @@ def refuse_control(text: str) -> str:
 
 def folder_name(name: str) -> str:
     """Refuse what cannot be the name of a folder beside others: it would lead out of its parent."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name.endswith(".json"):
-        raise ValueError("letters, digits, '.', '_' and '-', as it names a folder")
-    if len(name) > LONGEST_FOLDER_NAME:
-        raise ValueError(f"at most {LONGEST_FOLDER_NAME} characters, as it names a folder")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", name) or name.endswith(".json"):
+        raise ValueError("at most 200 letters, digits, '.', '_' and '-', as it names a folder")
     return name
-
-
-def _not_empty(text: object) -> object:
-    if text == "":
-        raise ValueError("a text that is not empty")
-    return text
 
 
 def _several(given: object) -> object:
@@ -84,7 +75,8 @@ def layer_numbers(given: object) -> object:
 
 def _as_path(given: object, info: ValidationInfo) -> object:
     """A path that Python gives as text, as JSON must. Before: Path("") is Path(".")."""
-    _not_empty(given)
+    if given == "":
+        raise ValueError("a path that is not empty")
     return Path(given) if isinstance(given, str) and info.mode == "python" else given
 
 
@@ -93,7 +85,7 @@ def _plain_path(path: Path) -> Path:
     return path
 
 
-Name = Annotated[str, BeforeValidator(_not_empty), AfterValidator(refuse_control)]
+Name = Annotated[str, Field(min_length=1), AfterValidator(refuse_control)]
 FolderName = Annotated[str, AfterValidator(folder_name)]
 Directory = Annotated[Path, BeforeValidator(_as_path), AfterValidator(_plain_path)]
 FilePath = Directory

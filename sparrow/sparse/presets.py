@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sparrow.schema.layers import shipped_configs
+from sparrow.schema.loading import shipped_configs
 from sparrow.schema.schedule import Note, Schedule
 
 

@@ -6,7 +6,7 @@ import pytest
 from support.cli import refused
 
 from sparrow.cli.verbs import VERBS, Verb
-from sparrow.schema.errors import bare
+from sparrow.schema.options import bare
 
 ABSURD = ("1000000000000000000000000000000", "1e400", "nan", "", "9" * 5000)
 FREE = {("puzzle", "--seed"), ("puzzle", "--gold")}  # any number is another puzzle

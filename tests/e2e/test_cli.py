@@ -11,40 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from support.cli import refused, run
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from support.cli import byte_model, refused, run
 
 import sparrow
-from sparrow.models import ModelSpec
+from sparrow import models
 from sparrow.schema.schedule import Note, Schedule
 from sparrow.sparse import preset
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model that speaks bytes, with a chat template."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate([*alphabet, "<end>"])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
-    fast.chat_template = "{% for m in messages %}Q: {{ m.content }} A: {% endfor %}"
-    spec = ModelSpec(
-        family="qwen3",
-        layers=3,
-        hidden=32,
-        intermediate=48,
-        heads=4,
-        kv_heads=2,
-        head_size=8,
-        vocabulary=257,
-        max_positions=512,
-        eos_ids=(256,),
-    )
-    place = tmp_path_factory.mktemp("models") / "bytes"
-    return sparrow.save(sparrow.random(spec), place, tokenizer=fast)
+    return byte_model(tmp_path_factory.mktemp("models") / "bytes")
 
 
 SHORT = ("--sampling.max_tokens=8", "--sampling.ignore_eos=true", "--sampling.seed=4")
@@ -71,44 +48,32 @@ def test_digests_are_checked_and_said(folder: Path, tmp_path: Path) -> None:
     words = ("generate", "-m", copy, "hello", *SHORT)
     assert "(verified)" in run(*words).stderr
     (copy / "tokenizer.json").write_text("{}")
-    damaged = run(*words)
-    assert damaged.code == 2
-    assert "tokenizer.json" in damaged.stderr
-    assert "SHA256SUMS" in damaged.stderr
+    assert "tokenizer.json does not match its digest in SHA256SUMS" in refused(*words)
     (copy / "SHA256SUMS").unlink()
-    damaged = run(*words)
-    assert damaged.code == 2
-    assert "tokenizer.json" in damaged.stderr
-    assert "Traceback" not in damaged.stderr
+    assert "tokenizer.json" in refused(*words)
     shutil.copy(folder / "tokenizer.json", copy)
     assert "(unverified)" in run(*words).stderr
 
 
-def test_the_same_seed_gives_the_same_json(folder: Path) -> None:
-    first, second = (
-        run("generate", "-m", folder, "hello", "you", *SHORT, "--json") for _ in range(2)
-    )
+def test_the_same_seed_gives_the_same_json_and_a_budget_is_said(folder: Path) -> None:
+    words = ("generate", "-m", folder, "x" * 100, "you", *SHORT, "--budget", "48", "--json")
+    first, second = (run(*words) for _ in range(2))
     assert first.code == 0, first.stderr
     assert first.stdout == second.stdout
-    assert len([json.loads(line) for line in first.stdout.splitlines()]) == 2
-
-
-def test_a_budget_is_said_aloud(folder: Path) -> None:
-    done = run("generate", "-m", folder, "x" * 100, *SHORT, "--attention.budget=48", "--json")
-    assert done.code == 0, done.stderr
-    assert "budget 48 tokens" in done.stderr
-    assert "budget 48 tokens" in json.loads(done.stdout)["attention"]
+    answers = [json.loads(line) for line in first.stdout.splitlines()]
+    assert len(answers) == 2
+    for said in (first.stderr, answers[0]["attention"]):
+        assert "budget 48 tokens" in said
 
 
 def test_a_schedule_of_another_family_must_be_forced(folder: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "made.json", tmp_path / "run"
     Schedule.fixed(96, page=32, family="llama").save(file)
     words = ("generate", "-m", folder, "x" * 100, *SHORT, f"--attention.schedule={file}")
-    refused = run(*words, "--out", out)
-    assert refused.code == 2
-    assert "family 'llama' (the engine runs 'qwen3')" in refused.stderr
-    assert "page 32 (the engine runs 16)" in refused.stderr
-    assert "--attention.force=true" in refused.stderr
+    said = refused(*words, "--out", out)
+    assert "family 'llama' (the engine runs 'qwen3')" in said
+    assert "page 32 (the engine runs 16)" in said
+    assert "--attention.force=true" in said
     assert not out.exists()
     forced = run(*words, "--attention.force=true", "--json")
     assert forced.code == 0, forced.stderr
@@ -130,19 +95,11 @@ def test_a_schedule_runs_with_its_own_flow(folder: Path, tmp_path: Path) -> None
         assert made.flow in json.loads(done.stdout)["attention"]
     Schedule.fixed(64, flow="fine-means-4").save(tmp_path / "made.json")
     named = (*words, f"--attention.schedule={tmp_path / 'made.json'}")
-    refused = run(*named)
-    assert refused.code == 2
-    assert "fine-means-4" in refused.stderr
-    assert "attention.flow" in refused.stderr
+    said = refused(*named)
+    assert "fine-means-4" in said
+    assert "attention.flow" in said
     done = run(*named, "--attention.flow=fine_means(4)")
     assert done.code == 0, done.stderr
-
-
-def test_a_preset_runs_on_its_family_unforced(folder: Path) -> None:
-    done = run("generate", "-m", folder, "hi", *SHORT, "--attention.schedule=qwen3-1.7b-0.86")
-    assert done.code == 0, done.stderr
-    assert "qwen3-1.7b-0.86: block-mean" in done.stderr
-    assert "FORCED" not in done.stderr
 
 
 def test_presets_are_listed_and_shown(tmp_path: Path) -> None:
@@ -183,28 +140,34 @@ def test_mistakes_are_one_message() -> None:
         (("fetch", "tiny", "--wheel", "x.whl"), "wheel"),
         (("evaluate", "tiny"), "evaluate"),
         (("flow", "chek"), "did you mean check?"),
+        (("calibrate", "-c", "tiny"), "a file"),
+        (("plan", "surface.json", "--json=false"), "--json=false"),
+        (("flow", "texts", "/proc/none"), "option '/proc/none'"),
     ):
         assert name in refused(*words), words
 
 
-def test_limits_of_the_model_are_named(folder: Path) -> None:
-    long = run("generate", "-m", folder, "hi", "--sampling.max_tokens=600")
-    assert "the context is 512" in long.stderr
-    small = run("generate", "-m", folder, "hi", *SHORT, "--attention.budget=20")
-    assert "attention.budget: got 20 (integer)" in small.stderr
+def test_limits_of_the_model_are_named_and_leave_nothing(folder: Path, tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "run")
+    wrong = {"--sampling.max_tokens=600": "the context is 512"}
+    wrong |= {"--attention.budget=20": "attention.budget: got 20 (integer)"}
+    wrong |= {"--sampling.n=9000000000": "sampling.n: got 9000000000"}
     if not torch.cuda.is_available():
-        gpu = run("generate", "-m", folder, "hi", "--model.device=cuda")
-        assert "no GPU" in gpu.stderr
-
-
-def test_a_failed_start_leaves_no_run_directory(folder: Path, tmp_path: Path) -> None:
-    assert run("generate", "hi", "-m", "no-such-model", "--out", tmp_path / "run").code == 2
+        wrong["--model.device=cuda"] = "no GPU"
+    for word, said in wrong.items():
+        assert said in refused("generate", "-m", folder, "hi", word)
+    refused("generate", "hi", "-m", "no-such-model", *out)
     assert not (tmp_path / "run").exists()
 
 
-def test_batches_that_do_not_fit(folder: Path) -> None:
-    huge = run("generate", "-m", folder, "hi", *SHORT, "--sampling.n=9000000000")
-    assert "sampling.n: got 9000000000" in huge.stderr
+def test_a_folder_of_a_shipped_name_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(models.locate("tiny"), tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    assert models.locate("tiny", report=said.append) == tmp_path / "tiny"
+    assert str(tmp_path / "tiny") in said[0]
 
 
 def test_the_program_itself() -> None:
@@ -218,14 +181,3 @@ def test_the_program_itself() -> None:
     assert "Traceback" not in mistake.stderr
     reader = f"{sys.executable} -m sparrow presets qwen3-4b-0.86 | true"
     assert "Traceback" not in subprocess.run(["bash", "-c", reader], **options).stderr
-
-
-def test_fetch_hands_on_who_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fetched(name: str, *, report: Any, **_: Any) -> Path:
-        report(f"got {name}")
-        return tmp_path
-
-    monkeypatch.setattr("sparrow.models.fetch.fetch", fetched)
-    done = run("fetch", "smollm2-135m")
-    assert (done.code, done.stdout.strip()) == (0, str(tmp_path))
-    assert "got smollm2-135m" in done.stderr

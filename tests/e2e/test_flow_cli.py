@@ -6,11 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from support import cli
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 import sparrow
-from sparrow.models import ModelSpec
 
 MINE = """
 from sparrow.sparse.flows.flow import Flow
@@ -28,19 +25,7 @@ mine = Flow(name="mine", fields={"top": int4(D)}, summarise=summarise, score=sco
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model that speaks bytes."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate([*alphabet, "<end>"])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
-    sizes = {"hidden": 32, "intermediate": 48, "heads": 4, "kv_heads": 2, "head_size": 8}
-    spec = ModelSpec(
-        family="qwen3", layers=3, vocabulary=257, max_positions=512, eos_ids=(256,), **sizes
-    )
-    place = tmp_path_factory.mktemp("models") / "bytes"
-    return sparrow.save(sparrow.random(spec), place, tokenizer=fast)
+    return cli.byte_model(tmp_path_factory.mktemp("models") / "bytes")
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from support.surfaces import surface
 from sparrow import models
 from sparrow.cli import main
 from sparrow.schema.base import to_dict
-from sparrow.schema.layers import find_config
-from sparrow.schema.loading import load_config, save_resolved
+from sparrow.schema.loading import find_config, load_config, save_resolved
 from sparrow.schema.train import TrainConfig
 from sparrow.sparse import preset
 

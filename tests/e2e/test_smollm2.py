@@ -30,12 +30,15 @@ def model(folder: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+def asked(folder, question):
+    """The tokenizer, and a chat that it made."""
+    tokenizer, chat = AutoTokenizer.from_pretrained(folder), [{"role": "user", "content": question}]
+    made = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+    return tokenizer, tokenizer.apply_chat_template(chat, **made)
+
+
 def test_answers_a_question(folder, model):
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    chat = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(
-        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    tokenizer, prompt = asked(folder, "What is the capital of France?")
     output = model.generate(**prompt, max_new_tokens=20, do_sample=False)
     answer = output[0, prompt["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(answer)
@@ -44,11 +47,7 @@ def test_answers_a_question(folder, model):
 
 def test_our_loop_gives_the_same_tokens(folder, model):
     """Greedy, 60 tokens: prefill, paged decode and sampling against transformers' own loop."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    chat = [{"role": "user", "content": "Name three birds, and say one sentence about each."}]
-    prompt = tokenizer.apply_chat_template(
-        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    _, prompt = asked(folder, "Name three birds, and say one sentence about each.")
     theirs = model.generate(**prompt, max_new_tokens=60, do_sample=False)[0].tolist()
     ids = prompt["input_ids"][0].tolist()
     ours = load("smollm2-135m", dtype="float32", device="cpu")

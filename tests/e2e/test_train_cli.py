@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("pydantic")
-
 from support import cli
 from support.forking import Commands
 from support.training import SPARSE, lines, metrics, model_folder, settings
@@ -172,13 +169,9 @@ def test_what_was_made_can_be_replayed_and_evaluated(whole: Path) -> None:
     assert json.loads(measured.stdout)
 
 
-def test_finished_or_changed_is_refused(whole: Path) -> None:
-    file = whole.parent / "config.resolved.toml"
-    assert "ended" in cli.refused("train", file)
+def test_mistakes_are_one_message(model: Path, whole: Path, tmp_path: Path) -> None:
+    assert "ended" in cli.refused("train", whole.parent / "config.resolved.toml")
     assert len(lines(whole / "metrics.jsonl")) == STEPS
-
-
-def test_bad_words_are_one_message(model: Path, tmp_path: Path) -> None:
     file = config_file(model, tmp_path)
     for word, name in (
         ("--rollout.episode=nowhere:at_all", "rollout.episode"),

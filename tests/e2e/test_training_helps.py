@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pydantic")
-
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 RECIPE = """

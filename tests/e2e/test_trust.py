@@ -5,9 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pydantic")
-
 from support import cli
 from support.surfaces import surface
 

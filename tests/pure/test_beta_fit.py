@@ -9,13 +9,14 @@ from scipy.special import betainc
 from sparrow.stats import LEAST_VALUES, SATURATED, fit_beta
 
 
-@pytest.mark.parametrize(("a", "b"), [(2, 3), (0.5, 0.5), (8, 1), (6, 2), (300, 20), (1, 1)])
-def test_known_parameters_are_found(a: float, b: float) -> None:
-    values = SATURATED * np.random.default_rng(1).beta(a, b, 20_000)
-    found = fit_beta(values.astype(np.float32))
-    assert found is not None
-    assert (found.a, found.b) == pytest.approx((a, b), rel=0.03)
-    assert found.ks < 1.36 / math.sqrt(20_000)  # what 95 % of fits to the true one stay below
+def test_known_parameters_are_found_whatever_is_saturated() -> None:
+    for a, b in ((2, 3), (0.5, 0.5), (8, 1), (6, 2), (300, 20), (1, 1)):
+        values = SATURATED * np.random.default_rng(1).beta(a, b, 20_000)
+        found = fit_beta(values.astype(np.float32))
+        assert found is not None
+        assert (found.a, found.b) == pytest.approx((a, b), rel=0.03)
+        assert found.ks < 1.36 / math.sqrt(20_000)  # 95 % of fits to the true one stay below
+    assert fit_beta(values) == fit_beta([*values, *np.ones(5000), 0.9995])
 
 
 def test_the_fit_is_where_the_likelihood_is_largest() -> None:
@@ -31,11 +32,6 @@ def test_the_fit_is_where_the_likelihood_is_largest() -> None:
     best = likelihood(found.a, found.b)
     for a, b in ((1.01, 1), (0.99, 1), (1, 1.01), (1, 0.99)):
         assert likelihood(found.a * a, found.b * b) < best
-
-
-def test_saturated_values_are_left_out() -> None:
-    low = SATURATED * np.random.default_rng(3).beta(4, 2, 500)
-    assert fit_beta(low) == fit_beta(np.concatenate([low, np.ones(5000), np.full(10, 0.9995)]))
 
 
 def test_the_distance_by_hand() -> None:
@@ -74,7 +70,7 @@ def test_few_or_equal_values_have_no_fit_beta() -> None:
     assert fit_beta(np.ones(100)) is None
 
 
-@pytest.mark.parametrize("wrong", [-0.1, 1.5, math.nan])
-def test_what_is_no_acceptance_is_refused(wrong: float) -> None:
-    with pytest.raises(ValueError, match=r"acceptances lie in \[0, 1\]"):
-        fit_beta([0.5] * 30 + [wrong])
+def test_what_is_no_acceptance_is_refused() -> None:
+    for wrong in (-0.1, 1.5, math.nan):
+        with pytest.raises(ValueError, match="acceptances"):
+            fit_beta([0.5] * 30 + [wrong])

@@ -13,9 +13,7 @@ pytest.importorskip("tomli_w")
 
 from sparrow.schema.base import from_dict
 from sparrow.schema.common import GenerateConfig
-from sparrow.schema.errors import ConfigError
-from sparrow.schema.layers import find_config, shipped_configs
-from sparrow.schema.loading import load_config
+from sparrow.schema.loading import ConfigError, find_config, load_config, shipped_configs
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.study import StudyConfig
 from sparrow.schema.train import TrainConfig

@@ -8,10 +8,8 @@ import pytest
 from support import cli
 
 from sparrow.cli import split_verb
-from sparrow.cli.help import first_sentence, flowing
-from sparrow.cli.verbs import GROUPS, PANELS, VERBS
-from sparrow.schema.loading import load_config
-from sparrow.schema.options import parse
+from sparrow.cli.verbs import GROUPS, PANELS, VERBS, first_sentence, flowing
+from sparrow.schema.loading import parse, resolve
 
 COLUMNS = 80
 ROOM = COLUMNS - 2  # help texts have a blank on either side
@@ -45,7 +43,7 @@ def test_every_option_is_explained() -> None:
 def test_no_option_has_two_meanings() -> None:
     for name, verb in VERBS.items():
         letters = [option.letter for option in verb.options if option.letter]
-        names = [known for option in verb.options for known in (option.name, option.alias) if known]
+        names = [option.name for option in verb.options]
         assert len(set(letters)) == len(letters), name
         assert len(set(names)) == len(names), name
         assert not {"h", "c"} & {*letters}, name
@@ -60,7 +58,7 @@ def test_examples_are_commands_that_exist(monkeypatch: pytest.MonkeyPatch) -> No
         for command in commands:
             verb, rest = split_verb(shlex.split(command)[1:])
             parsed = parse(VERBS[verb].config, rest, VERBS[verb].extras)
-            load_config(VERBS[verb].config, parsed.files, parsed.overrides)
+            resolve(VERBS[verb].config, parsed.files, parsed.layers)
 
 
 def test_help_is_shown_in_eighty_columns() -> None:

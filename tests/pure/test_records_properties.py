@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.episode import NOT_SAMPLED, Group, Role, Trajectory, Turn
-from sparrow.schema.sampling import Completion, FinishReason, SamplingParams
+from sparrow.schema.sampling import Completion, FinishReason
 
 token_ids = st.integers(0, 2**31 - 1)
 versions = st.integers(0, 2**31 - 1)
@@ -23,22 +23,6 @@ entropies = st.floats(0, 2.0**5, width=32)
 policy_ids = st.integers(0, 2**15 - 1)
 rewards = st.floats(-1e6, 1e6)
 roles: st.SearchStrategy[Role] = st.sampled_from(["system", "user", "assistant", "tool"])
-
-
-@st.composite
-def sampling_params(draw: st.DrawFn) -> SamplingParams:
-    max_tokens = draw(st.integers(1, 2**31 - 1))
-    return SamplingParams(
-        n=draw(st.integers(1, 100)),
-        temperature=draw(st.just(0.0) | st.floats(0.001, 1e6)),
-        top_k=draw(st.integers(0, 100)),
-        top_p=draw(st.floats(1e-6, 1)),
-        max_tokens=max_tokens,
-        min_tokens=draw(st.integers(0, max_tokens)),
-        stop_token_ids=draw(st.lists(token_ids, max_size=5).map(tuple)),
-        ignore_eos=draw(st.booleans()),
-        seed=draw(st.none() | st.integers(0, 2**63 - 1)),
-    )
 
 
 def columns(draw: st.DrawFn, *values: st.SearchStrategy[Any], count: int) -> list[Any]:
@@ -97,7 +81,7 @@ def groups(draw: st.DrawFn) -> Group:
     return Group(prompt_id=prompt_id, trajectories=tuple(members))
 
 
-@given(sampling_params() | completions() | trajectories() | groups())
+@given(completions() | trajectories() | groups())
 def test_round_trip_through_json_is_exact(record: Record) -> None:
     back = from_dict(type(record), json.loads(json.dumps(to_dict(record), allow_nan=False)))
     assert back == record

@@ -4,9 +4,6 @@ import io
 import sys
 
 import pytest
-
-pytest.importorskip("rich")
-
 from rich.table import Table
 from rich.text import Text
 
@@ -14,19 +11,13 @@ from sparrow.cli import main, output
 from sparrow.cli.output import PlainConsole, plain, write
 from sparrow.files import printable
 
-HOSTILE = "a\x1b]0;pwned\x07\x1b[2J\rb\x9b31m\x00\x7f[/x][bold]c[/] :smile: \ud800d"
-OBEYED = [chr(code) for code in (*range(9), *range(11, 32), *range(127, 160), 0xD800)]
+HOSTILE = "a\x1b]0;pwned\x07\x1b[2J\rb\x9b31m\x00\x7f[/x][bold]c[/] :smile: \u202e\ud800d"
+OBEYED = [chr(code) for code in (*range(9), *range(11, 32), *range(127, 160), 0x202E, 0xD800)]
 
 
 def shown(**settings: object) -> tuple[PlainConsole, io.StringIO]:
     file = io.StringIO()
     return PlainConsole(file=file, width=400, **settings), file
-
-
-def printed(what: object) -> str:
-    console, file = shown()
-    console.print(what)
-    return file.getvalue()
 
 
 def refuse_obeyed(text: str) -> None:
@@ -43,11 +34,10 @@ def test_strings_texts_tables_and_rules() -> None:
     table = Table(HOSTILE, title=HOSTILE, caption=HOSTILE)
     table.add_row(HOSTILE)
     table.add_row(Text(HOSTILE))
-    for what in (HOSTILE, Text(HOSTILE), table):
-        text = printed(what)
-        refuse_obeyed(text)
-        assert "[/x][bold]c[/] :smile:" in text
     console, file = shown()
+    for what in (HOSTILE, Text(HOSTILE), table):
+        console.print(what)
+        assert "[/x][bold]c[/] :smile:" in file.getvalue()
     console.rule(HOSTILE)
     console.out(HOSTILE)
     refuse_obeyed(file.getvalue())

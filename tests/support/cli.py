@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import sparrow
 from sparrow.cli import main, output
+from sparrow.models import ModelSpec
 
 
 class Ended(NamedTuple):
@@ -45,3 +50,19 @@ def refused(*words: str | Path) -> str:
     assert ended.code == 2, ended
     assert ended.stderr.count("error:") == 1, ended.stderr
     return ended.said
+
+
+def byte_model(folder: Path) -> Path:
+    """A random model that speaks bytes, with a chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate([*alphabet, "<end>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast.chat_template = "{% for m in messages %}Q: {{ m.content }} A: {% endfor %}"
+    sizes = {"hidden": 32, "intermediate": 48, "heads": 4, "kv_heads": 2, "head_size": 8}
+    spec = ModelSpec(
+        family="qwen3", layers=3, vocabulary=257, max_positions=512, eos_ids=(256,), **sizes
+    )
+    return sparrow.save(sparrow.random(spec), folder, tokenizer=fast)

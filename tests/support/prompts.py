@@ -75,18 +75,11 @@ DESIGNS = {
     "independent": Design(
         lengths=lambda rng, prompts: np.full(prompts, 60), share=constant(0.15), a=constant(6)
     ),
-    "mild": Design(lengths=uniform, share=beta(7.5, 42.5), a=lognormal(6, 0.2)),
     "middle": Design(lengths=of_a_bin, share=beta(1.5, 8.5), a=lognormal(5, 0.4)),
     "heavy": Design(lengths=of_a_bin, share=beta(0.6, 3.4), a=lognormal(5, 0.6)),
-    "uneven": Design(lengths=clipped(0.6, 700), share=beta(0.6, 3.4), a=lognormal(5, 0.6)),
     "longer": Design(lengths=clipped(0.6, 700), share=longer_is_worse, a=lognormal(6, 0.4)),
     "few": Design(lengths=uniform, share=few_are_bad, a=lognormal(4, 0.5)),
     "runs": Design(lengths=of_a_bin, share=beta(1.5, 8.5), a=lognormal(5, 0.4), run=10),
-    # Lengths that no bin of lengths has: of 48 prompts a few are most of the tokens.
-    "extreme": Design(lengths=clipped(1.0, 3000), share=beta(0.6, 3.4), a=lognormal(5, 0.6)),
-    "extreme longer": Design(
-        lengths=clipped(1.0, 3000), share=longer_is_worse, a=lognormal(6, 0.4)
-    ),
 }
 
 

@@ -11,7 +11,7 @@ and where everything is kept.
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparrow.schema.layers import Layer, merge
+from sparrow.schema.loading import merge
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.study import ArmConfig, StudyConfig
 from sparrow.schema.study_files import ArmKind, Collapse, StudyArm, StudyDesign
@@ -81,7 +81,7 @@ class Study:
             changes["rollout"] = {"attention": {"schedule": str(self.plan_of(arm))}}
         if arm.corrections is not None:
             changes["algorithm"] = {"corrections": arm.corrections}
-        return TrainConfig.model_validate(merge([Layer("", base.model_dump()), Layer("", changes)]))
+        return TrainConfig.model_validate(merge(base.model_dump(), changes))
 
     def write_design(self, rate: float, command: str) -> None:
         """What the study is, for its report; budgets as the plans have them."""

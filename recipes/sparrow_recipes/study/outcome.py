@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
-from sparrow.schema.run_files import Metrics
+from sparrow.schema.run_folder import Metrics
 from sparrow.schema.study import LAST
 from sparrow.schema.study_files import (
     CellTail,

@@ -32,10 +32,9 @@ from sparrow.dataflow.run_files import (
     write_rollouts,
 )
 from sparrow.dataflow.stopping import Stopped
-from sparrow.schema.code import code_settings
 from sparrow.schema.episode import Group
 from sparrow.schema.loading import RESOLVED, read_resolved
-from sparrow.schema.train import TrainConfig
+from sparrow.schema.train import TrainConfig, code_settings
 from sparrow.schema.types import Report
 
 

@@ -35,8 +35,7 @@ from sparrow.models.sources import split_revision
 from sparrow.models.spec import ModelSpec
 from sparrow.schema.base import to_dict
 from sparrow.schema.loading import read_resolved
-from sparrow.schema.run_files import flat_settings
-from sparrow.schema.run_folder import MODEL, SCHEDULE
+from sparrow.schema.run_folder import MODEL, SCHEDULE, flat_settings
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import GateConfig, RolloutConfig, TrainConfig
 from sparrow.schema.types import Report

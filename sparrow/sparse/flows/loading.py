@@ -23,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sparrow.schema.code import names_code
 from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import names_code
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.tensor import FlowError, Place

@@ -25,8 +25,7 @@ from sparrow.dataflow.local.loop import step, train
 from sparrow.dataflow.local.messages import Diverged, Nobody
 from sparrow.dataflow.local.run import Run, open_run, schedule_notes
 from sparrow.dataflow.run_files import read_rollouts
-from sparrow.schema.errors import ConfigError
-from sparrow.schema.loading import load_config, save_resolved
+from sparrow.schema.loading import ConfigError, load_config, save_resolved
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
 from sparrow.train.learner import Learner

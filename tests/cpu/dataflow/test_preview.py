@@ -11,13 +11,12 @@ import torch
 from rich.console import Console
 
 from sparrow.calibrate.planning.hardware import Hardware
-from sparrow.cli.preview import lines, show
+from sparrow.cli.train import preview_sections, show_preview
 from sparrow.dataflow import preview as module
 from sparrow.dataflow.preview import UTILISATION, Preview, machine_of, model_of, preview
 from sparrow.models.spec import shape
 from sparrow.schema.base import from_dict, to_dict
-from sparrow.schema.layers import shipped_configs
-from sparrow.schema.loading import load_config
+from sparrow.schema.loading import load_config, shipped_configs
 from sparrow.schema.train import TrainConfig
 from sparrow.sparse import preset
 from sparrow.train.costs import forward_flops, training_flops
@@ -53,7 +52,7 @@ def config(**sections: dict[str, Any]) -> TrainConfig:
 
 def said(found: Preview) -> str:
     shown = io.StringIO()
-    show(found, Console(width=200, file=shown))
+    show_preview(found, Console(width=200, file=shown))
     return shown.getvalue()
 
 
@@ -86,7 +85,8 @@ def test_a_recipe_for_this_cpu_says_that_no_time_is_known() -> None:
     found = preview(load_config(TrainConfig, ["tiny"]))
     assert found.machine.kind == "cpu"
     assert [case.seconds for case in found.cases] == [{}, {}]
-    assert dict(lines(found))["time of a step"].startswith("not predicted: step times are known")
+    (timed,) = preview_sections(found)[-1]
+    assert timed[1].startswith("not predicted: step times are known")
     assert not any("looked at" in note for note in found.notes), "prompts were counted"
 
 

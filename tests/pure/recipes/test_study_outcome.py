@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparrow.schema.run_files import Metrics
+from sparrow.schema.run_folder import Metrics
 from sparrow.schema.study_files import read_study
 from sparrow.schema.study_results import CellOutcome, StudyResults
 from sparrow_recipes.study.outcome import conclude, judge, measures, worst_bin

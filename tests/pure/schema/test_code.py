@@ -2,13 +2,8 @@
 
 from typing import Any, get_args, get_origin
 
-import pytest
-
-pytest.importorskip("pydantic")
-
-from sparrow.schema.code import DATA, code_settings
-from sparrow.schema.errors import bare, fields_of, takes_text
-from sparrow.schema.train import TrainConfig
+from sparrow.schema.options import bare, fields_of, takes_text
+from sparrow.schema.train import DATA, TrainConfig, code_settings
 
 BASE: dict[str, dict[str, Any]] = {"model": {"name": "tiny"}, "data": {"file": "rows.jsonl"}}
 CODE = {
@@ -46,40 +41,32 @@ def config(**changes: dict[str, Any]) -> TrainConfig:
     return TrainConfig.model_validate(sections)
 
 
-@pytest.mark.parametrize("path", ["module:function", "some/file.py:function", "flow.py"])
-def test_import_paths_are_listed(path: str) -> None:
-    attention = {"schedule": "a.json", "flow": path}
-    found = code_settings(
-        config(
-            data={"reward": path},
-            rollout={"episode": path, "attention": attention},
-            algorithm={
-                "advantage": path,
-                "surrogate": {"use": path},
-                "aggregate": path,
-                "corrections": ({"use": "token-tis"}, {"use": path}),
-            },
+def test_import_paths_are_listed() -> None:
+    for path in ("module:function", "some/file.py:function", "flow.py"):
+        found = code_settings(
+            config(
+                data={"reward": path},
+                rollout={"episode": path, "attention": {"schedule": "a.json", "flow": path}},
+                algorithm={
+                    "advantage": path,
+                    "surrogate": {"use": path},
+                    "aggregate": path,
+                    "corrections": ({"use": "token-tis"}, {"use": path}),
+                },
+            )
         )
-    )
-    keys = {key.replace("[1]", "") for key in found}
-    assert keys == CODE
-    assert "algorithm.corrections[1].use" in found
-    assert set(found.values()) == {path}
+        assert {key.replace("[1]", "") for key in found} == CODE
+        assert "algorithm.corrections[1].use" in found
+        assert set(found.values()) == {path}
 
 
 def test_names_of_the_package_and_data_are_no_code() -> None:
-    attention = {"schedule": "odd:name.py", "flow": "fine_means(2)"}
-    found = code_settings(
-        config(
-            model={"name": "owner/name", "device": "cuda:1"},
-            data={"file": "owner/rows:train", "reward": "math"},
-            rollout={"attention": attention},
-            algorithm={
-                "surrogate": {"use": "ppo", "settings": {"mode": "a:b"}},
-                "aggregate": "token-mean",
-            },
-            validation={"every": 1, "file": "held:out.py"},
-            run={"name": "a.py"},
-        )
+    odd = config(
+        model={"name": "owner/name", "device": "cuda:1"},
+        data={"file": "owner/rows:train", "reward": "math"},
+        rollout={"attention": {"schedule": "odd:name.py", "flow": "fine_means(2)"}},
+        algorithm={"surrogate": {"use": "ppo", "settings": {"mode": "a:b"}}},
+        validation={"every": 1, "file": "held:out.py"},
+        run={"name": "a.py"},
     )
-    assert found == {}
+    assert code_settings(odd) == {}

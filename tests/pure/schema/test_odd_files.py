@@ -5,16 +5,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pydantic")
-pytest.importorskip("tomli_w")
-
 from sparrow.schema.base import Record
 from sparrow.schema.common import GenerateConfig
-from sparrow.schema.errors import ConfigError
-from sparrow.schema.loading import load_config
-from sparrow.schema.study import StudyConfig
+from sparrow.schema.loading import ConfigError, load_config
 from sparrow.schema.train import TrainConfig
-from sparrow.schema.warmup import WarmupConfig
 
 DEEP = 5000
 ODD = {
@@ -29,7 +23,7 @@ ODD = {
     "quoted dotted key": b'"a\\"b"' + b' . "a\\"b"' * 30_000 + b" = 1",
     "dotted table": b"[a" + b" . a" * DEEP + b"]\nx = 1",
     "a key twice": b"a = 1\na = 2",
-    "a date": b"model = 2020-01-01\nstages = 2020-01-01\narms = 2020-01-01",
+    "a date": b"model = 2020-01-01",
     "escape in a key": b'"\\u001b]0;pwned\\u0007" = 1',
     "C1 in a key": '"\x9b31m" = 1'.encode(),
     "5000 digits": b"x = " + b"9" * 5000,
@@ -46,13 +40,14 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("root", [TrainConfig, StudyConfig, WarmupConfig, GenerateConfig])
+@pytest.mark.parametrize("root", [TrainConfig, GenerateConfig])
 def test_an_odd_file(root: type[Record], tmp_path: Path) -> None:
     file = tmp_path / "odd.toml"
     for name, content in ODD.items():
         file.write_bytes(content)
         if root is GenerateConfig and name == "empty":
-            load_config(root, [file])  # everything has a default
+            file.write_bytes(b"\xef\xbb\xbf[sampling]\r\nn = 3\r\n")  # as Windows writes it
+            assert load_config(root, [file]).sampling.n == 3
             continue
         with pytest.raises(ConfigError) as error:
             load_config(root, [file])
@@ -70,15 +65,9 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         assert str(place)[:40] in str(error.value)
 
 
-def test_a_byte_order_mark_and_line_ends_of_windows(tmp_path: Path) -> None:
-    file = tmp_path / "windows.toml"
-    file.write_bytes(b"\xef\xbb\xbf[sampling]\r\nn = 3\r\n")
-    assert load_config(GenerateConfig, [file]).sampling.n == 3
-
-
 def test_overrides_without_end() -> None:
     for text in (
-        "--x=" + "[" * DEEP,
+        "--sampling.n=" + "[" * DEEP,
         "--model=" + "{a=" * DEEP,
         "--a" + ".a" * DEEP + "=1",
         "--sampling.n=" + "9" * DEEP,

@@ -7,18 +7,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pydantic")
-pytest.importorskip("tomli_w")
-pytest.importorskip("hypothesis")
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparrow.schema.common import GenerateConfig, GenerateSampling, ModelConfig, RunConfig
 from sparrow.schema.loading import load_config, read_resolved, save_resolved
 
-texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)
+texts = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"]), min_size=1)
 devices = st.sampled_from(["auto", "cpu", "cuda", "cuda:3"])
 
 
@@ -72,6 +67,8 @@ def test_what_was_changed_is_refused_as_part_of_a_run_alone(tmp_path: Path) -> N
     assert load_config(GenerateConfig, [path]).model.name == "smollm2-136m"
     with pytest.raises(ValueError, match=r"config\.resolved\.toml: .*first line"):
         read_resolved(GenerateConfig, tmp_path)
+    with pytest.raises(ValueError, match=r"gone.config\.resolved\.toml"):
+        read_resolved(GenerateConfig, tmp_path / "gone")
     path.write_text(path.read_text().partition("\n")[2])  # the edit is meant
     assert read_resolved(GenerateConfig, tmp_path).model.name == "smollm2-136m"
 
@@ -85,11 +82,6 @@ def test_no_damage_passes_silently(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"config\.resolved\.toml"):
             read_resolved(GenerateConfig, tmp_path)
-
-
-def test_files_that_are_gone_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"config\.resolved\.toml"):
-        read_resolved(GenerateConfig, tmp_path)
 
 
 def test_a_failed_write_leaves_the_old_file_alone(

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sparrow.schema.errors import ConfigError
-from sparrow.schema.loading import load_config, save_resolved
+from sparrow.schema.loading import ConfigError, load_config, save_resolved
 from sparrow.schema.study import StudyConfig
 
 CONFIGS = Path(__file__).parents[3] / "recipes/sparrow_recipes/configs/study"

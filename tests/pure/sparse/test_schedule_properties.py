@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.schedule import LayerBudgets, Note, Schedule, kept_tokens
 
-TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]))
+TEXT = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"]))
 NAME = TEXT.filter(bool)
 
 
