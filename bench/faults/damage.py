@@ -32,10 +32,10 @@ from sparrow.schema.base import to_dict
 from sparrow.schema.loading import load_config, read_resolved
 from sparrow.schema.run_folder import read_run
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.study_files import read_study
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import TrainConfig
 from sparrow.tasks.rows import FileRows
+from sparrow_recipes.study.files import read_study
 
 TINY = load("tiny", device="cpu")
 REPORTED = ("metrics.jsonl", "validation.jsonl", "config.resolved.toml")

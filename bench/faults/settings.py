@@ -14,10 +14,10 @@ from sparrow.schema.base import Record
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.errors import fields_of
 from sparrow.schema.loading import load_config
-from sparrow.schema.study import StudyConfig
 from sparrow.schema.train import TrainConfig
-from sparrow.schema.warmup import WarmupConfig
 from sparrow.tasks import PUZZLES
+from sparrow_recipes.study.config import StudyConfig
+from sparrow_recipes.warmup.config import WarmupConfig
 
 PROMPT = PUZZLES["assignments"].row(0, 100).prompt
 SECONDS = 20.0

@@ -1,15 +1,14 @@
 """The verbs by name, in the order in which people need them, and how their words are read."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import NamedTuple, get_args
 
 from sparrow import api
 from sparrow.cli import show
-from sparrow.cli.demo import demo
 from sparrow.cli.doctor import doctor
-from sparrow.cli.puzzles import puzzle, warmup
-from sparrow.cli.study import study
+from sparrow.cli.puzzles import puzzle
 from sparrow.cli.train import replay, train
 from sparrow.schema.base import Record
 from sparrow.schema.loading import load_config
@@ -31,6 +30,12 @@ PANELS = {
     "Look closer": ("generate", "puzzle", "presets", "replay", "flow", "study", "bench"),
     "Make the shipped models": ("warmup",),
 }
+# Programs over the verbs, which are in sparrow_recipes: the module whose function has their name.
+RECIPES = {
+    "demo": "sparrow_recipes.demo",
+    "study": "sparrow_recipes.study.command",
+    "warmup": "sparrow_recipes.warmup.command",
+}
 Show = Callable[..., int | None]  # (configuration, extras) -> exit code
 
 
@@ -48,9 +53,8 @@ class Verb(NamedTuple):
         """By the signature: a configuration, then options of the command line alone."""
         config, *extras = inspect.signature(show).parameters.values()
         doc = show.__doc__ or getattr(api, show.__name__).__doc__
-        name = "eval" if show.__name__ == "evaluate" else show.__name__.replace("_", " ")
         options = tuple(map(_extra, extras))
-        return cls(name, config.annotation, show, doc, options)
+        return cls(_name(show), config.annotation, show, doc, options)
 
     @property
     def options(self) -> list[Option]:
@@ -68,11 +72,33 @@ def _extra(parameter: inspect.Parameter) -> Option:
     return Option(parameter.name, (), kind, help, parameter.default, metavar)
 
 
-_SHOWN: tuple[Show, ...] = (
-    *(demo, doctor, show.fetch, show.calibrate, show.plan, train, show.evaluate, show.report),
+def _name(show: Show) -> str:
+    return "eval" if show.__name__ == "evaluate" else show.__name__.replace("_", " ")
+
+
+class Verbs(Mapping[str, Verb]):
+    """The verbs by name. The module of a recipe is imported when its verb is asked for."""
+
+    def __init__(self, *shown: Show | str) -> None:
+        self._shown = {show if isinstance(show, str) else _name(show): show for show in shown}
+
+    def __getitem__(self, name: str) -> Verb:
+        show = self._shown[name]
+        if isinstance(show, str):
+            show = getattr(import_module(RECIPES[name]), name)
+        return Verb.of(show)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shown)
+
+    def __len__(self) -> int:
+        return len(self._shown)
+
+
+VERBS = Verbs(
+    *("demo", doctor, show.fetch, show.calibrate, show.plan, train, show.evaluate, show.report),
     *(show.generate, puzzle, show.presets, replay),
-    *(show.flow_check, show.flow_score, show.flow_bench, show.flow_texts, study),
+    *(show.flow_check, show.flow_score, show.flow_bench, show.flow_texts, "study"),
     *(show.bench_attention, show.bench_decode, show.bench_rollout),
-    *(show.bench_train, show.bench_trace, warmup),
+    *(show.bench_train, show.bench_trace, "warmup"),
 )
-VERBS = {verb.name: verb for verb in map(Verb.of, _SHOWN)}

@@ -1,6 +1,5 @@
-"""The configurations of the small verbs: fetch, presets, doctor, puzzle, demo, replay, report."""
+"""The configurations of the small verbs: fetch, presets, doctor, puzzle, replay, report."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -44,13 +43,6 @@ class PuzzleConfig(Record):
     def _check(self) -> None:
         if self.gold is not None and self.judge is not None:
             raise FieldError("PuzzleConfig", {"judge": (self.judge, "one of gold and judge")})
-
-
-class DemoConfig(Record):
-    """`sparrow demo`."""
-
-    out: Directory = option(Path("runs/demo"), "Folder for everything that it measures.")
-    fresh: bool = option(False, "Begin anew; otherwise it goes on from what is there.")
 
 
 class ReplayConfig(Record):

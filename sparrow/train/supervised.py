@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sparrow import ops
 from sparrow.models import Decoder
-from sparrow.schema.warmup import OptimiserConfig
+from sparrow.schema.train import OptimiserConfig
 from sparrow.train.optimiser import adamw, rate_at
 from sparrow.train.packing import Pack, attention_of
 

@@ -17,10 +17,10 @@ from sparrow.schema.errors import ConfigError
 from sparrow.schema.layers import find_config, shipped_configs
 from sparrow.schema.loading import load_config
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.study import StudyConfig
 from sparrow.schema.train import TrainConfig
-from sparrow.schema.warmup import WarmupConfig
 from sparrow.sparse import named_schedule
+from sparrow_recipes.study.config import StudyConfig
+from sparrow_recipes.warmup.config import WarmupConfig
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "recipes/sparrow_recipes/configs"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sparrow.schema.study import StudyConfig
+from sparrow_recipes.study.config import StudyConfig
 from sparrow_recipes.study.design import Study
 
 Plain = dict[str, Any]

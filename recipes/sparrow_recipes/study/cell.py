@@ -15,11 +15,11 @@ from sparrow.dataflow.local.watching import Watcher
 from sparrow.dataflow.stopping import Stopping
 from sparrow.schema.base import Float32Array
 from sparrow.schema.gate import Reading
-from sparrow.schema.study import ProbeConfig
-from sparrow.schema.study_files import CellEnd, CellTail, TailBin
 from sparrow.stats import TAIL as TAIL_SHARE
 from sparrow.stats import quantile_interval
+from sparrow_recipes.study.config import ProbeConfig
 from sparrow_recipes.study.design import END, Cell, Study
+from sparrow_recipes.study.files import CellEnd, CellTail, TailBin
 
 START, TAIL = "start.json", "tail.json"
 PLACE = 500_000  # where the probe's rows begin, the same for all runs of a seed; far from training

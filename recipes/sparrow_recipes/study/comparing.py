@@ -21,7 +21,8 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.schema.study_results import (
+from sparrow.stats import ONE_SIDE, student
+from sparrow_recipes.study.results import (
     PUBLISHED,
     Difference,
     End,
@@ -30,7 +31,6 @@ from sparrow.schema.study_results import (
     Interval,
     Threshold,
 )
-from sparrow.stats import ONE_SIDE, student
 
 ENUMERATED = 5  # seeds up to which every draw is made
 DRAWS, SEED = 2000, 0

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from sparrow.schema.layers import Layer, merge
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.study import ArmConfig, StudyConfig
-from sparrow.schema.study_files import ArmKind, Collapse, StudyArm, StudyDesign
 from sparrow.schema.train import Choice, TrainConfig
+from sparrow_recipes.study.config import ArmConfig, StudyConfig
+from sparrow_recipes.study.files import ArmKind, Collapse, StudyArm, StudyDesign
 
 APART = 1_000_000  # rows between those of one seed and the next: prompts differ by seed
 END = "end.json"

@@ -16,8 +16,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 from sparrow.schema.run_files import Metrics
-from sparrow.schema.study import LAST
-from sparrow.schema.study_files import (
+from sparrow_recipes.study.comparing import (
+    difference,
+    exceeds,
+    find_threshold,
+    pooled,
+    sample,
+)
+from sparrow_recipes.study.config import LAST
+from sparrow_recipes.study.files import (
     CellTail,
     DenseAnswers,
     StudyArm,
@@ -25,7 +32,7 @@ from sparrow.schema.study_files import (
     StudyDesign,
     StudyFolder,
 )
-from sparrow.schema.study_results import (
+from sparrow_recipes.study.results import (
     ArmOutcome,
     CellOutcome,
     Control,
@@ -36,13 +43,6 @@ from sparrow.schema.study_results import (
     Spread,
     StudyResults,
     Worst,
-)
-from sparrow_recipes.study.comparing import (
-    difference,
-    exceeds,
-    find_threshold,
-    pooled,
-    sample,
 )
 from sparrow_recipes.study.verdicts import inconclusive, verdicts
 

@@ -10,8 +10,8 @@ from sparrow.calibrate.collecting import Progress
 from sparrow.files import make_folder
 from sparrow.models import fingerprint, load
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.study import ArmConfig
 from sparrow.schema.surface import Surface
+from sparrow_recipes.study.config import ArmConfig
 from sparrow_recipes.study.design import Study
 
 Report = Callable[[str], None]

@@ -11,7 +11,7 @@ from pathlib import Path
 from sparrow.files import FolderLock, read_document, read_lines, refuse_links, remove_unfinished
 from sparrow.models.checkpoint import pick_device
 from sparrow.schema.loading import RESOLVED, read_resolved, save_resolved
-from sparrow.schema.study import LAST, StudyConfig
+from sparrow_recipes.study.config import LAST, StudyConfig
 from sparrow_recipes.study.design import END, Cell, Study
 from sparrow_recipes.study.running import Job, run_jobs
 

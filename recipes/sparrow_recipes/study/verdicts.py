@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sparrow.schema.study_results import (
+from sparrow_recipes.study.results import (
     PUBLISHED,
     ArmOutcome,
     FixedComparison,

@@ -16,11 +16,11 @@ pytest.importorskip("tomli_w")
 from sparrow.schema.base import to_dict
 from sparrow.schema.episode import Document
 from sparrow.schema.loading import load_config
-from sparrow.schema.warmup import DataConfig, StageConfig, WarmupConfig
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.words import EOS, WORDS, decode, encode
 from sparrow_recipes import documents
-from sparrow_recipes.documents import EVALUATION, PuzzleDocuments, document
+from sparrow_recipes.warmup.config import DataConfig, StageConfig, WarmupConfig
+from sparrow_recipes.warmup.documents import EVALUATION, PuzzleDocuments, document
 
 ROOT = Path(__file__).parents[3]
 SHORT = StageConfig(steps=3, tokens=1024, shortest=100, longest=200)
@@ -70,8 +70,8 @@ def test_another_process_makes_the_same_without_torch() -> None:
     code = """
 import json, sys
 from sparrow.schema.loading import load_config
-from sparrow.schema.warmup import WarmupConfig
-from sparrow_recipes.documents import PuzzleDocuments
+from sparrow_recipes.warmup.config import WarmupConfig
+from sparrow_recipes.warmup.documents import PuzzleDocuments
 from sparrow.schema.base import to_dict
 config = load_config(WarmupConfig, ["base"])
 print(json.dumps([to_dict(one) for one in PuzzleDocuments.of(config)(7)]))

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("pydantic")
 
 from sparrow.schema.gate import Reading
-from sparrow.schema.study import StudyConfig
 from sparrow_recipes.study.cell import bins_of, run_cell
+from sparrow_recipes.study.config import StudyConfig
 from sparrow_recipes.study.design import END, Study
 
 CONFIG = {

@@ -16,11 +16,11 @@ from sparrow import models
 from sparrow.dataflow.runs.states import read_state
 from sparrow.files import FolderLock, parse_line
 from sparrow.schema.loading import load_config
-from sparrow.schema.warmup import WarmupConfig
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.words import VOCABULARY, encode
 from sparrow_recipes import documents, warmup
-from sparrow_recipes.warmup import new_trainer, run_directory, spec_of, warm_up
+from sparrow_recipes.warmup.config import WarmupConfig
+from sparrow_recipes.warmup.training import new_trainer, run_directory, spec_of, warm_up
 
 STEPS = 7
 TOML = """

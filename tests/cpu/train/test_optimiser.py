@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("pydantic")
 
 from sparrow import models
-from sparrow.schema.warmup import OptimiserConfig
+from sparrow.schema.train import OptimiserConfig
 from sparrow.train.optimiser import adamw, rate_at
 
 RATE = 0.5  # exact in binary, as are the powers of two below

@@ -9,10 +9,10 @@ pytest.importorskip("pydantic")
 
 from support.leftovers import marked, marking
 
-from sparrow.schema.warmup import DataConfig, StageConfig
 from sparrow.train.packing import Pack, pack
 from sparrow.train.prefetch import packs
-from sparrow_recipes.documents import PuzzleDocuments
+from sparrow_recipes.warmup.config import DataConfig, StageConfig
+from sparrow_recipes.warmup.documents import PuzzleDocuments
 
 # A maker of the package itself: other processes can import it wherever the tests run.
 STAGE = StageConfig(steps=30, tokens=1024, longest=150)

@@ -16,7 +16,7 @@ pytest.importorskip("pydantic")
 from sparrow import models
 from sparrow.models.attention import Packed
 from sparrow.schema.episode import Document
-from sparrow.schema.warmup import OptimiserConfig
+from sparrow.schema.train import OptimiserConfig
 from sparrow.train.packing import pack
 from sparrow.train.supervised import Supervised
 

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from sparrow.schema.study_results import FinalAccuracies, GapPoint
 from sparrow_recipes.study import comparing
 from sparrow_recipes.study.comparing import (
     crossing,
@@ -18,6 +17,7 @@ from sparrow_recipes.study.comparing import (
     quantile,
     variance_of_run,
 )
+from sparrow_recipes.study.results import FinalAccuracies, GapPoint
 
 
 def sample(*finals: float, answers: int = 768) -> FinalAccuracies:

@@ -15,9 +15,9 @@ from support.study_folders import controlled, plan
 from sparrow.report.markdown import code_block, markdown, name, prose
 from sparrow.report.render import html
 from sparrow.report.run_page import page_of
-from sparrow.report.study_page import write_study
-from sparrow.schema.study_files import read_study
+from sparrow_recipes.study.files import read_study
 from sparrow_recipes.study.outcome import conclude
+from sparrow_recipes.study.page import write_study
 
 ESCAPES = "x\x1b]0;\x07\x1b[2J\r\x9b31m\ud800"
 MARKUP = (

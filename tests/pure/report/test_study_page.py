@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.damage import check_damage_is_named
 
-from sparrow.report.study_page import write_study as write
-from sparrow.schema.study_files import read_study
+from sparrow_recipes.study.files import read_study
 from sparrow_recipes.study.outcome import conclude
+from sparrow_recipes.study.page import write_study as write
 from tests.support import study_folders as folders
 
 LEARNT = (0.9, 0.9, 0.9)

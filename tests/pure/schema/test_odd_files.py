@@ -12,9 +12,9 @@ from sparrow.schema.base import Record
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.errors import ConfigError
 from sparrow.schema.loading import load_config
-from sparrow.schema.study import StudyConfig
 from sparrow.schema.train import TrainConfig
-from sparrow.schema.warmup import WarmupConfig
+from sparrow_recipes.study.config import StudyConfig
+from sparrow_recipes.warmup.config import WarmupConfig
 
 DEEP = 5000
 ODD = {

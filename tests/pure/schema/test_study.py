@@ -6,7 +6,7 @@ import pytest
 
 from sparrow.schema.errors import ConfigError
 from sparrow.schema.loading import load_config, save_resolved
-from sparrow.schema.study import StudyConfig
+from sparrow_recipes.study.config import StudyConfig
 
 CONFIGS = Path(__file__).parents[3] / "recipes/sparrow_recipes/configs/study"
 DENSE = '[[arms]]\nname = "dense"\nrole = "baseline"\n'

@@ -6,7 +6,8 @@ import pytest
 
 from sparrow.schema.errors import ConfigError
 from sparrow.schema.loading import load_config, save_resolved
-from sparrow.schema.warmup import DataConfig, OptimiserConfig, StageConfig, WarmupConfig
+from sparrow.schema.train import OptimiserConfig
+from sparrow_recipes.warmup.config import DataConfig, StageConfig, WarmupConfig
 
 CONFIGS = Path(__file__).parents[3] / "recipes/sparrow_recipes/configs/warmup"
 SMALLEST = """

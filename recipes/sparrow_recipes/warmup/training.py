@@ -29,11 +29,11 @@ from sparrow.models import ModelSpec, load, random, save
 from sparrow.models.checkpoint import narrowed, pick_device
 from sparrow.models.rope import Rope
 from sparrow.schema.loading import save_resolved
-from sparrow.schema.warmup import ShapeConfig, WarmupConfig
 from sparrow.tasks.words import EOS, PAD, VOCABULARY, WORDS, puzzle_tokenizer
 from sparrow.train.prefetch import packs
 from sparrow.train.supervised import StepStats, Supervised
-from sparrow_recipes.documents import PuzzleDocuments
+from sparrow_recipes.warmup.config import ShapeConfig, WarmupConfig
+from sparrow_recipes.warmup.documents import PuzzleDocuments
 
 CURVE, CHECKPOINTS, MODEL = "curve.jsonl", "checkpoints", "model"
 PICKLED = "checkpoint.pt"  # what earlier versions wrote

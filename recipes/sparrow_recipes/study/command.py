@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from sparrow.cli.output import STOPPED, alert, console, counting, notes, plain, write
 from sparrow.cli.output import report as note
-from sparrow.schema.study import ArmConfig, StudyConfig
+from sparrow_recipes.study.config import ArmConfig, StudyConfig
 
 if TYPE_CHECKING:
     from sparrow_recipes.study.design import Study
@@ -170,10 +170,10 @@ def _conduct(config: StudyConfig) -> None:
 
 
 def _write(config: "StudyConfig") -> Path:
-    from sparrow.report.study_page import write_study
-    from sparrow.schema.study_files import read_study
     from sparrow_recipes.study.design import Study
+    from sparrow_recipes.study.files import read_study
     from sparrow_recipes.study.outcome import conclude
+    from sparrow_recipes.study.page import write_study
     from sparrow_recipes.study.stages import refuse_other
 
     refuse_other(found := Study(config=config))

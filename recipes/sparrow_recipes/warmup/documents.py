@@ -14,10 +14,10 @@ import numpy as np
 
 from sparrow.schema.base import to_dict
 from sparrow.schema.episode import Document
-from sparrow.schema.warmup import DataConfig, StageConfig, WarmupConfig
 from sparrow.tasks import PUZZLES, Assignments, GraphPath
 from sparrow.tasks.base import Puzzle, drawn
 from sparrow.tasks.words import EOS, encode
+from sparrow_recipes.warmup.config import DataConfig, StageConfig, WarmupConfig
 
 EVALUATION = 1 << 20  # seeds below are for evaluation, seeds from here on for training
 SEEDS = 1 << 48

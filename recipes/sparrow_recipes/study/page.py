@@ -13,8 +13,8 @@ from sparrow.report.markdown import markdown
 from sparrow.report.page import Axis, Chart, Level, Line, Page, Point, Remarks, Section, Table, ramp
 from sparrow.report.render import write_figures
 from sparrow.schema.schedule import DENSE
-from sparrow.schema.study_files import StudyCell, StudyDesign, StudyFolder
-from sparrow.schema.study_results import (
+from sparrow_recipes.study.files import StudyCell, StudyDesign, StudyFolder
+from sparrow_recipes.study.results import (
     PUBLISHED,
     ArmOutcome,
     CellOutcome,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from sparrow.schema.base import File, Record
-from sparrow.schema.study_files import StudyDesign
+from sparrow_recipes.study.files import StudyDesign
 
 PUBLISHED = 0.86  # the realised p05 that is said to suffice
 Interval = tuple[float, float]  # at 95 %

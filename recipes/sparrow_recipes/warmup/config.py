@@ -6,18 +6,8 @@ from pydantic import Field, model_validator
 
 from sparrow.schema.base import FieldError, Record
 from sparrow.schema.common import Device
-from sparrow.schema.types import (
-    Directory,
-    FolderName,
-    Name,
-    Rate,
-    Seed,
-    Share,
-    Steps,
-    StepsOrZero,
-    Tokens,
-    Weight,
-)
+from sparrow.schema.train import OptimiserConfig
+from sparrow.schema.types import Directory, FolderName, Name, Seed, Share, Steps, Tokens
 
 MOST_STAGES = 64
 Width = Annotated[int, Field(ge=1, le=2**16)]
@@ -71,19 +61,6 @@ class DataConfig(Record):
         if not self.assignments + self.countdown + self.graph:
             raise FieldError("DataConfig", {"assignments": (0, "one share above 0 at least")})
         return self
-
-
-class OptimiserConfig(Record):
-    """AdamW. The rate goes up along a line, stays, and at the end goes down along a line."""
-
-    rate: Rate = 2e-3
-    warm_up: StepsOrZero = 200
-    decay: StepsOrZero = 1000
-    final: Share = 0.02  # of the rate, at the last step
-    beta1: Rate = 0.9
-    beta2: Rate = 0.95
-    weight_decay: Weight = 0.1
-    clip: Annotated[float, Field(gt=0, le=1e12)] = 1.0
 
 
 class WarmupRunConfig(Record):
