@@ -1,18 +1,16 @@
-"""`sparrow study`: arms, seeds and controls around one question, run whole and told honestly."""
+"""`sparrow study`: the command line of a control study."""
 
 import shlex
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from contextlib import closing
+from typing import Annotated
 
 from sparrow.cli.output import STOPPED, alert, console, counting, notes, plain, write
 from sparrow.cli.output import report as note
 from sparrow_recipes.study.config import ArmConfig, StudyConfig
-
-if TYPE_CHECKING:
-    from sparrow_recipes.study.design import Study
+from sparrow_recipes.study.design import Study
 
 
 def study(
@@ -32,7 +30,8 @@ def study(
     Schedules are planned for each target; dense is the baseline; a control that must collapse and
     one that must not move say whether the study can tell anything. Every arm and seed is a run of
     `sparrow train` in a process of its own. Stopped and started again, it goes on. tiny and
-    small are shipped, sparrow/schema/study.py lists every setting. Prints the report's file.
+    small are shipped, recipes/sparrow_recipes/study/config.py lists every setting. Prints the
+    report's file.
 
     For example:
 
@@ -49,45 +48,38 @@ def study(
     chosen = [name for name, given in parts.items() if given]
     if len(chosen) > 1:
         raise ValueError(f"{' and '.join(chosen)}: give one of them")
+    command, made = shlex.join(["sparrow", *sys.argv[1:]]), Study(config)
     if dry_run:
-        _show(config)
+        _show(made)
     elif plan:
-        _plan(config)
+        _plan(made, command)
     elif cell is not None:
-        _cell(config, cell)
-    elif report:
-        write(str(_write(config)))
+        _cell(made, cell, command)
     else:
-        _conduct(config)
+        if not report:
+            _conduct(config, command)
+        _write(made)
 
 
-def _show(config: StudyConfig) -> None:
+def _show(study: Study) -> None:
     from rich.table import Table
 
-    from sparrow_recipes.study.design import Study
     from sparrow_recipes.study.stages import rate_of, state_of
 
-    found = Study(config=config)
-    states, rate = state_of(found), rate_of(found)
+    states, rate, config, train = state_of(study), rate_of(study), study.config, study.config.train
     table = Table("arm", "rollout", "role", "rate", "corrections", "seeds: state")
     for arm in config.arms:
-        own = [f"{cell.seed}: {states[cell.name]}" for cell in found.cells if cell.arm == arm]
-        used = config.train.algorithm.corrections if arm.corrections is None else arm.corrections
-        table.add_row(
-            arm.name,
-            _rollout(arm),
-            arm.role,
-            f"{rate if arm.rate is None else arm.rate:g}",
-            ", ".join(one.use for one in used) or "none",
-            ", ".join(own),
-        )
+        cells = [f"{cell.seed}: {states[cell.name]}" for cell in study.cells if cell.arm == arm]
+        used = train.algorithm.corrections if arm.corrections is None else arm.corrections
+        corrections = ", ".join(choice.use for choice in used) or "none"
+        own_rate = f"{rate if arm.rate is None else arm.rate:g}"
+        table.add_row(arm.name, _rollout(arm), arm.role, own_rate, corrections, ", ".join(cells))
     console.print(table)
-    train = config.train
     console.print(
-        f"{len(found.cells)} runs of {train.run.steps} steps, {train.rollout.prompts} prompts x "
+        f"{len(study.cells)} runs of {train.run.steps} steps, {train.rollout.prompts} prompts x "
         f"{train.rollout.samples} answers <= {train.rollout.max_tokens} tokens; evaluated every "
         f"{train.validation.every} steps on {train.validation.rows} rows; rates tried in turn: "
-        f"{', '.join(f'{one:g}' for one in config.rates)}; folder {found.folder}",
+        f"{', '.join(f'{rate:g}' for rate in config.rates)}; folder {study.folder}",
         highlight=False,
     )
 
@@ -101,106 +93,76 @@ def _rollout(arm: ArmConfig) -> str:
     return "dense" if arm.like is None else f"one budget, reads as much as {arm.like}"
 
 
-def _plan(config: StudyConfig) -> None:
-    from sparrow_recipes.study.design import Study
+def _plan(study: Study, command: str) -> None:
     from sparrow_recipes.study.plans import make_plans
     from sparrow_recipes.study.stages import prepare
 
-    found = Study(config=config)
-    prepare(found, shlex.join(["sparrow", *sys.argv[1:]]))
+    prepare(study, command)
     with counting("measuring") as progress:
-        make_plans(found, progress=progress, report=note)
-    write(str(found.plans))
+        make_plans(study, progress=progress, report=note)
+    write(str(study.plans))
 
 
-def _cell(config: StudyConfig, name: str) -> None:
+def _cell(study: Study, name: str, command: str) -> None:
     from sparrow.dataflow.local.run import EpisodeFailed, GateStop, Unjudged
     from sparrow.dataflow.stopping import Stopped, Stopping
     from sparrow_recipes.study.cell import run_cell
-    from sparrow_recipes.study.design import Study
     from sparrow_recipes.study.stages import prepare, rate_of
 
-    found = Study(config=config)
-    chosen = found.cell(name)
-    if not chosen.arm.dense and not found.plan_of(chosen.arm).exists():
-        raise ValueError(f"{found.plan_of(chosen.arm)} is not there: run with --plan first")
-    prepare(found, shlex.join(["sparrow", *sys.argv[1:]]))
+    chosen = study.cell(name)
+    if not chosen.arm.dense and not study.plan_of(chosen.arm).exists():
+        raise ValueError(f"{study.plan_of(chosen.arm)} is not there: run with --plan first")
+    prepare(study, command)
     with Stopping() as stopping:
         try:
-            run_cell(found, chosen, rate_of(found), stopping=stopping, report=note)
+            run_cell(study, chosen, rate_of(study), stopping=stopping, report=note)
         except Stopped:
             sys.exit(STOPPED)
         except (GateStop, Unjudged, EpisodeFailed) as error:
             alert(f"{name}:", str(error))
             sys.exit(1)
-    write(str(found.folder_of(chosen)))
+    write(str(study.folder_of(chosen)))
 
 
-def _conduct(config: StudyConfig) -> None:
+def _conduct(config: StudyConfig, command: str) -> None:
+    """Run what is left; a line says what runs and how far it is."""
     from sparrow.dataflow.stopping import Stopping
     from sparrow_recipes.study.running import JobFailed
-    from sparrow_recipes.study.stages import NoRate, conduct, open_study
+    from sparrow_recipes.study.stages import NoRate, conduct, open_study, state_of
 
-    found, lock = open_study(config)
+    study, lock = open_study(config)
     begun = time.monotonic()
+
+    def event(text: str) -> None:
+        line = f"[dim]{time.monotonic() - begun:6.0f} s[/] {plain(text)}"
+        notes.print(line, highlight=False, markup=True)
+
+    def look(running: Sequence[str]) -> None:
+        states = state_of(study)
+        done = sum(state in ("done", "diverged") for state in states.values())
+        each = ", ".join(f"{name} ({states.get(name, 'measuring')})" for name in running)
+        status.update(plain(f"{done} of {len(states)} runs done; {each}"))
+
     try:
-        with Stopping() as stopping, _Status(found) as status:
-            ended = conduct(
-                found,
-                command=shlex.join(["sparrow", *sys.argv[1:]]),
-                parallel=config.parallel,
-                stop=lambda: stopping.wanted,
-                event=lambda text: notes.print(
-                    f"[dim]{time.monotonic() - begun:6.0f} s[/] {plain(text)}",
-                    highlight=False,
-                    markup=True,
-                ),
-                look=status.look,
-            )
+        with closing(lock), Stopping() as stopping, notes.status("begins") as status:
+            ended = conduct(study, command, stop=lambda: stopping.wanted, event=event, look=look)
     except (JobFailed, NoRate) as error:
         goes_on = "\nonce the reason is gone, the same command goes on"
         alert("error:", f"{error}{goes_on if isinstance(error, JobFailed) else ''}")
         sys.exit(1)
-    finally:
-        lock.close()
     if not ended:
-        notes.print(f"stopped; the same command goes on from {found.folder}")
+        notes.print(f"stopped; the same command goes on from {study.folder}")
         sys.exit(STOPPED)
-    write(str(_write(config)))
 
 
-def _write(config: "StudyConfig") -> Path:
-    from sparrow_recipes.study.design import Study
+def _write(study: Study) -> None:
     from sparrow_recipes.study.files import read_study
     from sparrow_recipes.study.outcome import conclude
     from sparrow_recipes.study.page import write_study
     from sparrow_recipes.study.stages import refuse_other
 
-    refuse_other(found := Study(config=config))
-    folder = read_study(found.folder)
+    refuse_other(study)
+    folder = read_study(study.folder)
     results = conclude(folder)
-    results.save(found.folder / "results.json")
-    return write_study(found.folder, folder, results)
-
-
-class _Status:
-    """A line that says what runs and how far it is."""
-
-    def __init__(self, study: "Study") -> None:
-        self._study = study
-        self._shown = notes.status("begins")
-
-    def __enter__(self) -> "_Status":
-        self._shown.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._shown.stop()
-
-    def look(self, running: Sequence[str]) -> None:
-        from sparrow_recipes.study.stages import state_of
-
-        states = state_of(self._study)
-        done = sum(state in ("done", "diverged") for state in states.values())
-        each = ", ".join(f"{name} ({states.get(name, 'measuring')})" for name in running)
-        self._shown.update(plain(f"{done} of {len(states)} runs done; {each}"))
+    results.save(study.folder / "results.json")
+    write(str(write_study(study.folder, folder, results)))

@@ -1,10 +1,10 @@
 """The configuration of `sparrow study`: arms that differ in one thing, seeds, and what counts."""
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sparrow.schema.base import FieldError, Record
 from sparrow.schema.options import option
@@ -29,6 +29,7 @@ StudySeed = Annotated[int, Field(ge=0, le=2**40)]
 ArmRole = Literal["baseline", "arm", "collapses", "flat"]
 LAST = 3  # evaluations at the end whose mean is a run's final accuracy
 MOST_RUNS = 4096
+Rule = tuple[str, object, bool, str]  # field, what is given, is that wrong, what is allowed
 
 
 class ArmConfig(Record):
@@ -47,16 +48,11 @@ class ArmConfig(Record):
     rate: RateOrZero | None = None  # None: the study's
     corrections: tuple[Choice, ...] | None = None  # None: the training's
 
-    @model_validator(mode="after")
-    def _refuse_several(self) -> Self:
-        given = {
-            name: getattr(self, name)
-            for name in ("target", "budget", "like")
-            if getattr(self, name) is not None
-        }
+    def _check(self) -> None:
+        ways = {"target": self.target, "budget": self.budget, "like": self.like}
+        given = {name: value for name, value in ways.items() if value is not None}
         if len(given) > 1:
             raise FieldError("ArmConfig", {"name": (given, "one of target, budget, like, or none")})
-        return self
 
     @property
     def dense(self) -> bool:
@@ -91,10 +87,8 @@ class ProbeConfig(Record):
     prompts: Count = 32
     samples: Annotated[int, Field(ge=2, le=2**16)] = 2
 
-    @model_validator(mode="after")
-    def _refuse_many(self) -> Self:
+    def _check(self) -> None:
         refuse_many("ProbeConfig", {"prompts": self.prompts, "samples": self.samples})
-        return self
 
 
 class StudyConfig(Record):
@@ -111,94 +105,66 @@ class StudyConfig(Record):
     probe: ProbeConfig = ProbeConfig()
     train: TrainConfig
 
-    @model_validator(mode="after")
-    def _refuse_many_runs(self) -> Self:
-        runs = sum(len(self.seeds if arm.seeds is None else arm.seeds) for arm in self.arms)
-        if runs > MOST_RUNS:
-            allowed = f"at most {MOST_RUNS} runs: arms and their seeds"
-            raise FieldError("StudyConfig", {"runs of all arms": (runs, allowed)})
-        return self
-
-    @model_validator(mode="after")
-    def _refuse_order(self) -> Self:
-        _refuse_repeated("seeds", self.seeds)
-        if not self.rates or list(self.rates) != sorted(set(self.rates), reverse=True):
-            allowed = "rates that differ, the largest first"
-            raise FieldError("StudyConfig", {"rates": (self.rates, allowed)})
-        return self
-
-    @model_validator(mode="after")
-    def _refuse_roles(self) -> Self:
-        _refuse_repeated("arms: names", [arm.name for arm in self.arms])
-        roles: list[str] = [arm.role for arm in self.arms]
-        for role, wrong, allowed in (
-            ("baseline", roles.count("baseline") != 1, "exactly one"),
-            ("flat", roles.count("flat") > 1, "one at most"),
-        ):
-            if wrong:
-                given = roles.count(role)
-                raise FieldError("StudyConfig", {f"arms of role {role}": (given, allowed)})
-        own = self.baseline
-        if not own.dense or own.rate is not None:
-            allowed = "a baseline that is dense, at the rate of the study"
-            raise FieldError("StudyConfig", {f"arms: {own.name}": ("otherwise", allowed)})
-        return self
-
-    @model_validator(mode="after")
-    def _refuse_arms(self) -> Self:
-        targets = [arm.name for arm in self.arms if arm.target is not None]
-        for arm in self.arms:
-            seeds = self.seeds if arm.seeds is None else arm.seeds
-            _refuse_repeated(f"{arm.name}.seeds", seeds)
-            if arm.like is not None and arm.like not in targets:
-                allowed = f"an arm with a target: {', '.join(targets) or 'there is none'}"
-                raise FieldError("StudyConfig", {f"{arm.name}.like": (arm.like, allowed)})
-            stray = set(seeds) - set(self.baseline.seeds or self.seeds)
-            if arm.role != "flat" and stray:
-                allowed = "seeds of the baseline, which every run is compared with"
-                raise FieldError("StudyConfig", {f"{arm.name}.seeds": (sorted(stray), allowed)})
-        return self
-
     @property
     def baseline(self) -> ArmConfig:
         return next(arm for arm in self.arms if arm.role == "baseline")
 
-    @model_validator(mode="after")
-    def _refuse_seen(self) -> Self:
-        """Prompts of the surface must not be rows of training."""
-        data, own = self.train.data, self.surface
-        if data.task is not None and own.surface is None and own.first + own.prompts > data.first:
-            allowed = f"rows before those of training, which begin at {data.first}"
-            raise FieldError("StudyConfig", {"surface.first": (own.first, allowed)})
-        return self
+    def seeds_of(self, arm: ArmConfig) -> tuple[int, ...]:
+        return self.seeds if arm.seeds is None else arm.seeds
 
-    @model_validator(mode="after")
-    def _refuse_own(self) -> Self:
-        """What the arms decide is not the training's to say."""
-        attention, train = self.train.rollout.attention, self.train
-        if attention.budget is not None or attention.schedule is not None or attention.dense:
-            raise FieldError("StudyConfig", {"train.rollout.attention": ("given", "by the arms")})
-        if train.run.dir is not None:
-            raise FieldError("StudyConfig", {"train.run.dir": (train.run.dir, "dir of the study")})
-        if not train.validation.every:
-            allowed = "steps between evaluations: they are the study's outcome"
-            raise FieldError("StudyConfig", {"train.validation.every": (0, allowed)})
-        if train.validation.sparse:
-            raise FieldError(
-                "StudyConfig", {"train.validation.sparse": (True, "dense evaluations")}
+    def _check(self) -> None:
+        for field, given, wrong, allowed in (*self._arm_rules(), *self._training_rules()):
+            if wrong:
+                raise FieldError("StudyConfig", {field: (given, allowed)})
+
+    def _arm_rules(self) -> Iterator[Rule]:
+        runs, once = (
+            sum(len(self.seeds_of(arm)) for arm in self.arms),
+            "one at least, and each once",
+        )
+        yield "runs of all arms", runs, runs > MOST_RUNS, f"at most {MOST_RUNS} runs"
+        for field, values in (("seeds", self.seeds), ("arms: names", [a.name for a in self.arms])):
+            yield field, _repeated(values), bool(_repeated(values)), once
+        ordered = sorted(set(self.rates), reverse=True)
+        wrong = not self.rates or list(self.rates) != ordered
+        yield "rates", self.rates, wrong, "rates that differ, the largest first"
+        roles = [arm.role for arm in self.arms]
+        for role, least, allowed in (("baseline", 1, "exactly one"), ("flat", 0, "one at most")):
+            given = roles.count(role)
+            yield f"arms of role {role}", given, not least <= given <= 1, allowed
+        base = next((arm for arm in self.arms if arm.role == "baseline"), ArmConfig(name="none"))
+        allowed = "a baseline that is dense, at the rate of the study"
+        yield f"arms: {base.name}", "otherwise", not base.dense or base.rate is not None, allowed
+        targets = [arm.name for arm in self.arms if arm.target is not None]
+        for arm in self.arms:
+            seeds, like = (
+                self.seeds_of(arm),
+                f"an arm with a target: {', '.join(targets) or 'none'}",
             )
-        if train.gate.mode == "act":
-            allowed = "warn: a gate that changes budgets changes the arms"
-            raise FieldError("StudyConfig", {"train.gate.mode": ("act", allowed)})
-        if train.gate.mode == "off":
-            raise FieldError(
-                "StudyConfig", {"train.gate.mode": ("off", "warn, which measures p05")}
-            )
-        return self
+            yield f"{arm.name}.seeds", _repeated(seeds), bool(_repeated(seeds)), once
+            yield f"{arm.name}.like", arm.like, arm.like not in (None, *targets), like
+            stray = sorted(set(seeds) - set(self.seeds_of(base)))
+            allowed = "seeds of the baseline, which every run is compared with"
+            yield f"{arm.name}.seeds", stray, arm.role != "flat" and bool(stray), allowed
+
+    def _training_rules(self) -> Iterator[Rule]:
+        """The surface's prompts must not be rows of training; what the arms decide is theirs."""
+        train, surface = self.train, self.surface
+        data, attention, mode = train.data, train.rollout.attention, train.gate.mode
+        own = data.task is not None and surface.surface is None
+        seen, allowed = surface.first + surface.prompts > data.first, f"rows before {data.first}"
+        yield "surface.first", surface.first, own and seen, allowed
+        given = attention.budget is not None or attention.schedule is not None or attention.dense
+        yield "train.rollout.attention", "given", given, "by the arms"
+        yield "train.run.dir", train.run.dir, train.run.dir is not None, "dir of the study"
+        held_out = train.validation
+        yield "train.validation.every", 0, not held_out.every, "steps between evaluations"
+        yield "train.validation.sparse", True, held_out.sparse, "dense evaluations"
+        allowed = "warn, which measures p05 and leaves the arms' budgets as they are"
+        yield "train.gate.mode", mode, mode != "warn", allowed
 
 
-def _refuse_repeated(name: str, values: Sequence[object]) -> None:
+def _repeated(values: Sequence[object]) -> str:
+    """What is wrong with values that must be given, and each once; empty where nothing is."""
     twice = sorted(str(value) for value, count in Counter(values).items() if count > 1)
-    if twice or not values:
-        given = f"{twice[0]} twice" if twice else "none"
-        raise FieldError("StudyConfig", {name: (given, "one at least, and each once")})
+    return f"{twice[0]} twice" if twice else "" if values else "none"

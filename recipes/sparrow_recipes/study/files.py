@@ -186,7 +186,7 @@ def read_study(folder: str | Path) -> StudyFolder:
     design = _loaded(folder / "design.json", StudyDesign)
     if design is None:
         raise ValueError(f"{folder / 'design.json'} is not there: this is no folder of a study")
-    cells = {arm.name: [_cell(folder, arm, seed) for seed in arm.seeds] for arm in design.arms}
+    cells = {arm.name: [read_cell(folder, arm, seed) for seed in arm.seeds] for arm in design.arms}
     plans = {name: _loaded(folder / "plans" / f"{name}.json", Schedule) for name in cells}
     own = {f"{arm.name}-{seed}" for arm in design.arms for seed in arm.seeds}
     there = {path.name for path in (folder / "cells").glob("*") if path.is_dir()}
@@ -198,7 +198,8 @@ def read_study(folder: str | Path) -> StudyFolder:
     )
 
 
-def _cell(folder: Path, arm: StudyArm, seed: int) -> StudyCell:
+def read_cell(folder: Path, arm: StudyArm, seed: int) -> StudyCell:
+    """One arm with one seed, as far as it has come."""
     place = folder / "cells" / f"{arm.name}-{seed}"
     verify(place, ("metrics.jsonl", "validation.jsonl"))
     steps, end = _lines(place / "metrics.jsonl"), _loaded(place / "end.json", CellEnd)

@@ -3,9 +3,10 @@
 How they are computed is in recipes/sparrow_recipes/study/outcome.py.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sparrow.files import write_whole
 from sparrow.report.calibration import LENGTH, everything, kept_points
@@ -49,23 +50,19 @@ def write_study(folder: Path, study: StudyFolder, found: StudyResults) -> Path:
 
 def study_page(study: StudyFolder, found: StudyResults) -> Page:
     """What a study says: sentences first, then what they rest on."""
-    cost = "Times as logged. Where cells ran side by side on one device, they slowed each other."
-    strangers = ", ".join(found.folders_of_no_arm)
-    beside = f"Folders among the cells that no arm has, not read: {strangers}." if strangers else ""
-    drift, commands = "Tail and entropy, start against end", study.design.commands
     sections = [
         Section(key="arms", title="Arms", say=_rules(found), items=[*_arms_tables(found)]),
         _accuracy_section(study),
         Section(key="gaps", title="Threshold", say=_threshold_words(found), items=[_gaps(found)]),
         *_fixed_section(found),
         _tails_section(study),
-        Section(key="drift", title=drift, say=DRIFT, items=[_drift_table(found)]),
-        Section(key="rollout", title="Rollout", say=cost, items=[_cost_table(found)]),
+        _drift_section(found),
+        _cost_section(found),
         *_budgets_section(study),
-        Section(key="cells", title="Cells", say=beside, items=[_cells_table(found)]),
+        _cells_section(found),
     ]
-    if commands:
-        code = Remarks(key="command", lines=commands, code=True)
+    if study.design.commands:
+        code = Remarks(key="command", lines=study.design.commands, code=True)
         sections.append(Section(key="commands", title="Commands", say="", items=[code]))
     title = f"{study.design.name}: control study"
     return Page(title=title, lead=" ".join(found.verdicts), sections=sections)
@@ -135,6 +132,20 @@ def _number(value: float | None, form: str = ".3f") -> str:
     return DASH if value is None else f"{value:{form}}"
 
 
+def _numbers(item: Any, paths: str) -> Iterator[str]:
+    """What is at dotted paths, "final rollout.kept:.0f", with three digits unless told otherwise.
+
+    A dash where there is nothing.
+    """
+    for path in paths.split():
+        names, _, form = path.partition(":")
+        value = item
+        for name in names.split("."):
+            if value is not None:
+                value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+        yield _number(value, form or ".3f")
+
+
 def _with_interval(value: float | None, ends: Interval | None) -> str:
     return _number(value, "+.3f") + ("" if ends is None else f" [{ends[0]:+.3f}, {ends[1]:+.3f}]")
 
@@ -145,7 +156,7 @@ def _arms_tables(found: StudyResults) -> tuple[Table, Table]:
         "arm|seeds|target|realised p05, worst bin [range]|start|final by seed|mean|last by seed|"
         f"gap to {found.baseline.name} [95 %]|SE|gap / SE|verdict"
     )
-    paired = [
+    pairs = [
         (
             arm.name,
             ", ".join(f"{seed}: {gap:+.3f}" for seed, gap in arm.gap.by_seed.items()),
@@ -154,15 +165,9 @@ def _arms_tables(found: StudyResults) -> tuple[Table, Table]:
         for arm in found.arms
         if arm.gap is not None and arm.gap.by_seed and arm.role != "flat"
     ]
-    return (
-        _table("arms-table", head, [_arm_row(arm, found) for arm in found.arms]),
-        _table(
-            "paired",
-            "arm|gap by seed|mean [95 %, paired t]",
-            paired,
-            "Same seed, baseline less arm",
-        ),
-    )
+    heads, title = "arm|gap by seed|mean [95 %, paired t]", "Same seed, baseline less arm"
+    rows = [_arm_row(arm, found) for arm in found.arms]
+    return _table("arms-table", head, rows), _table("paired", heads, pairs, title)
 
 
 def _arm_row(arm: ArmOutcome, found: StudyResults) -> list[str]:
@@ -176,11 +181,10 @@ def _arm_row(arm: ArmOutcome, found: StudyResults) -> list[str]:
         f"{_number(p05.mean if p05 else None)}{spread}",
         _number(arm.start),
         " ".join(_number(cell.final) for cell in arm.cells),
-        _number(arm.finals.mean if arm.finals else None),
+        *_numbers(arm, "finals.mean"),
         " ".join(_number(cell.last) for cell in arm.cells),
         _with_interval(gap.value, gap.interval) if gap else DASH,
-        _number(gap.error if gap else None),
-        _number(gap.errors if gap else None, ".1f"),
+        *_numbers({"gap": gap}, "gap.error gap.errors:.1f"),
         _verdict(arm, found),
     ]
 
@@ -202,30 +206,31 @@ def _verdict(arm: ArmOutcome, found: StudyResults) -> str:
 
 def _fixed_section(found: StudyResults) -> list[Section]:
     """Schedules less the fixed budgets of their cost."""
+    if not found.schedule_against_fixed:
+        return []
     head = (
         "schedule less fixed|final accuracy|SE|same seeds|p05, worst bin|KV read|kept tokens|"
         "rollout s/step"
     )
-    forms = {"p05": "+.3f", "density": "+.3f", "kept": "+.0f", "seconds": "+.2f"}
-    rows = []
-    for pair in found.schedule_against_fixed:
-        gap = pair.accuracy
-        row = [f"{pair.schedule} less {pair.fixed}", _number(gap.value if gap else None, "+.3f")]
-        row += [_number(gap.error if gap else None), _number(gap.paired if gap else None, "+.3f")]
-        rows.append(row + [_number(pair.less[name], form) for name, form in forms.items()])
+    paths = "accuracy.value:+.3f accuracy.error accuracy.paired:+.3f "
+    paths += "less.p05:+.3f less.density:+.3f less.kept:+.0f less.seconds:+.2f"
+    rows = [
+        [f"{pair.schedule} less {pair.fixed}", *_numbers(pair, paths)]
+        for pair in found.schedule_against_fixed
+    ]
     say = (
         "Positive accuracy: the schedule is better. SE as above; with one seed on a side it rests "
         "on the pooled variance."
     )
-    title, items = (
-        "Schedule against a fixed budget of its cost",
-        [_table("fixed-table", head, rows)],
-    )
-    return [Section(key="fixed", title=title, say=say, items=items)] if rows else []
+    title = "Schedule against a fixed budget of its cost"
+    return [_tabled("fixed", title, say, head, rows)]
 
 
-def _drift_table(found: StudyResults) -> Table:
-    """Tail and entropy, start against end."""
+def _tabled(key: str, title: str, say: str, head: str, rows: list[list[str]]) -> Section:
+    return Section(key=key, title=title, say=say, items=[_table(f"{key}-table", head, rows)])
+
+
+def _drift_section(found: StudyResults) -> Section:
     head = (
         "arm|p05, change in the same bins|recalibrated p05, worst bin|of tokens with entropy > 0.1|"
         "recalibrated entropy|p05 in the steps|of tokens with entropy > 0.1|their share|"
@@ -235,52 +240,45 @@ def _drift_table(found: StudyResults) -> Table:
         [arm.name, _number(arm.same_bins, "+.3f"), *map(_moved, arm.start_against_end.values())]
         for arm in found.arms
     ]
-    return _table("drift-table", head, rows)
+    return _tabled("drift", "Tail and entropy, start against end", DRIFT, head, rows)
 
 
 def _moved(drift: Drift) -> str:
     return DASH if drift == (None, None) else " → ".join(map(_number, drift))
 
 
-def _cost_table(found: StudyResults) -> Table:
+def _cost_section(found: StudyResults) -> Section:
     """What rollouts took."""
+    say = "Times as logged. Where cells ran side by side on one device, they slowed each other."
     head = "arm|rollout s/step, mean|median|answered tokens/s|share of KV read|kept tokens, mean"
-    forms = {"seconds": ".2f", "median_seconds": ".2f", "tokens_a_second": ".0f"}
-    forms |= {"density": ".3f", "kept": ".0f"}
-    rows = [
-        [arm.name, *(_number(arm.rollout[name], form) for name, form in forms.items())]
-        for arm in found.arms
-    ]
-    return _table("cost-table", head, rows)
+    paths = "seconds:.2f median_seconds:.2f tokens_a_second:.0f density kept:.0f"
+    rows = [[arm.name, *_numbers(arm.rollout, paths)] for arm in found.arms]
+    return _tabled("cost", "Rollout", say, head, rows)
 
 
-def _cells_table(found: StudyResults) -> Table:
+def _cells_section(found: StudyResults) -> Section:
     """One row a cell, whatever became of it."""
+    strangers = ", ".join(found.folders_of_no_arm)
+    say = f"Folders among the cells that no arm has, not read: {strangers}." if strangers else ""
     head = (
         "cell|status|steps|start|final|last|median length, start|final|short|collapse|"
         "p05, worst bin|at|rare bins|lowest window|p05, all|p05, entropy > 0.1|k3|least ESS|skipped"
     )
     rows = [_cell_row(cell) for arm in found.arms for cell in arm.cells]
-    return _table("cells-table", head, rows)
+    return _tabled("cells", "Cells", say, head, rows)
 
 
 def _cell_row(cell: CellOutcome) -> list[str]:
-    worst = [DASH] * 3
-    if cell.worst is not None:
-        rare = ", ".join(map(str, cell.worst.rare)) or "none"
-        worst = [_number(cell.worst.p05), str(cell.worst.bin), rare]
-    forms = {"lowest_window": ".3f", "p05": ".3f", "p05_uncertain": ".3f"}
-    forms |= {"k3": ".2g", "least_ess": ".3f", "skipped": ".0f"}
+    rare = ", ".join(map(str, cell.worst.rare)) or "none" if cell.worst else DASH
     return [
         cell.name,
         cell.status + (f": {cell.message}" if cell.message else ""),
-        str(cell.steps),
-        *map(_number, (cell.start, cell.final, cell.last)),
-        *(_number(length, ".0f") for length in (cell.start_length, cell.final_length)),
-        DASH if cell.short is None else ("yes" if cell.short else "no"),
+        *_numbers(cell, "steps:d start final last start_length:.0f final_length:.0f"),
+        {None: DASH, True: "yes", False: "no"}[cell.short],
         ", ".join(cell.collapse) or "no",
-        *worst,
-        *(_number(cell.measures[name], form) for name, form in forms.items()),
+        *_numbers(cell, "worst.p05 worst.bin:d"),
+        rare,
+        *_numbers(cell.measures, "lowest_window p05 p05_uncertain k3:.2g least_ess skipped:.0f"),
     ]
 
 
