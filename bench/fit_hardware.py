@@ -66,6 +66,7 @@ def main() -> None:
     options = _options()
     results = {_label(path): json.loads(path.read_text("utf-8")) for path in options.files}
     measured = {name: points(result) for name, result in results.items()}
+    shapes = sorted({f"{result['model']} ({result['dtype']})" for result in results.values()})
     machine = Hardware(
         name=options.name,
         bytes_per_s=options.bytes_per_s,
@@ -73,7 +74,7 @@ def main() -> None:
         memory=options.memory or int(min(result["memory"] for result in results.values())),
         reserve=cost.RESERVE,
         engine=fit([point for own in measured.values() for point in own]),
-        note=_note(results),
+        note=NOTE.format(", ".join(shapes)) + (ALONE if len(shapes) == 1 else ""),
         sources=tuple(results),
         command=shlex.join(["PYTHONPATH=.", "python", "bench/fit_hardware.py", *sys.argv[1:]]),
     )
@@ -94,20 +95,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--flops-per-s", type=float, help="in 16 bits, published")
     parser.add_argument("--memory", type=int, help="bytes (default: what the results ran with)")
     options = parser.parse_args()
-    told = ("out", "name", "bytes_per_s", "flops_per_s")
-    if options.files and None in (getattr(options, name) for name in told):
+    ours = {"out": OUT, "name": "h200", "bytes_per_s": cost.H200_BYTES_PER_S, "flops_per_s": 989e12}
+    missing = [name for name in ours if getattr(options, name) is None]
+    if options.files and missing:
         parser.error("files need --out, --name, --bytes-per-s and --flops-per-s of their machine")
-    for name, default in zip(told, (OUT, "h200", cost.H200_BYTES_PER_S, 989e12), strict=True):
-        if getattr(options, name) is None:
-            setattr(options, name, default)
+    vars(options).update({name: ours[name] for name in missing})
     options.files = options.files or TRACES
     return options
-
-
-def _note(results: dict[str, Any]) -> str:
-    shapes = sorted({f"{result['model']} ({result['dtype']})" for result in results.values()})
-    alone = ALONE if len(shapes) == 1 else ""
-    return NOTE.format(", ".join(shapes)) + alone
 
 
 def _label(path: Path) -> str:
@@ -252,26 +246,17 @@ def _tables(
     machine: Hardware, results: dict[str, Any], measured: dict[str, list[Point]]
 ) -> Iterator[Table]:
     assert machine.engine is not None
-    yield _fitted(machine.engine, measured)
+    fitted = {name: errors(machine.engine, own) for name, own in measured.items()}
+    yield _errors("Steps that were fitted", fitted)
     if len(measured) > 1:
-        yield _held_out(measured)
+        held_out = {}
+        for name, own in measured.items():
+            rest = [point for other, ps in measured.items() if other != name for point in ps]
+            held_out[name] = errors(fit(rest), own)
+        yield _errors("Steps of each shape, from the other shapes alone", held_out)
     yield _rollouts(machine, results)
     if machine.name == "h200":
         yield _not_fitted(machine)
-
-
-def _fitted(times: EngineTimes, measured: dict[str, list[Point]]) -> Table:
-    return _errors(
-        "Steps that were fitted", {name: errors(times, own) for name, own in measured.items()}
-    )
-
-
-def _held_out(measured: dict[str, list[Point]]) -> Table:
-    found = {}
-    for name, own in measured.items():
-        rest = [point for other, ps in measured.items() if other != name for point in ps]
-        found[name] = errors(fit(rest), own)
-    return _errors("Steps of each shape, from the other shapes alone", found)
 
 
 def _errors(title: str, found: dict[str, Any]) -> Table:

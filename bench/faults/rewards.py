@@ -86,7 +86,7 @@ TEXTS = [
 ]
 
 
-def run(count: int) -> list[Try]:
+def run(count: int, seed: int, verb: str | None) -> list[Try]:
     """So many hostile rewards and texts: acts in a pid namespace and without, then mathematics."""
     progress = Progress("rewards", count)
     acts = [(name, namespace) for name in ACTS for namespace in (True, False)]

@@ -67,13 +67,13 @@ def keys_of(section: Any, above: str = "") -> list[str]:
     return keys
 
 
-def run(count: int, seed: int) -> list[Try]:
+def run(count: int, seed: int, verb: str | None) -> list[Try]:
     """So many, in a folder of their own, in which some write."""
     with tempfile.TemporaryDirectory(prefix="settings-") as place, contextlib.chdir(place):
-        return _run(count, seed)
+        return _try_all(count, seed)
 
 
-def _run(count: int, seed: int) -> list[Try]:
+def _try_all(count: int, seed: int) -> list[Try]:
     """Two thirds are settings of configurations, the others options of verbs."""
     rng, progress = random.Random(seed), Progress("settings", count)
     options = [(form, value) for form, values in OPTIONS for value in values]
