@@ -5,7 +5,8 @@
         --bytes-per-s 3.35e12 --flops-per-s 989e12
 
 Prints how far predicted steps are from measured ones: of the shapes that were fitted, of each shape
-predicted from the others alone, of steps that were not fitted (`bench decode`), and of rollouts.
+predicted from the others alone, and of rollouts; predict_steps.py does so of steps that were not
+fitted (`sparrow bench decode`).
 
 The fit: least squares of the relative error, with constants that cannot be negative. One that comes
 out as zero costs nothing that these steps show. Constants are kept to four digits: more would say
@@ -50,7 +51,6 @@ from sparrow.models.shapes import shape
 
 HERE = Path(__file__).parent
 TRACES = [HERE / f"2026-11-15-trace-{size}-h200.json" for size in ("1.7b", "4b", "8b", "14b")]
-OTHERS = [HERE / f"2026-11-15-decode{which}-h200.json" for which in ("", "-1024")]
 OUT = HERE.parent / "sparrow" / "calibrate" / "planning" / "machines" / "h200.json"
 NOTE = (
     "fitted to {}, in pages of 16 under the block-mean flow, one schedule for all rows of a step; "
@@ -59,7 +59,6 @@ NOTE = (
 ALONE = "; of one shape, so time of layers and of weights is not told apart: only for that shape"
 TOLERANCE = 0.10
 DIGITS = 4  # of fitted constants
-UNSTEADY = 1.03  # rounds of a point that differ by more are shown
 
 
 def main() -> None:
@@ -82,7 +81,6 @@ def main() -> None:
     console = Console(width=140)
     for table in _tables(machine, results, measured):
         console.print(table)
-    _say_unsteady(console, results)
     console.print(f"{options.out}: {machine.engine}", soft_wrap=True)
 
 
@@ -255,8 +253,6 @@ def _tables(
             held_out[name] = errors(fit(rest), own)
         yield _errors("Steps of each shape, from the other shapes alone", held_out)
     yield _rollouts(machine, results)
-    if machine.name == "h200":
-        yield _not_fitted(machine)
 
 
 def _errors(title: str, found: dict[str, Any]) -> Table:
@@ -286,41 +282,11 @@ def _rollouts(machine: Hardware, results: dict[str, Any]) -> Table:
     return table
 
 
-def _not_fitted(machine: Hardware) -> Table:
-    table = _table("Steps that were not fitted", "case", "measured ms", "predicted", "error")
-    for path in OTHERS:
-        result = json.loads(path.read_text("utf-8"))
-        for row in result["rows"]:
-            case = f"{row['batch']} x {row['context']} {row['schedule'] or 'dense'}"
-            expected = _decode_ms(machine, result["model"], row)
-            error = f"{expected / row['ms_step'] - 1:+.1%}"
-            table.add_row(case, f"{row['ms_step']:.3f}", f"{expected:.3f}", error)
-    return table
-
-
-def _decode_ms(machine: Hardware, model: str, row: dict[str, Any]) -> float:
-    """Mean over the steps of a case of `bench decode`, whose rows have equal lengths."""
-    reads = ByteModel(spec=shape(model), schedule=timing.schedule_named(row["schedule"]))
-    lengths = np.arange(row["context"] - row["steps"], row["context"]) + 1
-    steps = np.repeat(lengths[:, None], row["batch"], axis=1)
-    return float(StepModel(machine, reads)(steps).mean() * 1e3)
-
-
 def _table(title: str, first: str, *headings: str) -> Table:
     table = Table(first, title=title)
     for heading in headings:
         table.add_column(heading, justify="right")
     return table
-
-
-def _say_unsteady(console: Console, results: dict[str, Any]) -> None:
-    for name, result in results.items():
-        for point in result["points"]:
-            rounds: Sequence[float] = point["ms_step_rounds"]
-            if max(rounds) > UNSTEADY * min(rounds):
-                shown = " and ".join(f"{each:.3f}" for each in rounds)
-                what = f"{point['who']}, {point['rows']} rows of {point['mean_length']:.0f}"
-                console.print(f"{name}: {what}: rounds of {shown} ms, the faster one counts")
 
 
 if __name__ == "__main__":

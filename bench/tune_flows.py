@@ -8,12 +8,10 @@ that no cache holds them; CUDA-graph replay.
 """
 
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 
 import torch
-from tuning import DEVICE, GROUP, KV_HEADS, PAGE, SIZE, microseconds, print_best
+from tuning import DEVICE, GROUP, KV_HEADS, PAGE, SIZE, compile_all, microseconds, print_best
 
 from sparrow import ops
 from sparrow.sparse.compile.launch import Compiled, Launch, launch_for
@@ -102,13 +100,7 @@ def tune(text: str) -> None:
 
 if __name__ == "__main__":
     texts = sys.argv[1:] or FLOWS
-    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
-        jobs = [
-            pool.submit(compile_one, text, launch)
-            for text in texts
-            for launch in cuts(trace(load_flow(text), PAGE, SIZE, GROUP))
-        ]
-        for job in jobs:
-            job.result()
+    programs = {text: trace(load_flow(text), PAGE, SIZE, GROUP) for text in texts}
+    compile_all(compile_one, [(text, c) for text in texts for c in cuts(programs[text])], WORKERS)
     for text in texts:
         tune(text)

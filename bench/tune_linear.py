@@ -9,13 +9,11 @@ entries for `LAUNCHES` in sparrow/ops/kernels/launches.py.
 """
 
 import argparse
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import product
 
 import torch
-from tuning import DEVICE, PAGE, microseconds
+from tuning import DEVICE, PAGE, compile_all, microseconds
 
 from sparrow import models, ops
 from sparrow.models.attention import PagedDecode
@@ -97,22 +95,15 @@ def sweep(name: str, tokens: int) -> Iterator[Launch]:
                 yield Launch(columns=columns, depth=step, splits=splits, warps=warps, stages=stages)
 
 
-def compile_share(tokens: int, worker: int, workers: int) -> None:
-    """Compile a share of the candidates by running them, in a model of one layer."""
+def compile_share(tokens: int, share: slice) -> None:
+    """In a process of its own: compile candidates by running them, in a model of one layer."""
     step = Step(tokens, layers=1)
     candidates = [(name, launch) for name in PRODUCTS for launch in sweep(name, tokens)]
-    for name, launch in candidates[worker::workers]:
-        LAUNCHES[key_of(name, tokens)] = launch
-        step.run()
-        del LAUNCHES[key_of(name, tokens)]
-
-
-def compile_all(tokens: int, workers: int) -> None:
-    command = [sys.executable, __file__, "--tokens", str(tokens), "--workers", str(workers)]
-    running = [subprocess.Popen([*command, "--worker", str(worker)]) for worker in range(workers)]
-    faults = sum(process.wait() != 0 for process in running)
-    count = sum(1 for name in PRODUCTS for _ in sweep(name, tokens))
-    print(f"compiled {count} launches; {faults} of {workers} workers failed", flush=True)
+    with torch.inference_mode():
+        for name, launch in candidates[share]:
+            LAUNCHES[key_of(name, tokens)] = launch
+            step.run()
+            del LAUNCHES[key_of(name, tokens)]
 
 
 def tune(step: Step, name: str, tokens: int) -> None:
@@ -133,12 +124,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--workers", type=int, default=14)
-    parser.add_argument("--worker", type=int)
     arguments = parser.parse_args()
-    if arguments.worker is not None:
-        compile_share(arguments.tokens, arguments.worker, arguments.workers)
-        return
-    compile_all(arguments.tokens, arguments.workers)
+    shares = [slice(n, None, arguments.workers) for n in range(arguments.workers)]
+    compile_all(compile_share, [(arguments.tokens, share) for share in shares], arguments.workers)
     step = Step(arguments.tokens)
     print(f"before: {step.milliseconds():.4f} ms", flush=True)
     for name in PRODUCTS:

@@ -1,8 +1,10 @@
 """What the tuning scripts share: other constants for a while, the clock, the best ones printed."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -31,6 +33,15 @@ def microseconds(*calls: Callable[[], object], rounds: int = 15) -> float:
     """Median time of one of these calls, from replays of a CUDA graph that makes them in turn."""
     case = timing.Case(names={}, bytes=1, calls=calls)
     return float(timing.measure([case], DEVICE, replays=1, rounds=rounds)[0]["us"])
+
+
+def compile_all(
+    compile: Callable[..., None], arguments: Sequence[tuple[Any, ...]], workers: int
+) -> None:
+    """Call a function in many processes: what they compile, Triton keeps on disk for all."""
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for job in [pool.submit(compile, *own) for own in arguments]:
+            job.result()
 
 
 def print_best(

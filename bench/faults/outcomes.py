@@ -22,6 +22,11 @@ class Try(NamedTuple):
     detail: str = ""
 
 
+def written_out(text: str | list[tuple[str, int]]) -> str:
+    """A text of a TOML file: as it is, or in parts with how often each is repeated."""
+    return text if isinstance(text, str) else "".join(part * count for part, count in text)
+
+
 class _Hang(BaseException):
     """Raised by the alarm, past everything that catches exceptions."""
 

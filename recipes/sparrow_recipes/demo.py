@@ -303,9 +303,9 @@ def _time(place: Place) -> None:
     )
     with _timed("timed"), counting("measuring") as progress:
         if not place.speed.exists():
-            asked = {"task": TASK, "length": LENGTH, "prompts": GROUPS, "samples": SAMPLES}
-            steps = {"context": LONG, "budget": LONG_BUDGET, "batch": LONG_ROWS}
-            wanted = dense_sparse.Workload(**asked, **steps, tokens=MAX_TOKENS)
+            wanted = dense_sparse.Workload(
+                *(TASK, LENGTH, GROUPS, SAMPLES, MAX_TOKENS, LONG, LONG_BUDGET, LONG_ROWS)
+            )
             dense_sparse.run(MODEL, place.schedule, wanted, progress).save(place.speed)
         with _or_fresh():
             speed = Speed.load(place.speed)

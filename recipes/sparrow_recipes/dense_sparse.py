@@ -6,10 +6,11 @@ with one budget and the schedule's dense layers. Times are of one token of the w
 the rollout have their share of reading the prompts.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from sparrow.api import Progress
 from sparrow.bench import decode, timing
@@ -29,17 +30,14 @@ EQUAL = 0.02  # ratios nearer to 1 than this are noise
 MUCH = "most of a step is reading the text, and less of it is read"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """What is timed: so many answers of so many tokens to each prompt of a task, and decode steps
-    of a batch of rows at a context with a budget.
-    """
+class Workload(NamedTuple):
+    """What is timed: answers to prompts of a task, and decode steps of rows at a context."""
 
     task: str
     length: int
     prompts: int
-    samples: int
-    tokens: int
+    samples: int  # answers to a prompt
+    tokens: int  # of an answer
     context: int
     budget: int
     batch: int

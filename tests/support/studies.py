@@ -32,4 +32,4 @@ def study(folder: Path, arms: Sequence[Plain] = (DENSE, SPARSE), **changes: Any)
         },
         **changes,
     }
-    return Study(config=StudyConfig.model_validate_json(json.dumps(plain)))
+    return Study(StudyConfig.model_validate_json(json.dumps(plain)))

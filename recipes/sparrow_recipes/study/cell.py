@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -87,20 +87,20 @@ def probe(run: Run, wanted: ProbeConfig, width: int) -> CellTail:
         schedule="dense" if schedule is None else schedule.name,
         entropy=float(np.concatenate([one.entropy for one in batch.reads]).mean()),
         length=float(np.mean([len(one.lengths) for one in batch.readings])),
-        bins=tuple(TailBin(**each) for each in bins_of(batch.readings, width)),
+        bins=tuple(bins_of(batch.readings, width)),
     )
 
 
-def bins_of(readings: Sequence[Reading], width: int) -> list[dict[str, Any]]:
+def bins_of(readings: Sequence[Reading], width: int) -> list[TailBin]:
     """p05 with its interval over prompts in every bin with tokens enough, and of unsure tokens."""
     last = max((int(one.lengths.max()) for one in readings if len(one.lengths)), default=-1)
     bins = (_bin(readings, start, start + width) for start in range(0, last + 1, width))
-    return [found for found in bins if found["tokens"] >= LEAST]
+    return [found for found in bins if found is not None]
 
 
-def _bin(readings: Sequence[Reading], start: int, stop: int) -> dict[str, Any]:
+def _bin(readings: Sequence[Reading], start: int, stop: int) -> TailBin | None:
     by_prompt: dict[str, list[Float32Array]] = {}
-    unsure: list[Float32Array] = [np.zeros(0, np.float32)]
+    unsure: list[Float32Array] = []
     for one in readings:
         inside = (one.lengths >= start) & (one.lengths < stop)
         if inside.any():
@@ -108,19 +108,18 @@ def _bin(readings: Sequence[Reading], start: int, stop: int) -> dict[str, Any]:
             by_prompt.setdefault(one.prompt, []).append(one.alpha[inside])
             unsure.append(one.alpha[inside & (one.entropy > UNCERTAIN)])
     prompts = [np.concatenate(parts) for parts in by_prompt.values()]
-    doubtful = np.concatenate(unsure)
     tokens = sum(map(len, prompts))
     if tokens < LEAST:
-        return {"tokens": tokens}
-    tail = quantile_interval(prompts, TAIL_SHARE)
-    return {
-        "start": start,
-        "stop": stop,
-        "tokens": tokens,
-        "prompts": len(prompts),
-        "p05": tail.value,
-        "low": tail.low,
-        "high": tail.high,
-        "uncertain": len(doubtful),
-        "p05_uncertain": p05(doubtful) if len(doubtful) else None,
-    }
+        return None
+    tail, doubtful = quantile_interval(prompts, TAIL_SHARE), np.concatenate(unsure)
+    return TailBin(
+        start=start,
+        stop=stop,
+        tokens=tokens,
+        prompts=len(prompts),
+        p05=tail.value,
+        low=tail.low,
+        high=tail.high,
+        uncertain=len(doubtful),
+        p05_uncertain=p05(doubtful) if len(doubtful) else None,
+    )

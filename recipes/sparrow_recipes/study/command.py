@@ -86,11 +86,12 @@ def _show(study: Study) -> None:
 
 def _rollout(arm: ArmConfig) -> str:
     """How an arm attends, for people."""
-    if arm.target is not None:
-        return f"planned for p05 {arm.target}"
-    if arm.budget is not None:
-        return f"{arm.budget} tokens kept"
-    return "dense" if arm.like is None else f"one budget, reads as much as {arm.like}"
+    return {
+        "dense": "dense",
+        "target": f"planned for p05 {arm.target}",
+        "budget": f"{arm.budget} tokens kept",
+        "fixed": f"one budget, reads as much as {arm.like}",
+    }[arm.kind]
 
 
 def _plan(study: Study, command: str) -> None:

@@ -27,6 +27,7 @@ from sparrow.schema.types import (
 # Rows of seeds are a million apart, and numbers of rows have 63 bits.
 StudySeed = Annotated[int, Field(ge=0, le=2**40)]
 ArmRole = Literal["baseline", "arm", "collapses", "flat"]
+ArmKind = Literal["dense", "target", "fixed", "budget"]
 LAST = 3  # evaluations at the end whose mean is a run's final accuracy
 MOST_RUNS = 4096
 Rule = tuple[str, object, bool, str]  # field, what is given, is that wrong, what is allowed
@@ -55,8 +56,16 @@ class ArmConfig(Record):
             raise FieldError("ArmConfig", {"name": (given, "one of target, budget, like, or none")})
 
     @property
+    def kind(self) -> ArmKind:
+        if self.target is not None:
+            return "target"
+        if self.budget is not None:
+            return "budget"
+        return "dense" if self.like is None else "fixed"
+
+    @property
     def dense(self) -> bool:
-        return self.target is None and self.budget is None and self.like is None
+        return self.kind == "dense"
 
 
 class SurfaceConfig(Record):

@@ -16,22 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 from sparrow.schema.run_files import Metrics
-from sparrow_recipes.study.comparing import (
-    difference,
-    exceeds,
-    find_threshold,
-    pooled,
-    sample,
-)
+from sparrow_recipes.study.comparing import difference, exceeds, find_threshold, pooled, sample
 from sparrow_recipes.study.config import LAST
-from sparrow_recipes.study.files import (
-    CellTail,
-    DenseAnswers,
-    StudyArm,
-    StudyCell,
-    StudyDesign,
-    StudyFolder,
-)
+from sparrow_recipes.study.files import CellTail, StudyArm, StudyCell, StudyDesign, StudyFolder
 from sparrow_recipes.study.results import (
     ArmOutcome,
     CellOutcome,
@@ -99,7 +86,6 @@ def conclude(study: StudyFolder) -> StudyResults:
             if arm.like
         ),
         negative_control=_control(flat[0], design) if flat else None,
-        folders_of_no_arm=tuple(study.strangers),
     )
     return found.replace(verdicts=verdicts(found), inconclusive=inconclusive(found))
 
@@ -107,9 +93,8 @@ def conclude(study: StudyFolder) -> StudyResults:
 def judge(cell: StudyCell, design: StudyDesign) -> CellOutcome:
     """The outcome of a cell, finished or not; final is the mean of the last evaluations."""
     start = next((each for each in cell.evaluations if each.step == 0), None)
-    last: list[DenseAnswers] = []
-    if cell.status in ("done", "diverged"):
-        last = [each for each in cell.evaluations if each.step > 0][-LAST:]
+    ended = cell.status in ("done", "diverged")
+    last = [each for each in cell.evaluations if each.step > 0][-LAST:] if ended else []
     final, before = mean(each.accuracy for each in last), start.accuracy if start else None
     begin, end = start.median if start else None, mean(each.median for each in last)
     short = None if begin is None or end is None else end < design.collapse.length * begin

@@ -108,10 +108,7 @@ def _threshold_words(found: StudyResults) -> str:
 
 def _draws(threshold: Threshold) -> str:
     empty = f", {threshold.empty} had no arm" if threshold.empty else ""
-    few = (
-        " With so few seeds these are the least and the largest of all draws, without a promise of "
-        "95 % coverage."
-    )
+    few = " Few seeds: these are extremes, without a promise of 95 % coverage."
     return (
         "The interval goes from the 2.5 % quantile of the lower to the 97.5 % quantile of the "
         f"upper ends of the bracket in {threshold.draws} draws of seeds with replacement, the same "
@@ -258,14 +255,12 @@ def _cost_section(found: StudyResults) -> Section:
 
 def _cells_section(found: StudyResults) -> Section:
     """One row a cell, whatever became of it."""
-    strangers = ", ".join(found.folders_of_no_arm)
-    say = f"Folders among the cells that no arm has, not read: {strangers}." if strangers else ""
     head = (
         "cell|status|steps|start|final|last|median length, start|final|short|collapse|"
         "p05, worst bin|at|rare bins|lowest window|p05, all|p05, entropy > 0.1|k3|least ESS|skipped"
     )
     rows = [_cell_row(cell) for arm in found.arms for cell in arm.cells]
-    return _tabled("cells", "Cells", say, head, rows)
+    return _tabled("cells", "Cells", "", head, rows)
 
 
 def _cell_row(cell: CellOutcome) -> list[str]:
@@ -332,20 +327,22 @@ def _evaluated(cell: StudyCell) -> list[Point]:
     return [(each.step, each.accuracy) for each in cell.evaluations if each.accuracy is not None]
 
 
+TAILS = {
+    "sparse/accept_p05_min": Axis(name="p05 of acceptance, worst bin", form=".2f"),
+    "sparse/step/p05_uncertain": Axis(name="p05 of uncertain tokens", form=".2f"),
+    "actor/entropy": Axis(name="entropy of the policy", form=".2f"),
+    "response_length/mean": Axis(name="mean tokens of an answer", form=".0f"),
+}
+
+
 def _tails_section(study: StudyFolder) -> Section:
     """Tail, entropy and length by step."""
-    metrics = (
-        ("sparse/accept_p05_min", "p05 of acceptance, worst bin", ".2f"),
-        ("sparse/step/p05_uncertain", "p05 of uncertain tokens", ".2f"),
-        ("actor/entropy", "entropy of the policy", ".2f"),
-        ("response_length/mean", "mean tokens of an answer", ".0f"),
-    )
     charts = []
-    for rank, (metric, name, form) in enumerate(metrics):
+    for rank, (metric, y) in enumerate(TAILS.items()):
         lines = _tracks(study, study.cells, partial(_logged, metric=metric))
         levels = [Level(y=PUBLISHED, name=f"{PUBLISHED:g}")] if "p05" in metric else []
-        y, key = Axis(name=name, form=form), f"tails-{rank}"
-        charts.append(Chart(key=key, title=name, x=STEP, y=y, lines=lines, levels=levels))
+        key = f"tails-{rank}"
+        charts.append(Chart(key=key, title=y.name, x=STEP, y=y, lines=lines, levels=levels))
     say = (
         "Worst bin: over the gate's window of steps. Uncertain tokens: entropy of the policy above "
         "0.1, this step's alone."

@@ -185,7 +185,6 @@ class StudyResults(File):
     left_out_of_fit: Mapping[str, str]
     schedule_against_fixed: tuple[FixedComparison, ...]
     negative_control: Control | None
-    folders_of_no_arm: tuple[str, ...]
 
     @property
     def baseline(self) -> ArmOutcome:

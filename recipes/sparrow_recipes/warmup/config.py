@@ -1,8 +1,8 @@
 """The configuration of `sparrow warmup`: a small thinking model from nothing, on puzzles."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sparrow.schema.base import FieldError, Record
 from sparrow.schema.common import Device
@@ -39,12 +39,10 @@ class StageConfig(Record):
     shortest: Annotated[int, Field(ge=100, le=8000)] = 100
     longest: Annotated[int, Field(ge=100, le=8000)]
 
-    @model_validator(mode="after")
-    def _refuse_empty(self) -> Self:
+    def _check(self) -> None:
         if self.shortest > self.longest:
             allowed = f"at most longest, which is {self.longest}"
             raise FieldError("StageConfig", {"shortest": (self.shortest, allowed)})
-        return self
 
 
 class DataConfig(Record):
@@ -56,11 +54,9 @@ class DataConfig(Record):
     graph: Share = 1.0
     revisit: bool = True  # whether chains may repeat what they have done before
 
-    @model_validator(mode="after")
-    def _refuse_none(self) -> Self:
+    def _check(self) -> None:
         if not self.assignments + self.countdown + self.graph:
             raise FieldError("DataConfig", {"assignments": (0, "one share above 0 at least")})
-        return self
 
 
 class WarmupRunConfig(Record):
@@ -84,13 +80,11 @@ class WarmupConfig(Record):
 
     shortcuts: ClassVar = {"device": "run.device", "out": "run.dir"}
 
-    @model_validator(mode="after")
-    def _refuse_count(self) -> Self:
+    def _check(self) -> None:
         # Not by min_length: that would also count a stage that was refused.
         if not 1 <= len(self.stages) <= MOST_STAGES:
             allowed = f"one stage at least, {MOST_STAGES} at most"
             raise FieldError("WarmupConfig", {"stages": (len(self.stages), allowed)})
-        return self
 
     @property
     def steps(self) -> int:

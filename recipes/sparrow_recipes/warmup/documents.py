@@ -6,13 +6,13 @@ processes that only make documents start at once.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from sparrow.schema.base import to_dict
+from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.episode import Document
 from sparrow.tasks import PUZZLES, Assignments, GraphPath
 from sparrow.tasks.base import Puzzle, drawn
@@ -24,8 +24,7 @@ SEEDS = 1 << 48
 TRIES = 1000  # documents in a row that may be too long
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PuzzleDocuments:
+class PuzzleDocuments(Record):
     """Documents of a step: families by their shares, lengths evenly on a log scale."""
 
     data: DataConfig
@@ -40,9 +39,7 @@ class PuzzleDocuments:
     @property
     def worker(self) -> tuple[str, dict[str, Any]]:
         """Target and arguments of a worker process that makes the same documents."""
-        stages = [stage.model_dump() for stage in self.stages]
-        plain = {"data": self.data.model_dump(), "stages": stages, "context": self.context}
-        return f"{__name__}:make_documents", plain
+        return f"{__name__}:make_documents", to_dict(self)
 
     def __call__(self, step: int) -> list[Document]:
         stage = self._stage(step)
@@ -87,15 +84,9 @@ class PuzzleDocuments:
         return document(puzzle, rng.randrange(EVALUATION, SEEDS), length)
 
 
-def make_documents(
-    data: dict[str, Any], stages: list[dict[str, Any]], context: int
-) -> Callable[[int], list[dict[str, Any]]]:
+def make_documents(**plain: Any) -> Callable[[int], list[dict[str, Any]]]:
     """What a worker process does with a step: its documents as JSON."""
-    maker = PuzzleDocuments(
-        data=DataConfig(**data),
-        stages=tuple(StageConfig(**stage) for stage in stages),
-        context=context,
-    )
+    maker = from_dict(PuzzleDocuments, plain)
     return lambda step: [to_dict(document) for document in maker(step)]
 
 

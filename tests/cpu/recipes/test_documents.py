@@ -18,7 +18,7 @@ from sparrow.schema.episode import Document
 from sparrow.schema.loading import load_config
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.words import EOS, WORDS, decode, encode
-from sparrow_recipes import documents
+from sparrow_recipes.warmup import documents
 from sparrow_recipes.warmup.config import DataConfig, StageConfig, WarmupConfig
 from sparrow_recipes.warmup.documents import EVALUATION, PuzzleDocuments, document
 

@@ -18,7 +18,8 @@ from sparrow.files import FolderLock, parse_line
 from sparrow.schema.loading import load_config
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.words import VOCABULARY, encode
-from sparrow_recipes import documents, warmup
+from sparrow_recipes.warmup import documents
+from sparrow_recipes.warmup import training as warmup
 from sparrow_recipes.warmup.config import WarmupConfig
 from sparrow_recipes.warmup.training import new_trainer, run_directory, spec_of, warm_up
 
