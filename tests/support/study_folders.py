@@ -149,6 +149,22 @@ def study(folder: Path, arms: Sequence[Plain], **changes: Any) -> Path:
     return folder
 
 
+def ran(folder: Path, runs: Mapping[str, Sequence[Sequence[float]]], **changes: Any) -> Path:
+    """A study by its runs: of each arm, "NAME ROLE", the accuracies of every seed."""
+    known = {"baseline": {"kind": "dense"}, "flat": {"kind": "dense"}, "arm": {"target": 0.8}}
+    arms = {name: name.split() for name in runs}
+    made = []
+    for name, (own, role) in arms.items():
+        extra = known.get(role, {"kind": "budget", "correction": "none"})
+        made.append(arm(own, role, seeds=[*range(len(runs[name]))], **extra))
+    study(folder, made, **changes)
+    for name, (own, role) in arms.items():
+        for seed, accuracies in enumerate(runs[name]):
+            if accuracies:
+                cell(folder, own, seed, accuracies, p05=0.8 if role == "arm" else 0.99)
+    return folder
+
+
 def controlled(folder: Path, finals: Mapping[str, Sequence[float]], **changes: Any) -> Path:
     """A whole study whose controls do what they must.
 

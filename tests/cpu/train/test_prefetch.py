@@ -1,7 +1,5 @@
 """Packs made ahead: the same ones in the same order, errors, and an early end."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -51,7 +49,7 @@ def test_nothing_to_do(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_error_of_a_maker_comes_through(workers: int) -> None:
     """After the packs of the steps before it; a step behind the last stage has no documents."""
-    short = replace(MAKE, stages=(STAGE.model_copy(update={"steps": 2}),))
+    short = MAKE.replace(stages=(STAGE.model_copy(update={"steps": 2}),))
     with marking():
         found = packs(short, 0, 9, workers=workers)
         assert same(next(found), pack(short(0)))
