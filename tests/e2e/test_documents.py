@@ -21,18 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.documents import (
-    DOCUMENTS,
-    MARKS,
-    ROOT,
-    Place,
-    Step,
-    fences,
-    inputs,
-    outputs,
-    stages,
-    steps,
-)
+from support.documents import DOCUMENTS, MARKS, ROOT, Place, Step, fences, outputs, stages, steps
 
 from sparrow.cli import split_verb
 from sparrow.cli.verbs import VERBS
@@ -51,18 +40,6 @@ NOT_HERE = {
 }
 LONGEST = 240.0  # seconds of one command; only so that what hangs ends
 LONGEST_SLOW = 1500.0
-
-
-def with_steps() -> list[str]:
-    return [name for name, text in TEXTS.items() if steps(text)]
-
-
-def with_minutes() -> list[str]:
-    return [
-        name
-        for name, text in TEXTS.items()
-        if any("takes minutes" in step.marks for step in steps(text))
-    ]
 
 
 def not_here(step: Step) -> bool:
@@ -109,18 +86,19 @@ def made_by_default(words: list[str]) -> Path | None:
     return config.surface.parent if verb == "plan" and out is None else out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("document", with_steps())
-def test_commands_work(document: str, tmp_path: Path) -> None:
-    said = execute(TEXTS[document], Place.make(tmp_path), MARKS, LONGEST)
-    assert said is None, f"{document}, {said}"
+SLOW = [
+    name for name, text in TEXTS.items() if any("takes minutes" in s.marks for s in steps(text))
+]
+WITH_STEPS = [(name, MARKS, LONGEST) for name, text in TEXTS.items() if steps(text)]
+WITH_MINUTES = [(name, MARKS[:2], LONGEST_SLOW) for name in SLOW]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("document", with_minutes())
-def test_commands_that_take_minutes_work(document: str, tmp_path: Path) -> None:
-    marks = ("needs a GPU", "needs a network")
-    said = execute(TEXTS[document], Place.make(tmp_path), marks, LONGEST_SLOW)
+@pytest.mark.parametrize(("document", "unless", "longest"), [*WITH_STEPS, *WITH_MINUTES])
+def test_commands_work(
+    document: str, unless: tuple[str, ...], longest: float, tmp_path: Path
+) -> None:
+    said = execute(TEXTS[document], Place.make(tmp_path), unless, longest)
     assert said is None, f"{document}, {said}"
 
 
@@ -144,21 +122,11 @@ def sparrow_words(words: list[str]) -> list[str] | None:
     return words[words.index("sparrow") + 1 :] if started else None
 
 
-def sparrow_commands() -> dict[str, list[str]]:
-    """The words of every `sparrow ...` of a block, by where it stands."""
-    return {
-        f"{name}:{step.line}:{number}": given
-        for name, text in TEXTS.items()
-        for step in steps(text)
-        if step.kind == "sh"
-        for number, words in enumerate(stages(step.text))
-        if (given := sparrow_words(words)) is not None
-    }
-
-
 def test_verb_options_and_settings_exist() -> None:
-    for words in sparrow_commands().values():
-        if "--help" not in words:
+    blocks = [step.text for text in TEXTS.values() for step in steps(text) if step.kind == "sh"]
+    given = [sparrow_words(words) for block in blocks for words in stages(block)]
+    for words in given:
+        if words is not None and "--help" not in words:
             configured(words)
 
 
@@ -180,7 +148,8 @@ def test_verbs_and_options_inside_of_sentences_exist(document: str) -> None:
 
 
 @pytest.mark.parametrize("document", TEXTS)
-def test_targets_of_make_exist(document: str) -> None:
+def test_targets_of_make_exist_and_blocks_are_of_known_languages(document: str) -> None:
+    """A block of another name (bash, console) would not be executed."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, flags=re.MULTILINE))
     said = [words.split() for words in re.findall(r"`make ([^`]+)`", sentences(TEXTS[document]))]
@@ -188,6 +157,8 @@ def test_targets_of_make_exist(document: str) -> None:
     said += [words[1:] for text in blocks for words in stages(text) if words[0] == "make"]
     for words in said:
         assert {word for word in words if "=" not in word} <= targets, words
+    assert {language for _, language, _ in fences(TEXTS[document])} <= LANGUAGES
+    assert TEXTS[document].count("```") == 2 * len(list(fences(TEXTS[document])))
 
 
 def test_the_readme_has_its_two_commands() -> None:
@@ -196,11 +167,7 @@ def test_the_readme_has_its_two_commands() -> None:
     assert any(command.startswith("sparrow ") for command in commands)
 
 
-@pytest.mark.parametrize("document", TEXTS)
-def test_blocks_are_of_known_languages(document: str) -> None:
-    """A block of another name (bash, console) would not be executed."""
-    assert {language for _, language, _ in fences(TEXTS[document])} <= LANGUAGES
-    assert TEXTS[document].count("```") == 2 * len(list(fences(TEXTS[document])))
+# How documents are read here.
 
 
 def test_steps_of_a_text() -> None:
@@ -226,38 +193,22 @@ print(1)
 """
     first, second, script, file = steps(text)
     assert (first.line, second.line, script.line, file.line) == (3, 7, 10, 14)
-    assert first.text == 'a "b # c" \\\n    --d=x#1   # takes minutes'
     assert (first.marks, second.marks) == (("takes minutes",), ("needs a GPU", "needs a network"))
-    assert (script.kind, script.file, file.kind, file.file) == (
-        "python",
-        "mine.py",
-        "file",
-        "mine.toml",
-    )
+    assert (script.kind, script.file) == ("python", "mine.py")
+    assert (file.kind, file.file) == ("file", "mine.toml")
     assert stages(first.text) == [["a", "b # c", "--d=x#1"]]
     assert stages(second.text) == [["b"], ["c"]]
 
 
-def test_inputs_and_outputs_of_a_command() -> None:
-    text = "a runs/b --c=runs/d -o runs/e --out runs/f --run.dir=runs/g > runs/h"
-    assert inputs(text) == ["runs/b", "runs/d"]
-    assert outputs(text) == ["runs/e", "runs/f", "runs/g", "runs/h"]
-    assert inputs("a other/runs/b") == outputs("a -o other/runs/b") == []
-
-
-MADE = {
-    "sparrow calibrate Qwen/Qwen3-1.7B --task a | tee runs/b": {"runs/calibrate-Qwen3-1.7B"},
-    "sparrow calibrate tiny --task a -o runs/c > runs/d": {"runs/c", "runs/d"},
-    "sparrow plan runs/c/surface.json": {"runs/c"},
-    "torchrun -m sparrow train tiny": {"runs/train/tiny"},
-    "sparrow train tiny --run.dir=runs/e": {"runs/e"},
-    "sparrow demo": {"runs/demo"},
-    "sparrow presets": set(),
-}
-
-
 def test_what_a_command_makes() -> None:
-    for text, made in MADE.items():
+    for text, made in (
+        ("sparrow calibrate Qwen/Qwen3-1.7B --task a | tee runs/b", {"runs/calibrate-Qwen3-1.7B"}),
+        ("sparrow calibrate tiny --task a -o runs/c > runs/d", {"runs/c", "runs/d"}),
+        ("sparrow plan runs/c/surface.json", {"runs/c"}),
+        ("torchrun -m sparrow train tiny", {"runs/train/tiny"}),
+        ("sparrow demo", {"runs/demo"}),
+        ("sparrow presets", set()),
+    ):
         assert {*map(str, made_by(Step(line=1, kind="sh", text=text)))} == made
 
 
@@ -271,12 +222,16 @@ test -e runs/b/schedule.json                         # left out: nor was its sch
 TYPING_ERROR = LEFT_OUT.replace("```\n", "test -e runs/bb/schedule.json\n```\n")
 
 
-def test_only_what_was_not_made_is_left_out(tmp_path: Path) -> None:
+def test_only_what_was_not_made_is_left_out_and_a_failing_step_is_told(tmp_path: Path) -> None:
     place = Place.make(tmp_path)
     assert execute(LEFT_OUT, place, MARKS, 60) is None
     said = execute(TYPING_ERROR, place, MARKS, 60)
     assert said is not None
     assert said.startswith("line 6\ntest -e runs/bb/schedule.json")
+    failing = Step(line=1, kind="sh", text="false | cat; echo never")
+    assert "exit code 1" in (place.do(failing, timeout=60) or "")
+    script = Step(line=1, kind="python", text="raise SystemExit('no such bird')")
+    assert "no such bird" in (place.do(script, timeout=60) or "")
 
 
 def test_a_mistake_is_noticed() -> None:
@@ -289,16 +244,3 @@ def test_a_mistake_is_noticed() -> None:
     ):
         with pytest.raises(ValueError, match=name):
             configured(words.split())
-
-
-def test_a_failing_step_says_what_it_said(tmp_path: Path) -> None:
-    place = Place.make(tmp_path)
-    failing = Step(line=1, kind="sh", text="false | cat; echo never")
-    assert "exit code 1" in (place.do(failing, timeout=60) or "")
-    script = Step(line=1, kind="python", text="raise SystemExit('no such bird')")
-    assert "no such bird" in (place.do(script, timeout=60) or "")
-    reading = Step(line=1, kind="sh", text="sparrow plan runs/a/surface.json")
-    assert place.lacks(reading) == ["runs/a/surface.json"]
-    (tmp_path / "runs/a").mkdir(parents=True)
-    (tmp_path / "runs/a/surface.json").touch()
-    assert place.lacks(reading) == []

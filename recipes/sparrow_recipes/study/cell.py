@@ -3,7 +3,6 @@
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -50,22 +49,20 @@ def run_cell(
         run.watch.phase(f"measuring the tail: {name}")
         probe(run, study.config.probe, study.config.surface.bin).save(folder / name)
 
-    status: Literal["done", "diverged"] = "done"
-    message = ""
+    diverged = ""
     try:
         if run.step == 0 and not (folder / START).exists():
             measure_tail(START)
         try:
             train(run)
-        except Diverged as error:
-            status, message = "diverged", str(error)
-        else:
             measure_tail(TAIL)
+        except Diverged as error:
+            diverged = str(error)
     finally:
         close_run(run)
     CellEnd(
-        status=status,
-        message=message,
+        status="diverged" if diverged else "done",
+        message=diverged,
         steps=run.step,
         seconds=round(time.monotonic() - begun, 1),  # of the session that ended it
         rate=run.config.optimiser.rate,

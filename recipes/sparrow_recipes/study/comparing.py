@@ -69,18 +69,14 @@ def difference(first: FinalAccuracies, second: FinalAccuracies, common: float | 
     seeds = sorted(first.finals.keys() & second.finals.keys())
     by_seed = {seed: first.finals[seed] - second.finals[seed] for seed in seeds}
     pairs = sample(by_seed, 1) if by_seed else None
-    paired_interval = None
-    if pairs is not None and pairs.variance is not None:
-        spread = math.sqrt(pairs.variance / len(seeds))
-        paired_interval = _around(pairs.mean, len(seeds) - 1, spread)
     return Difference(
         value=value,
         error=error,
         errors=value / error if error > 0 else None,
-        interval=_welch(first, second),
+        interval=_around(value, first, second),
         by_seed=by_seed,
         paired=None if pairs is None else pairs.mean,
-        paired_interval=paired_interval,
+        paired_interval=None if pairs is None else _around(pairs.mean, pairs),
     )
 
 
@@ -89,20 +85,18 @@ def exceeds(value: float, error: float, errors: float) -> bool:
     return value > errors * error + ROUNDING
 
 
-def _welch(first: FinalAccuracies, second: FinalAccuracies) -> Interval | None:
-    """Student's interval for two means with variances of their own; needs two seeds each."""
-    if first.variance is None or second.variance is None:
+def _around(value: float, *samples: FinalAccuracies) -> Interval | None:
+    """Student's interval of a mean, or Welch's of two means; needs two seeds of each."""
+    parts = [
+        (own.variance / len(own.finals), len(own.finals) - 1)
+        for own in samples
+        if own.variance is not None
+    ]
+    whole = sum(part for part, _ in parts)
+    if len(parts) < len(samples) or whole == 0:
         return None
-    n, m = len(first.finals), len(second.finals)
-    a, b = first.variance / n, second.variance / m
-    if a + b == 0:
-        return None
-    freedom = (a + b) ** 2 / (a**2 / (n - 1) + b**2 / (m - 1))
-    return _around(first.mean - second.mean, freedom, math.sqrt(a + b))
-
-
-def _around(value: float, freedom: float, error: float) -> Interval:
-    half = student(freedom, ONE_SIDE) * error
+    freedom = whole**2 / sum(part**2 / free for part, free in parts)
+    half = student(freedom, ONE_SIDE) * math.sqrt(whole)
     return value - half, value + half
 
 

@@ -3,6 +3,7 @@
 How they are computed is in recipes/sparrow_recipes/study/outcome.py.
 """
 
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,19 @@ from typing import Any
 from sparrow.files import write_whole
 from sparrow.report.calibration import LENGTH, everything, kept_points
 from sparrow.report.markdown import markdown
-from sparrow.report.page import Axis, Chart, Level, Line, Page, Point, Remarks, Section, Table, ramp
+from sparrow.report.page import (
+    Axis,
+    Chart,
+    Item,
+    Level,
+    Line,
+    Page,
+    Point,
+    Remarks,
+    Section,
+    Table,
+    ramp,
+)
 from sparrow.report.render import write_figures
 from sparrow.schema.schedule import DENSE
 from sparrow_recipes.study.files import StudyCell, StudyDesign, StudyFolder
@@ -23,7 +36,6 @@ from sparrow_recipes.study.results import (
     End,
     Interval,
     StudyResults,
-    Threshold,
     interval_text,
 )
 
@@ -31,12 +43,7 @@ FEW = 40  # draws below which the outer quantiles are the extremes
 DASH = "\N{EN DASH}"  # what was not measured
 STEP = Axis(name="step", form=".0f")
 FIGURES = ("accuracy", "gaps", "tails", "budgets")  # sections with a file of their own
-DRIFT = (
-    "Recalibrated: the cell's schedule measured with the weights of the start and of the end. In "
-    "the steps: mean of the first and of the last quarter of the steps. Answers change in length "
-    "while the policy learns, so the worst bin need not be the same one; the change in the same "
-    "bins is of bins that both calibrations have."
-)
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def write_study(folder: Path, study: StudyFolder, found: StudyResults) -> Path:
@@ -50,79 +57,61 @@ def write_study(folder: Path, study: StudyFolder, found: StudyResults) -> Path:
 
 def study_page(study: StudyFolder, found: StudyResults) -> Page:
     """What a study says: sentences first, then what they rest on."""
+    design, common = found.design, found.common_variance
+    borrowed = "none" if common is None else f"{common:.2g}"
     sections = [
-        Section(key="arms", title="Arms", say=_rules(found), items=[*_arms_tables(found)]),
-        _accuracy_section(study),
-        Section(key="gaps", title="Threshold", say=_threshold_words(found), items=[_gaps(found)]),
-        *_fixed_section(found),
-        _tails_section(study),
-        _drift_section(found),
-        _cost_section(found),
-        *_budgets_section(study),
-        _cells_section(found),
+        _section("arms", [*_arms_tables(found)], design=design, borrowed=borrowed),
+        _section("accuracy", _accuracy(study), design=design),
+        _section("gaps", [_gaps(found)], words=_threshold_words(found)),
+        *([_section("fixed", [_fixed(found)])] if found.schedule_against_fixed else []),
+        _section("tails", _tails(study)),
+        _section("drift", [_drifts(found)]),
+        _section("rollout", [_costs(found)]),
+        *([_section("budgets", [_budgets(study)])] if study.plans else []),
+        _section("cells", [_table("cells", map(_cell_row, _cells(found)))]),
     ]
-    if study.design.commands:
-        code = Remarks(key="command", lines=study.design.commands, code=True)
+    if design.commands:
+        code = Remarks(key="command", lines=design.commands, code=True)
         sections.append(Section(key="commands", title="Commands", say="", items=[code]))
-    title = f"{study.design.name}: control study"
+    title = f"{design.name}: control study"
     return Page(title=title, lead=" ".join(found.verdicts), sections=sections)
 
 
-# Words under the headings.
+def _section(key: str, items: Sequence[Item], **values: object) -> Section:
+    text = TEXTS[key]
+    return Section(key=key, title=text["title"], say=text["say"].format(**values), items=items)
 
 
-def _rules(found: StudyResults) -> str:
-    design, common = found.design, found.common_variance
-    borrowed = "none" if common is None else f"{common:.2g}"
-    return (
-        "Final: mean of the last three evaluations after the start (fewer where there are no "
-        f"more) of {design.problems} problems, answered densely; last: the last of them alone. "
-        "Gap: the baseline's mean final less the arm's, with Welch's interval where both "
-        "have two seeds or more. SE: the variance of one run is that of its arm's seeds, for an "
-        f"arm with one seed the pooled one ({borrowed}), and at least the binomial one; the "
-        "interval has no such floor, so it can be narrower than the SE would say. Lags: gap above "
-        f"{design.lag:g} SE; each arm is tested by itself, without a correction for their number. "
-        f"Collapsed: final more than {design.collapse.drop:g} below the start, or no numbers any "
-        f"more, or median length below {design.collapse.length:g} of the start's while accuracy is "
-        "below the start. Short answers alone are flagged under Cells and are no collapse. "
-        "Realised p05: mean over steps by bin of lengths (bins in at least a third of the steps), "
-        "then the lowest bin."
-    )
+def _cells(found: StudyResults) -> list[CellOutcome]:
+    return [cell for arm in found.arms for cell in arm.cells]
 
 
 def _threshold_words(found: StudyResults) -> str:
     """How the interval was made, and which cells are in the fit."""
-    if found.threshold is None:
-        return "No arm has both a realised p05 and a final accuracy, so there is none to give."
+    text, at = TEXTS["gaps"], found.threshold
+    if at is None:
+        return str(text["none"])
     left = "; ".join(f"{cell}: {why}" for cell, why in found.left_out_of_fit.items())
-    diverged = [c.name for arm in found.arms for c in arm.cells if "diverged" in c.collapse]
-    own = sum(point.baseline for point in found.points)
-    words = [
-        _draws(found.threshold),
-        f"The fit has {len(found.points)} cells, of which {own} are the baseline's own (gap 0).",
-        f"Not in the fit: {left}." if left else "",
-        f"Diverged, counted with accuracy 0 in the fit: {', '.join(diverged)}." if diverged else "",
-    ]
-    return " ".join(word for word in words if word)
-
-
-def _draws(threshold: Threshold) -> str:
-    empty = f", {threshold.empty} had no arm" if threshold.empty else ""
-    few = " Few seeds: these are extremes, without a promise of 95 % coverage."
-    return (
-        "The interval goes from the 2.5 % quantile of the lower to the 97.5 % quantile of the "
-        f"upper ends of the bracket in {threshold.draws} draws of seeds with replacement, the same "
-        "for all arms; the estimate alone (the lowest p05 with a gap within, the upper end) has "
-        f"{interval_text(threshold.value_low, threshold.value_high)}. {threshold.open_below} draws "
-        f"were open below, {threshold.open_above} open above{empty}."
-    ) + few * (threshold.draws < FEW)
+    diverged = ", ".join(cell.name for cell in _cells(found) if "diverged" in cell.collapse)
+    return str(
+        text["fit"].format(
+            at=at,
+            few=text["few"] if at.draws < FEW else "",
+            estimate=interval_text(at.value_low, at.value_high),
+            points=len(found.points),
+            own=sum(point.baseline for point in found.points),
+            left=left or "none",
+            diverged=diverged or "none",
+        )
+    )
 
 
 # Tables.
 
 
-def _table(key: str, head: str, rows: Iterable[Sequence[str]], title: str = "") -> Table:
-    return Table(key=key, title=title, columns=head.split("|"), rows=list(rows))
+def _table(key: str, rows: Iterable[Sequence[str]], title: str = "", **values: object) -> Table:
+    columns = TEXTS[key]["head"].format(**values).split("|")
+    return Table(key=f"{key}-table", title=title, columns=columns, rows=list(rows))
 
 
 def _number(value: float | None, form: str = ".3f") -> str:
@@ -149,10 +138,6 @@ def _with_interval(value: float | None, ends: Interval | None) -> str:
 
 def _arms_tables(found: StudyResults) -> tuple[Table, Table]:
     """One row an arm: tail, accuracy by seed, gap, verdict; and gaps between equal seeds."""
-    head = (
-        "arm|seeds|target|realised p05, worst bin [range]|start|final by seed|mean|last by seed|"
-        f"gap to {found.baseline.name} [95 %]|SE|gap / SE|verdict"
-    )
     pairs = [
         (
             arm.name,
@@ -162,9 +147,9 @@ def _arms_tables(found: StudyResults) -> tuple[Table, Table]:
         for arm in found.arms
         if arm.gap is not None and arm.gap.by_seed and arm.role != "flat"
     ]
-    heads, title = "arm|gap by seed|mean [95 %, paired t]", "Same seed, baseline less arm"
     rows = [_arm_row(arm, found) for arm in found.arms]
-    return _table("arms-table", head, rows), _table("paired", heads, pairs, title)
+    arms = _table("arms", rows, baseline=found.baseline.name)
+    return arms, _table("paired", pairs, TEXTS["paired"]["title"])
 
 
 def _arm_row(arm: ArmOutcome, found: StudyResults) -> list[str]:
@@ -201,66 +186,31 @@ def _verdict(arm: ArmOutcome, found: StudyResults) -> str:
     return ", ".join(words) or "level"
 
 
-def _fixed_section(found: StudyResults) -> list[Section]:
+def _fixed(found: StudyResults) -> Table:
     """Schedules less the fixed budgets of their cost."""
-    if not found.schedule_against_fixed:
-        return []
-    head = (
-        "schedule less fixed|final accuracy|SE|same seeds|p05, worst bin|KV read|kept tokens|"
-        "rollout s/step"
-    )
     paths = "accuracy.value:+.3f accuracy.error accuracy.paired:+.3f "
     paths += "less.p05:+.3f less.density:+.3f less.kept:+.0f less.seconds:+.2f"
-    rows = [
-        [f"{pair.schedule} less {pair.fixed}", *_numbers(pair, paths)]
-        for pair in found.schedule_against_fixed
-    ]
-    say = (
-        "Positive accuracy: the schedule is better. SE as above; with one seed on a side it rests "
-        "on the pooled variance."
-    )
-    title = "Schedule against a fixed budget of its cost"
-    return [_tabled("fixed", title, say, head, rows)]
+    pairs = found.schedule_against_fixed
+    rows = [[f"{pair.schedule} less {pair.fixed}", *_numbers(pair, paths)] for pair in pairs]
+    return _table("fixed", rows)
 
 
-def _tabled(key: str, title: str, say: str, head: str, rows: list[list[str]]) -> Section:
-    return Section(key=key, title=title, say=say, items=[_table(f"{key}-table", head, rows)])
-
-
-def _drift_section(found: StudyResults) -> Section:
-    head = (
-        "arm|p05, change in the same bins|recalibrated p05, worst bin|of tokens with entropy > 0.1|"
-        "recalibrated entropy|p05 in the steps|of tokens with entropy > 0.1|their share|"
-        "entropy in the steps"
-    )
+def _drifts(found: StudyResults) -> Table:
     rows = [
         [arm.name, _number(arm.same_bins, "+.3f"), *map(_moved, arm.start_against_end.values())]
         for arm in found.arms
     ]
-    return _tabled("drift", "Tail and entropy, start against end", DRIFT, head, rows)
+    return _table("drift", rows)
 
 
 def _moved(drift: Drift) -> str:
     return DASH if drift == (None, None) else " → ".join(map(_number, drift))
 
 
-def _cost_section(found: StudyResults) -> Section:
+def _costs(found: StudyResults) -> Table:
     """What rollouts took."""
-    say = "Times as logged. Where cells ran side by side on one device, they slowed each other."
-    head = "arm|rollout s/step, mean|median|answered tokens/s|share of KV read|kept tokens, mean"
     paths = "seconds:.2f median_seconds:.2f tokens_a_second:.0f density kept:.0f"
-    rows = [[arm.name, *_numbers(arm.rollout, paths)] for arm in found.arms]
-    return _tabled("cost", "Rollout", say, head, rows)
-
-
-def _cells_section(found: StudyResults) -> Section:
-    """One row a cell, whatever became of it."""
-    head = (
-        "cell|status|steps|start|final|last|median length, start|final|short|collapse|"
-        "p05, worst bin|at|rare bins|lowest window|p05, all|p05, entropy > 0.1|k3|least ESS|skipped"
-    )
-    rows = [_cell_row(cell) for arm in found.arms for cell in arm.cells]
-    return _tabled("cells", "Cells", "", head, rows)
+    return _table("rollout", ([arm.name, *_numbers(arm.rollout, paths)] for arm in found.arms))
 
 
 def _cell_row(cell: CellOutcome) -> list[str]:
@@ -308,19 +258,14 @@ def _tracks(
     return lines
 
 
-def _accuracy_section(study: StudyFolder) -> Section:
+def _accuracy(study: StudyFolder) -> list[Chart]:
     """Held-out accuracy by step; the baseline stands beside arms and beside controls."""
-    design, y = study.design, Axis(name="accuracy", low=0, high=1, form=".2f")
-    charts = []
+    y, charts = Axis(name="accuracy", low=0, high=1, form=".2f"), []
     for what, beside in (("arms", {"arm"}), ("controls", {"collapses", "flat"})):
-        names = [arm.name for arm in design.arms if arm.role in beside | {"baseline"}]
+        names = [arm.name for arm in study.design.arms if arm.role in beside | {"baseline"}]
         lines, title = _tracks(study, names, _evaluated), what.capitalize()
         charts.append(Chart(key=f"accuracy-{what}", title=title, x=STEP, y=y, lines=lines))
-    say = (
-        f"{design.problems} problems, answered densely, every {design.every} steps. Thin: one "
-        "seed. Thick: mean of the seeds that were evaluated there."
-    )
-    return Section(key="accuracy", title="Held-out accuracy by step", say=say, items=charts)
+    return charts
 
 
 def _evaluated(cell: StudyCell) -> list[Point]:
@@ -335,7 +280,7 @@ TAILS = {
 }
 
 
-def _tails_section(study: StudyFolder) -> Section:
+def _tails(study: StudyFolder) -> list[Chart]:
     """Tail, entropy and length by step."""
     charts = []
     for rank, (metric, y) in enumerate(TAILS.items()):
@@ -343,11 +288,7 @@ def _tails_section(study: StudyFolder) -> Section:
         levels = [Level(y=PUBLISHED, name=f"{PUBLISHED:g}")] if "p05" in metric else []
         key = f"tails-{rank}"
         charts.append(Chart(key=key, title=y.name, x=STEP, y=y, lines=lines, levels=levels))
-    say = (
-        "Worst bin: over the gate's window of steps. Uncertain tokens: entropy of the policy above "
-        "0.1, this step's alone."
-    )
-    return Section(key="tails", title="Tail, entropy and length by step", say=say, items=charts)
+    return charts
 
 
 def _logged(cell: StudyCell, metric: str) -> list[Point]:
@@ -398,10 +339,8 @@ def _widened(values: Sequence[float]) -> tuple[float, float]:
     return min(values) - off, max(values) + off
 
 
-def _budgets_section(study: StudyFolder) -> list[Section]:
+def _budgets(study: StudyFolder) -> Chart:
     """Kept tokens by length of every arm that has a plan."""
-    if not study.plans:
-        return []
     end = max(int(plan.lengths[-1]) for plan in study.plans.values()) + study.design.bin
     lines, known = [everything(end, "all kept")], []
     for name, plan in study.plans.items():
@@ -410,6 +349,5 @@ def _budgets_section(study: StudyFolder) -> list[Section]:
         points = kept_points(plan.lengths.tolist(), kept, end)
         lines.append(Line(name=name, points=points, role=roles(study.design)[name]))
     y = Axis(name="kept tokens", low=0, high=1.15 * max(known, default=end), form=".0f")
-    title, say = "What each schedule keeps", "A line goes up to all where a schedule reads densely."
-    chart = Chart(key="budgets-kept", title=title, x=LENGTH, y=y, lines=lines)
-    return [Section(key="budgets", title="Kept tokens by length", say=say, items=[chart])]
+    title = "What each schedule keeps"
+    return Chart(key="budgets-kept", title=title, x=LENGTH, y=y, lines=lines)

@@ -49,42 +49,22 @@ def test_the_smallest_file_and_the_defaults(toml: Path) -> None:
     assert config.optimiser == OptimiserConfig()
 
 
-def test_refused_values(toml: Path) -> None:
+def test_refused_values_and_files(toml: Path) -> None:
     for setting in (
-        "model.layers=0",
         "model.layers=1.0",
         "model.head_size=63",
-        "model.rope_theta=1.0",
-        "model.start=",
-        "data.seed=-1",
-        "data.graph=1.5",
         "data.revisit=1",
-        "optimiser.rate=0.0",
-        "optimiser.rate=1.0",
-        "optimiser.warm_up=-1",
-        "optimiser.clip=0.0",
-        "run.workers=257",
-        "run.save_every=0",
-        "run.device=gpu",
-        "run.dtype=float16",
         "optimiser.rte=0.1",
     ):
         refused(toml, setting.partition("=")[0], f"--{setting}")
-
-
-def test_refused_files(toml: Path) -> None:
     for key, old, new in (
         ("model.layer", "layers = 1", "layers = 1\nlayer = 2"),
-        ("optimizer", "[[stages]]", "[optimizer]\nrate = 1e-3\n[[stages]]"),
         ("model.hidden", "hidden = 32\n", ""),
         ("stages[0].longest", "longest = 200\n", ""),
         ("stages", SMALLEST[SMALLEST.index("[[stages]]") :], ""),
         ("stages", SMALLEST, "stages = []\n" + SMALLEST.partition("[[stages]]")[0]),
         ("stages[0].shortest", "longest = 200", "longest = 200\nshortest = 300"),
         ("stages[0].tokens", "tokens = 1024", "tokens = 1023"),
-        ("stages[0].longest", "longest = 200", "longest = 99"),
-        ("stages[0].longest", "longest = 200", "longest = 8001"),
-        ("stages[0].steps", "steps = 3", "steps = 0"),
     ):
         assert old in SMALLEST
         toml.write_text(SMALLEST.replace(old, new))
