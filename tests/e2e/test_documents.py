@@ -9,8 +9,8 @@ read here):
 - All are executed as written, in order, in one folder that is like the root of a fresh clone:
   no GPU, no network, no fetched model.
 - A comment (of a script: its first line) may say `needs a GPU` or `needs a network`: never
-  executed. `takes minutes`: executed by `make test-all` alone. A command that reads something
-  under a folder of runs/ into which such a command would have written is left out along with it.
+  executed. `takes minutes`: executed by `make test-all` alone. After such a command, those that
+  read something under runs/ which is not there are left out along with it.
 - What begins with a word of NOT_HERE is not executed, for the reason that stands there.
 - Whether or not it is executed, the verb, options, settings and configuration files of every
   `sparrow ...` must exist, and so must every target of `make ...`; also inside of sentences.
@@ -18,10 +18,9 @@ read here):
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.documents import DOCUMENTS, MARKS, ROOT, Place, Step, fences, outputs, stages, steps
+from support.documents import DOCUMENTS, MARKS, ROOT, Place, Step, fences, stages, steps
 
 from sparrow.cli import split_verb
 from sparrow.cli.verbs import VERBS
@@ -48,42 +47,19 @@ def not_here(step: Step) -> bool:
 
 
 def execute(text: str, place: Place, unless: tuple[str, ...], longest: float) -> str | None:
-    """Do the steps of a text in order, but for those with a mark of `unless` and those that read
-    what these would have made; what the first that fails said, None where none did."""
-    never_made: set[Path] = set()
+    """Do the steps of a text in order, but for those with a mark of `unless` and those that then
+    lack something; what the first that fails said, None where none did."""
+    left_out = False
     for step in steps(text):
         if not_here(step):
             continue
-        lacking = place.lacks(step)
-        excused = [path for path in lacking if never_made & {Path(path), *Path(path).parents}]
-        if set(step.marks) & set(unless) or (lacking and lacking == excused):
-            never_made |= made_by(step)
+        if set(step.marks) & set(unless) or (left_out and place.lacks(step)):
+            left_out = True
             continue
         said = place.do(step, timeout=longest)
         if said is not None:
             return f"line {step.line}\n{step.text}\n{said}"
     return None
-
-
-def made_by(step: Step) -> set[Path]:
-    """Folders and files under runs/ into which a command writes, said or by default."""
-    if step.kind != "sh":
-        return set()
-    given = [words for each in stages(step.text) if (words := sparrow_words(each)) is not None]
-    default = {path for words in given if (path := made_by_default(words)) is not None}
-    return {*map(Path, outputs(step.text)), *default}
-
-
-def made_by_default(words: list[str]) -> Path | None:
-    """The folder of a `sparrow ...`."""
-    verb, config = configured(words)
-    if verb in ("train", "warmup"):
-        name = config.run.name if verb == "train" else config.model.name
-        return Path(config.run.dir or f"runs/{verb}/{name}")
-    if verb == "calibrate":
-        return config.folder
-    out = getattr(config, "out", None)
-    return config.surface.parent if verb == "plan" and out is None else out
 
 
 SLOW = [
@@ -102,8 +78,8 @@ def test_commands_work(
     assert said is None, f"{document}, {said}"
 
 
-def configured(words: list[str]) -> tuple[str, Any]:
-    """The verb and its configuration, but for files that are not of this repository.
+def configure(words: list[str]) -> None:
+    """Read a verb's configuration, but for files that are not of this repository.
 
     Nothing is run; a mistake raises.
     """
@@ -113,7 +89,7 @@ def configured(words: list[str]) -> tuple[str, Any]:
     verb = VERBS[name]
     parsed = parse(verb.config, rest, verb.extras)
     known = [file for file in parsed.files if not file.endswith(".toml")]  # shipped, by name
-    return name, load_config(verb.config, known, parsed.overrides)
+    load_config(verb.config, known, parsed.overrides)
 
 
 def sparrow_words(words: list[str]) -> list[str] | None:
@@ -127,7 +103,7 @@ def test_verb_options_and_settings_exist() -> None:
     given = [sparrow_words(words) for block in blocks for words in stages(block)]
     for words in given:
         if words is not None and "--help" not in words:
-            configured(words)
+            configure(words)
 
 
 def sentences(text: str) -> str:
@@ -200,18 +176,6 @@ print(1)
     assert stages(second.text) == [["b"], ["c"]]
 
 
-def test_what_a_command_makes() -> None:
-    for text, made in (
-        ("sparrow calibrate Qwen/Qwen3-1.7B --task a | tee runs/b", {"runs/calibrate-Qwen3-1.7B"}),
-        ("sparrow calibrate tiny --task a -o runs/c > runs/d", {"runs/c", "runs/d"}),
-        ("sparrow plan runs/c/surface.json", {"runs/c"}),
-        ("torchrun -m sparrow train tiny", {"runs/train/tiny"}),
-        ("sparrow demo", {"runs/demo"}),
-        ("sparrow presets", set()),
-    ):
-        assert {*map(str, made_by(Step(line=1, kind="sh", text=text)))} == made
-
-
 LEFT_OUT = """
 ```sh
 sparrow calibrate tiny --task assignments -o runs/a  # needs a GPU
@@ -219,17 +183,15 @@ sparrow plan runs/a/surface.json -o runs/b           # left out: its surface was
 test -e runs/b/schedule.json                         # left out: nor was its schedule
 ```
 """
-TYPING_ERROR = LEFT_OUT.replace("```\n", "test -e runs/bb/schedule.json\n```\n")
+FAILING = LEFT_OUT.replace("```\n", "false | cat; echo never\n```\n")
 
 
-def test_only_what_was_not_made_is_left_out_and_a_failing_step_is_told(tmp_path: Path) -> None:
+def test_what_was_not_made_is_left_out_and_a_failing_step_is_told(tmp_path: Path) -> None:
     place = Place.make(tmp_path)
     assert execute(LEFT_OUT, place, MARKS, 60) is None
-    said = execute(TYPING_ERROR, place, MARKS, 60)
-    assert said is not None
-    assert said.startswith("line 6\ntest -e runs/bb/schedule.json")
-    failing = Step(line=1, kind="sh", text="false | cat; echo never")
-    assert "exit code 1" in (place.do(failing, timeout=60) or "")
+    said = execute(FAILING, place, MARKS, 60) or ""
+    assert said.startswith("line 6\nfalse | cat")
+    assert "exit code 1" in said
     script = Step(line=1, kind="python", text="raise SystemExit('no such bird')")
     assert "no such bird" in (place.do(script, timeout=60) or "")
 
@@ -243,4 +205,4 @@ def test_a_mistake_is_noticed() -> None:
         ("train tiny --rnu.steps=3", "rnu"),
     ):
         with pytest.raises(ValueError, match=name):
-            configured(words.split())
+            configure(words.split())
