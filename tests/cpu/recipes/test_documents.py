@@ -1,28 +1,19 @@
 """Documents of a step: a function of configuration and step alone, by shares, lengths, seeds."""
 
-import json
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pydantic")
-pytest.importorskip("tomli_w")
 
-from sparrow.schema.base import to_dict
 from sparrow.schema.episode import Document
-from sparrow.schema.loading import load_config
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.words import EOS, WORDS, decode, encode
 from sparrow_recipes.warmup import documents
-from sparrow_recipes.warmup.config import DataConfig, StageConfig, WarmupConfig
+from sparrow_recipes.warmup.config import DataConfig, StageConfig
 from sparrow_recipes.warmup.documents import EVALUATION, PuzzleDocuments, document
 
-ROOT = Path(__file__).parents[3]
 SHORT = StageConfig(steps=3, tokens=1024, shortest=100, longest=200)
 LATER = StageConfig(steps=5, tokens=2048, shortest=300, longest=400)
 
@@ -54,29 +45,6 @@ def test_a_step_is_the_same_twice_in_any_order_and_steps_differ() -> None:
     assert [make(2), make(0), make(1)] == [everything[2], everything[0], everything[1]]
     assert make(1) == maker()(1)
     assert make(1) not in (make(0), maker(seed=1)(1))
-
-
-def test_another_process_makes_the_same_without_torch() -> None:
-    code = """
-import json, sys
-from sparrow.schema.loading import load_config
-from sparrow_recipes.warmup.config import WarmupConfig
-from sparrow_recipes.warmup.documents import PuzzleDocuments
-from sparrow.schema.base import to_dict
-config = load_config(WarmupConfig, ["base"])
-print(json.dumps([to_dict(one) for one in PuzzleDocuments.of(config)(7)]))
-assert "torch" not in sys.modules
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "12345"},
-    )
-    assert done.returncode == 0, done.stderr
-    config = load_config(WarmupConfig, ["base"])
-    assert json.loads(done.stdout) == [to_dict(one) for one in PuzzleDocuments.of(config)(7)]
 
 
 def test_documents_are_prompts_with_right_chains() -> None:

@@ -94,14 +94,13 @@ def test_a_study_whose_baseline_learns_takes_the_first_rate(
     assert conducted(made, events)
     assert names(made.folder / "cells") == {"dense-0", "dense-1", "p-0", "p-1"}
     assert not (made.folder / "rejected").exists()
-    assert rate_of(made) == 1e-4
     assert events[0] == "plans: begins"
     assert events.index("plans: done") < events.index("p-0: begins")
     design = json.loads(made.design.read_text(encoding="utf-8"))
-    assert (design["rate"], design["command"]) == (1e-4, "sparrow study s.toml")
-    again: list[str] = []
-    assert conducted(made, again)
-    assert again == []
+    assert (design["rate"], design["command"]) == (rate_of(made), "sparrow study s.toml")
+    told = len(events)
+    assert conducted(made, events)
+    assert len(events) == told  # all is done
 
 
 def test_a_rate_at_which_the_baseline_does_not_learn_is_set_aside(
@@ -123,24 +122,18 @@ def test_a_rate_at_which_the_baseline_does_not_learn_is_set_aside(
 def test_no_rate_left_is_said_and_the_cells_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = opened(tmp_path, monkeypatch, {1e-4: 0.6, 1e-5: 0.55})
+    """A run that fails ends the study, which then goes on."""
+    made = opened(tmp_path, monkeypatch, {1e-4: 0.6, 1e-5: 0.55}, parallel=1)
+    stray = made.folder_of(made.cell("dense-0"))
+    stray.mkdir(parents=True)  # the one that pretends cannot make it again
+    with pytest.raises(JobFailed, match="dense-0"):
+        conducted(made)
+    stray.rmdir()
     for _ in range(2):  # and again, where it goes on
         with pytest.raises(NoRate, match="dense"):
             conducted(made)
         assert names(made.folder / "cells") >= {"dense-0", "dense-1"}
         assert names(made.folder / "rejected") == {"0.0001"}
-
-
-def test_a_run_that_fails_ends_the_study_which_then_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = opened(tmp_path, monkeypatch, {1e-4: 0.9}, parallel=1)
-    stray = made.folder_of(made.cell("p-0"))
-    stray.mkdir(parents=True)  # the one that pretends cannot make it again
-    with pytest.raises(JobFailed, match="p-0"):
-        conducted(made)
-    stray.rmdir()
-    assert conducted(made)
 
 
 def test_dense_cells_do_not_wait_for_plans(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sparrow.dataflow.runs.states import read_state
 from sparrow.files import FolderLock, parse_line
 from sparrow.schema.loading import load_config
 from sparrow.tasks import PUZZLES
-from sparrow.tasks.words import VOCABULARY, encode
+from sparrow.tasks.words import encode
 from sparrow_recipes.warmup import documents, training
 from sparrow_recipes.warmup.config import WarmupConfig
 from sparrow_recipes.warmup.training import new_trainer, run_directory, spec_of, warm_up
@@ -160,22 +160,13 @@ def test_broken_off_between_checkpoints_it_goes_on_from_the_last(
     assert_same_weights(tmp_path / "broken", whole)
 
 
-def test_workers_make_the_same_documents(toml: Path, tmp_path: Path, whole: Path) -> None:
-    warm_up(config_of(toml, "run", "--run.workers=1"))
-    assert curve(tmp_path / "run") == curve(whole)
-
-
-def test_a_directory_of_another_configuration_is_refused(
-    toml: Path, tmp_path: Path, whole: Path
-) -> None:
-    warm_up(config_of(toml), until=2)
-    for folder in (tmp_path / "run", whole):
-        resolved = (folder / "config.resolved.toml").read_text(encoding="utf-8")
-        for change in ("--optimiser.rate=0.001", "--data.seed=1", "--model.seed=1"):
-            where = f"--run.dir={folder}"
-            with pytest.raises(ValueError, match=r"run\.dir"):
-                warm_up(load_config(WarmupConfig, [toml], [where, change]))
-        assert (folder / "config.resolved.toml").read_text(encoding="utf-8") == resolved
+def test_a_directory_of_another_configuration_is_refused(toml: Path, whole: Path) -> None:
+    resolved = (whole / "config.resolved.toml").read_text(encoding="utf-8")
+    for change in ("--optimiser.rate=0.001", "--data.seed=1", "--model.seed=1"):
+        where = f"--run.dir={whole}"
+        with pytest.raises(ValueError, match=r"run\.dir"):
+            warm_up(load_config(WarmupConfig, [toml], [where, change]))
+    assert (whole / "config.resolved.toml").read_text(encoding="utf-8") == resolved
 
 
 def test_a_loss_or_gradient_that_is_no_number_is_refused(
@@ -230,22 +221,15 @@ def test_begins_with_a_wider_model(toml: Path, tmp_path: Path, whole: Path) -> N
 
 
 def test_the_model_folder_is_one_of_transformers(toml: Path, whole: Path) -> None:
+    """How folders are written and read is tested with the models; this is of its tokenizer."""
     place = whole / "model"
     text = PUZZLES["graph"].row(0, 100).prompt
     tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
     assert tokenizer(text)["input_ids"] == encode(text)
     assert tokenizer.decode(encode(text)) == text
     theirs = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
-    assert type(theirs).__name__ == "Qwen3ForCausalLM"
     assert theirs.config.eos_token_id == tokenizer.eos_token_id
-    assert {weight.dtype for weight in load_file(place / "model.safetensors").values()} == {
-        torch.bfloat16
-    }
-    ours = models.load(place, device="cpu")
-    spec = spec_of(config_of(toml).model)
-    assert ours.spec == spec
-    assert (spec.family, spec.vocabulary, spec.tied) == ("qwen3", VOCABULARY, True)
-    assert models.load_tokenizer(place)(text)["input_ids"] == encode(text)
+    assert models.load(place, device="cpu").spec == spec_of(config_of(toml).model)
 
 
 def test_damaged_files_are_named(toml: Path, tmp_path: Path) -> None:
