@@ -73,7 +73,7 @@ def _rollout(model: Decoder, schedule: Schedule, wanted: Workload, progress: Pro
             seconds = timing.seconds(ways[way], model.device)
             taken[way] += [seconds / wanted.tokens * 1e3] if turn else []
     name, what = f"Up to {longest} tokens", f"{rows} answers rolled out under the schedule"
-    return _case(name, longest, what, **taken)
+    return _case(name, longest, what, taken["dense"], taken["sparse"])
 
 
 def _decode(model: Decoder, schedule: Schedule, wanted: Workload) -> SpeedCase:

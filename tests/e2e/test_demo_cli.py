@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -56,19 +55,6 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return read_lines(file, growing=True) if file.exists() else []
 
 
-def measured(folder: Path) -> dict[tuple[str, int, int], bytes]:
-    """The answers of a calibration that are on the disk, by arm, prompt and sample."""
-    file = folder / "calibration" / "measured.sqlite"
-    if not file.exists():
-        return {}
-    try:
-        with sqlite3.connect(file) as db:
-            rows = db.execute("SELECT arm, prompt, sample, ids FROM trajectories").fetchall()
-    except sqlite3.OperationalError:  # it has no table yet
-        return {}
-    return {(arm, prompt, sample): ids for arm, prompt, sample, ids in rows}
-
-
 @pytest.fixture(scope="module")
 def stopped_and_ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """A demo that was stopped while it trained, and then went on to its end."""
@@ -90,26 +76,6 @@ def test_an_interrupted_demo_goes_on(stopped_and_ended: tuple[Path, str, str]) -
     assert "goes on" in before
     assert re.search(rf"goes on after [1-{STEPS - 1}] steps", after)
     assert [line["step"] for line in metrics(folder)] == list(range(STEPS))
-
-
-@pytest.mark.slow
-def test_a_demo_that_was_killed_while_it_calibrated_goes_on(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    process = start(folder)
-    wait_for(process, lambda: measured(folder))
-    process.kill()
-    code, said = ended(process)
-    assert code == -signal.SIGKILL, said
-    assert not (folder / "calibration" / "surface.json").exists()
-    before = measured(folder)
-    process = start(folder)
-    wait_for(process, (folder / "calibration" / "surface.json").exists)
-    process.kill()
-    _, said = ended(process)
-    assert (folder / "calibration" / "surface.json").exists(), said
-    after = measured(folder)
-    assert len(after) == 3 * 8 > len(before)  # dense and two budgets, eight prompts
-    assert before.items() <= after.items()
 
 
 def test_it_ends_with_the_page_and_what_it_promises(

@@ -143,57 +143,11 @@ def test_the_readme_has_its_two_commands() -> None:
     assert any(command.startswith("sparrow ") for command in commands)
 
 
-# How documents are read here.
-
-
-def test_steps_of_a_text() -> None:
-    text = """words
-```sh
-a "b # c" \\
-    --d=x#1   # takes minutes
-# only a comment
-
-A=1 b | c > runs/d  # needs a GPU and needs a network
-```
-```python
-# mine.py
-print(1)
-```
-```toml
-# mine.toml
-[a]
-```
-```json
-{}
-```
-"""
-    first, second, script, file = steps(text)
-    assert (first.line, second.line, script.line, file.line) == (3, 7, 10, 14)
-    assert (first.marks, second.marks) == (("takes minutes",), ("needs a GPU", "needs a network"))
-    assert (script.kind, script.file) == ("python", "mine.py")
-    assert (file.kind, file.file) == ("file", "mine.toml")
-    assert stages(first.text) == [["a", "b # c", "--d=x#1"]]
-    assert stages(second.text) == [["b"], ["c"]]
-
-
-LEFT_OUT = """
-```sh
-sparrow calibrate tiny --task assignments -o runs/a  # needs a GPU
-sparrow plan runs/a/surface.json -o runs/b           # left out: its surface was not made
-test -e runs/b/schedule.json                         # left out: nor was its schedule
-```
-"""
-FAILING = LEFT_OUT.replace("```\n", "false | cat; echo never\n```\n")
-
-
-def test_what_was_not_made_is_left_out_and_a_failing_step_is_told(tmp_path: Path) -> None:
-    place = Place.make(tmp_path)
-    assert execute(LEFT_OUT, place, MARKS, 60) is None
-    said = execute(FAILING, place, MARKS, 60) or ""
-    assert said.startswith("line 6\nfalse | cat")
+def test_a_failing_step_is_told(tmp_path: Path) -> None:
+    text = "```sh\nsparrow demo  # needs a GPU\ntest -e runs/demo/x\nfalse | cat; echo never\n```\n"
+    said = execute(text, Place.make(tmp_path), MARKS, 60) or ""
+    assert said.startswith("line 4\nfalse | cat")
     assert "exit code 1" in said
-    script = Step(line=1, kind="python", text="raise SystemExit('no such bird')")
-    assert "no such bird" in (place.do(script, timeout=60) or "")
 
 
 def test_a_mistake_is_noticed() -> None:

@@ -137,7 +137,7 @@ class StudyConfig(Record):
         ordered = sorted(set(self.rates), reverse=True)
         wrong = not self.rates or list(self.rates) != ordered
         yield "rates", self.rates, wrong, "rates that differ, the largest first"
-        roles = [arm.role for arm in self.arms]
+        roles: list[str] = [arm.role for arm in self.arms]
         for role, least, allowed in (("baseline", 1, "exactly one"), ("flat", 0, "one at most")):
             given = roles.count(role)
             yield f"arms of role {role}", given, not least <= given <= 1, allowed

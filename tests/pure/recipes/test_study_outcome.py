@@ -71,23 +71,19 @@ def test_a_cell_without_its_own_end_has_no_final(tmp_path: Path) -> None:
 
 
 def test_worst_bin_averages_by_bin_before_it_takes_the_lowest() -> None:
-    """Bin 0 has 0.8 and 1.0, bin 512 has 0.88 and 0.86: the lowest single value is no matter."""
+    """Bin 0 has 0.8 and 1.0, bin 512 has 0.88 and 0.86: the lowest single value is no matter.
+
+    A bin in less than a third of the steps is rare: 3 of 9 is a third, 1 of 9 is not.
+    """
     steps = [folders.step(0, {0: 0.8, 512: 0.88}), folders.step(1, {0: 1.0, 512: 0.86})]
     found = worst_bin(lines(*steps))
     assert found is not None
-    assert (found.bin, found.rare) == (512, ())
-    assert found.p05 == pytest.approx(0.87)
-
-
-def test_a_bin_in_less_than_a_third_of_the_steps_is_rare() -> None:
-    steps = [folders.step(n, {0: 0.9}) for n in range(5)]
-    steps += [folders.step(5, {0: 0.9, 512: 0.8, 1024: 0.1}), folders.step(6, {0: 0.9, 512: 0.8})]
-    steps += [folders.step(7, {0: 0.9, 512: 0.8}), folders.step(8, {0: 0.9})]
-    found = worst_bin(lines(*steps))
+    assert (found.bin, found.rare, found.p05) == (512, (), pytest.approx(0.87))
+    bins = [{0: 0.9}] * 6 + [{0: 0.9, 512: 0.8}] * 2 + [{0: 0.9, 512: 0.8, 1024: 0.1}]
+    found = worst_bin(lines(*(folders.step(n, own) for n, own in enumerate(bins))))
     assert found is not None
-    assert (found.bin, found.rare) == (512, (1024,))  # 3 of 9 is a third, 1 of 9 is not
-    assert worst_bin([]) is None
-    assert worst_bin(lines({"step": 0})) is None
+    assert (found.bin, found.rare) == (512, (1024,))
+    assert worst_bin([]) is worst_bin(lines({"step": 0})) is None
 
 
 def test_cost_of_rollouts() -> None:
