@@ -20,15 +20,13 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from scipy.optimize import nnls
 
 from sparrow.bench import timing
@@ -78,10 +76,9 @@ def main() -> None:
         command=shlex.join(["PYTHONPATH=.", "python", "bench/fit_hardware.py", *sys.argv[1:]]),
     )
     machine.save(options.out)
-    console = Console(width=140)
-    for table in _tables(machine, results, measured):
-        console.print(table)
-    console.print(f"{options.out}: {machine.engine}", soft_wrap=True)
+    _print_errors(machine, measured)
+    _print_rollouts(machine, results)
+    print(f"\n{options.out}: {machine.engine}")
 
 
 def _options() -> argparse.Namespace:
@@ -237,56 +234,38 @@ def _point(given: dict[str, Any], reads: ByteModel, lengths: IntArray) -> Point:
     return Point(reads=reads, lengths=lengths, seconds=min(given["ms_step_rounds"]) / 1e3)
 
 
-# Tables: one function for each, a row of figures for each file or case.
+# What is printed: a line of figures for each file.
 
 
-def _tables(
-    machine: Hardware, results: dict[str, Any], measured: dict[str, list[Point]]
-) -> Iterator[Table]:
+def _print_errors(machine: Hardware, measured: dict[str, list[Point]]) -> None:
+    """Of the shapes that were fitted, and of each shape predicted from the others alone."""
     assert machine.engine is not None
-    fitted = {name: errors(machine.engine, own) for name, own in measured.items()}
-    yield _errors("Steps that were fitted", fitted)
-    if len(measured) > 1:
-        held_out = {}
-        for name, own in measured.items():
-            rest = [point for other, ps in measured.items() if other != name for point in ps]
-            held_out[name] = errors(fit(rest), own)
-        yield _errors("Steps of each shape, from the other shapes alone", held_out)
-    yield _rollouts(machine, results)
+    print("steps: number, median error, worst, lowest, highest, how many over 10 %")
+    for name, own in measured.items():
+        print(f"{name}, fitted: {_figures(errors(machine.engine, own))}")
+        rest = [point for other, ps in measured.items() if other != name for point in ps]
+        if rest:
+            print(f"{name}, from the others: {_figures(errors(fit(rest), own))}")
 
 
-def _errors(title: str, found: dict[str, Any]) -> Table:
-    headings = ("steps", "median", "worst", "lowest", "highest", f"over {TOLERANCE:.0%}")
-    table = _table(title, "file", *headings)
-    for name, error in found.items():
-        size = np.abs(error)
-        figures = (np.median(size), size.max(), error.min(), error.max())
-        over = str(int((size > TOLERANCE).sum()))
-        table.add_row(name, str(len(error)), *(f"{x:+.1%}" for x in figures), over)
-    return table
+def _figures(error: FloatArray) -> str:
+    size = np.abs(error)
+    shares = (np.median(size), size.max(), error.min(), error.max())
+    shown = " ".join(f"{share:+.1%}" for share in shares)
+    return f"{len(error)} {shown} {(size > TOLERANCE).sum()}"
 
 
-def _rollouts(machine: Hardware, results: dict[str, Any]) -> Table:
-    headings = ("dense s", "predicted", "sparse s", "predicted", "speed-up", "predicted", "error")
-    table = _table("Rollouts of the whole trace, summed from measured steps", "file", *headings)
+def _print_rollouts(machine: Hardware, results: dict[str, Any]) -> None:
+    print("\nrollouts of the whole trace, summed from measured steps; predicted ones in brackets")
     for name, result in results.items():
         whole, _ = traces(result)
         told = [row["seconds"] for row in result["rows"]]
-        found = [
-            cost.rollout_seconds(whole, StepModel(machine, reads)) for reads in reads_of(result)
-        ]
-        gain, expected = told[0] / told[1], found[0] / found[1]
-        pairs = (f"{x:.1f}" for pair in zip(told, found, strict=True) for x in pair)
-        last = (f"{gain:.3f}", f"{expected:.3f}", f"{expected / gain - 1:+.1%}")
-        table.add_row(name, *pairs, *last)
-    return table
-
-
-def _table(title: str, first: str, *headings: str) -> Table:
-    table = Table(first, title=title)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
+        models = [StepModel(machine, reads) for reads in reads_of(result)]
+        dense, sparse = (cost.rollout_seconds(whole, model) for model in models)
+        gain, expected = told[0] / told[1], dense / sparse
+        seconds = f"dense {told[0]:.1f} ({dense:.1f}) s, sparse {told[1]:.1f} ({sparse:.1f}) s"
+        speed_up = f"speed-up {gain:.3f} ({expected:.3f}, {expected / gain - 1:+.1%})"
+        print(f"{name}: {seconds}, {speed_up}")
 
 
 if __name__ == "__main__":

@@ -156,8 +156,8 @@ def _of_calibration(folder: Path) -> list[Specimen]:
         return all(row in right for row in rows)
 
     return [
-        Specimen("schedule", folder, "schedule.json", _in("schedule.json", Schedule.load)),
-        Specimen("surface", folder, "surface.json", _in("surface.json", Surface.load)),
+        Specimen("schedule", folder, "schedule.json", _schedule),
+        Specimen("surface", folder, "surface.json", _surface),
         Specimen("surface, in a report", folder, "surface.json", _report),
         Specimen("plan, in a report", folder, "plan.json", _report),
         Specimen("measurements", folder, "measured.sqlite", measured, same=within),
@@ -215,30 +215,37 @@ def _by_hand(folder: Path) -> list[Specimen]:
     rows = [{"prompt": f"what is {n}?", "answer": str(n), "data_source": "math"} for n in range(9)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
     shutil.copy(kills.TRAIN, folder)
-
-    def config(file: Path) -> Any:
-        return load_config(TrainConfig, [file])
-
     return [
-        Specimen("rows", folder, "rows.jsonl", _in("rows.jsonl", _examples), digest=False),
-        Specimen("configuration", folder, "train.toml", _in("train.toml", config), digest=False),
+        Specimen("rows", folder, "rows.jsonl", _rows, digest=False),
+        Specimen("configuration", folder, "train.toml", _config, digest=False),
     ]
 
 
 # What files say, as values that can be compared.
 
 
-def _in(name: str, read: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """Reads one file of a folder."""
-    return lambda folder: read(folder / name)
+def _schedule(folder: Path) -> Any:
+    return Schedule.load(folder / "schedule.json")
 
 
-def _examples(file: Path) -> Any:
-    return FileRows.read(file).examples
+def _surface(folder: Path) -> Any:
+    return Surface.load(folder / "surface.json")
+
+
+def _rows(folder: Path) -> Any:
+    return FileRows.read(folder / "rows.jsonl").examples
+
+
+def _config(folder: Path) -> Any:
+    return load_config(TrainConfig, [folder / "train.toml"])
 
 
 def _report(folder: Path) -> Any:
     return _fields(read_run(folder))
+
+
+def _study(folder: Path) -> Any:
+    return _fields(read_study(folder))
 
 
 def _fields(record: Any) -> list[Any]:

@@ -66,8 +66,6 @@ def table(tries: Sequence[Try]) -> str:
         groups.setdefault((one.part, one.kind), []).append(one)
     for (part, kind), members in groups.items():
         rows.append(_row(part, kind, members))
-    for part in dict.fromkeys(one.part for one in tries):
-        rows.append(_row(f"**{part}**", "all", [one for one in tries if one.part == part]))
     return "\n".join([*rows, _row("**all**", "", tries)])
 
 

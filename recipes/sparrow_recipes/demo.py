@@ -9,6 +9,7 @@ of `tiny` in docs/calibrate.md found best. Each stage finds what is there alread
 import shutil
 import sys
 import time
+import tomllib
 import webbrowser
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -47,7 +48,7 @@ STEPS = 12
 GROUPS, SAMPLES = 4, 8  # prompts of a step, answers to each
 HELD_OUT = 48  # puzzles that are answered before and after, twice each
 LONG, LONG_BUDGET, LONG_ROWS = 8192, 1024, 16  # decode steps that are timed
-STAGES = 5
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 NUMBERS = 3  # of the page that are also printed
 
 
@@ -167,9 +168,11 @@ def _or_fresh() -> Iterator[None]:
 # The stages.
 
 
-def _stage(number: int, title: str, say: str) -> None:
-    console.rule(Text(f"{number} of {STAGES} · {title}", style="bold"), align="left")
-    console.print(say, highlight=False)
+def _stage(title: str, **values: object) -> None:
+    stages = TEXTS["stages"]
+    number = list(stages).index(title) + 1
+    console.rule(Text(f"{number} of {len(stages)} · {title}", style="bold"), align="left")
+    console.print(stages[title].format(**values), highlight=False)
 
 
 @contextmanager
@@ -203,13 +206,7 @@ def _think() -> None:
 
 def _calibrate(place: Place) -> None:
     """The surface; every measured token is kept, so an interrupted one goes on."""
-    _stage(
-        1,
-        "calibrate",
-        f"It answers {PROMPTS} puzzles while it may look back at {BUDGETS[0]} to "
-        f"{BUDGETS[-1]} tokens only, and once at all of them. At each token: how far is "
-        "what it would say from what it would say with everything in view?",
-    )
+    _stage("calibrate", PROMPTS=PROMPTS, least=BUDGETS[0], most=BUDGETS[-1])
     with _timed("measured"), counting("measuring") as progress:
         if place.plan.exists():  # then the surface was whole
             surface = Surface.load(place.surface)
@@ -249,11 +246,7 @@ def _plan(place: Place) -> None:
     from sparrow.report.calibration import plan_table
     from sparrow.report.terminal import rich_table
 
-    _stage(
-        2,
-        "plan",
-        f"The cheapest budgets that keep this tail, p05, at {TARGET} or more, by length:",
-    )
+    _stage("plan", TARGET=TARGET)
     with _timed("planned"):
         if not place.train.exists() or not place.plan.exists():
             api.plan(place.surface, target=TARGET, allow_dense=True)
@@ -264,13 +257,7 @@ def _train(place: Place) -> None:
     from sparrow.cli.train import GATED, run_training
     from sparrow.dataflow.stopping import Stopping
 
-    _stage(
-        3,
-        "train and evaluate",
-        f"{STEPS} steps of reinforcement learning: sparse answers, a dense policy that "
-        "learns from them, and a gate that watches the tail. Before and after, new puzzles are "
-        "answered with everything in view.",
-    )
+    _stage("train and evaluate", STEPS=STEPS)
     if (place.train / api.MODEL).exists() or gate_stopped(place):
         console.print("done before\n", style="dim")
         return
@@ -295,12 +282,7 @@ def _time(place: Place) -> None:
     from sparrow.report.training import told, verdict
     from sparrow_recipes import dense_sparse
 
-    _stage(
-        4,
-        "time",
-        "Is it faster? At the demo's few tokens there is little to save; at "
-        f"{LONG} tokens of context there is.",
-    )
+    _stage("time", LONG=LONG)
     with _timed("timed"), counting("measuring") as progress:
         if not place.speed.exists():
             wanted = dense_sparse.Workload(
@@ -318,7 +300,7 @@ def _finish(place: Place, seconds: float) -> None:
     from sparrow.report.run_page import numbers
     from sparrow.schema.run_folder import read_run
 
-    _stage(STAGES, "report", "Everything on one page, which opens without a network:")
+    _stage("report")
     console.print(f"  {place.page}\n", style="bold green", highlight=False, soft_wrap=True)
     for number in numbers(read_run(place.folder))[:NUMBERS]:
         text = (
@@ -327,12 +309,9 @@ def _finish(place: Place, seconds: float) -> None:
         console.print(text, highlight=False, markup=True)
     minutes, left = divmod(round(seconds), 60)
     console.print(f"\n[dim]{minutes} min {left} s this time[/]\n\nWhat to try next:", markup=True)
-    for words, why in (
-        (f"eval {place.train} -t assignments -l 150 --samples 4", "ask the trained model"),
-        ("doctor", "what this machine can do"),
-        ("calibrate MODEL --rows PROMPTS.jsonl", "your own model: a folder or a hub name"),
-    ):
-        text = f"  {plain(f'{_own_name()} {words}')}\n      [dim]{plain(why)}[/]"
+    for words, why in TEXTS["next"].items():
+        line = f"{_own_name()} {words.format(train=place.train)}"
+        text = f"  {plain(line)}\n      [dim]{plain(why)}[/]"
         console.print(text, highlight=False, soft_wrap=True, markup=True)
 
 

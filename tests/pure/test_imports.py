@@ -37,9 +37,9 @@ ALLOWED: dict[str, set[str]] = {
     | {"sparse", "models", "engine", "tasks", "bench", "calibrate", "dataflow", "serve"}
     | {"report", "api", "processes"},
     # The programs of sparrow_recipes: nothing imports them, the command line finds them by name.
-    "recipes": ROLLOUT
-    | {"processes", "engine", "train", "tasks", "calibrate", "dataflow", "bench", "api"}
-    | {"report", "cli"},
+    "recipes": BASE
+    | {"sparse", "models", "processes", "engine", "train", "tasks", "dataflow", "bench"}
+    | {"report", "api", "cli"},
 }
 
 

@@ -91,8 +91,8 @@ def probe(run: Run, wanted: ProbeConfig, width: int) -> CellTail:
 def bins_of(readings: Sequence[Reading], width: int) -> list[TailBin]:
     """p05 with its interval over prompts in every bin with tokens enough, and of unsure tokens."""
     last = max((int(one.lengths.max()) for one in readings if len(one.lengths)), default=-1)
-    bins = (_bin(readings, start, start + width) for start in range(0, last + 1, width))
-    return [found for found in bins if found is not None]
+    starts = range(0, last + 1, width)
+    return [own for start in starts if (own := _bin(readings, start, start + width)) is not None]
 
 
 def _bin(readings: Sequence[Reading], start: int, stop: int) -> TailBin | None:

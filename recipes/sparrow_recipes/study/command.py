@@ -161,9 +161,10 @@ def _write(study: Study) -> None:
     from sparrow_recipes.study.outcome import conclude
     from sparrow_recipes.study.page import write_study
     from sparrow_recipes.study.stages import refuse_other
+    from sparrow_recipes.study.verdicts import with_verdicts
 
     refuse_other(study)
     folder = read_study(study.folder)
-    results = conclude(folder)
+    results = with_verdicts(conclude(folder))
     results.save(study.folder / "results.json")
     write(str(write_study(study.folder, folder, results)))

@@ -27,17 +27,9 @@ from sparrow.report.page import (
 )
 from sparrow.report.render import write_figures
 from sparrow.schema.schedule import DENSE
+from sparrow_recipes.study.comparing import PUBLISHED, End, Interval, interval_text
 from sparrow_recipes.study.files import StudyCell, StudyDesign, StudyFolder
-from sparrow_recipes.study.results import (
-    PUBLISHED,
-    ArmOutcome,
-    CellOutcome,
-    Drift,
-    End,
-    Interval,
-    StudyResults,
-    interval_text,
-)
+from sparrow_recipes.study.outcome import ArmOutcome, CellOutcome, Drift, StudyResults
 
 FEW = 40  # draws below which the outer quantiles are the extremes
 DASH = "\N{EN DASH}"  # what was not measured

@@ -1,12 +1,12 @@
 """What a study says, in sentences made of its numbers, and of nothing else."""
 
-from sparrow_recipes.study.results import (
-    PUBLISHED,
-    ArmOutcome,
-    FixedComparison,
-    StudyResults,
-    interval_text,
-)
+from sparrow_recipes.study.comparing import PUBLISHED, interval_text
+from sparrow_recipes.study.outcome import ArmOutcome, FixedComparison, StudyResults
+
+
+def with_verdicts(found: StudyResults) -> StudyResults:
+    """The results with what they say."""
+    return found.replace(verdicts=verdicts(found), inconclusive=inconclusive(found))
 
 
 def verdicts(found: StudyResults) -> list[str]:

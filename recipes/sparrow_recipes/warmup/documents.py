@@ -5,8 +5,10 @@ make them, and a resumed run goes on with the ones it would have seen. Imports n
 processes that only make documents start at once.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -54,12 +56,10 @@ class PuzzleDocuments(Record):
             documents.append(document)
 
     def _stage(self, step: int) -> StageConfig:
-        left = step
-        for stage in self.stages:
-            if left < stage.steps:
-                return stage
-            left -= stage.steps
-        raise ValueError(f"step {step} lies behind the last stage")
+        ends = list(accumulate(stage.steps for stage in self.stages))
+        if step >= ends[-1]:
+            raise ValueError(f"step {step} lies behind the last stage")
+        return self.stages[bisect_right(ends, step)]
 
     def _fitting(self, rng: Random, stage: StageConfig) -> Document:
         """The next document that fits into the context and the stage's tokens."""

@@ -7,6 +7,8 @@ import pytest
 
 from sparrow_recipes.study import comparing
 from sparrow_recipes.study.comparing import (
+    FinalAccuracies,
+    GapPoint,
     crossing,
     difference,
     draws,
@@ -17,7 +19,6 @@ from sparrow_recipes.study.comparing import (
     quantile,
     variance_of_run,
 )
-from sparrow_recipes.study.results import FinalAccuracies, GapPoint
 
 
 def sample(*finals: float, answers: int = 768) -> FinalAccuracies:

@@ -8,8 +8,14 @@ import pytest
 
 from sparrow.schema.run_files import Metrics
 from sparrow_recipes.study.files import read_study
-from sparrow_recipes.study.outcome import conclude, judge, measures, worst_bin
-from sparrow_recipes.study.results import CellOutcome, StudyResults
+from sparrow_recipes.study.outcome import (
+    CellOutcome,
+    StudyResults,
+    conclude,
+    judge,
+    measures,
+    worst_bin,
+)
 from sparrow_recipes.study.verdicts import incomplete, inconclusive, verdicts
 from tests.support import study_folders as folders
 

@@ -12,6 +12,7 @@ from support.damage import check_damage_is_named
 from sparrow_recipes.study.files import read_study
 from sparrow_recipes.study.outcome import conclude
 from sparrow_recipes.study.page import write_study as write
+from sparrow_recipes.study.verdicts import with_verdicts
 from tests.support import study_folders as folders
 
 LEARNT = (0.9, 0.9, 0.9)
@@ -25,7 +26,7 @@ FINALS: Mapping[str, Sequence[float]] = {
 def write_study(folder: Path) -> Path:
     """As `sparrow study --report` does."""
     study = read_study(folder)
-    results = conclude(study)
+    results = with_verdicts(conclude(study))
     results.save(folder / "results.json")
     return write(folder, study, results)
 
