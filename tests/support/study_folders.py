@@ -123,18 +123,23 @@ def study(folder: Path, arms: Sequence[Plain], **changes: Any) -> Path:
 
 
 def ran(folder: Path, runs: Mapping[str, Sequence[Sequence[float]]], **changes: Any) -> Path:
-    """A study by its runs: of each arm, "NAME ROLE", the accuracies of every seed."""
-    known = {"baseline": {"kind": "dense"}, "flat": {"kind": "dense"}, "arm": {"target": 0.8}}
-    arms = {name: name.split() for name in runs}
-    made = []
-    for name, (own, role) in arms.items():
-        extra = known.get(role, {"kind": "budget", "correction": "none"})
-        made.append(arm(own, role, seeds=[*range(len(runs[name]))], **extra))
-    study(folder, made, **changes)
-    for name, (own, role) in arms.items():
-        for seed, accuracies in enumerate(runs[name]):
+    """A study by its runs: of each arm, "NAME ROLE [TARGET]", the accuracies of every seed.
+
+    The realised p05 of a run is its target.
+    """
+    known = {"arm": {}, "collapses": {"kind": "budget", "budget": 64, "correction": "none"}}
+    arms = []
+    for name in runs:
+        own, role, *target = name.split()
+        extra = known.get(role, {"kind": "dense"})
+        goal = float(target[0]) if target else None
+        arms.append(arm(own, role, target=goal, seeds=[*range(len(runs[name]))], **extra))
+    study(folder, arms, **changes)
+    for made, cells in zip(arms, runs.values(), strict=True):
+        p05 = made["target"] or (0.4 if made["role"] == "collapses" else 0.99)
+        for seed, accuracies in enumerate(cells):
             if accuracies:
-                cell(folder, own, seed, accuracies, p05=0.8 if role == "arm" else 0.99)
+                cell(folder, made["name"], seed, accuracies, p05=p05)
     return folder
 
 
@@ -142,20 +147,12 @@ def controlled(folder: Path, finals: Mapping[str, Sequence[float]], **changes: A
     """A whole study whose controls do what they must.
 
     finals: by target, the final accuracy of each seed; "dense" for the baseline. Every run starts
-    at 0.5 and stays at its final value; its realised p05 is its target.
+    at 0.5 and stays at its final value.
     """
-    arms = [arm("dense", "baseline", "dense")]
-    arms += [arm(f"p{key}", target=float(key)) for key in finals if key != "dense"]
-    arms.append(arm("starved", "collapses", "budget", budget=64, seeds=[0], correction="none"))
-    arms.append(arm("still", "flat", "dense", rate=0.0, seeds=[0]))
-    study(folder, arms, **changes)
-    for key, values in finals.items():
-        name, p05 = (key, 0.99) if key == "dense" else (f"p{key}", float(key))
-        for seed, value in enumerate(values):
-            cell(folder, name, seed, (0.5, value, value, value), p05=p05)
-    cell(folder, "starved", 0, (0.5, 0.2, 0.1, 0.0), p05=0.4)
-    cell(folder, "still", 0, (0.5, 0.5, 0.5, 0.5), p05=0.99)
-    return folder
+    names = {key: f"p{key} arm {key}" for key in finals} | {"dense": "dense baseline"}
+    runs = {names[key]: [(0.5, *[final] * 3) for final in own] for key, own in finals.items()}
+    controls = {"starved collapses": [(0.5, 0.2, 0.1, 0.0)], "still flat": [(0.5,) * 4]}
+    return ran(folder, runs | controls, **changes)
 
 
 def plan(study: Path, name: str, lengths: Sequence[int], budgets: Sequence[int]) -> None:

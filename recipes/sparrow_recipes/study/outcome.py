@@ -417,7 +417,7 @@ def _fixed(
         better=None if gap is None else exceeds(gap.value, gap.error, design.lag),
         worse=None if gap is None else exceeds(-gap.value, gap.error, design.lag),
         less={
-            "p05": less(planned.p05 and planned.p05.mean, fixed.p05 and fixed.p05.mean),
+            "p05": less(*(arm.p05.mean if arm.p05 else None for arm in (planned, fixed))),
             **{name: less(planned.rollout[name], fixed.rollout[name]) for name in costs},
         },
     )

@@ -215,7 +215,7 @@ def test_inconclusive_where_the_negative_control_moves(tmp_path: Path) -> None:
 
 
 def test_unfinished_cells_are_named_and_the_rest_is_judged(tmp_path: Path) -> None:
-    study = folders.ran(tmp_path, {"dense baseline": [UP, UP, ()], "p arm": [SAME, (), SAME]})
+    study = folders.ran(tmp_path, {"dense baseline": [UP, UP, ()], "p arm 0.8": [SAME, (), SAME]})
     folders.cell(study, "p", 1, (0.5, 0.6), status=None)
     found = concluded(study)
     text = incomplete(found)
@@ -231,7 +231,7 @@ def test_unfinished_cells_are_named_and_the_rest_is_judged(tmp_path: Path) -> No
 
 def test_a_diverged_cell_counts_with_nothing_in_the_fit(tmp_path: Path) -> None:
     """And without a second seed errors are said to be of the evaluations alone."""
-    study = folders.ran(tmp_path / "a", {"dense baseline": [UP], "p arm": [()]})
+    study = folders.ran(tmp_path / "a", {"dense baseline": [UP], "p arm 0.8": [()]})
     folders.cell(study, "p", 0, (0.5, 0.85), p05=0.8, status="diverged")
     found = concluded(study)
     assert [point.gap for point in found.points] == pytest.approx([0.0, 0.8])

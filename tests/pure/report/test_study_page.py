@@ -84,14 +84,6 @@ def test_figures_and_results_are_there_and_the_same_every_time(written: Path) ->
     assert {name: (written / name).read_text() for name in before} == before
 
 
-def test_open_ends_are_named(tmp_path: Path) -> None:
-    study = folders.controlled(tmp_path, {"dense": (0.9,) * 3, "0.8": (0.9,) * 3})
-    write_study(study)
-    found = json.loads((study / "results.json").read_text(encoding="utf-8"))["threshold"]
-    assert (found["value"], found["low"], found["open_below"]) == ("open below", "open below", 27)
-    assert found["high"] == pytest.approx(0.8)
-
-
 def test_a_study_that_has_not_begun_or_not_ended_is_reported(tmp_path: Path) -> None:
     study = folders.study(tmp_path, [folders.arm("dense", "baseline", "dense", seeds=[0, 1])])
     text = write_study(study).read_text(encoding="utf-8")

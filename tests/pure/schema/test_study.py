@@ -1,14 +1,13 @@
-"""The configuration of a study: which arms and trainings are refused, and the shipped files."""
+"""The configuration of a study: which arms and trainings are refused."""
 
 from pathlib import Path
 
 import pytest
 
 from sparrow.schema.errors import ConfigError
-from sparrow.schema.loading import load_config, save_resolved
+from sparrow.schema.loading import load_config
 from sparrow_recipes.study.config import StudyConfig
 
-CONFIGS = Path(__file__).parents[3] / "recipes/sparrow_recipes/configs/study"
 DENSE = '[[arms]]\nname = "dense"\nrole = "baseline"\n'
 TARGET = '[[arms]]\nname = "p"\ntarget = 0.86\n'
 TRAIN = """
@@ -31,7 +30,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def loaded(arms: str = DENSE + TARGET, *overrides: str) -> StudyConfig:
+def loaded(arms: str, *overrides: str) -> StudyConfig:
     Path("c.toml").write_text(arms + TRAIN)
     return load_config(StudyConfig, [Path("c.toml")], overrides)
 
@@ -45,16 +44,6 @@ def refused(key: str, arms: str, *overrides: str) -> None:
 
 def arm(name: str, *lines: str) -> str:
     return "\n".join(["[[arms]]", f'name = "{name}"', *lines, ""])
-
-
-def test_the_smallest_file_and_the_defaults() -> None:
-    config = loaded()
-    assert (config.name, config.dir, config.seeds, config.parallel) == ("study", None, (0, 1, 2), 1)
-    assert config.rates == (1e-4, 3e-5, 1e-5)
-    dense, sparse = config.arms
-    assert (dense.dense, dense.role, sparse.dense, sparse.role) == (True, "baseline", False, "arm")
-    outcome = config.outcome
-    assert (outcome.drop, outcome.length, outcome.lag, outcome.gain) == (0.10, 0.5, 2.0, 0.15)
 
 
 def test_refused_arms() -> None:
@@ -106,12 +95,3 @@ def test_refused_settings() -> None:
     ):
         key = setting.partition("=")[0]
         refused(key.rpartition(".")[0] or key, DENSE + TARGET, f"--{setting}")
-
-
-def test_the_shipped_files(tmp_path: Path) -> None:
-    assert {path.stem for path in CONFIGS.iterdir()} == {"small", "tiny"}
-    for name in ("small", "tiny"):
-        overrides = [f"--dir={tmp_path / 'study'}", "--parallel=3"]
-        config = load_config(StudyConfig, [CONFIGS / f"{name}.toml"], overrides)
-        assert load_config(StudyConfig, [save_resolved(config, tmp_path)]) == config
-        assert {each.role for each in config.arms} == {"baseline", "arm", "collapses", "flat"}
