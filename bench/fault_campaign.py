@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -37,21 +38,12 @@ def main() -> None:
     for part in PARTS:
         count = getattr(options, part)
         if count:
-            tries += run(part, count, options.seed, options.verb)
+            module = import_module(f"faults.{part}")
+            tries += module.run(count, options.seed, options.verb)
     print(table(tries))
     if options.out is not None:
         options.out.write_text(json.dumps(result(tries, options.seed, begun)) + "\n")
     sys.exit(bool(failures(tries)))
-
-
-def run(part: str, count: int, seed: int, verb: str | None) -> list[Try]:
-    from faults import damage, kills, rewards, settings
-
-    if part == "rewards":
-        return rewards.run(count)
-    if part == "kills":
-        return kills.run(count, seed, verb)
-    return {"settings": settings, "files": damage}[part].run(count, seed)
 
 
 def result(tries: list[Try], seed: int, begun: float) -> dict[str, object]:

@@ -5,7 +5,8 @@
         --bytes-per-s 3.35e12 --flops-per-s 989e12
 
 Prints how far predicted steps are from measured ones: of the shapes that were fitted, of each shape
-predicted from the others alone, of steps that were not fitted (`bench decode`), and of rollouts.
+predicted from the others alone, and of rollouts; predict_steps.py does so of steps that were not
+fitted (`sparrow bench decode`).
 
 The fit: least squares of the relative error, with constants that cannot be negative. One that comes
 out as zero costs nothing that these steps show. Constants are kept to four digits: more would say
@@ -19,15 +20,13 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from scipy.optimize import nnls
 
 from sparrow.bench import timing
@@ -49,7 +48,6 @@ from sparrow.models.spec import shape
 
 HERE = Path(__file__).parent
 TRACES = [HERE / f"2026-11-15-trace-{size}-h200.json" for size in ("1.7b", "4b", "8b", "14b")]
-OTHERS = [HERE / f"2026-11-15-decode{which}-h200.json" for which in ("", "-1024")]
 OUT = HERE.parent / "sparrow" / "calibrate" / "planning" / "machines" / "h200.json"
 NOTE = (
     "fitted to {}, in pages of 16 under the block-mean flow, one schedule for all rows of a step; "
@@ -58,13 +56,13 @@ NOTE = (
 ALONE = "; of one shape, so time of layers and of weights is not told apart: only for that shape"
 TOLERANCE = 0.10
 DIGITS = 4  # of fitted constants
-UNSTEADY = 1.03  # rounds of a point that differ by more are shown
 
 
 def main() -> None:
     options = _options()
     results = {_label(path): json.loads(path.read_text("utf-8")) for path in options.files}
     measured = {name: points(result) for name, result in results.items()}
+    shapes = sorted({f"{result['model']} ({result['dtype']})" for result in results.values()})
     machine = Hardware(
         name=options.name,
         bytes_per_s=options.bytes_per_s,
@@ -72,16 +70,14 @@ def main() -> None:
         memory=options.memory or int(min(result["memory"] for result in results.values())),
         reserve=cost.RESERVE,
         engine=fit([point for own in measured.values() for point in own]),
-        note=_note(results),
+        note=NOTE.format(", ".join(shapes)) + (ALONE if len(shapes) == 1 else ""),
         sources=tuple(results),
         command=shlex.join(["PYTHONPATH=.", "python", "bench/fit_hardware.py", *sys.argv[1:]]),
     )
     machine.save(options.out)
-    console = Console(width=140)
-    for table in _tables(machine, results, measured):
-        console.print(table)
-    _say_unsteady(console, results)
-    console.print(f"{options.out}: {machine.engine}", soft_wrap=True)
+    _print_errors(machine, measured)
+    _print_rollouts(machine, results)
+    print(f"\n{options.out}: {machine.engine}")
 
 
 def _options() -> argparse.Namespace:
@@ -93,20 +89,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--flops-per-s", type=float, help="in 16 bits, published")
     parser.add_argument("--memory", type=int, help="bytes (default: what the results ran with)")
     options = parser.parse_args()
-    told = ("out", "name", "bytes_per_s", "flops_per_s")
-    if options.files and None in (getattr(options, name) for name in told):
+    ours = {"out": OUT, "name": "h200", "bytes_per_s": cost.H200_BYTES_PER_S, "flops_per_s": 989e12}
+    missing = [name for name in ours if getattr(options, name) is None]
+    if options.files and missing:
         parser.error("files need --out, --name, --bytes-per-s and --flops-per-s of their machine")
-    for name, default in zip(told, (OUT, "h200", cost.H200_BYTES_PER_S, 989e12), strict=True):
-        if getattr(options, name) is None:
-            setattr(options, name, default)
+    vars(options).update({name: ours[name] for name in missing})
     options.files = options.files or TRACES
     return options
-
-
-def _note(results: dict[str, Any]) -> str:
-    shapes = sorted({f"{result['model']} ({result['dtype']})" for result in results.values()})
-    alone = ALONE if len(shapes) == 1 else ""
-    return NOTE.format(", ".join(shapes)) + alone
 
 
 def _label(path: Path) -> str:
@@ -244,97 +233,38 @@ def _point(given: dict[str, Any], reads: ByteModel, lengths: IntArray) -> Point:
     return Point(reads=reads, lengths=lengths, seconds=min(given["ms_step_rounds"]) / 1e3)
 
 
-# Tables: one function for each, a row of figures for each file or case.
+# What is printed: a line of figures for each file.
 
 
-def _tables(
-    machine: Hardware, results: dict[str, Any], measured: dict[str, list[Point]]
-) -> Iterator[Table]:
+def _print_errors(machine: Hardware, measured: dict[str, list[Point]]) -> None:
+    """Of the shapes that were fitted, and of each shape predicted from the others alone."""
     assert machine.engine is not None
-    yield _fitted(machine.engine, measured)
-    if len(measured) > 1:
-        yield _held_out(measured)
-    yield _rollouts(machine, results)
-    if machine.name == "h200":
-        yield _not_fitted(machine)
-
-
-def _fitted(times: EngineTimes, measured: dict[str, list[Point]]) -> Table:
-    return _errors(
-        "Steps that were fitted", {name: errors(times, own) for name, own in measured.items()}
-    )
-
-
-def _held_out(measured: dict[str, list[Point]]) -> Table:
-    found = {}
+    print("steps: number, median error, worst, lowest, highest, how many over 10 %")
     for name, own in measured.items():
+        print(f"{name}, fitted: {_figures(errors(machine.engine, own))}")
         rest = [point for other, ps in measured.items() if other != name for point in ps]
-        found[name] = errors(fit(rest), own)
-    return _errors("Steps of each shape, from the other shapes alone", found)
+        if rest:
+            print(f"{name}, from the others: {_figures(errors(fit(rest), own))}")
 
 
-def _errors(title: str, found: dict[str, Any]) -> Table:
-    headings = ("steps", "median", "worst", "lowest", "highest", f"over {TOLERANCE:.0%}")
-    table = _table(title, "file", *headings)
-    for name, error in found.items():
-        size = np.abs(error)
-        figures = (np.median(size), size.max(), error.min(), error.max())
-        over = str(int((size > TOLERANCE).sum()))
-        table.add_row(name, str(len(error)), *(f"{x:+.1%}" for x in figures), over)
-    return table
+def _figures(error: FloatArray) -> str:
+    size = np.abs(error)
+    shares = (np.median(size), size.max(), error.min(), error.max())
+    shown = " ".join(f"{share:+.1%}" for share in shares)
+    return f"{len(error)} {shown} {(size > TOLERANCE).sum()}"
 
 
-def _rollouts(machine: Hardware, results: dict[str, Any]) -> Table:
-    headings = ("dense s", "predicted", "sparse s", "predicted", "speed-up", "predicted", "error")
-    table = _table("Rollouts of the whole trace, summed from measured steps", "file", *headings)
+def _print_rollouts(machine: Hardware, results: dict[str, Any]) -> None:
+    print("\nrollouts of the whole trace, summed from measured steps; predicted ones in brackets")
     for name, result in results.items():
         whole, _ = traces(result)
         told = [row["seconds"] for row in result["rows"]]
-        found = [
-            cost.rollout_seconds(whole, StepModel(machine, reads)) for reads in reads_of(result)
-        ]
-        gain, expected = told[0] / told[1], found[0] / found[1]
-        pairs = (f"{x:.1f}" for pair in zip(told, found, strict=True) for x in pair)
-        last = (f"{gain:.3f}", f"{expected:.3f}", f"{expected / gain - 1:+.1%}")
-        table.add_row(name, *pairs, *last)
-    return table
-
-
-def _not_fitted(machine: Hardware) -> Table:
-    table = _table("Steps that were not fitted", "case", "measured ms", "predicted", "error")
-    for path in OTHERS:
-        result = json.loads(path.read_text("utf-8"))
-        for row in result["rows"]:
-            case = f"{row['batch']} x {row['context']} {row['schedule'] or 'dense'}"
-            expected = _decode_ms(machine, result["model"], row)
-            error = f"{expected / row['ms_step'] - 1:+.1%}"
-            table.add_row(case, f"{row['ms_step']:.3f}", f"{expected:.3f}", error)
-    return table
-
-
-def _decode_ms(machine: Hardware, model: str, row: dict[str, Any]) -> float:
-    """Mean over the steps of a case of `bench decode`, whose rows have equal lengths."""
-    reads = ByteModel(spec=shape(model), schedule=timing.schedule_named(row["schedule"]))
-    lengths = np.arange(row["context"] - row["steps"], row["context"]) + 1
-    steps = np.repeat(lengths[:, None], row["batch"], axis=1)
-    return float(StepModel(machine, reads)(steps).mean() * 1e3)
-
-
-def _table(title: str, first: str, *headings: str) -> Table:
-    table = Table(first, title=title)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
-
-
-def _say_unsteady(console: Console, results: dict[str, Any]) -> None:
-    for name, result in results.items():
-        for point in result["points"]:
-            rounds: Sequence[float] = point["ms_step_rounds"]
-            if max(rounds) > UNSTEADY * min(rounds):
-                shown = " and ".join(f"{each:.3f}" for each in rounds)
-                what = f"{point['who']}, {point['rows']} rows of {point['mean_length']:.0f}"
-                console.print(f"{name}: {what}: rounds of {shown} ms, the faster one counts")
+        models = [StepModel(machine, reads) for reads in reads_of(result)]
+        dense, sparse = (cost.rollout_seconds(whole, model) for model in models)
+        gain, expected = told[0] / told[1], dense / sparse
+        seconds = f"dense {told[0]:.1f} ({dense:.1f}) s, sparse {told[1]:.1f} ({sparse:.1f}) s"
+        speed_up = f"speed-up {gain:.3f} ({expected:.3f}, {expected / gain - 1:+.1%})"
+        print(f"{name}: {seconds}, {speed_up}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ python bench/plot_first.py
 
 import json
 from pathlib import Path
-from typing import Any
 
 from sparrow.report.calibration import cells_line
 from sparrow.report.page import Axis, Bar, BarGroup, Bars, Chart, Section, named_levels
@@ -17,15 +16,10 @@ OUT = HERE.parent / "docs/results/first.svg"
 SCHEDULE, BUDGET, TARGET = "qwen3-1.7b-0.86", 1024, 0.86
 
 
-def read(name: str) -> dict[str, Any]:
-    return json.loads((HERE / f"2026-11-15-{name}.json").read_text(encoding="utf-8"))
-
-
 def steps() -> Bars:
     """Dense beside the published schedule, as `sparrow bench decode` measured them."""
-    rows = {
-        (r["context"], r["schedule"]): r for r in read("decode-h200")["rows"] if r["batch"] == 32
-    }
+    found = json.loads((HERE / "2026-11-15-decode-h200.json").read_text(encoding="utf-8"))["rows"]
+    rows = {(row["context"], row["schedule"]): row for row in found if row["batch"] == 32}
     groups = []
     for context in (2048, 16_384, 32_768):
         dense, sparse = (rows[context, name]["ms_step"] for name in (None, SCHEDULE))

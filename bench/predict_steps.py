@@ -23,54 +23,41 @@ CASES = {
     "qwen3-8b": [(32, 8192), (24, 20480), (40, 10240)],
     "qwen3-14b": [(32, 8192), (16, 24576), (40, 10240)],
 }
+KEYS = ("model", "batch", "context", "schedule")
 
 
-def seconds(model: str, batch: int, context: int, schedule: str | None) -> float:
+def milliseconds(model: str, batch: int, context: int, schedule: str | None) -> float:
     reads = ByteModel(spec=SHAPES[model], schedule=schedule_named(schedule))
-    return float(StepModel(Hardware.load("h200"), reads)(np.full((1, batch), context))[0])
+    return 1e3 * float(StepModel(Hardware.load("h200"), reads)(np.full((1, batch), context))[0])
 
 
 def predict() -> list[dict[str, Any]]:
-    return [
-        {
-            "model": model,
-            "batch": batch,
-            "context": context,
-            "schedule": schedule,
-            "ms": 1e3 * seconds(model, batch, context, schedule),
-        }
-        for model, cases in CASES.items()
-        for batch, context in cases
+    cases = [
+        (model, *case, schedule)
+        for model, sizes in CASES.items()
+        for case in sizes
         for schedule in (None, f"{model}-0.86")
     ]
+    return [dict(zip(KEYS, case, strict=True)) | {"ms": milliseconds(*case)} for case in cases]
 
 
 def compare(predicted: Path, measured: list[Path]) -> None:
-    rows = json.loads(predicted.read_text())
+    expected = {
+        tuple(row[key] for key in KEYS): row["ms"] for row in json.loads(predicted.read_text())
+    }
     errors = []
-    for file in measured:
-        found = json.loads(file.read_text())
-        for row in found["rows"]:
-            near = [
-                one
-                for one in rows
-                if one["model"] == found["model"]
-                and one["schedule"] == row["schedule"]
-                and (one["batch"], one["context"]) == (row["batch"], row["context"])
-            ]
-            for one in near:
-                error = one["ms"] / row["ms_step"] - 1
-                errors.append(error)
-                place = f"{one['model']:11} {one['batch']:3} x {one['context']:6} {one['schedule']}"
-                print(
-                    f"{place}: predicted {one['ms']:.2f}, measured {row['ms_step']:.2f} ms, "
-                    f"{error:+.1%}"
-                )
-    worst = max(errors, key=abs)
-    within = sum(abs(error) <= 0.1 for error in errors)
+    for result in (json.loads(file.read_text()) for file in measured):
+        for row in result["rows"]:
+            case = (result["model"], row["batch"], row["context"], row["schedule"])
+            if case in expected:
+                errors.append(expected[case] / row["ms_step"] - 1)
+                place = f"{case[0]:11} {case[1]:3} x {case[2]:6} {case[3]}"
+                figures = f"predicted {expected[case]:.2f}, measured {row['ms_step']:.2f} ms"
+                print(f"{place}: {figures}, {errors[-1]:+.1%}")
+    size = np.abs(errors)
     print(
-        f"{len(errors)} cases, {within} within 10 %, median {np.median(np.abs(errors)):.1%}, "
-        f"worst {worst:+.1%}"
+        f"{len(errors)} cases, {(size <= 0.1).sum()} within 10 %, median {np.median(size):.1%}, "
+        f"worst {max(errors, key=abs):+.1%}"
     )
 
 

@@ -9,25 +9,18 @@ entries for `LAUNCHES` in sparrow/ops/kernels/layers.py.
 """
 
 import argparse
-import statistics
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 
 import torch
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from tuning import DEVICE, PAGE, compile_all, microseconds
 
 from sparrow import models, ops
 from sparrow.models.attention import PagedDecode
 from sparrow.ops.kernels.layers import LAUNCHES, PROCESSORS, Launch, launch_for, tile
 from sparrow.sparse.rule import Rule
 
-SHAPE, PAGE, CONTEXT = "qwen3-1.7b", 16, 128
-REPLAYS = 30
+SHAPE, CONTEXT = "qwen3-1.7b", 128
 SHARED_BYTES = 227 << 10
 # product -> op, width of the result, depth
 PRODUCTS = {
@@ -40,38 +33,34 @@ PRODUCTS = {
 
 
 class Step:
-    """A decode step of random tokens over a random cache, by itself or as a graph."""
+    """A decode step of random tokens over a random cache."""
 
-    def __init__(self, model: models.Decoder, batch: int, context: int) -> None:
-        spec, device = model.spec, model.device
-        rule, width = Rule(), -(-context // PAGE)
-        fields = (
-            *ops.kv_fields(PAGE, spec.head_size, model.dtype),
-            *rule.fields(page=PAGE, head_size=spec.head_size, dtype=model.dtype),
-        )
-        self.model = model
+    def __init__(self, batch: int, layers: int | None = None) -> None:
+        given = {} if layers is None else {"layers": layers}
+        self.model = models.random(SHAPE, dtype=torch.bfloat16, device="cuda", **given)
+        spec, self.rule, width = self.model.spec, Rule(), -(-CONTEXT // PAGE)
+        sizes = {"page": PAGE, "head_size": spec.head_size, "dtype": torch.bfloat16}
+        fields = (*ops.kv_fields(*sizes.values()), *self.rule.fields(**sizes))
         self.cache = ops.PageCache(
             layers=spec.layers,
             kv_heads=spec.kv_heads,
             page=PAGE,
             pages=batch * width,
             page_fields=fields,
-            device=device,
+            device=DEVICE,
         )
-        draw = torch.Generator(device).manual_seed(batch)
+        torch.manual_seed(batch)
         for layer in range(spec.layers):
             for field in fields:
-                self.cache.field(field.name, layer).normal_(generator=draw)
-        table = torch.randperm(batch * width, generator=draw, device=device)
-        self.table_BM = table.view(batch, width).int()
-        self.lengths_B = torch.full((batch,), context, device=device)
+                self.cache.field(field.name, layer).normal_()
+        self.table_BM = torch.randperm(batch * width, device=DEVICE).view(batch, width).int()
+        self.lengths_B = torch.full((batch,), CONTEXT, device=DEVICE)
         self.positions_B = self.lengths_B - 1
-        self.rule = rule
-        self.ids_B = torch.randint(spec.vocabulary, (batch,), generator=draw, device=device)
-        self.seeds_B = torch.arange(batch, device=device)
-        self.temperature_B = torch.ones(batch, device=device)
+        self.ids_B = torch.randint(spec.vocabulary, (batch,), device=DEVICE)
+        self.seeds_B = torch.arange(batch, device=DEVICE)
+        self.temperature_B = torch.ones(batch, device=DEVICE)
 
-    def run(self) -> tuple[Tensor, ops.Draws]:
+    def run(self) -> ops.Draws:
         last = self.table_BM[:, -1].long()
         attention = PagedDecode(
             cache=self.cache,
@@ -81,31 +70,11 @@ class Step:
             rule=self.rule,
         )
         logits_BV = self.model.logits(self.model(self.ids_B, self.positions_B, attention))
-        return logits_BV, ops.sample(logits_BV, self.seeds_B, self.seeds_B, self.temperature_B)
+        return ops.sample(logits_BV, self.seeds_B, self.seeds_B, self.temperature_B)
 
-    def capture(self) -> torch.cuda.CUDAGraph:
-        self.run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.run()
-        return graph
-
-
-def milliseconds(graph: torch.cuda.CUDAGraph, replays: int = REPLAYS) -> float:
-    """The median replay. Two in a row are timed, so that the graph's own launch hides."""
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        start, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
-        start.record()
-        graph.replay()
-        middle.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(middle.elapsed_time(end))
-    return statistics.median(times)
+    def milliseconds(self, rounds: int = 30) -> float:
+        """Two steps are in a graph, so that its own launch hides."""
+        return microseconds(self.run, self.run, rounds=rounds) / 1e3
 
 
 def key_of(name: str, tokens: int) -> tuple[str, int, int, int]:
@@ -126,23 +95,15 @@ def sweep(name: str, tokens: int) -> Iterator[Launch]:
                 yield Launch(columns=columns, depth=step, splits=splits, warps=warps, stages=stages)
 
 
-def compile_share(tokens: int, worker: int, workers: int) -> None:
-    """Compile a share of the candidates by running them, in a model of one layer."""
-    model = models.random(SHAPE, dtype=torch.bfloat16, device="cuda", layers=1)
-    step = Step(model, tokens, CONTEXT)
+def compile_share(tokens: int, share: slice) -> None:
+    """In a process of its own: compile candidates by running them, in a model of one layer."""
+    step = Step(tokens, layers=1)
     candidates = [(name, launch) for name in PRODUCTS for launch in sweep(name, tokens)]
-    for name, launch in candidates[worker::workers]:
-        LAUNCHES[key_of(name, tokens)] = launch
-        step.run()
-        del LAUNCHES[key_of(name, tokens)]
-
-
-def compile_all(tokens: int, workers: int) -> None:
-    command = [sys.executable, __file__, "--tokens", str(tokens), "--workers", str(workers)]
-    running = [subprocess.Popen([*command, "--worker", str(worker)]) for worker in range(workers)]
-    faults = sum(process.wait() != 0 for process in running)
-    count = sum(1 for name in PRODUCTS for _ in sweep(name, tokens))
-    print(f"compiled {count} launches; {faults} of {workers} workers failed", flush=True)
+    with torch.inference_mode():
+        for name, launch in candidates[share]:
+            LAUNCHES[key_of(name, tokens)] = launch
+            step.run()
+            del LAUNCHES[key_of(name, tokens)]
 
 
 def tune(step: Step, name: str, tokens: int) -> None:
@@ -151,7 +112,7 @@ def tune(step: Step, name: str, tokens: int) -> None:
     times = {}
     for launch in {launch_for(*key), *sweep(name, tokens)}:
         LAUNCHES[key] = launch
-        times[launch] = milliseconds(step.capture(), 7)
+        times[launch] = step.milliseconds(7)
     ranked = sorted(times, key=times.__getitem__)
     for launch in ranked[:5]:
         print(f"{name:8} T={tokens}: {times[launch]:.4f} ms  {launch}", flush=True)
@@ -163,19 +124,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--workers", type=int, default=14)
-    parser.add_argument("--worker", type=int)
     arguments = parser.parse_args()
-    if arguments.worker is not None:
-        compile_share(arguments.tokens, arguments.worker, arguments.workers)
-        return
-    compile_all(arguments.tokens, arguments.workers)
-    step = Step(
-        models.random(SHAPE, dtype=torch.bfloat16, device="cuda"), arguments.tokens, CONTEXT
-    )
-    print(f"before: {milliseconds(step.capture()):.4f} ms", flush=True)
+    shares = [slice(n, None, arguments.workers) for n in range(arguments.workers)]
+    compile_all(compile_share, [(arguments.tokens, share) for share in shares], arguments.workers)
+    step = Step(arguments.tokens)
+    print(f"before: {step.milliseconds():.4f} ms", flush=True)
     for name in PRODUCTS:
         tune(step, name, arguments.tokens)
-    print(f"after: {milliseconds(step.capture()):.4f} ms")
+    print(f"after: {step.milliseconds():.4f} ms")
     for key, launch in LAUNCHES.items():
         print(f"    {key}: {launch},".replace("'", '"'))
 

@@ -7,50 +7,36 @@ launches counts and Python does not. Starred lines are what the package uses. Th
 are tuned by bench/tune_flows.py.
 """
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from itertools import product
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from tuning import DEVICE, KV_HEADS, PAGE, constants, microseconds, print_best
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from sparrow import ops
-from sparrow.bench import timing
 from sparrow.ops.kernels import pages as page_kernels
 from sparrow.ops.kernels import sampling
 
-ROWS, KV_HEADS, PAGE = 32, 8, 16
+ROWS = 32
 BUDGET = 4096
 VOCABULARY = 151_936
-CALLS, ROUNDS = 20, 15
+CALLS = 20  # in a graph
 
 
-def microseconds(call: Callable[[], object]) -> float:
-    """Time of one call among CALLS in a graph, the median of ROUNDS replays."""
-    case = timing.Case(names={}, bytes=1, calls=[call] * CALLS)
-    return timing.measure([case], torch.device("cuda"), replays=1, rounds=ROUNDS)[0]["us"]
+class Warps(NamedTuple):
+    """How a row is selected."""
+
+    warps: int
 
 
-@contextmanager
-def settings(module: ModuleType, **values: Any) -> Iterator[bool]:
-    """The module with other constants; tells whether they are the ones it has anyway."""
-    old = {name: getattr(module, name) for name in values}
-    for name, value in values.items():
-        setattr(module, name, value)
-    try:
-        yield old == values
-    finally:
-        for name, value in old.items():
-            setattr(module, name, value)
+class Blocks(NamedTuple):
+    """How a row is sampled."""
 
-
-def line(name: str, setting: str, star: bool, time: float, bytes_read: int = 0) -> str:
-    speed = f"{bytes_read / time / 1e6:8.2f}" if bytes_read else " " * 8
-    return f"{name:<32} {setting:<34} {'*' if star else ' '} {time:9.2f} {speed}"
+    chunk: int
+    sum_warps: int
+    draw_warps: int
 
 
 def expected_of(op: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -58,55 +44,49 @@ def expected_of(op: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return op(*arguments, **options)
 
 
-def tune_select(pages: int, budget: int, kind: str) -> Iterator[str]:
-    scores = torch.randn(ROWS, KV_HEADS, pages, device="cuda")
-    lengths = torch.full((ROWS,), pages * PAGE - 3, device="cuda", dtype=torch.int32)
-    budgets = torch.full_like(lengths, budget)
-    arguments = (scores, lengths, budgets)
+def tune_select(pages: int, budget: int) -> None:
+    print(f"\nselect, {ROWS} rows, {pages} pages, budget {budget}")
+    scores = torch.randn(ROWS, KV_HEADS, pages, device=DEVICE)
+    lengths = torch.full((ROWS,), pages * PAGE - 3, device=DEVICE, dtype=torch.int32)
+    arguments = (scores, lengths, torch.full_like(lengths, budget))
     options = {"page": PAGE, "width": min(pages, budget // PAGE + 1)}
     expected = expected_of(ops.select_pages, *arguments, **options)
-    chosen = page_kernels.warps_of(pages)
+    call, times = partial(page_kernels.select_pages, *arguments, **options), {}
+    own = Warps(page_kernels.warps_of(pages))
     for warps in (1, 2, 4, 8, 16):
-        if not 2 <= pages // (32 * warps) <= 64:
-            continue
-        with settings(page_kernels, warps_of=lambda _, warps=warps: warps):
-            lists = page_kernels.select_pages(*arguments, **options)
-            assert all(torch.equal(*pair) for pair in zip(lists, expected, strict=True))
-            time = microseconds(lambda: page_kernels.select_pages(*arguments, **options))
-        yield line(f"select, {pages} pages, {kind}", f"warps {warps}", warps == chosen, time)
+        if 2 <= pages // (32 * warps) <= 64:
+            with constants(page_kernels, warps_of=lambda _, warps=warps: warps):
+                assert all(torch.equal(*pair) for pair in zip(call(), expected, strict=True))
+                times[Warps(warps)] = microseconds(*[call] * CALLS)
+    print_best(times, own, scores.nbytes / 1e12, "TB/s")
 
 
-def tune_sample(rows: int) -> Iterator[str]:
-    logits = torch.randn(rows, VOCABULARY, device="cuda") * 3
-    index, ones = torch.arange(rows, device="cuda"), torch.ones(rows, device="cuda")
+def tune_sample(rows: int) -> None:
+    print(f"\nsample, {rows} rows")
+    logits = torch.randn(rows, VOCABULARY, device=DEVICE) * 3
+    index, ones = torch.arange(rows, device=DEVICE), torch.ones(rows, device=DEVICE)
     arguments = (logits, index, index, ones)
     expected = expected_of(ops.sample, *arguments)
-    for chunk, first, second in product((1024, 2048, 4096, 8192), (4, 8), (4, 8, 16)):
+    call, times = partial(sampling.sample, *arguments), {}
+    own = Blocks(sampling.CHUNK, sampling.SUM_WARPS, sampling.DRAW_WARPS)
+    for blocks in map(Blocks._make, product((1024, 2048, 4096, 8192), (4, 8), (4, 8, 16))):
+        chunk, first, second = blocks
         if chunk // first > 1024 or not 128 <= chunk // second <= 1024:
             continue
-        with settings(sampling, CHUNK=chunk, SUM_WARPS=first, DRAW_WARPS=second) as star:
-            draws = sampling.sample(*arguments)
+        with constants(sampling, CHUNK=chunk, SUM_WARPS=first, DRAW_WARPS=second):
+            draws = call()
             torch.testing.assert_close(draws.entropies, expected.entropies, atol=1e-4, rtol=1e-4)
             assert (draws.tokens == expected.tokens).float().mean() > 0.9  # rounding moves few
-            time = microseconds(lambda: sampling.sample(*arguments))
-        setting = f"chunk {chunk} warps {first}, {second}"
-        yield line(f"sample, {rows} rows", setting, star, time, 4 * logits.numel())
-
-
-def main() -> None:
-    torch.manual_seed(0)
-    lines: list[str] = []
-    for pages in (128, 256, 1024, 2048):
-        # A budget that keeps all looks at no score; short rows get a smaller one as well.
-        lines += tune_select(pages, BUDGET, f"budget {BUDGET}")
-        if pages * PAGE <= BUDGET:
-            lines += tune_select(pages, 1024, "budget 1024")
-    for rows in (16, 32):
-        lines += tune_sample(rows)
-    print(torch.cuda.get_device_name(), "rows", ROWS, "KV heads", KV_HEADS)
-    print(f"{'what':<32} {'setting':<34}   {'us':>9} {'TB/s':>8}")
-    print("\n".join(lines))
+            times[blocks] = microseconds(*[call] * CALLS)
+    print_best(times, own, logits.nbytes / 1e12, "TB/s")
 
 
 if __name__ == "__main__":
-    main()
+    torch.manual_seed(0)
+    print(torch.cuda.get_device_name())
+    for pages in (128, 256, 1024, 2048):
+        # A budget that keeps all looks at no score; short rows get a smaller one as well.
+        for budget in (BUDGET, 1024) if pages * PAGE <= BUDGET else (BUDGET,):
+            tune_select(pages, budget)
+    for rows in (16, 32):
+        tune_sample(rows)

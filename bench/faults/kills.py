@@ -21,61 +21,22 @@ Kill = tuple[str, bool]  # when, and whether a process is left
 SHARES = {"train": 0.4, "calibrate": 0.3, "study": 0.2, "demo": 0.1}
 FEW = 10  # below, only the first two verbs are killed
 LONGEST = 900.0  # seconds that a run may take to its end
-TRAIN = """
-model = {name = "tiny", device = "cpu"}
-data = {task = "assignments", length = 100, first = 10000}
-rollout = {prompts = 2, samples = 2, max_tokens = 48, max_prompt = 64, attention = {budget = 48}}
-batch = {tokens = 8192, recompute = false}
-validation = {every = 3, rows = 2}
-run = {steps = 6, save_every = 1, tensorboard = false}
-"""
+HERE = Path(__file__).parent
+TRAIN, STUDY = HERE / "train.toml", HERE / "study.toml"
 CALIBRATE = (
     "calibrate tiny --task assignments --length 100 --max-tokens 64 -b 64 -b 96 --bin 64 "
     "-n 8 --first-round 4 --layer-groups 2 --no-plots"
 )
-STUDY = """
-name = "little"
-seeds = [0]
-rates = [3e-4]
-parallel = 2
-arms = [{name = "dense", role = "baseline"}, {name = "p05-0.86", target = 0.86}]
-surface = {bin = 32, prompts = 8, budgets = [64, 96]}
-outcome = {gain = -1.0}
-probe = {prompts = 4}
-[train]
-model = {name = "tiny", device = "cpu"}
-data = {task = "assignments", length = 100}
-rollout = {prompts = 2, samples = 4, max_tokens = 80, max_prompt = 64}
-batch = {tokens = 8192, recompute = false}
-gate = {mode = "warn", sample = 4, bin = 32}
-validation = {every = 1, rows = 4}
-run = {steps = 2, save_every = 1, keep = 1, rollouts = 0, tensorboard = false}
-"""
 
 
 class Verb(NamedTuple):
-    """words: of the command, for a folder; results: what must be equal however it was killed."""
+    """command: whose folder is to follow; results: what must be equal however it was killed."""
 
-    words: Callable[[Path], list[str]]
+    command: str
     results: Callable[[Path], Any]
 
-
-def train_words(folder: Path) -> list[str]:
-    (folder / "train.toml").write_text(TRAIN, encoding="utf-8")
-    return ["train", str(folder / "train.toml"), f"--run.dir={folder / 'run'}"]
-
-
-def calibrate_words(folder: Path) -> list[str]:
-    return [*CALIBRATE.split(), "-o", str(folder / "run")]
-
-
-def study_words(folder: Path) -> list[str]:
-    (folder / "study.toml").write_text(STUDY, encoding="utf-8")
-    return ["study", str(folder / "study.toml"), f"--dir={folder / 'run'}"]
-
-
-def demo_words(folder: Path) -> list[str]:
-    return ["demo", "--out", str(folder / "run")]
+    def words(self, folder: Path) -> list[str]:
+        return f"{self.command}{folder / 'run'}".split()
 
 
 def _metrics(run: Path) -> Any:
@@ -94,24 +55,21 @@ def _surface(folder: Path) -> Any:
     return {k: v for k, v in data.items() if k not in ("created", "command", "digest")}
 
 
+def _study(run: Path) -> Any:
+    cells = [_metrics(cell) for cell in sorted((run / "cells").iterdir())]
+    return _surface(run / "calibration"), cells
+
+
+def _demo(run: Path) -> Any:
+    page = (run / "report.html").exists()
+    return _surface(run / "calibration"), _metrics(run / "train"), page
+
+
 VERBS = {
-    "train": Verb(train_words, lambda folder: _metrics(folder / "run")),
-    "calibrate": Verb(calibrate_words, lambda folder: _surface(folder / "run")),
-    "study": Verb(
-        study_words,
-        lambda folder: (
-            [_surface(folder / "run" / "calibration")]
-            + [_metrics(cell) for cell in sorted((folder / "run" / "cells").iterdir())]
-        ),
-    ),
-    "demo": Verb(
-        demo_words,
-        lambda folder: (
-            _surface(folder / "run" / "calibration"),
-            _metrics(folder / "run" / "train"),
-            (folder / "run" / "report.html").exists(),
-        ),
-    ),
+    "train": Verb(f"train {TRAIN} --run.dir=", _metrics),
+    "calibrate": Verb(f"{CALIBRATE} -o ", _surface),
+    "study": Verb(f"study {STUDY} --dir=", _study),
+    "demo": Verb("demo --out ", _demo),
 }
 
 
@@ -135,7 +93,7 @@ def _kill_verb(
     code, said = _to_the_end(verb, whole)
     if code:
         raise RuntimeError(f"{name} does not run: {said[-2000:]}")
-    seconds, results, turn = time.monotonic() - begun, verb.results(whole), 0
+    seconds, results, turn = time.monotonic() - begun, verb.results(whole / "run"), 0
     print(f"{name}: {seconds:.0f} s without a kill", flush=True)
     while wanted > 0:
         folder = place / f"turn-{turn}"
@@ -202,7 +160,7 @@ def _compared(verb: Verb, folder: Path, results: Any) -> tuple[str, str]:
         return "hang", said
     if "Traceback" in said or code:
         return "traceback", f"exit code {code}: {said[-1500:]}"
-    if verb.results(folder) != results:
+    if verb.results(folder / "run") != results:
         return "differs", "other results than without a kill"
     left = [str(path) for path in (folder / "run").rglob(".*.unfinished")]
     return ("differs", f"left: {left}") if left else ("resumed", "")

@@ -22,6 +22,11 @@ class Try(NamedTuple):
     detail: str = ""
 
 
+def written_out(text: str | list[tuple[str, int]]) -> str:
+    """A text of a TOML file: as it is, or in parts with how often each is repeated."""
+    return text if isinstance(text, str) else "".join(part * count for part, count in text)
+
+
 class _Hang(BaseException):
     """Raised by the alarm, past everything that catches exceptions."""
 
@@ -61,8 +66,6 @@ def table(tries: Sequence[Try]) -> str:
         groups.setdefault((one.part, one.kind), []).append(one)
     for (part, kind), members in groups.items():
         rows.append(_row(part, kind, members))
-    for part in dict.fromkeys(one.part for one in tries):
-        rows.append(_row(f"**{part}**", "all", [one for one in tries if one.part == part]))
     return "\n".join([*rows, _row("**all**", "", tries)])
 
 

@@ -6,87 +6,19 @@ import tomllib
 from pathlib import Path
 from textwrap import indent
 
-from faults.outcomes import Progress, Try
+from faults.outcomes import Progress, Try, written_out
 from support.leftovers import gone, marking
 
 from sparrow.tasks.base import Example
 from sparrow.tasks.judging import Judges
 
 DEADLINE = 2.0
-HEAD = """
-import ctypes, gc, json, os, pickle, resource, signal, socket, subprocess, sys, threading, time
-
-def fds():
-    return [fd for fd in range(3, 256) if os.path.lexists(f"/proc/self/fd/{fd}")]
-
-def write(data):
-    for fd in fds():
-        try:
-            os.write(fd, data)
-        except OSError:
-            pass
-
-def number():
-    "The number of the question that is being answered, found in the frames above."
-    frame = sys._getframe()
-    while frame is not None:
-        question = frame.f_locals.get("question")
-        if isinstance(question, dict) and "id" in question:
-            return question["id"]
-        frame = frame.f_back
-    return "unknown"
-
-def forged(score=1.0, number="0" * 32):
-    answer = {"score": score, "acc": score, "reason": "forged"}
-    return json.dumps({"id": number, "answer": answer}).encode() + b"\\n"
-
-def compute_score(data_source, solution_str, ground_truth, extra_info):
-    if solution_str == "hostile":
-        return act()
-    return float(solution_str == ground_truth)
-
-"""
-ACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-TEXTS = [
-    r"\boxed{9^{9^{9^{9}}}}",
-    r"\boxed{" + "9**" * 300 + "9}",
-    r"\boxed{" + "(" * 450 + ")" * 450 + "}",
-    r"\boxed{" + r"\frac{1}{" * 100 + "1" + "}" * 100 + "}",
-    r"\boxed{" + r"\sqrt{" * 150 + "2" + "}" * 150 + "}",
-    r"\boxed{__import__('os').system('true')}",
-    r"\boxed{\text{__import__('os')._exit(1)}}",
-    "__import__('os')._exit(1)",
-    r"\boxed{" + "x" * 1000 + "}",
-    r"\boxed{\int_0^1 x^{x^{x}} dx}",
-    r"\boxed{\sum_{n=1}^{10^{100}} n!}",
-    r"\boxed{10^{10^{10}}!}",
-    r"\boxed{\lim_{x \to 0} \frac{1}{x}}",
-    r"\boxed{\begin{pmatrix}" + "1 & " * 200 + r"1\end{pmatrix}}",
-    "\x00\x1b[2J\\boxed{42}\x00",
-    "\ud800\\boxed{42}",
-    r"\boxed{" * 2000,
-    "}" * 5000,
-    "",
-    "4" * 1_000_000,
-    r"\boxed{\{" + ",".join(map(str, range(300))) + r"\}}",
-    r"\boxed{1/0}",
-    r"\boxed{x = y = z = 0}",
-    r"\boxed{\mathrm{e}^{i\pi}}",
-    r"\boxed{nan}",
-    r"\boxed{\infty}",
-    r"\boxed{\binom{10^9}{5 \cdot 10^8}}",
-    r"\boxed{\prod_{k=1}^{10^9} k}",
-    r"\boxed{\left(" + "((((x+1)^9)^9)^9)^9" + r"\right)}",
-    r"\boxed{0." + "3" * 20_000 + "}",
-    r"\boxed{\sin(\sin(\sin(\sin(10^{30}))))}",
-    r"\boxed{\def\x{\x\x}\x}",
-    r"\boxed{\input{/etc/passwd}}",
-    r"\boxed{" + r"\sqrt[9]{9^{9}}+" * 300 + "1}",
-    r"\boxed{\unicode{x34}\phantom{2}}",
-]
+DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+ACTS = DATA["acts"]
+TEXTS = [*map(written_out, DATA["texts"]), "\ud800\\boxed{42}"]
 
 
-def run(count: int) -> list[Try]:
+def run(count: int, seed: int, verb: str | None) -> list[Try]:
     """So many hostile rewards and texts: acts in a pid namespace and without, then mathematics."""
     progress = Progress("rewards", count)
     acts = [(name, namespace) for name in ACTS for namespace in (True, False)]
@@ -116,7 +48,7 @@ def _act(name: str, namespace: bool) -> tuple[str, str]:
     """
     with tempfile.TemporaryDirectory() as folder, marking() as mark:
         file = Path(folder) / "reward.py"
-        file.write_text(f"{HEAD}\ndef act():\n{indent(ACTS[name], ' ' * 4)}\n")
+        file.write_text(f"{DATA['head']}\ndef act():\n{indent(ACTS[name], ' ' * 4)}\n")
         limits = {"memory": 1 << 30, "namespace": namespace}
         with Judges(f"{file}:compute_score", 1, DEADLINE, **limits) as judge:
             for _ in range(2):

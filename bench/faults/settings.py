@@ -5,56 +5,29 @@ import io
 import random
 import re
 import tempfile
+import tomllib
+from pathlib import Path
 from typing import Any
 
-from faults.outcomes import Progress, Try, attempt
+from faults.outcomes import Progress, Try, attempt, written_out
 
 from sparrow.cli import main
 from sparrow.schema.base import Record
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.loading import load_config
 from sparrow.schema.options import fields_of
-from sparrow.schema.study import StudyConfig
 from sparrow.schema.train import TrainConfig
-from sparrow.schema.warmup import WarmupConfig
 from sparrow.tasks import PUZZLES
+from sparrow_recipes.study.config import StudyConfig
+from sparrow_recipes.warmup.config import WarmupConfig
 
 PROMPT = PUZZLES["assignments"].row(0, 100).prompt
 SECONDS = 20.0
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")  # not colours
-VALUES = [
-    "0", "-1", "1", "100000000", "1000000000000", "1" + "0" * 30, "9" * 5000, "1e308", "-1e308",
-    "1e-308", "nan", "inf", "0.5", "true", "''", "x", "x" * 20000, "\x1b[2J\x07", "../../../x", ".",
-    "..", "/", "[]", "[" * 5000 + "]" * 5000, "{}", "{a=1}", "[1, 'x']", "2026-01-01", "\x00",
-    "\ud800", "$(touch pwned)", "os:system", "a:b", "__import__('os')", "cuda:99", "%s%n", "☃",
-]  # fmt: skip
+DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+VALUES = [*map(written_out, DATA["values"]), "\ud800"]
 OPTIONS = [
-    ("calibrate tiny --task assignments -n {}", ["0", "-1", "1000000000000", "x", "nan"]),
-    ("calibrate tiny --task assignments --length {}", ["0", "-1", "1000000000000", "9" * 400]),
-    ("calibrate tiny --task assignments -n 1 -b {}", ["0", "-5", "1000000000000", "x", "1"]),
-    ("calibrate tiny --task assignments -n 1 --temperature {}", ["0", "-1", "nan", "1e400"]),
-    ("calibrate tiny --task {}", ["", "x", "gym/x", "../x", "\x1b[2J", "x" * 9999]),
-    ("calibrate tiny --rows {}", ["/", "/dev/null", "nowhere.jsonl", "/etc/passwd", "\x00"]),
-    ("calibrate {} --task assignments", ["", ".", "/", "/dev/null", "a/b/c", "x" * 9999, "\x1b"]),
-    ("calibrate tiny --texts {}", ["/", "/dev", "nowhere", ""]),
-    ("calibrate tiny --ids {}", ["/dev/null", "/etc/passwd", "."]),
-    ("eval tiny -t assignments -l {} -n 1", ["0", "-1", "1000000000000", "x"]),
-    ("eval tiny -t assignments -l 100 -n {}", ["0", "-1", "1000000000000"]),
-    ("eval tiny -t assignments -l 100 -n 1 --samples {}", ["0", "-1", "1000000000000"]),
-    ("eval tiny -t assignments -l 100 -n 1 --window {}", ["0", "-1", "17", "1000000000000"]),
-    ("eval tiny -t assignments -l 100 -n 1 --schedule {}", ["x", "/", "/dev/null", "x.json"]),
-    ("eval tiny -t assignments -l 100 -n 1 --budget 64 --flow {}", ["x", "os:system", "x.py", ":"]),
-    ("eval {}", ["", "/", "nowhere", "../x"]),
-    ("plan {}", ["/", "/dev/null", "/etc/passwd", "nowhere.json", "\x1b.json"]),
-    ("report {}", ["/", "/dev/null", "nowhere", "."]),
-    ("replay {}", ["/", "/dev/null", "nowhere", "."]),
-    ("puzzle assignments --length {}", ["0", "-1", "1000000000000", "x"]),
-    ("puzzle {}", ["", "x", "\x1b[2J"]),
-    ("presets {}", ["", "x", "\x1b[2J", "qwen3-1.7b-0.86"]),
-    ("train {} --dry-run", ["/", "/dev/null", "nowhere.toml", "\x1b.toml"]),
-    ("study {} --dry-run", ["/", "/dev/null", "nowhere.toml"]),
-    ("bench decode --batch {}", ["0", "-1", "x"]),
-    ("flow check {}", ["x", "os:system", "nowhere.py", "/dev/null", ""]),
+    (form, value) for form, own in DATA["options"].items() for value in map(written_out, own)
 ]
 
 
@@ -67,16 +40,15 @@ def keys_of(section: Any, above: str = "") -> list[str]:
     return keys
 
 
-def run(count: int, seed: int) -> list[Try]:
+def run(count: int, seed: int, verb: str | None) -> list[Try]:
     """So many, in a folder of their own, in which some write."""
     with tempfile.TemporaryDirectory(prefix="settings-") as place, contextlib.chdir(place):
-        return _run(count, seed)
+        return _try_all(count, seed)
 
 
-def _run(count: int, seed: int) -> list[Try]:
+def _try_all(count: int, seed: int) -> list[Try]:
     """Two thirds are settings of configurations, the others options of verbs."""
     rng, progress = random.Random(seed), Progress("settings", count)
-    options = [(form, value) for form, values in OPTIONS for value in values]
     roots: list[tuple[list[str], type[Record]]] = [
         (["train", "tiny", "--dry-run"], TrainConfig),
         (["train", "tiny", "--dry-run"], TrainConfig),
@@ -86,7 +58,7 @@ def _run(count: int, seed: int) -> list[Try]:
     ]
     for number in range(count):
         if number % 3 == 2:
-            form, value = rng.choice(options)
+            form, value = rng.choice(OPTIONS)
             words = [value if word == "{}" else word for word in form.split()]
             progress.add(f"options of {words[0]}", *_tried(words))
         else:

@@ -7,41 +7,36 @@ of `tiny` in docs/calibrate.md found best. Each stage finds what is there alread
 """
 
 import shutil
-from collections.abc import Callable
+import sys
+import time
+import tomllib
+import webbrowser
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from rich.text import Text
 
 from sparrow import __version__, api
-from sparrow.dataflow.prompts import of_task
-from sparrow.engine.answer import Session
+from sparrow.cli.output import console, counting, going_on, plain, write
 from sparrow.files import (
     FolderLock,
-    Json,
     read_document,
     read_lines,
     refuse_links,
     remove_unfinished,
     write_document,
 )
-from sparrow.models import load
+from sparrow.schema.base import Record
 from sparrow.schema.bench import Speed
-from sparrow.schema.common import AttentionConfig, GenerateConfig, GenerateSampling, ModelConfig
-from sparrow.schema.schedule import Schedule
+from sparrow.schema.options import option
+from sparrow.schema.plan import PlanFile
+from sparrow.schema.run_folder import MODEL as MODEL_FOLDER
 from sparrow.schema.surface import Surface
-from sparrow.schema.train import (
-    BatchConfig,
-    GateConfig,
-    RateConfig,
-    RolloutConfig,
-    RowsConfig,
-    TrainConfig,
-    TrainModelConfig,
-    TrainRunConfig,
-    ValidationConfig,
-)
-from sparrow.schema.types import Progress
+from sparrow.schema.train import TrainConfig
+from sparrow.schema.types import Directory
 from sparrow.tasks import PUZZLES
-from sparrow_recipes import dense_sparse
 
 MODEL, TASK = "tiny", "assignments"
 TARGET = 0.86
@@ -54,6 +49,15 @@ STEPS = 12
 GROUPS, SAMPLES = 4, 8  # prompts of a step, answers to each
 HELD_OUT = 48  # puzzles that are answered before and after, twice each
 LONG, LONG_BUDGET, LONG_ROWS = 8192, 1024, 16  # decode steps that are timed
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+NUMBERS = 3  # of the page that are also printed
+
+
+class DemoConfig(Record):
+    """`sparrow demo`."""
+
+    out: Directory = option(Path("runs/demo"), "Folder for everything that it measures.")
+    fresh: bool = option(False, "Begin anew; otherwise it goes on from what is there.")
 
 
 class Place:
@@ -64,31 +68,55 @@ class Place:
         self.surface = self.calibration / "surface.json"
         self.schedule = self.calibration / "schedule.json"
         self.plan = self.calibration / "plan.json"
-        self.model = self.train / "model"
         self.speed, self.page = folder / "speed.json", folder / "report.html"
         self.about = folder / "demo.json"
 
 
+def demo(
+    config: DemoConfig, *, open: Annotated[bool, "Open the page in a browser at the end."] = False
+) -> None:
+    """See the whole idea work in minutes, on a CPU: calibrate, plan, train, evaluate, one page.
+
+    A model of the package learns puzzles while it reads only part of its own memory. Nothing is
+    fetched. Stopped by Ctrl-C and started again, it goes on.
+
+    For example:
+
+      sparrow demo --open
+    """
+    place, begun = Place(config.out), time.monotonic()
+    with closing(open_folder(place, fresh=config.fresh)), going_on(config.out):
+        _think()
+        _calibrate(place)
+        _plan(place)
+        _train(place)
+        _time(place)
+    api.report(place.folder, title="Sparrow, the first five minutes", out=place.page)
+    _finish(place, time.monotonic() - begun)
+    if open:
+        webbrowser.open(place.page.resolve().as_uri())
+
+
 def training(place: Place) -> TrainConfig:
     """RL on the planned schedule, under the gate; a checkpoint every step, to go on anywhere."""
-    return TrainConfig(
-        model=TrainModelConfig(name=MODEL, device="cpu"),
-        data=RowsConfig(task=TASK, length=LENGTH, first=10_000),
-        rollout=RolloutConfig(
-            prompts=GROUPS,
-            samples=SAMPLES,
-            max_tokens=MAX_TOKENS,
-            max_prompt=MAX_PROMPT,
-            attention=AttentionConfig(schedule=str(place.schedule)),
-        ),
-        batch=BatchConfig(recompute=False),
-        optimiser=RateConfig(rate=3e-4),
-        gate=GateConfig(target=TARGET),
-        validation=ValidationConfig(every=STEPS, rows=HELD_OUT, samples=2, first=1000),
-        run=TrainRunConfig(
-            name="demo", dir=place.train, steps=STEPS, save_every=1, keep=1, tensorboard=False
-        ),
-    )
+    run = {"name": "demo", "dir": place.train, "steps": STEPS, "save_every": 1, "keep": 1}
+    tables = {
+        "model": {"name": MODEL, "device": "cpu"},
+        "data": {"task": TASK, "length": LENGTH, "first": 10_000},
+        "rollout": {
+            "prompts": GROUPS,
+            "samples": SAMPLES,
+            "max_tokens": MAX_TOKENS,
+            "max_prompt": MAX_PROMPT,
+            "attention": {"schedule": str(place.schedule)},
+        },
+        "batch": {"recompute": False},
+        "optimiser": {"rate": 3e-4},
+        "gate": {"target": TARGET},
+        "validation": {"every": STEPS, "rows": HELD_OUT, "samples": 2, "first": 1000},
+        "run": {**run, "tensorboard": False},
+    }
+    return TrainConfig.model_validate(tables)
 
 
 def describe() -> dict[str, Any]:
@@ -110,7 +138,7 @@ def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
     if place.folder.exists() and not place.folder.is_dir():
         raise ValueError(f"{place.folder} is no folder; name another one with --out")
     made = (place.calibration, place.train, place.speed, place.page)
-    if not place.about.exists() and any(one.exists() for one in made):
+    if not place.about.exists() and any(path.exists() for path in made):
         raise ValueError(f"{place.folder} holds other runs; name another folder with --out")
     place.folder.mkdir(parents=True, exist_ok=True)
     refuse_links(made)
@@ -121,65 +149,126 @@ def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
             shutil.rmtree(folder, ignore_errors=True)
         for file in (place.speed, place.page, place.about):
             file.unlink(missing_ok=True)
-    mine = describe()
     if not place.about.exists():
-        write_document(place.about, mine)
-    elif _read(place.about) != mine:
-        raise ValueError(f"{place.folder} is of another version of the demo; --fresh begins anew")
+        write_document(place.about, describe())
+    with _or_fresh():
+        if read_document(place.about) != describe():
+            raise ValueError(f"{place.folder} is of another version of the demo")
     return lock
 
 
-def _read(file: Path) -> Json:
+@contextmanager
+def _or_fresh() -> Iterator[None]:
+    """An error about a file of the demo says how to begin anew."""
     try:
-        return read_document(file)
+        yield
     except ValueError as error:
         raise ValueError(f"{error}; --fresh begins anew") from error
 
 
-def think(on_text: Callable[[str], None], on_prompt: Callable[[str], None]) -> str:
-    """A puzzle solved before one's eyes; what the verifier says."""
-    sampling = GenerateSampling(temperature=1.0, top_p=1.0, max_tokens=400, seed=3)
-    config = GenerateConfig(model=ModelConfig(name=MODEL, device="cpu"), sampling=sampling)
-    session = Session.open(config)
+# The stages.
+
+
+def _stage(title: str, **values: object) -> None:
+    stages = TEXTS["stages"]
+    number = list(stages).index(title) + 1
+    console.rule(Text(f"{number} of {len(stages)} · {title}", style="bold"), align="left")
+    console.print(stages[title].format(**values), highlight=False)
+
+
+@contextmanager
+def _timed(what: str) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    seconds = time.monotonic() - begun
+    console.print(f"{what}, {seconds:.0f} s\n", style="dim", highlight=False)
+
+
+def _think() -> None:
+    """A puzzle solved before one's eyes, and what the verifier says."""
+    console.rule(Text(f"Meet {MODEL}", style="bold"), align="left")
+    console.print(
+        "So small that it is part of the package. It thinks in a language of puzzles:",
+        highlight=False,
+    )
     puzzle = PUZZLES[TASK]
     row = puzzle.row(0, LENGTH)
-    on_prompt(row.prompt)
-    (said,) = session.answer([row.prompt], on_text=lambda _, piece: on_text(piece))
-    return puzzle.reward(row, said.text or "").reason
+    console.print(row.prompt, style="bold", highlight=False)
+    sampling = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 400, "seed": 3}
+    (answer,) = api.generate(
+        row.prompt,
+        model={"name": MODEL, "device": "cpu"},
+        sampling=sampling,
+        on_text=lambda _, piece: write(piece, end=""),
+    )
+    verdict = puzzle.reward(row, answer.text or "").reason
+    console.print(f"\nthe verifier says: {verdict}\n", style="dim", highlight=False)
 
 
-def calibrate(place: Place, progress: Progress | None = None) -> Surface:
-    """The surface; every measured token is kept, so an interrupted one goes on.
-
-    A plan says that the surface was whole.
-    """
-    if place.plan.exists():
-        return Surface.load(place.surface)
-    return api.calibrate(
-        MODEL,
-        device="cpu",
-        out=place.calibration,
-        task=TASK,
-        length=LENGTH,
-        max_tokens=MAX_TOKENS,
-        budget=BUDGETS,
-        dense_layers=[DENSE_LAYERS],
-        bin=BIN,
-        prompts=PROMPTS,
-        first_round=PROMPTS,
-        layer_groups=0,
-        by_layer=False,
-        progress=progress,
+def _calibrate(place: Place) -> None:
+    """The surface; every measured token is kept, so an interrupted one goes on."""
+    _stage("calibrate", PROMPTS=PROMPTS, least=BUDGETS[0], most=BUDGETS[-1])
+    with _timed("measured"), counting("measuring") as progress:
+        if place.plan.exists():  # then the surface was whole
+            surface = Surface.load(place.surface)
+        else:
+            surface = api.calibrate(
+                MODEL,
+                device="cpu",
+                out=place.calibration,
+                task=TASK,
+                length=LENGTH,
+                max_tokens=MAX_TOKENS,
+                budget=BUDGETS,
+                dense_layers=[DENSE_LAYERS],
+                bin=BIN,
+                prompts=PROMPTS,
+                first_round=PROMPTS,
+                layer_groups=0,
+                by_layer=False,
+                progress=progress,
+            )
+    last = max(cell.start for cell in surface.cells)
+    for cell in sorted(surface.cells, key=lambda cell: cell.budget or 0):
+        if cell.start == last:
+            shown = f"{cell.mean:.3f}, but only {cell.p05:.3f} is reached by 95 % of the tokens"
+            console.print(f"  {cell.budget:4} tokens kept: mean {shown}", highlight=False)
+    console.print(
+        f"  acceptance (1: the same) at lengths {last} and more: the mean hides the tail",
+        style="dim",
     )
 
 
-def plan(place: Place) -> None:
-    """The schedule. Lengths that no budget covers run dense.
+def _plan(place: Place) -> None:
+    """The schedule; lengths that no budget covers run dense.
 
     What a training began with does not change under it: the same surface gives the same plan.
     """
-    if not place.train.exists() or not place.plan.exists():
-        api.plan(place.surface, target=TARGET, allow_dense=True)
+    from sparrow.report.calibration import plan_table
+    from sparrow.report.markdown import rich_table
+
+    _stage("plan", TARGET=TARGET)
+    with _timed("planned"):
+        if not place.train.exists() or not place.plan.exists():
+            api.plan(place.surface, target=TARGET, allow_dense=True)
+        console.print(rich_table(plan_table(PlanFile.load(place.plan))))
+
+
+def _train(place: Place) -> None:
+    from sparrow.cli.train import GATED, run_training
+    from sparrow.dataflow.stopping import Stopping
+
+    _stage("train and evaluate", STEPS=STEPS)
+    if (place.train / MODEL_FOLDER).exists() or gate_stopped(place):
+        console.print("done before\n", style="dim")
+        return
+    with _timed("trained"), Stopping() as stopping:
+        try:
+            run_training(training(place), stopping, brief=True)
+        except SystemExit as end:
+            if end.code != GATED:
+                raise
+            console.print("That is what the gate is for; the page shows it.", style="yellow")
 
 
 def gate_stopped(place: Place) -> bool:
@@ -189,31 +278,46 @@ def gate_stopped(place: Place) -> bool:
     return any(line.get("kind") == "stop" for line in lines)
 
 
-def time(place: Place, progress: Progress | None = None) -> Speed:
+def _time(place: Place) -> None:
     """Dense against sparse, at the demo's length and at a long one."""
-    if place.speed.exists():
-        try:
-            return Speed.load(place.speed)
-        except ValueError as error:
-            raise ValueError(f"{error}; --fresh begins anew") from error
-    model = load(MODEL, device="cpu")
-    source = of_task(model, TASK, length=LENGTH, count=GROUPS)
-    found = dense_sparse.run(
-        model,
-        Schedule.load(place.schedule),
-        [prompt.ids for prompt in source.prompts],
-        samples=SAMPLES,
-        tokens=MAX_TOKENS,
-        context=LONG,
-        budget=LONG_BUDGET,
-        batch=LONG_ROWS,
-        progress=progress,
-    )
-    found.save(place.speed)
-    return found
+    from sparrow.report.training import told, verdict
+    from sparrow_recipes import dense_sparse
+
+    _stage("time", LONG=LONG)
+    with _timed("timed"), counting("measuring") as progress:
+        if not place.speed.exists():
+            wanted = dense_sparse.Workload(
+                *(TASK, LENGTH, GROUPS, SAMPLES, MAX_TOKENS, LONG, LONG_BUDGET, LONG_ROWS)
+            )
+            dense_sparse.run(MODEL, place.schedule, wanted, progress).save(place.speed)
+        with _or_fresh():
+            speed = Speed.load(place.speed)
+    for case in speed.cases:
+        text = f"  [bold]{verdict(case.speed_up)}[/]. {plain(told(case))}"
+        console.print(text, highlight=False, markup=True)
 
 
-def page(place: Place) -> Path:
-    """The page, made anew from the files."""
-    api.report(place.folder, title="Sparrow, the first five minutes", out=place.page)
-    return place.page
+def _finish(place: Place, seconds: float) -> None:
+    from sparrow.report.run_page import numbers
+    from sparrow.schema.run_folder import read_run
+
+    _stage("report")
+    console.print(f"  {place.page}\n", style="bold green", highlight=False, soft_wrap=True)
+    for number in numbers(read_run(place.folder))[:NUMBERS]:
+        text = (
+            f"  [bold]{plain(f'{number.value:>10}')}[/]  {plain(f'{number.name} ({number.say})')}"
+        )
+        console.print(text, highlight=False, markup=True)
+    minutes, left = divmod(round(seconds), 60)
+    console.print(f"\n[dim]{minutes} min {left} s this time[/]\n\nWhat to try next:", markup=True)
+    for words, why in TEXTS["next"].items():
+        line = f"{_own_name()} {words.format(train=place.train)}"
+        text = f"  {plain(line)}\n      [dim]{plain(why)}[/]"
+        console.print(text, highlight=False, soft_wrap=True, markup=True)
+
+
+def _own_name() -> str:
+    """What to type for this program: `make demo` runs it where no path leads to it."""
+    called = Path(sys.argv[0])
+    known = shutil.which("sparrow")
+    return str(called) if called.name == "sparrow" and known is None else "sparrow"

@@ -4,7 +4,8 @@ Options and their help come from the configuration classes, the rest from docstr
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple, get_args
 
 from rich.console import Group, RenderableType
@@ -15,9 +16,7 @@ from rich.text import Text
 
 from sparrow import api
 from sparrow.cli import show
-from sparrow.cli.demo import demo
-from sparrow.cli.puzzles import puzzle, warmup
-from sparrow.cli.study import study
+from sparrow.cli.puzzles import puzzle
 from sparrow.cli.train import replay, train
 from sparrow.schema.base import Record
 from sparrow.schema.loading import Layer, parse, resolve
@@ -42,6 +41,12 @@ PANELS = {
     "Look closer": ("generate", "puzzle", "presets", "replay", "flow", "study", "bench"),
     "Make the shipped models": ("warmup",),
 }
+# Programs over the verbs, which are in sparrow_recipes: the module whose function has their name.
+RECIPES = {
+    "demo": "sparrow_recipes.demo",
+    "study": "sparrow_recipes.study.command",
+    "warmup": "sparrow_recipes.warmup.command",
+}
 Show = Callable[..., int | None]  # (configuration, extras) -> exit code
 
 
@@ -59,9 +64,8 @@ class Verb(NamedTuple):
         """By the signature: a configuration, then options of the command line alone."""
         config, *extras = inspect.signature(show).parameters.values()
         doc = show.__doc__ or getattr(api, show.__name__).__doc__
-        name = "eval" if show.__name__ == "evaluate" else show.__name__.replace("_", " ")
         options = tuple(map(_extra, extras))
-        return cls(name, config.annotation, show, doc, options)
+        return cls(_name(show), config.annotation, show, doc, options)
 
     @property
     def options(self) -> list[Option]:
@@ -92,15 +96,38 @@ def _extra(parameter: inspect.Parameter) -> Option:
     return Option(parameter.name, (), kind, help, parameter.default)
 
 
-_SHOWN: tuple[Show, ...] = (
-    *(demo, show.doctor, show.fetch, show.calibrate, show.plan, train, show.evaluate, show.report),
+def _name(show: Show) -> str:
+    return "eval" if show.__name__ == "evaluate" else show.__name__.replace("_", " ")
+
+
+class Verbs(Mapping[str, Verb]):
+    """The verbs by name. The module of a recipe is imported when its verb is asked for."""
+
+    def __init__(self, *shown: Show | str) -> None:
+        self._shown = {show if isinstance(show, str) else _name(show): show for show in shown}
+
+    def __getitem__(self, name: str) -> Verb:
+        show = self._shown[name]
+        if isinstance(show, str):
+            show = getattr(import_module(RECIPES[name]), name)
+        return Verb.of(show)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shown)
+
+    def __len__(self) -> int:
+        return len(self._shown)
+
+
+VERBS = Verbs(
+    *("demo", show.doctor, show.fetch, show.calibrate, show.plan, train),
+    *(show.evaluate, show.report),
     *(show.generate, puzzle, show.presets, replay),
-    *(show.flow_check, show.flow_score, show.measured("flow_bench"), show.flow_texts, study),
+    *(show.flow_check, show.flow_score, show.measured("flow_bench"), show.flow_texts, "study"),
     *map(show.measured, ("bench_attention", "bench_decode", "bench_rollout")),
     *map(show.measured, ("bench_train", "bench_trace")),
-    warmup,
+    "warmup",
 )
-VERBS = {verb.name: verb for verb in map(Verb.of, _SHOWN)}
 
 
 # Help.

@@ -4,7 +4,6 @@ A field that may be None must have None as its default, because TOML cannot say 
 """
 
 import re
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
@@ -144,13 +143,6 @@ class PuzzleConfig(Record):
 
     def _check(self) -> None:
         self._require(self.gold is None or self.judge is None, "judge", "one of gold and judge")
-
-
-class DemoConfig(Record):
-    """`sparrow demo`."""
-
-    out: Directory = option(Path("runs/demo"), "Folder for everything that it measures.")
-    fresh: bool = option(False, "Begin anew; otherwise it goes on from what is there.")
 
 
 class ReplayConfig(Record):

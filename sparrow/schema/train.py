@@ -16,6 +16,7 @@ from sparrow.schema.types import (
     Fraction,
     Gib,
     Name,
+    Rate,
     RateOrZero,
     RowNumber,
     Seconds,
@@ -29,7 +30,6 @@ from sparrow.schema.types import (
     Workers,
     refuse_many,
 )
-from sparrow.schema.warmup import OptimiserConfig
 
 Setting = bool | int | float | str
 
@@ -163,6 +163,19 @@ class TrainRunConfig(Record):
     rollouts: StepsOrZero = 1  # every so many steps the trajectories are kept, with text; 0: never
     tensorboard: bool = True
     skips: Steps = 5  # steps in a row without a finite loss and gradient before it stops
+
+
+class OptimiserConfig(Record):
+    """AdamW. The rate goes up along a line, stays, and at the end goes down along a line."""
+
+    rate: Rate = 2e-3
+    warm_up: StepsOrZero = 200
+    decay: StepsOrZero = 1000
+    final: Share = 0.02  # of the rate, at the last step
+    beta1: Rate = 0.9
+    beta2: Rate = 0.95
+    weight_decay: Weight = 0.1
+    clip: Annotated[float, Field(gt=0, le=1e12)] = 1.0
 
 
 class RateConfig(OptimiserConfig):

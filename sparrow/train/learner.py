@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sparrow.schema.base import Float32Array, Float32Matrix
 from sparrow.schema.episode import TrainSample
-from sparrow.schema.warmup import OptimiserConfig
+from sparrow.schema.train import OptimiserConfig
 from sparrow.train.batching import MicroBatch, rank_batches
 from sparrow.train.objectives.surrogates import Objective, Terms
 from sparrow.train.optimiser import adamw, rate_at

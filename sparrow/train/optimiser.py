@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from sparrow.schema.warmup import OptimiserConfig
+from sparrow.schema.train import OptimiserConfig
 
 
 def adamw(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:

@@ -22,7 +22,7 @@ from sparrow.models import Decoder
 from sparrow.processes.worker import Worker, WorkerFault
 from sparrow.schema.base import from_dict
 from sparrow.schema.episode import Document
-from sparrow.schema.warmup import OptimiserConfig
+from sparrow.schema.train import OptimiserConfig
 from sparrow.train.optimiser import adamw, rate_at
 from sparrow.train.packing import Pack, attention_of, pack
 

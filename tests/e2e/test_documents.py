@@ -9,8 +9,8 @@ read here):
 - All are executed as written, in order, in one folder that is like the root of a fresh clone:
   no GPU, no network, no fetched model.
 - A comment (of a script: its first line) may say `needs a GPU` or `needs a network`: never
-  executed. `takes minutes`: executed by `make test-all` alone. A command that reads something
-  under a folder of runs/ into which such a command would have written is left out along with it.
+  executed. `takes minutes`: executed by `make test-all` alone. After such a command, those that
+  read something under runs/ which is not there are left out along with it.
 - What begins with a word of NOT_HERE is not executed, for the reason that stands there.
 - Whether or not it is executed, the verb, options, settings and configuration files of every
   `sparrow ...` must exist, and so must every target of `make ...`; also inside of sentences.
@@ -18,25 +18,14 @@ read here):
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.documents import (
-    DOCUMENTS,
-    MARKS,
-    ROOT,
-    Place,
-    Step,
-    fences,
-    inputs,
-    outputs,
-    stages,
-    steps,
-)
+from support.documents import DOCUMENTS, MARKS, ROOT, Place, Step, fences, stages, steps
 
 from sparrow.cli import split_verb
 from sparrow.cli.verbs import VERBS
-from sparrow.schema.loading import parse, resolve
+from sparrow.schema.loading import load_config
+from sparrow.schema.options import parse
 
 TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in DOCUMENTS}
 LANGUAGES = {"sh", "python", "toml", "json", "text", "mermaid", "bibtex"}
@@ -52,34 +41,20 @@ LONGEST = 240.0  # seconds of one command; only so that what hangs ends
 LONGEST_SLOW = 1500.0
 
 
-def with_steps() -> list[str]:
-    return [name for name, text in TEXTS.items() if steps(text)]
-
-
-def with_minutes() -> list[str]:
-    return [
-        name
-        for name, text in TEXTS.items()
-        if any("takes minutes" in step.marks for step in steps(text))
-    ]
-
-
 def not_here(step: Step) -> bool:
     first = "|".join(map(re.escape, NOT_HERE))
     return step.kind == "sh" and re.match(rf"({first})(\s|$)", step.text) is not None
 
 
 def execute(text: str, place: Place, unless: tuple[str, ...], longest: float) -> str | None:
-    """Do the steps of a text in order, but for those with a mark of `unless` and those that read
-    what these would have made; what the first that fails said, None where none did."""
-    never_made: set[Path] = set()
+    """Do the steps of a text in order, but for those with a mark of `unless` and those that then
+    lack something; what the first that fails said, None where none did."""
+    left_out = False
     for step in steps(text):
         if not_here(step):
             continue
-        lacking = place.lacks(step)
-        excused = [path for path in lacking if never_made & {Path(path), *Path(path).parents}]
-        if set(step.marks) & set(unless) or (lacking and lacking == excused):
-            never_made |= made_by(step)
+        if set(step.marks) & set(unless) or (left_out and place.lacks(step)):
+            left_out = True
             continue
         said = place.do(step, timeout=longest)
         if said is not None:
@@ -87,44 +62,24 @@ def execute(text: str, place: Place, unless: tuple[str, ...], longest: float) ->
     return None
 
 
-def made_by(step: Step) -> set[Path]:
-    """Folders and files under runs/ into which a command writes, said or by default."""
-    if step.kind != "sh":
-        return set()
-    given = [words for each in stages(step.text) if (words := sparrow_words(each)) is not None]
-    default = {path for words in given if (path := made_by_default(words)) is not None}
-    return {*map(Path, outputs(step.text)), *default}
-
-
-def made_by_default(words: list[str]) -> Path | None:
-    """The folder of a `sparrow ...`."""
-    verb, config = configured(words)
-    if verb in ("train", "warmup"):
-        name = config.run.name if verb == "train" else config.model.name
-        return Path(config.run.dir or f"runs/{verb}/{name}")
-    if verb == "calibrate":
-        return config.folder
-    out = getattr(config, "out", None)
-    return config.surface.parent if verb == "plan" and out is None else out
+SLOW = [
+    name for name, text in TEXTS.items() if any("takes minutes" in s.marks for s in steps(text))
+]
+WITH_STEPS = [(name, MARKS, LONGEST) for name, text in TEXTS.items() if steps(text)]
+WITH_MINUTES = [(name, MARKS[:2], LONGEST_SLOW) for name in SLOW]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("document", with_steps())
-def test_commands_work(document: str, tmp_path: Path) -> None:
-    said = execute(TEXTS[document], Place.make(tmp_path), MARKS, LONGEST)
+@pytest.mark.parametrize(("document", "unless", "longest"), [*WITH_STEPS, *WITH_MINUTES])
+def test_commands_work(
+    document: str, unless: tuple[str, ...], longest: float, tmp_path: Path
+) -> None:
+    said = execute(TEXTS[document], Place.make(tmp_path), unless, longest)
     assert said is None, f"{document}, {said}"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("document", with_minutes())
-def test_commands_that_take_minutes_work(document: str, tmp_path: Path) -> None:
-    marks = ("needs a GPU", "needs a network")
-    said = execute(TEXTS[document], Place.make(tmp_path), marks, LONGEST_SLOW)
-    assert said is None, f"{document}, {said}"
-
-
-def configured(words: list[str]) -> tuple[str, Any]:
-    """The verb and its configuration, but for files that are not of this repository.
+def configure(words: list[str]) -> None:
+    """Read a verb's configuration, but for files that are not of this repository.
 
     Nothing is run; a mistake raises.
     """
@@ -134,7 +89,7 @@ def configured(words: list[str]) -> tuple[str, Any]:
     verb = VERBS[name]
     parsed = parse(verb.config, rest, verb.extras)
     known = [file for file in parsed.files if not file.endswith(".toml")]  # shipped, by name
-    return name, resolve(verb.config, known, parsed.layers)
+    load_config(verb.config, known, parsed.overrides)
 
 
 def sparrow_words(words: list[str]) -> list[str] | None:
@@ -143,22 +98,12 @@ def sparrow_words(words: list[str]) -> list[str] | None:
     return words[words.index("sparrow") + 1 :] if started else None
 
 
-def sparrow_commands() -> dict[str, list[str]]:
-    """The words of every `sparrow ...` of a block, by where it stands."""
-    return {
-        f"{name}:{step.line}:{number}": given
-        for name, text in TEXTS.items()
-        for step in steps(text)
-        if step.kind == "sh"
-        for number, words in enumerate(stages(step.text))
-        if (given := sparrow_words(words)) is not None
-    }
-
-
 def test_verb_options_and_settings_exist() -> None:
-    for words in sparrow_commands().values():
-        if "--help" not in words:
-            configured(words)
+    blocks = [step.text for text in TEXTS.values() for step in steps(text) if step.kind == "sh"]
+    given = [sparrow_words(words) for block in blocks for words in stages(block)]
+    for words in given:
+        if words is not None and "--help" not in words:
+            configure(words)
 
 
 def sentences(text: str) -> str:
@@ -179,7 +124,8 @@ def test_verbs_and_options_inside_of_sentences_exist(document: str) -> None:
 
 
 @pytest.mark.parametrize("document", TEXTS)
-def test_targets_of_make_exist(document: str) -> None:
+def test_targets_of_make_exist_and_blocks_are_of_known_languages(document: str) -> None:
+    """A block of another name (bash, console) would not be executed."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, flags=re.MULTILINE))
     said = [words.split() for words in re.findall(r"`make ([^`]+)`", sentences(TEXTS[document]))]
@@ -187,6 +133,8 @@ def test_targets_of_make_exist(document: str) -> None:
     said += [words[1:] for text in blocks for words in stages(text) if words[0] == "make"]
     for words in said:
         assert {word for word in words if "=" not in word} <= targets, words
+    assert {language for _, language, _ in fences(TEXTS[document])} <= LANGUAGES
+    assert TEXTS[document].count("```") == 2 * len(list(fences(TEXTS[document])))
 
 
 def test_the_readme_has_its_two_commands() -> None:
@@ -195,87 +143,11 @@ def test_the_readme_has_its_two_commands() -> None:
     assert any(command.startswith("sparrow ") for command in commands)
 
 
-@pytest.mark.parametrize("document", TEXTS)
-def test_blocks_are_of_known_languages(document: str) -> None:
-    """A block of another name (bash, console) would not be executed."""
-    assert {language for _, language, _ in fences(TEXTS[document])} <= LANGUAGES
-    assert TEXTS[document].count("```") == 2 * len(list(fences(TEXTS[document])))
-
-
-def test_steps_of_a_text() -> None:
-    text = """words
-```sh
-a "b # c" \\
-    --d=x#1   # takes minutes
-# only a comment
-
-A=1 b | c > runs/d  # needs a GPU and needs a network
-```
-```python
-# mine.py
-print(1)
-```
-```toml
-# mine.toml
-[a]
-```
-```json
-{}
-```
-"""
-    first, second, script, file = steps(text)
-    assert (first.line, second.line, script.line, file.line) == (3, 7, 10, 14)
-    assert first.text == 'a "b # c" \\\n    --d=x#1   # takes minutes'
-    assert (first.marks, second.marks) == (("takes minutes",), ("needs a GPU", "needs a network"))
-    assert (script.kind, script.file, file.kind, file.file) == (
-        "python",
-        "mine.py",
-        "file",
-        "mine.toml",
-    )
-    assert stages(first.text) == [["a", "b # c", "--d=x#1"]]
-    assert stages(second.text) == [["b"], ["c"]]
-
-
-def test_inputs_and_outputs_of_a_command() -> None:
-    text = "a runs/b --c=runs/d -o runs/e --out runs/f --run.dir=runs/g > runs/h"
-    assert inputs(text) == ["runs/b", "runs/d"]
-    assert outputs(text) == ["runs/e", "runs/f", "runs/g", "runs/h"]
-    assert inputs("a other/runs/b") == outputs("a -o other/runs/b") == []
-
-
-MADE = {
-    "sparrow calibrate Qwen/Qwen3-1.7B --task a | tee runs/b": {"runs/calibrate-Qwen3-1.7B"},
-    "sparrow calibrate tiny --task a -o runs/c > runs/d": {"runs/c", "runs/d"},
-    "sparrow plan runs/c/surface.json": {"runs/c"},
-    "torchrun -m sparrow train tiny": {"runs/train/tiny"},
-    "sparrow train tiny --run.dir=runs/e": {"runs/e"},
-    "sparrow demo": {"runs/demo"},
-    "sparrow presets": set(),
-}
-
-
-def test_what_a_command_makes() -> None:
-    for text, made in MADE.items():
-        assert {*map(str, made_by(Step(line=1, kind="sh", text=text)))} == made
-
-
-LEFT_OUT = """
-```sh
-sparrow calibrate tiny --task assignments -o runs/a  # needs a GPU
-sparrow plan runs/a/surface.json -o runs/b           # left out: its surface was not made
-test -e runs/b/schedule.json                         # left out: nor was its schedule
-```
-"""
-TYPING_ERROR = LEFT_OUT.replace("```\n", "test -e runs/bb/schedule.json\n```\n")
-
-
-def test_only_what_was_not_made_is_left_out(tmp_path: Path) -> None:
-    place = Place.make(tmp_path)
-    assert execute(LEFT_OUT, place, MARKS, 60) is None
-    said = execute(TYPING_ERROR, place, MARKS, 60)
-    assert said is not None
-    assert said.startswith("line 6\ntest -e runs/bb/schedule.json")
+def test_a_failing_step_is_told(tmp_path: Path) -> None:
+    text = "```sh\nsparrow demo  # needs a GPU\ntest -e runs/demo/x\nfalse | cat; echo never\n```\n"
+    said = execute(text, Place.make(tmp_path), MARKS, 60) or ""
+    assert said.startswith("line 4\nfalse | cat")
+    assert "exit code 1" in said
 
 
 def test_a_mistake_is_noticed() -> None:
@@ -287,17 +159,4 @@ def test_a_mistake_is_noticed() -> None:
         ("train tiny --rnu.steps=3", "rnu"),
     ):
         with pytest.raises(ValueError, match=name):
-            configured(words.split())
-
-
-def test_a_failing_step_says_what_it_said(tmp_path: Path) -> None:
-    place = Place.make(tmp_path)
-    failing = Step(line=1, kind="sh", text="false | cat; echo never")
-    assert "exit code 1" in (place.do(failing, timeout=60) or "")
-    script = Step(line=1, kind="python", text="raise SystemExit('no such bird')")
-    assert "no such bird" in (place.do(script, timeout=60) or "")
-    reading = Step(line=1, kind="sh", text="sparrow plan runs/a/surface.json")
-    assert place.lacks(reading) == ["runs/a/surface.json"]
-    (tmp_path / "runs/a").mkdir(parents=True)
-    (tmp_path / "runs/a/surface.json").touch()
-    assert place.lacks(reading) == []
+            configure(words.split())

@@ -1,11 +1,9 @@
 """`sparrow study` as a user meets it, on few tokens: stopped, gone on, killed, done, and told."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,38 +12,21 @@ import pytest
 pytest.importorskip("pydantic")
 
 from support import cli
+from support.leftovers import gone, marked, marking
+from support.waiting import wait_for
 
 from sparrow.files import read_document, read_lines
 
-BASELINE = '{name = "dense", role = "baseline"}'
-SPARSE = '{name = "p05-0.86", target = 0.86}'
-SETTINGS = """
-name = "little"
-seeds = [0]
-rates = [3e-4]
-parallel = 2
-arms = [BASELINE, SPARSE]
-surface = {bin = 32, prompts = 8, budgets = [64, 96]}
-outcome = {gain = -1.0}
-probe = {prompts = 4}
-
-[train]
-model = {name = "tiny", device = "cpu"}
-data = {task = "assignments", length = 100}
-rollout = {prompts = 2, samples = 4, max_tokens = 80, max_prompt = 64}
-batch = {tokens = 8192, recompute = false}
-gate = {mode = "warn", sample = 4, bin = 32}
-validation = {every = 1, rows = 4}
-run = {steps = 2, save_every = 1, keep = 1, rollouts = 0, tensorboard = false}
-"""
+ROOT = Path(__file__).parents[2]
+LITTLE = (ROOT / "bench" / "faults" / "study.toml").read_text(encoding="utf-8")
 CELLS = ("dense-0", "p05-0.86-0")
 PLACE = Path("runs/study/little")
 
 
-def written(folder: Path, arms: str = f"{BASELINE}, {SPARSE}", steps: int = 2) -> Path:
+def written(folder: Path, *, dense_alone: bool = False, steps: int = 2) -> Path:
     file = folder / "little.toml"
-    text = SETTINGS.replace("BASELINE, SPARSE", arms).replace("steps = 2", f"steps = {steps}")
-    file.write_text(text, encoding="utf-8")
+    text = LITTLE.replace(', {name = "p05-0.86", target = 0.86}', "") if dense_alone else LITTLE
+    file.write_text(text.replace("steps = 2", f"steps = {steps}"), encoding="utf-8")
     return file
 
 
@@ -65,28 +46,21 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, said
 
 
-def wait_for(process: subprocess.Popen[str], happened: Callable[[], object]) -> None:
-    while process.poll() is None and not happened():
-        time.sleep(0.02)
-
-
-class Here:
-    """`sparrow study` in this process, at the folder of its file."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._patch = patch
-
-    def __call__(self, file: Path, *words: str) -> tuple[int, str]:
-        self._patch.chdir(file.parent)
-        words = ("study", str(file), *words)
-        self._patch.setattr(sys, "argv", ["sparrow", *words])  # the report names the command
-        done = cli.run(*words)
-        return done.code, done.said
+Here = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Here:
-    return Here(monkeypatch)
+    """`sparrow study` in this process, at the folder of its file."""
+
+    def run(file: Path, *words: str) -> tuple[int, str]:
+        monkeypatch.chdir(file.parent)
+        words = ("study", str(file), *words)
+        monkeypatch.setattr(sys, "argv", ["sparrow", *words])  # the report names the command
+        done = cli.run(*words)
+        return done.code, done.said
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -112,12 +86,16 @@ def folder(little: tuple[Path, str, str]) -> Path:
     return little[0].parent / PLACE
 
 
-def test_an_interrupted_study_goes_on(little: tuple[Path, str, str], folder: Path) -> None:
+def test_an_interrupted_study_goes_on_and_tells_of_every_cell(
+    little: tuple[Path, str, str], folder: Path
+) -> None:
     _, before, after = little
     assert "goes on" in before
     assert "dense-0: done" not in before
+    text = (folder / "report.md").read_text(encoding="utf-8")
     for name in CELLS:
         assert f"{name}: done" in after
+        assert f"| {name} | done | 2 |" in text
         cell = folder / "cells" / name
         for file, steps in (("metrics.jsonl", [0, 1]), ("validation.jsonl", [0, 1, 2])):
             assert [line["step"] for line in read_lines(cell / file)] == steps
@@ -131,18 +109,10 @@ def test_arms_differ_in_their_schedule_alone(folder: Path) -> None:
     starts = [read_lines(folder / "cells" / name / "validation.jsonl")[0] for name in CELLS]
     assert starts[0] == starts[1]
     dense, sparse = (read_document(folder / "cells" / name / "start.json") for name in CELLS)
-    assert dense["schedule"] == "dense"
     assert min(one["p05"] for one in dense["bins"]) > 0.99
     plan = read_document(folder / "plans" / "p05-0.86.json")
-    assert sparse["schedule"] == plan["name"] != "dense"
+    assert (dense["schedule"], sparse["schedule"]) == ("dense", plan["name"])
     assert plan["dense_layers"] == []
-
-
-def test_the_report_tells_of_every_cell(folder: Path) -> None:
-    text = (folder / "report.md").read_text(encoding="utf-8")
-    for name in CELLS:
-        assert f"| {name} | done | 2 |" in text
-    assert json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -196,7 +166,11 @@ def test_mistakes_are_told_in_a_line_and_make_no_folder(tmp_path: Path, here: He
 def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
     tmp_path: Path, here: Here
 ) -> None:
-    file, old, new = written(tmp_path, BASELINE, steps=1), tmp_path / "old", tmp_path / "new"
+    file, old, new = (
+        written(tmp_path, dense_alone=True, steps=1),
+        tmp_path / "old",
+        tmp_path / "new",
+    )
     process = start(file, f"--dir={old}", "--cell", "dense-0")
     wait_for(process, (old / "cells" / "dense-0" / "start.json").exists)
     process.send_signal(signal.SIGINT)
@@ -212,33 +186,18 @@ def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
     assert not old.exists()
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Those whose command line names something in a folder."""
-    found = []
-    for place in Path("/proc").iterdir():
-        try:
-            words = (place / "cmdline").read_bytes() if place.name.isdigit() else b""
-        except OSError:  # it has just ended
-            continue
-        if str(folder).encode() in words:
-            found.append(int(place.name))
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
 def test_a_killed_study_leaves_nothing_running_and_goes_on(tmp_path: Path, folder: Path) -> None:
     """While a cell trains; at its end the results are those of the study that was not killed."""
-    file, place = written(tmp_path, BASELINE), tmp_path / PLACE
-    process = start(file)
-    wait_for(process, (place / "cells" / "dense-0" / "start.json").exists)
-    assert processes_of(place), "the cell that trains"
-    process.kill()
-    process.communicate()
-    until = time.monotonic() + 20
-    while processes_of(tmp_path) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert processes_of(tmp_path) == []
+    file, place = written(tmp_path, dense_alone=True), tmp_path / PLACE
+    with marking() as mark:
+        process = start(file)
+        wait_for(process, (place / "cells" / "dense-0" / "start.json").exists)
+        assert len(marked(mark)) > 1, "the cell that trains"
+        process.kill()
+        process.communicate()
+        assert gone(mark, 20)
     code, said = ended(start(file))
     assert code == 0, said
     for part in ("validation.jsonl", "start.json", "tail.json"):

@@ -15,10 +15,10 @@ from sparrow.schema.base import from_dict
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.loading import ConfigError, find_config, load_config, shipped_configs
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.study import StudyConfig
 from sparrow.schema.train import TrainConfig
-from sparrow.schema.warmup import WarmupConfig
 from sparrow.sparse import named_schedule
+from sparrow_recipes.study.config import StudyConfig
+from sparrow_recipes.warmup.config import WarmupConfig
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "recipes/sparrow_recipes/configs"

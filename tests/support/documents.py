@@ -100,22 +100,13 @@ def stages(command: str) -> list[list[str]]:
 
 def inputs(command: str) -> list[str]:
     """Paths under runs/ that a command reads: all that it names, but for where it writes."""
-    return [path for option, path in _named(command) if option not in WRITES]
-
-
-def outputs(command: str) -> list[str]:
-    """Paths under runs/ that a command names as those where it writes."""
-    return [path for option, path in _named(command) if option in WRITES]
-
-
-def _named(command: str) -> Iterator[tuple[str, str]]:
-    """Paths under runs/, each with the option (or the word before it) that it belongs to."""
-    before = ""
+    paths, before = [], ""
     for word in _words(command):
         found = re.match(r"(?:([^=]*)=)?(runs/.*)", word)
-        if found:
-            yield found[1] or before, found[2]
+        if found and (found[1] or before) not in WRITES:
+            paths.append(found[2])
         before = word
+    return paths
 
 
 def _words(command: str) -> list[str]:

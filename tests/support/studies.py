@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sparrow.schema.study import StudyConfig
+from sparrow_recipes.study.config import StudyConfig
 from sparrow_recipes.study.design import Study
 
 Plain = dict[str, Any]
@@ -32,4 +32,4 @@ def study(folder: Path, arms: Sequence[Plain] = (DENSE, SPARSE), **changes: Any)
         },
         **changes,
     }
-    return Study(config=StudyConfig.model_validate_json(json.dumps(plain)))
+    return Study(StudyConfig.model_validate_json(json.dumps(plain)))

@@ -27,35 +27,10 @@ def arm(name: str, role: str = "arm", kind: str = "target", **changes: Any) -> P
     }
 
 
-def design(arms: Sequence[Plain], **changes: Any) -> Plain:
-    return {
-        "name": "small",
-        "steps": 6,
-        "every": 2,
-        "problems": 256,
-        "rate": 1e-4,
-        "rates": [1e-4, 3e-5, 1e-5],
-        "tolerance": 0.05,
-        "collapse": {"drop": 0.10, "length": 0.5},
-        "lag": 2.0,
-        "bin": 512,
-        "arms": list(arms),
-        **changes,
-    }
-
-
 def evaluation(step: int, accuracy: float | None, median: float | None = 1000.0) -> Plain:
-    stem = f"val-core/{SOURCE}/acc"
-    near = 0.0 if accuracy is None else accuracy
-    return {
-        "step": step,
-        f"{stem}/mean@1": accuracy,
-        f"{stem}/low": near - 0.05,
-        f"{stem}/high": near + 0.05,
-        f"val-aux/{SOURCE}/length/mean": median,
-        f"val-aux/{SOURCE}/length/median": median,
-        f"val-aux/{SOURCE}/cut_off": 0.1,
-    }
+    accuracies = {"mean@1": accuracy, "low": 0.0, "high": 1.0}
+    own = {f"val-core/{SOURCE}/acc/{name}": value for name, value in accuracies.items()}
+    return {"step": step, **own, f"val-aux/{SOURCE}/length/median": median}
 
 
 def step(number: int, bins: Mapping[int, float], **changes: float | None) -> Plain:
@@ -63,17 +38,12 @@ def step(number: int, bins: Mapping[int, float], **changes: float | None) -> Pla
     low = min(bins.values())
     return {
         "step": number,
-        "critic/score/mean": 0.5,
         "response_length/mean": 900.0,
-        "response_length/clip_ratio": 0.1,
         "prompt_length/mean": 100.0,
         "actor/entropy": 0.3 - 0.001 * number,
-        "actor/grad_norm": 0.02,
         "faults/skipped_updates": 0.0,
         "mismatch/k3": 0.02,
         "mismatch/ess": 0.99,
-        "mismatch/ratio_p01": 0.67,
-        "sparse/accept_p05": low + 0.01,
         "sparse/accept_p05_min": low,
         "sparse/step/p05": low + 0.01,
         "sparse/step/p05_uncertain": low - 0.1,
@@ -81,7 +51,6 @@ def step(number: int, bins: Mapping[int, float], **changes: float | None) -> Pla
         "sparse/density": 0.5,
         "sparse/kv_budget": 400.0,
         "timing_s/gen": 2.0,
-        "timing_s/step": 5.0,
         "perf/total_num_tokens": 20000.0,
         **{f"sparse/step/p05/bin_{start}": value for start, value in bins.items()},
         **changes,
@@ -91,17 +60,7 @@ def step(number: int, bins: Mapping[int, float], **changes: float | None) -> Pla
 def tail(p05: float, step: int = 6, entropy: float = 0.3) -> Plain:
     """A calibration of two bins, the second the worse."""
     bins = [
-        {
-            "start": start,
-            "stop": start + 512,
-            "tokens": 5000,
-            "prompts": 48,
-            "p05": value,
-            "low": value - 0.01,
-            "high": value + 0.01,
-            "p05_uncertain": value - 0.1,
-            "uncertain": 1000,
-        }
+        {"start": start, "stop": start + 512, "p05": value, "p05_uncertain": value - 0.1}
         for start, value in ((0, p05 + 0.02), (512, p05))
     ]
     return {"step": step, "schedule": "s", "bins": bins, "entropy": entropy}
@@ -145,7 +104,42 @@ def cell(
 def study(folder: Path, arms: Sequence[Plain], **changes: Any) -> Path:
     """A folder with its design alone; cells are added by `cell`."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_document(folder / "design.json", design(arms, **changes))
+    design = {
+        "name": "small",
+        "steps": 6,
+        "every": 2,
+        "problems": 256,
+        "rate": 1e-4,
+        "rates": [1e-4, 3e-5, 1e-5],
+        "tolerance": 0.05,
+        "collapse": {"drop": 0.10, "length": 0.5},
+        "lag": 2.0,
+        "bin": 512,
+        "arms": list(arms),
+        **changes,
+    }
+    write_document(folder / "design.json", design)
+    return folder
+
+
+def ran(folder: Path, runs: Mapping[str, Sequence[Sequence[float]]], **changes: Any) -> Path:
+    """A study by its runs: of each arm, "NAME ROLE [TARGET]", the accuracies of every seed.
+
+    The realised p05 of a run is its target.
+    """
+    known = {"arm": {}, "collapses": {"kind": "budget", "budget": 64, "correction": "none"}}
+    arms = []
+    for name in runs:
+        own, role, *target = name.split()
+        extra = known.get(role, {"kind": "dense"})
+        goal = float(target[0]) if target else None
+        arms.append(arm(own, role, target=goal, seeds=[*range(len(runs[name]))], **extra))
+    study(folder, arms, **changes)
+    for made, cells in zip(arms, runs.values(), strict=True):
+        p05 = made["target"] or (0.4 if made["role"] == "collapses" else 0.99)
+        for seed, accuracies in enumerate(cells):
+            if accuracies:
+                cell(folder, made["name"], seed, accuracies, p05=p05)
     return folder
 
 
@@ -153,20 +147,12 @@ def controlled(folder: Path, finals: Mapping[str, Sequence[float]], **changes: A
     """A whole study whose controls do what they must.
 
     finals: by target, the final accuracy of each seed; "dense" for the baseline. Every run starts
-    at 0.5 and stays at its final value; its realised p05 is its target.
+    at 0.5 and stays at its final value.
     """
-    arms = [arm("dense", "baseline", "dense")]
-    arms += [arm(f"p{key}", target=float(key)) for key in finals if key != "dense"]
-    arms.append(arm("starved", "collapses", "budget", budget=64, seeds=[0], correction="none"))
-    arms.append(arm("still", "flat", "dense", rate=0.0, seeds=[0]))
-    study(folder, arms, **changes)
-    for key, values in finals.items():
-        name, p05 = (key, 0.99) if key == "dense" else (f"p{key}", float(key))
-        for seed, value in enumerate(values):
-            cell(folder, name, seed, (0.5, value, value, value), p05=p05)
-    cell(folder, "starved", 0, (0.5, 0.2, 0.1, 0.0), p05=0.4)
-    cell(folder, "still", 0, (0.5, 0.5, 0.5, 0.5), p05=0.99)
-    return folder
+    names = {key: f"p{key} arm {key}" for key in finals} | {"dense": "dense baseline"}
+    runs = {names[key]: [(0.5, *[final] * 3) for final in own] for key, own in finals.items()}
+    controls = {"starved collapses": [(0.5, 0.2, 0.1, 0.0)], "still flat": [(0.5,) * 4]}
+    return ran(folder, runs | controls, **changes)
 
 
 def plan(study: Path, name: str, lengths: Sequence[int], budgets: Sequence[int]) -> None:

@@ -3,7 +3,6 @@
 import shutil
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
 
 import numpy as np
 
@@ -15,12 +14,12 @@ from sparrow.dataflow.stopping import Stopping
 from sparrow.schema.base import Float32Array
 from sparrow.schema.gate import Reading
 from sparrow.schema.run_folder import MODEL
-from sparrow.schema.study import ProbeConfig
-from sparrow.schema.study_files import CellEnd, CellTail, TailBin
 from sparrow.schema.types import Report
 from sparrow.stats import TAIL as TAIL_SHARE
 from sparrow.stats import quantile_interval
+from sparrow_recipes.study.config import ProbeConfig
 from sparrow_recipes.study.design import END, Cell, Study
+from sparrow_recipes.study.files import CellEnd, CellTail, TailBin
 
 START, TAIL = "start.json", "tail.json"
 PLACE = 500_000  # where the probe's rows begin, the same for all runs of a seed; far from training
@@ -51,20 +50,18 @@ def run_cell(
         run.watch.phase(f"measuring the tail: {name}")
         probe(run, study.config.probe, study.config.surface.bin).save(folder / name)
 
-    status: Literal["done", "diverged"] = "done"
-    message = ""
+    diverged = ""
     with run:
         if run.step == 0 and not (folder / START).exists():
             measure_tail(START)
         try:
             train(run)
-        except Diverged as error:
-            status, message = "diverged", str(error)
-        else:
             measure_tail(TAIL)
+        except Diverged as error:
+            diverged = str(error)
     CellEnd(
-        status=status,
-        message=message,
+        status="diverged" if diverged else "done",
+        message=diverged,
         steps=run.step,
         seconds=round(time.monotonic() - begun, 1),  # of the session that ended it
         rate=run.config.optimiser.rate,
@@ -86,20 +83,20 @@ def probe(run: Run, wanted: ProbeConfig, width: int) -> CellTail:
         schedule="dense" if schedule is None else schedule.name,
         entropy=float(np.concatenate([one.entropy for one in batch.reads]).mean()),
         length=float(np.mean([len(one.lengths) for one in batch.readings])),
-        bins=tuple(TailBin(**each) for each in bins_of(batch.readings, width)),
+        bins=tuple(bins_of(batch.readings, width)),
     )
 
 
-def bins_of(readings: Sequence[Reading], width: int) -> list[dict[str, Any]]:
+def bins_of(readings: Sequence[Reading], width: int) -> list[TailBin]:
     """p05 with its interval over prompts in every bin with tokens enough, and of unsure tokens."""
     last = max((int(one.lengths.max()) for one in readings if len(one.lengths)), default=-1)
-    bins = (_bin(readings, start, start + width) for start in range(0, last + 1, width))
-    return [found for found in bins if found["tokens"] >= LEAST]
+    starts = range(0, last + 1, width)
+    return [own for start in starts if (own := _bin(readings, start, start + width)) is not None]
 
 
-def _bin(readings: Sequence[Reading], start: int, stop: int) -> dict[str, Any]:
+def _bin(readings: Sequence[Reading], start: int, stop: int) -> TailBin | None:
     by_prompt: dict[str, list[Float32Array]] = {}
-    unsure: list[Float32Array] = [np.zeros(0, np.float32)]
+    unsure: list[Float32Array] = []
     for one in readings:
         inside = (one.lengths >= start) & (one.lengths < stop)
         if inside.any():
@@ -107,19 +104,18 @@ def _bin(readings: Sequence[Reading], start: int, stop: int) -> dict[str, Any]:
             by_prompt.setdefault(one.prompt, []).append(one.alpha[inside])
             unsure.append(one.alpha[inside & (one.entropy > UNCERTAIN)])
     prompts = [np.concatenate(parts) for parts in by_prompt.values()]
-    doubtful = np.concatenate(unsure)
     tokens = sum(map(len, prompts))
     if tokens < LEAST:
-        return {"tokens": tokens}
-    tail = quantile_interval(prompts, TAIL_SHARE)
-    return {
-        "start": start,
-        "stop": stop,
-        "tokens": tokens,
-        "prompts": len(prompts),
-        "p05": tail.value,
-        "low": tail.low,
-        "high": tail.high,
-        "uncertain": len(doubtful),
-        "p05_uncertain": p05(doubtful) if len(doubtful) else None,
-    }
+        return None
+    tail, doubtful = quantile_interval(prompts, TAIL_SHARE), np.concatenate(unsure)
+    return TailBin(
+        start=start,
+        stop=stop,
+        tokens=tokens,
+        prompts=len(prompts),
+        p05=tail.value,
+        low=tail.low,
+        high=tail.high,
+        uncertain=len(doubtful),
+        p05_uncertain=p05(doubtful) if len(doubtful) else None,
+    )

@@ -17,26 +17,84 @@ measured; they are given beside it.
 import math
 from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.schema.study_results import (
-    PUBLISHED,
-    Difference,
-    End,
-    FinalAccuracies,
-    GapPoint,
-    Interval,
-    Threshold,
-)
+from sparrow.schema.base import Record
 from sparrow.stats import ONE_SIDE, student
 
+PUBLISHED = 0.86  # the realised p05 that is said to suffice
+Interval = tuple[float, float]  # at 95 %
+End = float | Literal["open below", "open above"]  # of an interval
 ENUMERATED = 5  # seeds up to which every draw is made
 DRAWS, SEED = 2000, 0
 LOW, HIGH = 0.025, 0.975
 BELOW, ABOVE = -math.inf, math.inf
 ROUNDING = 1e-12
+
+
+class FinalAccuracies(Record):
+    """Final accuracies of an arm by seed, and how many answers each is the mean of."""
+
+    finals: Mapping[int, float]
+    answers: int
+    mean: float
+    variance: float | None  # over seeds; None for one
+
+
+class Difference(Record):
+    """One arm's mean less another's, with Welch's interval; and between runs of the same seed."""
+
+    value: float
+    error: float
+    errors: float | None  # how many standard errors it is from 0
+    interval: Interval | None
+    by_seed: Mapping[int, float]
+    paired: float | None
+    paired_interval: Interval | None
+
+
+class GapPoint(Record):
+    """One cell: realised p05 in the worst bin, and the gap to the baseline of its seed."""
+
+    arm: str
+    seed: int
+    p05: float
+    gap: float
+    baseline: bool = False
+
+
+class Threshold(Record):
+    """The realised p05 at which the fitted gap comes within the tolerance, with its intervals.
+
+    value lies in the bracket lower to upper. low, high: of the bracket, over draws of seeds;
+    value_low, value_high: of the estimate alone. open_below and open_above count draws whose
+    estimate was; empty: draws without an arm. fit: the gap at every observed p05.
+    """
+
+    value: End
+    lower: End
+    upper: End
+    low: End
+    high: End
+    value_low: End
+    value_high: End
+    draws: int
+    open_below: int
+    open_above: int
+    empty: int
+    fit: tuple[tuple[float, float], ...]
+    published: float
+    holds_published: bool
+
+
+def interval_text(low: End, high: End) -> str:
+    """Both ends; a round bracket is an open one."""
+    ends = [end if isinstance(end, str) else f"{end:.3f}" for end in (low, high)]
+    left, right = "[" if isinstance(low, float) else "(", "]" if isinstance(high, float) else ")"
+    return f"{left}{', '.join(ends)}{right}"
 
 
 def sample(finals: Mapping[int, float], answers: int) -> FinalAccuracies:
@@ -69,18 +127,14 @@ def difference(first: FinalAccuracies, second: FinalAccuracies, common: float | 
     seeds = sorted(first.finals.keys() & second.finals.keys())
     by_seed = {seed: first.finals[seed] - second.finals[seed] for seed in seeds}
     pairs = sample(by_seed, 1) if by_seed else None
-    paired_interval = None
-    if pairs is not None and pairs.variance is not None:
-        spread = math.sqrt(pairs.variance / len(seeds))
-        paired_interval = _around(pairs.mean, len(seeds) - 1, spread)
     return Difference(
         value=value,
         error=error,
         errors=value / error if error > 0 else None,
-        interval=_welch(first, second),
+        interval=_around(value, first, second),
         by_seed=by_seed,
         paired=None if pairs is None else pairs.mean,
-        paired_interval=paired_interval,
+        paired_interval=None if pairs is None else _around(pairs.mean, pairs),
     )
 
 
@@ -89,20 +143,18 @@ def exceeds(value: float, error: float, errors: float) -> bool:
     return value > errors * error + ROUNDING
 
 
-def _welch(first: FinalAccuracies, second: FinalAccuracies) -> Interval | None:
-    """Student's interval for two means with variances of their own; needs two seeds each."""
-    if first.variance is None or second.variance is None:
+def _around(value: float, *samples: FinalAccuracies) -> Interval | None:
+    """Student's interval of a mean, or Welch's of two means; needs two seeds of each."""
+    parts = [
+        (own.variance / len(own.finals), len(own.finals) - 1)
+        for own in samples
+        if own.variance is not None
+    ]
+    whole = sum(part for part, _ in parts)
+    if len(parts) < len(samples) or whole == 0:
         return None
-    n, m = len(first.finals), len(second.finals)
-    a, b = first.variance / n, second.variance / m
-    if a + b == 0:
-        return None
-    freedom = (a + b) ** 2 / (a**2 / (n - 1) + b**2 / (m - 1))
-    return _around(first.mean - second.mean, freedom, math.sqrt(a + b))
-
-
-def _around(value: float, freedom: float, error: float) -> Interval:
-    half = student(freedom, ONE_SIDE) * error
+    freedom = whole**2 / sum(part**2 / free for part, free in parts)
+    half = student(freedom, ONE_SIDE) * math.sqrt(whole)
     return value - half, value + half
 
 

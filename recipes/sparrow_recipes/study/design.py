@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from sparrow.schema.loading import merge
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.study import ArmConfig, StudyConfig
-from sparrow.schema.study_files import ArmKind, Collapse, StudyArm, StudyDesign
 from sparrow.schema.train import Choice, TrainConfig
+from sparrow_recipes.study.config import ArmConfig, StudyConfig
+from sparrow_recipes.study.files import Collapse, StudyArm, StudyDesign
 
 APART = 1_000_000  # rows between those of one seed and the next: prompts differ by seed
 END = "end.json"
@@ -41,7 +41,7 @@ class Study:
         self.folder = config.dir or Path("runs") / "study" / config.name
         self.calibration, self.plans = self.folder / "calibration", self.folder / "plans"
         self.design = self.folder / "design.json"
-        cells = [Cell(arm, seed) for arm in config.arms for seed in arm.seeds or config.seeds]
+        cells = [Cell(arm, seed) for arm in config.arms for seed in config.seeds_of(arm)]
         self.cells = sorted(cells, key=lambda cell: (ORDER[cell.arm.role], cell.seed))
         self.baseline_cells = [cell for cell in self.cells if cell.arm.role == "baseline"]
 
@@ -96,10 +96,8 @@ class Study:
             problems=train.validation.rows * train.validation.samples,
             rate=rate,
             rates=config.rates,
-            tolerance=outcome.tolerance,
+            **outcome.model_dump(include={"tolerance", "lag", "gain"}),
             collapse=Collapse(drop=outcome.drop, length=outcome.length),
-            lag=outcome.lag,
-            gain=outcome.gain,
             bin=config.surface.bin,
             command=command,
             arms=tuple(self._arm(arm, rate) for arm in config.arms),
@@ -108,34 +106,27 @@ class Study:
         design.save(self.design)
 
     def _arm(self, arm: ArmConfig, rate: float) -> StudyArm:
-        kinds: tuple[tuple[ArmKind, object], ...] = (
-            ("target", arm.target),
-            ("budget", arm.budget),
-            ("fixed", arm.like),
-        )
         budget, plan = arm.budget, self.plan_of(arm)
         if arm.like is not None and plan.exists():
             budget = int(Schedule.load(plan).budgets[0])
         corrections = self.config.train.algorithm.corrections
         return StudyArm(
-            name=arm.name,
-            kind=next((kind for kind, given in kinds if given is not None), "dense"),
-            target=arm.target,
+            **arm.model_dump(include={"name", "role", "target", "like"}),
+            kind=arm.kind,
             budget=budget,
-            like=arm.like,
-            role=arm.role,
-            seeds=arm.seeds or self.config.seeds,
+            seeds=self.config.seeds_of(arm),
             rate=rate if arm.rate is None else arm.rate,
             correction=_told(corrections if arm.corrections is None else arm.corrections),
         )
 
 
 def _told(corrections: tuple[Choice, ...]) -> str:
-    def setting(name: str, value: object) -> str:
-        return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-
-    found = [
-        ", ".join([one.use, *(setting(name, value) for name, value in one.settings.items())])
-        for one in corrections
-    ]
-    return "; ".join(found) or "none"
+    """Their names and settings: "token-tis, cap 2"."""
+    parts = []
+    for choice in corrections:
+        settings = choice.settings.items()
+        numbers = [
+            f"{name} {v:g}" if isinstance(v, float) else f"{name} {v}" for name, v in settings
+        ]
+        parts.append(", ".join([choice.use, *numbers]))
+    return "; ".join(parts) or "none"

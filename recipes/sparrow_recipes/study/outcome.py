@@ -14,37 +14,23 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
+from typing import ClassVar
 
+from sparrow.schema.base import File, Record
 from sparrow.schema.run_folder import Metrics
-from sparrow.schema.study import LAST
-from sparrow.schema.study_files import (
-    CellTail,
-    DenseAnswers,
-    StudyArm,
-    StudyCell,
-    StudyDesign,
-    StudyFolder,
-)
-from sparrow.schema.study_results import (
-    ArmOutcome,
-    CellOutcome,
-    Control,
-    Drift,
-    FinalAccuracies,
-    FixedComparison,
-    GapPoint,
-    Spread,
-    StudyResults,
-    Worst,
-)
 from sparrow_recipes.study.comparing import (
+    Difference,
+    FinalAccuracies,
+    GapPoint,
+    Threshold,
     difference,
     exceeds,
     find_threshold,
     pooled,
     sample,
 )
-from sparrow_recipes.study.verdicts import inconclusive, verdicts
+from sparrow_recipes.study.config import LAST
+from sparrow_recipes.study.files import CellTail, StudyArm, StudyCell, StudyDesign, StudyFolder
 
 OFTEN = 1 / 3  # a bin counts where so many of the steps have it
 MOVED = 2.0  # standard errors by which a control that must not move may do so
@@ -69,9 +55,130 @@ DRIFTS = {
     "step_entropy": "actor/entropy",
 }
 
+Drift = tuple[float | None, float | None]  # at the start and at the end, over seeds with both
+
+
+class Worst(Record):
+    """The realised tail: p05 of the steps, averaged by bin of lengths, in the worst bin."""
+
+    p05: float
+    bin: int
+    rare: tuple[int, ...]  # bins that too few steps have
+
+
+class CellOutcome(Record):
+    """One cell, judged. Only one that came to its own end has a final accuracy."""
+
+    arm: str
+    seed: int
+    status: str
+    message: str
+    steps: int
+    start: float | None
+    final: float | None
+    last: float | None  # accuracy at the last evaluation: a final mean hides a late fall
+    evaluations: int
+    start_length: float | None
+    final_length: float | None
+    short: bool | None
+    collapse: tuple[str, ...]
+    worst: Worst | None
+    measures: Mapping[str, float | None]
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-{self.seed}"
+
+    @property
+    def gain(self) -> float | None:
+        return None if self.final is None or self.start is None else self.final - self.start
+
+    @property
+    def measured(self) -> bool:
+        return self.final is not None or bool(self.collapse)
+
+
+class Spread(Record):
+    """A value over the cells of an arm."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class ArmOutcome(Record):
+    """One arm over its seeds. The gap is the baseline's final accuracy less the arm's."""
+
+    name: str
+    role: str
+    target: float | None
+    finals: FinalAccuracies | None
+    gap: Difference | None
+    lags: bool | None
+    start: float | None  # mean accuracy before training
+    p05: Spread | None  # realised in the worst bin, over cells
+    collapsed: tuple[int, ...]  # seeds
+    without_result: tuple[str, ...]  # cells
+    rollout: Mapping[str, float | None]  # measures of all its steps
+    start_against_end: Mapping[str, Drift]
+    same_bins: float | None  # mean change of p05 over bins that both calibrations have
+    cells: tuple[CellOutcome, ...]
+
+    @property
+    def runs(self) -> int:
+        """That have a result."""
+        return len(self.cells) - len(self.without_result)
+
+
+class FixedComparison(Record):
+    """A schedule less the fixed budget that copies its cost; positive accuracy: it is better."""
+
+    schedule: str
+    fixed: str
+    accuracy: Difference | None
+    better: bool | None
+    worse: bool | None
+    less: Mapping[str, float | None]  # p05 of the worst bin, density, kept, seconds
+
+
+class Control(Record):
+    """A control that must not move: its mean change, and the standard error of that."""
+
+    change: float
+    error: float
+    moved: bool
+
+
+class StudyResults(File):
+    """All that is concluded. `left_out_of_fit`: by cell, why the fit could not use it."""
+
+    what: ClassVar[str] = "study results"
+    version: ClassVar[int] = 2
+    made_by: ClassVar[str] = "sparrow study"
+
+    format: int = 2
+    design: StudyDesign
+    verdicts: tuple[str, ...] = ()
+    inconclusive: tuple[str, ...] = ()
+    arms: tuple[ArmOutcome, ...]
+    common_variance: float | None
+    threshold: Threshold | None
+    points: tuple[GapPoint, ...]
+    points_beside: tuple[GapPoint, ...]
+    left_out_of_fit: Mapping[str, str]
+    schedule_against_fixed: tuple[FixedComparison, ...]
+    negative_control: Control | None
+
+    @property
+    def baseline(self) -> ArmOutcome:
+        return self.role("baseline")[0]
+
+    def role(self, role: str) -> list[ArmOutcome]:
+        return [arm for arm in self.arms if arm.role == role]
+
 
 def conclude(study: StudyFolder) -> StudyResults:
-    """Everything that a study's files say so far."""
+    """Everything that a study's files say so far, but for the verdicts."""
     design = study.design
     judged = {name: [judge(cell, design) for cell in cells] for name, cells in study.cells.items()}
     samples = {name: _sample(cells, design) for name, cells in judged.items()}
@@ -85,7 +192,7 @@ def conclude(study: StudyFolder) -> StudyResults:
     arms = {arm.name: _arm(study, arm, judged[arm.name], samples, common) for arm in design.arms}
     points, beside, left_out = _points(design, list(arms.values()))
     flat = [arm for arm in arms.values() if arm.role == "flat"]
-    found = StudyResults(
+    return StudyResults(
         design=design,
         arms=tuple(arms.values()),
         common_variance=common,
@@ -99,17 +206,14 @@ def conclude(study: StudyFolder) -> StudyResults:
             if arm.like
         ),
         negative_control=_control(flat[0], design) if flat else None,
-        folders_of_no_arm=tuple(study.strangers),
     )
-    return found.replace(verdicts=verdicts(found), inconclusive=inconclusive(found))
 
 
 def judge(cell: StudyCell, design: StudyDesign) -> CellOutcome:
     """The outcome of a cell, finished or not; final is the mean of the last evaluations."""
     start = next((each for each in cell.evaluations if each.step == 0), None)
-    last: list[DenseAnswers] = []
-    if cell.status in ("done", "diverged"):
-        last = [each for each in cell.evaluations if each.step > 0][-LAST:]
+    ended = cell.status in ("done", "diverged")
+    last = [each for each in cell.evaluations if each.step > 0][-LAST:] if ended else []
     final, before = mean(each.accuracy for each in last), start.accuracy if start else None
     begin, end = start.median if start else None, mean(each.median for each in last)
     short = None if begin is None or end is None else end < design.collapse.length * begin
@@ -206,6 +310,7 @@ def _arm(
     if own is not None and base is not None and arm.role != "baseline":
         gap = difference(base, own, common)
     pairs = [(cell.start, cell.tail) for cell in cells if cell.start and cell.tail]
+    tails = [cell.worst.p05 for cell in judged if cell.worst is not None]
     return ArmOutcome(
         name=arm.name,
         role=arm.role,
@@ -214,7 +319,7 @@ def _arm(
         gap=gap,
         lags=None if gap is None else exceeds(gap.value, gap.error, study.design.lag),
         start=mean(cell.start for cell in judged),
-        p05=_spread([cell.worst.p05 for cell in judged if cell.worst is not None]),
+        p05=Spread(mean=fmean(tails), low=min(tails), high=max(tails)) if tails else None,
         collapsed=tuple(cell.seed for cell in judged if cell.collapse),
         without_result=tuple(cell.name for cell in judged if not cell.measured),
         rollout=measures([line for cell in cells for line in cell.steps]),
@@ -222,10 +327,6 @@ def _arm(
         same_bins=mean(_change(start, tail) for start, tail in pairs),
         cells=tuple(judged),
     )
-
-
-def _spread(tails: Sequence[float]) -> Spread | None:
-    return Spread(mean=fmean(tails), low=min(tails), high=max(tails)) if tails else None
 
 
 def _drifts(
@@ -316,14 +417,10 @@ def _fixed(
         better=None if gap is None else exceeds(gap.value, gap.error, design.lag),
         worse=None if gap is None else exceeds(-gap.value, gap.error, design.lag),
         less={
-            "p05": less(_middle(planned), _middle(fixed)),
+            "p05": less(*(arm.p05.mean if arm.p05 else None for arm in (planned, fixed))),
             **{name: less(planned.rollout[name], fixed.rollout[name]) for name in costs},
         },
     )
-
-
-def _middle(arm: ArmOutcome) -> float | None:
-    return None if arm.p05 is None else arm.p05.mean
 
 
 def _control(flat: ArmOutcome, design: StudyDesign) -> Control | None:

@@ -7,40 +7,38 @@ from sparrow import api
 from sparrow.files import make_folder
 from sparrow.models import fingerprint, load
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.study import ArmConfig
 from sparrow.schema.surface import Surface
 from sparrow.schema.types import Progress, Report
+from sparrow_recipes.study.config import ArmConfig
 from sparrow_recipes.study.design import Study
 
 Lengths = npt.NDArray[np.int64]
 
 
 def make_plans(
-    study: Study, *, progress: Progress | None = None, report: Report | None = None
+    study: Study, *, progress: Progress | None = None, report: Report = api.silent
 ) -> None:
     """Write the schedule of every arm that is not dense; what is there stays.
 
     Budgets in pages; no layer is left dense, and all layers of a schedule keep as much.
     """
     make_folder(study.plans)
-    arms = [arm for arm in study.config.arms if not arm.dense]
-    targets = [arm for arm in arms if arm.target is not None]
     made: dict[str, Schedule] = {}
-    if targets:
+    if any(arm.target is not None for arm in study.config.arms):
         surface = surface_of(study, progress, report)
-        made = {arm.name: planned_schedule(study, surface, arm) for arm in targets}
-    for arm in arms:
-        if arm.target is None:
-            budget = arm.budget
-            if arm.like is not None:
-                budget = equal_budget(made[arm.like], drawn_lengths(surface))
-            assert budget is not None, "such an arm has target, budget or like"
+    for arm in sorted(study.config.arms, key=lambda arm: arm.target is None):  # plans come first
+        if arm.target is not None:
+            made[arm.name] = planned_schedule(study, surface, arm)
+        elif arm.like is not None:
+            budget = equal_budget(made[arm.like], drawn_lengths(surface))
             made[arm.name] = Schedule.fixed(budget, name=arm.name, dense_layers=())
-        if not study.plan_of(arm).exists():
+        elif arm.budget is not None:
+            made[arm.name] = Schedule.fixed(arm.budget, name=arm.name, dense_layers=())
+        if not arm.dense and not study.plan_of(arm).exists():
             made[arm.name].save(study.plan_of(arm))
 
 
-def surface_of(study: Study, progress: Progress | None, report: Report | None) -> Surface:
+def surface_of(study: Study, progress: Progress | None, report: Report) -> Surface:
     """The surface: measured here, or one that the configuration names, of the same weights.
 
     Every budget is measured on the same prompts; those of a file are rows of training.
@@ -78,15 +76,13 @@ def surface_of(study: Study, progress: Progress | None, report: Report | None) -
 
 def planned_schedule(study: Study, surface: Surface, arm: ArmConfig) -> Schedule:
     """The cheapest of the plain variant; lengths where no budget is enough run dense."""
-    assert arm.target is not None
     plain = [one.name for one in surface.variants if not one.dense_layers and not one.shares]
     if not plain:
         raise ValueError("the surface has no variant without dense layers and layers' shares")
-    folder = study.plans / arm.name
+    folder, by = study.plans / arm.name, study.config.surface.by
     make_folder(folder)
-    by = study.config.surface.by
-    found = api.plan(surface, target=arm.target, by=by, allow_dense=True, variant=plain, out=folder)
-    return found.schedule
+    options = {"target": arm.target, "by": by, "allow_dense": True, "variant": plain}
+    return api.plan(surface, **options, out=folder).schedule
 
 
 def drawn_lengths(surface: Surface) -> Lengths:

@@ -6,13 +6,13 @@ largest; where the baseline does not learn, they are set aside and all begins ag
 
 import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from sparrow.files import FolderLock, read_document, read_lines, refuse_links, remove_unfinished
-from sparrow.models.checkpoint import pick_device
+from sparrow.files import FolderLock, refuse_links, remove_unfinished
 from sparrow.schema.loading import RESOLVED, read_resolved, save_resolved
-from sparrow.schema.study import LAST, StudyConfig
+from sparrow_recipes.study.config import StudyConfig
 from sparrow_recipes.study.design import END, Cell, Study
+from sparrow_recipes.study.files import CellEnd, StudyDesign, read_cell
+from sparrow_recipes.study.outcome import judge
 from sparrow_recipes.study.running import Job, run_jobs
 
 
@@ -22,7 +22,7 @@ class NoRate(Exception):
 
 def open_study(config: StudyConfig) -> tuple[Study, FolderLock]:
     """See to it that the folder is this study's, and this process's until the lock is closed."""
-    study = Study(config=config)
+    study = Study(config)
     study.folder.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(study.folder, setting="dir")
     try:
@@ -51,7 +51,7 @@ def prepare(study: Study, command: str = "") -> None:
 def _begun(study: Study) -> bool:
     """Whether there is a result that belongs to a design."""
     made = (study.folder / "cells", study.folder / "rejected")
-    return any(one.exists() for one in made) or any(study.plans.glob("*.json"))
+    return any(folder.exists() for folder in made) or any(study.plans.glob("*.json"))
 
 
 def refuse_other(study: Study) -> None:
@@ -74,9 +74,11 @@ def refuse_other(study: Study) -> None:
         )
 
 
-def refuse_greedy(study: Study, parallel: int) -> None:
+def refuse_greedy(study: Study) -> None:
     """Runs that share a GPU must say how much of it each may take; an engine alone takes all."""
-    train = study.config.train
+    from sparrow.models.checkpoint import pick_device
+
+    train, parallel = study.config.train, study.config.parallel
     shared = parallel > 1 and pick_device(train.model.device).type == "cuda"
     if shared and train.rollout.kv_gib is None:
         raise ValueError(
@@ -94,21 +96,20 @@ def rate_of(study: Study) -> float:
 
 def conduct(
     study: Study,
-    *,
     command: str,
-    parallel: int,
+    *,
     stop: Callable[[], bool],
     event: Callable[[str], None],
     look: Callable[[Sequence[str]], None],
 ) -> bool:
     """Run what is left of the study; whether all of it is done. Raises JobFailed and NoRate."""
-    refuse_greedy(study, parallel)
+    refuse_greedy(study)
     while True:
         rate = rate_of(study)
         study.write_design(rate, command)
         ended = run_jobs(
             jobs_of(study),
-            parallel,
+            study.config.parallel,
             stop=lambda: stop() or not_learnt(study) is not None,
             event=event,
             look=look,
@@ -125,62 +126,43 @@ def jobs_of(study: Study) -> list[Job]:
     """The plans, and every cell; those that are sparse wait for the plans."""
     folder, logs = study.folder.resolve(), study.folder / "logs"
     words = ("study", str(folder / RESOLVED), f"--dir={folder}")  # it may have been moved
+
+    def job(cell: Cell) -> Job:
+        return Job(
+            name=cell.name,
+            words=(*words, "--cell", cell.name),
+            log=logs / f"{cell.name}.txt",
+            done=lambda: study.ended(cell),
+            ready=lambda: cell.arm.dense or study.planned(),
+        )
+
     plans = Job("plans", (*words, "--plan"), logs / "plans.txt", study.planned, lambda: True)
-    return [plans, *(_job(study, cell, words, logs) for cell in study.cells)]
-
-
-def _job(study: Study, cell: Cell, words: tuple[str, ...], logs: Path) -> Job:
-    return Job(
-        name=cell.name,
-        words=(*words, "--cell", cell.name),
-        log=logs / f"{cell.name}.txt",
-        done=lambda: study.ended(cell),
-        ready=lambda: cell.arm.dense or study.planned(),
-    )
+    return [plans, *map(job, study.cells)]
 
 
 def not_learnt(study: Study) -> str | None:
     """Which seed of the baseline gained too little; None while some run, or all have learnt."""
-    cells = study.baseline_cells
-    if not all(study.ended(cell) for cell in cells):
+    if not all(map(study.ended, study.baseline_cells)):
         return None
-    for cell in cells:
-        if _status(study, cell) != "done":
-            return f"{cell.name} {_status(study, cell)}"
-        gained = gain(study.folder_of(cell))
-        if not gained >= study.config.outcome.gain:  # also where it is no number
-            return f"{cell.name} gained {gained:+.3f}, wanted {study.config.outcome.gain:+.2f}"
+    design, wanted = StudyDesign.load(study.design), study.config.outcome.gain
+    for seed in design.baseline.seeds:
+        cell = judge(read_cell(study.folder, design.baseline, seed), design)
+        if cell.status != "done":
+            return f"{cell.name} {cell.status}"
+        if cell.gain is None:
+            folder = study.folder / "cells" / cell.name
+            raise ValueError(f"{folder / 'validation.jsonl'}: no start, or no evaluation after it")
+        if cell.gain < wanted:
+            return f"{cell.name} gained {cell.gain:+.3f}, wanted {wanted:+.2f}"
     return None
-
-
-def gain(folder: Path) -> float:
-    """Mean accuracy of the last evaluations after the start, less that of the start."""
-    start, *later = accuracies(folder) or [0.0]
-    if not later:
-        raise ValueError(f"{folder / 'validation.jsonl'}: no evaluation after the start is there")
-    return sum(later[-LAST:]) / len(later[-LAST:]) - start
-
-
-def accuracies(folder: Path) -> list[float]:
-    """Of every evaluation, the mean over sources."""
-    file = folder / "validation.jsonl"
-    found = []
-    for number, line in enumerate(read_lines(file), 1):
-        values = [value for key, value in line.items() if "/acc/mean@" in key]
-        try:
-            found.append(sum(values) / len(values))
-        except (TypeError, ZeroDivisionError) as error:
-            raise ValueError(f"{file}, line {number}: no accuracy ({error})") from error
-    return found
 
 
 def _set_aside(study: Study, rate: float) -> None:
     """Keep the cells of a rate that failed, and go on to the next one."""
     rates = study.config.rates
-    later = rates[rates.index(rate) + 1 :]
-    if not later:
+    if rate == rates[-1]:
         raise NoRate(
-            f"at none of the rates {', '.join(f'{one:g}' for one in rates)} every seed of "
+            f"at none of the rates {', '.join(f'{rate:g}' for rate in rates)} every seed of "
             f"{study.config.baseline.name} gains {study.config.outcome.gain}: take an easier task, "
             "more steps or other rates"
         )
@@ -190,24 +172,16 @@ def _set_aside(study: Study, rate: float) -> None:
 
 
 def state_of(study: Study) -> dict[str, str]:
-    """By cell: done, or the steps that it has taken, or waiting."""
+    """By cell: what became of it, or the steps that it has taken, or waiting."""
     return {cell.name: _state(study, cell) for cell in study.cells}
 
 
-def _status(study: Study, cell: Cell) -> str:
-    """What became of a cell that has ended."""
-    file = study.folder_of(cell) / END
-    try:
-        return str(read_document(file)["status"])
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{file} is broken ({error}); remove that cell's folder") from error
-
-
 def _state(study: Study, cell: Cell) -> str:
+    folder = study.folder_of(cell)
     if study.ended(cell):
-        return _status(study, cell)
-    metrics = study.folder_of(cell) / "metrics.jsonl"
+        return CellEnd.load(folder / END).status
+    metrics = folder / "metrics.jsonl"
     if not metrics.exists():
         return "waits"
-    with metrics.open("rb") as file:
-        return f"{sum(1 for _ in file)} of {study.config.train.run.steps} steps"
+    lines = metrics.read_bytes().count(b"\n")
+    return f"{lines} of {study.config.train.run.steps} steps"

@@ -1,14 +1,12 @@
 """What a study says, in sentences made of its numbers, and of nothing else."""
 
-from collections.abc import Sequence
+from sparrow_recipes.study.comparing import PUBLISHED, interval_text
+from sparrow_recipes.study.outcome import ArmOutcome, FixedComparison, StudyResults
 
-from sparrow.schema.study_results import (
-    PUBLISHED,
-    ArmOutcome,
-    FixedComparison,
-    StudyResults,
-    interval_text,
-)
+
+def with_verdicts(found: StudyResults) -> StudyResults:
+    """The results with what they say."""
+    return found.replace(verdicts=verdicts(found), inconclusive=inconclusive(found))
 
 
 def verdicts(found: StudyResults) -> list[str]:
@@ -46,8 +44,8 @@ def _baseline_fault(found: StudyResults) -> str:
     if base.finals is None:
         return f"the baseline ({base.name}) has no finished run"
     if base.collapsed:
-        seeds = f"{_plural('seed', base.collapsed)} {', '.join(map(str, base.collapsed))}"
-        return f"the baseline ({base.name}) itself collapsed in {seeds}"
+        seeds = ", ".join(map(str, base.collapsed))
+        return f"the baseline ({base.name}) itself collapsed (seeds: {seeds})"
     for cell in base.cells:
         if wanted is not None and cell.gain is not None and cell.gain < wanted:
             return f"the baseline did not learn: {cell.name} gained {cell.gain:+.3f} of {wanted}"
@@ -83,13 +81,9 @@ def _learnt(found: StudyResults) -> str:
     if base.finals is None or not gains:
         return ""
     return (
-        f"The baseline ({base.name}, {len(gains)} {_plural('seed', gains)}) ended at "
+        f"The baseline ({base.name}, seeds: {len(gains)}) ended at "
         f"{base.finals.mean:.3f} (by seed against its start: {', '.join(gains)})."
     )
-
-
-def _plural(word: str, items: Sequence[object]) -> str:
-    return word if len(items) == 1 else f"{word}s"
 
 
 def _collapses(found: StudyResults) -> str:

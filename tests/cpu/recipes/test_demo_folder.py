@@ -35,14 +35,16 @@ MINE = {"notes.txt", "train-of-mine"}
 ITS = {"demo.json", "calibration", "train", "speed.json", "report.html"}
 
 
-def test_a_folder_that_is_gone_on_with_keeps_everything(tmp_path: Path) -> None:
-    begun(tmp_path / "demo")
-    opened(tmp_path / "demo")
-    assert names(tmp_path / "demo") == MINE | ITS
-
-
-def test_fresh_deletes_what_the_demo_made_and_nothing_else(tmp_path: Path) -> None:
+def test_a_folder_is_gone_on_with_and_fresh_deletes_what_the_demo_made(tmp_path: Path) -> None:
     place = begun(tmp_path / "demo")
+    left = place.folder / ".speed.json.4194305.unfinished"  # of no process that can run
+    left.touch()
+    lock = demo.open_folder(place)
+    assert not left.exists()
+    with pytest.raises(ValueError, match="demo"):  # two in one folder
+        opened(place.folder, fresh=True)
+    assert names(place.folder) == MINE | ITS
+    lock.close()
     opened(place.folder, fresh=True)
     assert names(place.folder) == MINE | {"demo.json"}
     assert read_document(place.about) == demo.describe()
@@ -69,15 +71,6 @@ def test_a_folder_that_cannot_be_gone_on_with_begins_anew_when_asked(tmp_path: P
         assert names(place.folder) == MINE | {"demo.json"}
 
 
-def test_two_demos_in_one_folder(tmp_path: Path) -> None:
-    place = begun(tmp_path / "demo")
-    lock = demo.open_folder(place)
-    with pytest.raises(ValueError, match="demo"):
-        opened(place.folder, fresh=True)
-    assert names(place.folder) == MINE | ITS
-    lock.close()
-
-
 def test_actions_of_the_gate_that_were_changed_are_named(tmp_path: Path) -> None:
     place = begun(tmp_path / "demo")
     actions = place.train / "actions.jsonl"
@@ -88,11 +81,3 @@ def test_actions_of_the_gate_that_were_changed_are_named(tmp_path: Path) -> None
     actions.write_text(line.replace("stop", "warn") + "\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"actions\.jsonl, line 1"):
         demo.gate_stopped(place)
-
-
-def test_what_a_killed_demo_was_writing_is_removed(tmp_path: Path) -> None:
-    place = begun(tmp_path / "demo")
-    left = place.folder / ".speed.json.4194305.unfinished"  # of no process that can run
-    left.touch()
-    opened(place.folder)
-    assert not left.exists()

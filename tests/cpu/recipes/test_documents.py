@@ -1,28 +1,19 @@
 """Documents of a step: a function of configuration and step alone, by shares, lengths, seeds."""
 
-import json
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pydantic")
-pytest.importorskip("tomli_w")
 
-from sparrow.schema.base import to_dict
 from sparrow.schema.episode import Document
-from sparrow.schema.loading import load_config
-from sparrow.schema.warmup import DataConfig, StageConfig, WarmupConfig
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import EOS, WORDS, decode, encode
-from sparrow_recipes import documents
-from sparrow_recipes.documents import EVALUATION, PuzzleDocuments, document
+from sparrow_recipes.warmup import documents
+from sparrow_recipes.warmup.config import DataConfig, StageConfig
+from sparrow_recipes.warmup.documents import EVALUATION, PuzzleDocuments, document
 
-ROOT = Path(__file__).parents[3]
 SHORT = StageConfig(steps=3, tokens=1024, shortest=100, longest=200)
 LATER = StageConfig(steps=5, tokens=2048, shortest=300, longest=400)
 
@@ -35,78 +26,41 @@ def stage(**changes: Any) -> StageConfig:
     return StageConfig(**{"steps": 100, "tokens": 2048, "shortest": 100, "longest": 200, **changes})
 
 
-def family(one: Document) -> str:
-    return WORDS[one.ids[0]]
-
-
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """Family, seed and length of every document that is made from now on."""
-    seen: list[tuple[str, int, int]] = []
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int, int]]:
+    """Puzzle, seed and length of every document that is made from now on."""
+    seen: list[tuple[Any, int, int]] = []
 
     def spy(puzzle: Any, seed: int, length: int) -> Document:
-        seen.append((puzzle.name, seed, length))
+        seen.append((puzzle, seed, length))
         return document(puzzle, seed, length)
 
     monkeypatch.setattr(documents, "document", spy)
     return seen
 
 
-def test_a_step_is_the_same_twice_and_steps_differ() -> None:
-    make = maker()
-    assert make(1) == make(1) == maker()(1)
-    assert make(1) != make(0)
-    assert make(1) != maker(seed=1)(1)
-
-
-def test_a_copy_makes_the_same_in_any_order() -> None:
-    copy = pickle.loads(pickle.dumps(maker()))
+def test_a_step_is_the_same_twice_in_any_order_and_steps_differ() -> None:
+    make, copy = maker(), pickle.loads(pickle.dumps(maker()))
     everything = [copy(step) for step in range(3)]
-    make = maker()
     assert [make(2), make(0), make(1)] == [everything[2], everything[0], everything[1]]
-
-
-def test_another_process_makes_the_same_without_torch() -> None:
-    code = """
-import json, sys
-from sparrow.schema.loading import load_config
-from sparrow.schema.warmup import WarmupConfig
-from sparrow_recipes.documents import PuzzleDocuments
-from sparrow.schema.base import to_dict
-config = load_config(WarmupConfig, ["base"])
-print(json.dumps([to_dict(one) for one in PuzzleDocuments.of(config)(7)]))
-assert "torch" not in sys.modules
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "12345"},
-    )
-    assert done.returncode == 0, done.stderr
-    config = load_config(WarmupConfig, ["base"])
-    assert json.loads(done.stdout) == [to_dict(one) for one in PuzzleDocuments.of(config)(7)]
+    assert make(1) == maker()(1)
+    assert make(1) not in (make(0), maker(seed=1)(1))
 
 
 def test_documents_are_prompts_with_right_chains() -> None:
+    """A share of 0 leaves a family out."""
     for name, puzzle in PUZZLES.items():
         row = puzzle.row(5, 150)
         one = document(puzzle, 5, 150)
         prompt, answer = one.ids[: one.prompt].tolist(), one.ids[one.prompt :].tolist()
         assert prompt == encode(row.prompt), name
-        assert answer[-1] == WORDS.index(EOS)
-        assert answer.count(WORDS.index(EOS)) == 1
+        assert answer.index(WORDS.index(EOS)) == len(answer) - 1
         assert puzzle.reward(row, decode(answer)).acc == 1
+        make = maker(**{other: float(other == name) for other in PUZZLES})
+        assert {WORDS[one.ids[0]] for step in range(3) for one in make(step)} == {name}
 
 
-def test_a_share_of_0_leaves_a_family_out() -> None:
-    for only in PUZZLES:
-        make = maker(**{name: float(name == only) for name in PUZZLES})
-        assert {family(one) for step in range(3) for one in make(step)} == {only}
-
-
-def test_families_lengths_and_seeds(drawn: list[tuple[str, int, int]]) -> None:
+def test_families_lengths_and_seeds(drawn: list[tuple[Any, int, int]]) -> None:
     """Families by their shares, lengths evenly on a log scale, within four standard errors.
 
     Evaluation counts its seeds from 0 and stays below those that training draws.
@@ -114,7 +68,8 @@ def test_families_lengths_and_seeds(drawn: list[tuple[str, int, int]]) -> None:
     make = maker(stage(longest=400), assignments=0.25, countdown=0.25, graph=0.5)
     for step in range(25):
         make(step)
-    names, seeds, lengths = zip(*drawn, strict=True)
+    puzzles, seeds, lengths = zip(*drawn, strict=True)
+    names = [puzzle.name for puzzle in puzzles]
     total = len(drawn)
     assert total > 150
     for name, share in (("assignments", 0.25), ("countdown", 0.25), ("graph", 0.5)):
@@ -127,7 +82,7 @@ def test_families_lengths_and_seeds(drawn: list[tuple[str, int, int]]) -> None:
     assert len(set(seeds)) == total
 
 
-def test_each_stage_has_its_steps(drawn: list[tuple[str, int, int]]) -> None:
+def test_each_stage_has_its_steps(drawn: list[tuple[Any, int, int]]) -> None:
     make = maker(SHORT, LATER)
     for step, (low, high, tokens) in {
         2: (100, 200, 1024),
@@ -142,41 +97,26 @@ def test_each_stage_has_its_steps(drawn: list[tuple[str, int, int]]) -> None:
         make(8)
 
 
-def test_none_is_longer_than_context_or_stage() -> None:
+def test_a_step_is_filled_and_nothing_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with the document that has no room; those are at most about twice their dial."""
     for tokens, context in ((1024, 8192), (4096, 500), (1024, 300)):
         make = maker(stage(tokens=tokens, longest=1500), context=context)
         for step in range(4):
-            found = make(step)
-            assert found
-            assert max(map(len, found)) <= min(tokens, context)
-            assert sum(map(len, found)) <= tokens
-
-
-def test_a_step_is_filled() -> None:
-    """It ends with the document that has no room; those are at most about twice their dial."""
+            lengths = [*map(len, make(step))]
+            assert 0 < max(lengths) <= min(tokens, context)
+            assert sum(lengths) <= tokens
     make = maker(stage(tokens=4096))
-    for step in range(5):
-        assert sum(map(len, make(step))) > 4096 - 600
-
-
-def test_what_never_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(sum(map(len, make(step))) > 4096 - 600 for step in range(5))
     monkeypatch.setattr(documents, "TRIES", 5)
-    make = maker(stage(tokens=1024, shortest=4000, longest=4000))
-    with pytest.raises(ValueError, match="4000"):
-        make(0)
+    with pytest.raises(ValueError, match="4000"):  # what never fits
+        maker(stage(tokens=1024, shortest=4000, longest=4000))(0)
 
 
-def test_revisit_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = set()
-
-    def spy(puzzle: Any, seed: int, length: int) -> Document:
-        seen.add((puzzle.name, getattr(puzzle, "revisit", None)))
-        return document(puzzle, seed, length)
-
-    monkeypatch.setattr(documents, "document", spy)
+def test_revisit_is_passed_on(drawn: list[tuple[Any, int, int]]) -> None:
     for revisit in (False, True):
-        seen.clear()
+        drawn.clear()
         for step in range(3):
             maker(revisit=revisit)(step)
+        seen = {(puzzle.name, getattr(puzzle, "revisit", None)) for puzzle, _, _ in drawn}
         assert {own for name, own in seen if name != "countdown"} == {revisit}
         assert {name for name, _ in seen} == set(PUZZLES)

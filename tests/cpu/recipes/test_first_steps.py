@@ -21,8 +21,8 @@ pytest.importorskip("tomli_w")
 pytest.importorskip("pytest_timeout")  # markers are strict: without it the one below is unknown
 
 from sparrow.schema.loading import load_config
-from sparrow.schema.warmup import WarmupConfig
-from sparrow_recipes.warmup import new_trainer, train
+from sparrow_recipes.warmup.config import WarmupConfig
+from sparrow_recipes.warmup.training import new_trainer, train
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "bench" / "2026-11-15-warmup-base.jsonl"

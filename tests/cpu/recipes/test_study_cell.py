@@ -8,31 +8,24 @@ import pytest
 pytest.importorskip("pydantic")
 
 from sparrow.schema.gate import Reading
-from sparrow.schema.study import StudyConfig
+from sparrow.schema.loading import load_config
 from sparrow_recipes.study.cell import bins_of, run_cell
+from sparrow_recipes.study.config import StudyConfig
 from sparrow_recipes.study.design import END, Study
 
-CONFIG = {
-    "name": "little",
-    "seeds": (0,),
-    "rates": (3e-4,),
-    "arms": ({"name": "dense", "role": "baseline"}, {"name": "p05-0.86", "target": 0.86}),
-    "surface": {"bin": 32, "prompts": 8, "budgets": (64, 96)},
-    "probe": {"prompts": 2},
-    "train": {
-        "model": {"name": "tiny", "device": "cpu"},
-        "data": {"task": "assignments", "length": 100},
-        "rollout": {"prompts": 2, "samples": 2, "max_tokens": 16, "max_prompt": 64},
-        "batch": {"tokens": 8192, "recompute": False},
-        "gate": {"mode": "warn", "sample": 2, "bin": 32},
-        "validation": {"every": 1, "rows": 2},
-        "run": {"steps": 1, "rollouts": 0, "tensorboard": False},
-    },
-}
+LITTLE = Path(__file__).parents[3] / "bench" / "faults" / "study.toml"
+SMALLER = [
+    "--probe.prompts=2",
+    "--train.rollout.samples=2",
+    "--train.rollout.max_tokens=16",
+    "--train.gate.sample=2",
+    "--train.validation.rows=2",
+    "--train.run.steps=1",
+]
 
 
 def test_a_cell_that_was_trained_but_not_ended_ends_the_same(tmp_path: Path) -> None:
-    study = Study(config=StudyConfig.model_validate(CONFIG | {"dir": tmp_path}))
+    study = Study(load_config(StudyConfig, [LITTLE], [*SMALLER, f"--dir={tmp_path}"]))
     cell = study.cell("dense-0")
     run_cell(study, cell, 3e-4)
     folder = study.folder_of(cell)
@@ -57,26 +50,23 @@ def test_p05_of_a_bin_by_hand() -> None:
     alpha = [i / 100 for i in range(101)]
     entropy = [0.2] * 21 + [0.1] * 80  # 0.1 is not above 0.1
     (found,) = bins_of((reading("a", 100, alpha, entropy),), 128 * 2)
-    assert (found["start"], found["stop"]) == (0, 256)
-    assert (found["tokens"], found["prompts"], found["uncertain"]) == (101, 1, 21)
-    assert found["p05"] == pytest.approx(0.05)
-    assert found["p05_uncertain"] == pytest.approx(0.01)
-    assert found["low"] <= found["p05"] <= found["high"]
+    assert (found.start, found.stop) == (0, 256)
+    assert (found.tokens, found.prompts, found.uncertain) == (101, 1, 21)
+    assert (found.p05, found.p05_uncertain) == (pytest.approx(0.05), pytest.approx(0.01))
+    assert found.low <= found.p05 <= found.high
 
 
 def test_tokens_go_where_their_lengths_are_and_prompts_are_counted_once() -> None:
     """150 tokens at 50 to 199 in bins of 100: 50 below 100 of each of four readings."""
     readings = tuple(reading(name, 50, [1.0] * 50 + [0.5] * 100) for name in "aabc")
     low, high = bins_of(readings, 100)
-    assert (low["start"], low["stop"], low["tokens"], low["prompts"]) == (0, 100, 200, 3)
-    assert (high["start"], high["tokens"], high["prompts"]) == (100, 400, 3)
-    assert (low["p05"], high["p05"]) == (1.0, 0.5)
+    assert (low.start, low.stop, low.tokens, low.prompts, low.p05) == (0, 100, 200, 3, 1.0)
+    assert (high.start, high.tokens, high.prompts, high.p05) == (100, 400, 3, 0.5)
 
 
 def test_bins_that_are_not_told() -> None:
     """100 tokens are enough, 99 are not; an empty bin between others is none."""
     readings = (reading("a", 0, [1.0] * 99), reading("b", 200, [0.9] * 100, 0.0))
     (found,) = bins_of(readings, 100)
-    assert (found["start"], found["tokens"]) == (200, 100)
-    assert (found["uncertain"], found["p05_uncertain"]) == (0, None)
+    assert (found.start, found.tokens, found.uncertain, found.p05_uncertain) == (200, 100, 0, None)
     assert bins_of((), 100) == bins_of((reading("a", 0, []),), 100) == []

@@ -67,41 +67,29 @@ def test_plans_of_given_budgets_need_no_model(
     assert (found.budgets.tolist(), found.dense_layers, found.name) == ([64], (), "starved")
 
 
-def planned_by_hand(tmp_path: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Two targets and a fixed budget, from a surface that is made up."""
+def test_planned_arms_and_a_fixed_budget_that_reads_as_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences of 900 and 1500 tokens: 512 from 100 on. A plan that is there stays."""
     arms = [
         DENSE,
         {"name": "fixed", "like": "high"},
         {"name": "low", "target": 0.7},
         {"name": "high", "target": 0.9},
     ]
-    patch.setattr(plans, "surface_of", lambda *_: measured())
     made = study(tmp_path / "s", arms)
+    made.plans.mkdir(parents=True)
+    Schedule.fixed(96, name="mine", dense_layers=()).save(made.plans / "low.json")
     chosen = {"low": stepped(64, 128), "high": stepped(64, 512)}
-    patch.setattr(plans, "planned_schedule", lambda _, __, arm: chosen[arm.name])
+    monkeypatch.setattr(plans, "surface_of", lambda *_: measured())
+    monkeypatch.setattr(plans, "planned_schedule", lambda _, __, arm: chosen[arm.name])
     make_plans(made)
-    return made.plans
-
-
-def test_a_fixed_budget_reads_as_much_as_the_arm_it_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sequences of 900 and 1500 tokens: that of 512 from 100 on, a little less for the start."""
-    folder = planned_by_hand(tmp_path, monkeypatch)
-    found = Schedule.load(folder / "fixed.json")
+    low, high, fixed = (
+        Schedule.load(made.plans / f"{name}.json") for name in ("low", "high", "fixed")
+    )
+    assert (low.name, high.budgets.tolist(), fixed.budgets.tolist()) == ("mine", [64, 512], [512])
     lengths = np.concatenate([np.arange(5, 900), np.arange(5, 1500)])
-    wanted = stepped(64, 512).kept(lengths, 0).mean()
-    assert found.budgets.tolist() == [512]
-    assert abs(found.kept(lengths, 0).mean() - wanted) < 16
-
-
-def test_a_plan_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = tmp_path / "s" / "plans" / "low.json"
-    kept.parent.mkdir(parents=True)
-    Schedule.fixed(96, name="mine", dense_layers=()).save(kept)
-    folder = planned_by_hand(tmp_path, monkeypatch)
-    assert Schedule.load(kept).name == "mine"
-    assert Schedule.load(folder / "high.json").budgets.tolist() == [64, 512]
+    assert abs(fixed.kept(lengths, 0).mean() - high.kept(lengths, 0).mean()) < 16
 
 
 def test_a_surface_of_other_weights_is_refused(

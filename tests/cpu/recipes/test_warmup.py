@@ -1,5 +1,6 @@
 """A whole warm-up, small: stopped and resumed, refused, ended, begun with another model."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from sparrow import models
 from sparrow.dataflow.checkpoints import read_state
 from sparrow.files import FolderLock, parse_line
 from sparrow.schema.loading import load_config
-from sparrow.schema.warmup import WarmupConfig
 from sparrow.tasks import PUZZLES
-from sparrow.tasks.base import VOCABULARY, encode
-from sparrow_recipes import documents, warmup
-from sparrow_recipes.warmup import new_trainer, run_directory, spec_of, warm_up
+from sparrow.tasks.base import encode
+from sparrow_recipes.warmup import documents, training
+from sparrow_recipes.warmup.config import WarmupConfig
+from sparrow_recipes.warmup.training import new_trainer, run_directory, spec_of, warm_up
 
 STEPS = 7
 TOML = """
@@ -103,19 +104,28 @@ def checkpoint(folder: Path) -> Path:
     return place
 
 
-def test_a_run_leaves_its_curve_and_a_model(toml: Path, tmp_path: Path) -> None:
+def test_a_run_leaves_its_curve_and_a_model_and_is_not_run_again(
+    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken off between the last checkpoint and the model, it only saves that."""
     seen: list[dict[str, Any]] = []
-    config = config_of(toml)
-    place = warm_up(config, on_step=seen.append)
-    assert place == tmp_path / "run" / "model"
-    lines = curve(tmp_path / "run")
-    assert [line["step"] for line in lines] == list(range(STEPS))
-    assert [line["step"] for line in seen] == list(range(STEPS))
+    config, folder = config_of(toml), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "save", lambda *_, **__: None)
+        warm_up(config, on_step=seen.append)
+    assert not (folder / "model").exists()
+    assert warm_up(config, on_step=pytest.fail) == folder / "model"
+    lines = curve(folder)
+    assert [line["step"] for line in lines] == [line["step"] for line in seen] == [*range(STEPS)]
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert lines[0]["rate"] == 2.5e-3
     assert lines[-1]["rate"] == pytest.approx(0.02 * 5e-3)
     assert all(0 < line["learnt"] < line["tokens"] <= 1024 for line in lines)
-    assert load_config(WarmupConfig, [tmp_path / "run" / "config.resolved.toml"]) == config
+    assert load_config(WarmupConfig, [folder / "config.resolved.toml"]) == config
+    files = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    monkeypatch.setattr(training, "new_trainer", None)
+    assert warm_up(config) == folder / "model"
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == files
 
 
 def test_stopped_and_resumed_is_the_same_run(toml: Path, tmp_path: Path, whole: Path) -> None:
@@ -150,52 +160,13 @@ def test_broken_off_between_checkpoints_it_goes_on_from_the_last(
     assert_same_weights(tmp_path / "broken", whole)
 
 
-def test_workers_make_the_same_documents(toml: Path, tmp_path: Path, whole: Path) -> None:
-    warm_up(config_of(toml, "run", "--run.workers=1"))
-    assert curve(tmp_path / "run") == curve(whole)
-
-
-def test_a_directory_of_another_configuration_is_refused(
-    toml: Path, tmp_path: Path, whole: Path
-) -> None:
-    warm_up(config_of(toml), until=2)
-    for folder in (tmp_path / "run", whole):
-        resolved = (folder / "config.resolved.toml").read_text(encoding="utf-8")
-        for change in ("--optimiser.rate=0.001", "--data.seed=1", "--model.seed=1"):
-            where = f"--run.dir={folder}"
-            with pytest.raises(ValueError, match=r"run\.dir"):
-                warm_up(load_config(WarmupConfig, [toml], [where, change]))
-        assert (folder / "config.resolved.toml").read_text(encoding="utf-8") == resolved
-
-
-def test_a_model_of_unknown_making_is_refused(toml: Path, tmp_path: Path) -> None:
-    (tmp_path / "run" / "model").mkdir(parents=True)
-    with pytest.raises(ValueError, match="checkpoint"):
-        warm_up(config_of(toml))
-
-
-def test_an_ended_run_is_not_run_again(
-    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = config_of(toml)
-    place = warm_up(config)
-    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    monkeypatch.setattr(warmup, "new_trainer", None)
-    assert warm_up(config) == place
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == files
-
-
-def test_ended_without_its_model_it_only_saves(
-    toml: Path, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Broken off between the last checkpoint and the model."""
-    config = config_of(toml)
-    with monkeypatch.context() as patch:
-        patch.setattr(warmup, "save", lambda *_, **__: None)
-        warm_up(config)
-    assert not (tmp_path / "run" / "model").exists()
-    assert warm_up(config, on_step=pytest.fail) == tmp_path / "run" / "model"
-    assert_same_weights(tmp_path / "run", whole)
+def test_a_directory_of_another_configuration_is_refused(toml: Path, whole: Path) -> None:
+    resolved = (whole / "config.resolved.toml").read_text(encoding="utf-8")
+    for change in ("--optimiser.rate=0.001", "--data.seed=1", "--model.seed=1"):
+        where = f"--run.dir={whole}"
+        with pytest.raises(ValueError, match=r"run\.dir"):
+            warm_up(load_config(WarmupConfig, [toml], [where, change]))
+    assert (whole / "config.resolved.toml").read_text(encoding="utf-8") == resolved
 
 
 def test_a_loss_or_gradient_that_is_no_number_is_refused(
@@ -217,7 +188,7 @@ def test_a_loss_or_gradient_that_is_no_number_is_refused(
             spoil(trainer)
             return trainer
 
-        monkeypatch.setattr(warmup, "new_trainer", spoilt)
+        monkeypatch.setattr(training, "new_trainer", spoilt)
         with pytest.raises(ValueError, match=name):
             warm_up(config_of(toml, name))
         assert not (tmp_path / name / "checkpoints").exists()
@@ -225,7 +196,9 @@ def test_a_loss_or_gradient_that_is_no_number_is_refused(
 
 
 def test_begins_with_a_wider_model(toml: Path, tmp_path: Path, whole: Path) -> None:
-    start = whole / "model"
+    """One that cannot be narrowed is refused. A resumed run does not need its start."""
+    start = tmp_path / "start"
+    shutil.copytree(whole / "model", start)
     wide = load_file(start / "model.safetensors")
     changes = (f"--model.start={start}", "--model.intermediate=24", "--model.max_positions=512")
     config = config_of(toml, "narrow", *changes)
@@ -235,6 +208,11 @@ def test_begins_with_a_wider_model(toml: Path, tmp_path: Path, whole: Path) -> N
             assert 24 in state[name].shape
         else:
             assert torch.equal(state[name], weight.float()), name
+    for field, change in (("channels", "intermediate=65"), ("layers=2", "layers=2")):
+        with pytest.raises(ValueError, match=field):
+            warm_up(config_of(toml, field, changes[0], f"--model.{change}"))
+    assert warm_up(config, until=3) is None
+    shutil.rmtree(start)
     place = warm_up(config)
     assert place is not None
     spec = models.load(place, device="cpu").spec
@@ -242,62 +220,39 @@ def test_begins_with_a_wider_model(toml: Path, tmp_path: Path, whole: Path) -> N
     assert curve(tmp_path / "narrow")[0]["loss"] < curve(whole)[0]["loss"]
 
 
-def test_a_start_that_cannot_be_narrowed_is_refused(toml: Path, whole: Path) -> None:
-    start = whole / "model"
-    with pytest.raises(ValueError, match="channels"):
-        warm_up(config_of(toml, "wide", f"--model.start={start}", "--model.intermediate=65"))
-    with pytest.raises(ValueError, match="layers=2"):
-        warm_up(config_of(toml, "deep", f"--model.start={start}", "--model.layers=2"))
-
-
 def test_the_model_folder_is_one_of_transformers(toml: Path, whole: Path) -> None:
+    """How folders are written and read is tested with the models; this is of its tokenizer."""
     place = whole / "model"
     text = PUZZLES["graph"].row(0, 100).prompt
     tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
     assert tokenizer(text)["input_ids"] == encode(text)
     assert tokenizer.decode(encode(text)) == text
     theirs = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
-    assert type(theirs).__name__ == "Qwen3ForCausalLM"
     assert theirs.config.eos_token_id == tokenizer.eos_token_id
-    assert {weight.dtype for weight in load_file(place / "model.safetensors").values()} == {
-        torch.bfloat16
-    }
-    ours = models.load(place, device="cpu")
-    spec = spec_of(config_of(toml).model)
-    assert ours.spec == spec
-    assert (spec.family, spec.vocabulary, spec.tied) == ("qwen3", VOCABULARY, True)
-    assert models.load_tokenizer(place)(text)["input_ids"] == encode(text)
+    assert models.load(place, device="cpu").spec == spec_of(config_of(toml).model)
 
 
-def test_where_a_run_is_by_default(toml: Path) -> None:
-    assert run_directory(load_config(WarmupConfig, [toml])) == Path("runs/warmup/mini")
-
-
-@pytest.mark.parametrize("name", ["meta.json", "state.json", "state.safetensors"])
-def test_a_damaged_checkpoint_is_named(toml: Path, tmp_path: Path, name: str) -> None:
+def test_damaged_files_are_named(toml: Path, tmp_path: Path) -> None:
+    """Of the checkpoint, and a curve with a changed line or without steps that are behind it."""
     config = config_of(toml)
     warm_up(config, until=3)
-    file = checkpoint(tmp_path / "run") / name
-    whole = file.read_bytes()
-    one_bit = bytearray(whole)
-    one_bit[len(whole) // 2] ^= 1
-    for content in (whole[: len(whole) // 2], b"", bytes(range(256)) * 4, bytes(one_bit), None):
-        file.unlink() if content is None else file.write_bytes(content)
-        with pytest.raises(ValueError, match=name):
-            warm_up(config)
-        file.write_bytes(whole)
+    files = [*checkpoint(tmp_path / "run").iterdir(), tmp_path / "run" / "curve.jsonl"]
+    assert len(files) == 4
+    for file in files:
+        whole = file.read_bytes()
+        one_bit = bytearray(whole)
+        one_bit[len(whole) // 2] ^= 1
+        for content in (whole[: len(whole) // 2], b"", bytes(range(256)) * 4, bytes(one_bit), None):
+            file.unlink() if content is None else file.write_bytes(content)
+            with pytest.raises(ValueError, match=file.name):
+                warm_up(config)
+            file.write_bytes(whole)
     assert warm_up(config, until=4) is None
 
 
-def test_a_pickled_checkpoint_of_an_earlier_version_is_refused(toml: Path, tmp_path: Path) -> None:
-    """Not gone on from, and not begun anew over it."""
-    (tmp_path / "run").mkdir()
-    torch.save({"next": 3}, tmp_path / "run" / "checkpoint.pt")
-    with pytest.raises(ValueError, match=r"checkpoint\.pt"):
-        warm_up(config_of(toml))
-
-
-def test_two_in_one_directory_are_refused(toml: Path, tmp_path: Path) -> None:
+def test_folders_of_others(toml: Path, tmp_path: Path) -> None:
+    """Of another process, of a model that nobody knows, or none at all."""
+    assert run_directory(load_config(WarmupConfig, [toml])) == Path("runs/warmup/mini")
     (tmp_path / "run").mkdir()
     lock = FolderLock(tmp_path / "run")
     with pytest.raises(ValueError, match=r"run\b"):
@@ -307,60 +262,24 @@ def test_two_in_one_directory_are_refused(toml: Path, tmp_path: Path) -> None:
     left.touch()
     warm_up(config_of(toml), until=1)
     assert not left.exists()
-
-
-def test_a_changed_line_of_the_curve_is_named(toml: Path, tmp_path: Path) -> None:
-    config = config_of(toml)
-    warm_up(config, until=3)
-    curve = tmp_path / "run" / "curve.jsonl"
-    lines = curve.read_text().splitlines(keepends=True)
-    lines[1] = lines[1].replace('"loss": ', '"loss": 1')
-    curve.write_text("".join(lines))
-    with pytest.raises(ValueError, match=r"curve\.jsonl, line 2"):
-        warm_up(config)
-
-
-def test_a_curve_that_lacks_steps_is_refused(toml: Path, tmp_path: Path) -> None:
-    config = config_of(toml)
-    warm_up(config, until=3)
-    curve = tmp_path / "run" / "curve.jsonl"
-    curve.write_text(curve.read_text().splitlines(keepends=True)[0])
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"curve\.jsonl"):
-            warm_up(config)
-        curve.unlink(missing_ok=True)
-
-
-def test_a_file_in_the_place_of_the_run_directory(toml: Path, tmp_path: Path) -> None:
+    (tmp_path / "other" / "model").mkdir(parents=True)
+    with pytest.raises(ValueError, match="checkpoint"):
+        warm_up(config_of(toml, "other"))
     (tmp_path / "taken").touch()
     with pytest.raises(ValueError, match="taken"):
         warm_up(config_of(toml, "taken"))
 
 
-def test_a_stage_that_cannot_be_filled_is_found_at_the_start(
+def test_what_cannot_run_is_found_at_the_start(
     toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A shape that no machine holds, a stage that cannot be filled."""
+    large = [f"--model.{key}=65536" for key in ("hidden", "intermediate")]
+    with pytest.raises(ValueError, match=r"^model: "):
+        warm_up(config_of(toml, "run", *large, "--model.layers=1024"))
     monkeypatch.setattr(documents, "TRIES", 5)
     text = TOML.replace("longest = 200", "shortest = 4000\nlongest = 4000")
     toml.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match="4000"):
         warm_up(config_of(toml))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_shape_that_no_machine_holds_is_found_at_the_start(toml: Path, tmp_path: Path) -> None:
-    large = [f"--model.{key}=65536" for key in ("hidden", "intermediate")]
-    with pytest.raises(ValueError, match=r"^model: "):
-        warm_up(config_of(toml, "run", *large, "--model.layers=1024"))
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_resumed_run_does_not_need_its_start(toml: Path, whole: Path, tmp_path: Path) -> None:
-    start = tmp_path / "start"
-    (whole / "model").rename(start)
-    config = config_of(toml, "run", f"--model.start={start}")
-    try:
-        warm_up(config, until=3)
-    finally:
-        start.rename(whole / "model")
-    assert warm_up(config) == tmp_path / "run" / "model"

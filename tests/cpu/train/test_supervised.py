@@ -16,11 +16,12 @@ from torch.nn import functional
 from sparrow import models
 from sparrow.models.attention import Packed
 from sparrow.schema.episode import Document
-from sparrow.schema.warmup import DataConfig, OptimiserConfig, StageConfig
+from sparrow.schema.train import OptimiserConfig
 from sparrow.train.optimiser import adamw, rate_at
 from sparrow.train.packing import Pack, pack
 from sparrow.train.supervised import Supervised, packs
-from sparrow_recipes.documents import PuzzleDocuments
+from sparrow_recipes.warmup.config import DataConfig, StageConfig
+from sparrow_recipes.warmup.documents import PuzzleDocuments
 
 VOCABULARY = 61
 STEPS = 40

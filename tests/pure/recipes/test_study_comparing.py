@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from sparrow.schema.study_results import FinalAccuracies, GapPoint
 from sparrow_recipes.study import comparing
 from sparrow_recipes.study.comparing import (
+    FinalAccuracies,
+    GapPoint,
     crossing,
     difference,
     draws,
@@ -24,14 +25,13 @@ def sample(*finals: float, answers: int = 768) -> FinalAccuracies:
     return comparing.sample(dict(enumerate(finals)), answers)
 
 
-def test_variance_of_seeds_has_a_binomial_floor() -> None:
-    """0.7, 0.8, 0.9 have 0.01; three equal ones still have 0.5 x 0.5 / 768."""
+def test_variances_have_a_floor_and_one_seed_borrows_the_pooled_one() -> None:
+    """0.7, 0.8, 0.9 have 0.01; three equal ones still have 0.5 x 0.5 / 768.
+
+    Two arms of variances 0.01 (two free) and 0.02 (one free): 0.04 / 3.
+    """
     assert variance_of_run(sample(0.7, 0.8, 0.9), None) == pytest.approx(0.01)
     assert variance_of_run(sample(0.5, 0.5, 0.5), None) == pytest.approx(0.25 / 768)
-
-
-def test_one_seed_borrows_the_pooled_variance() -> None:
-    """Two arms of variances 0.01 (two free) and 0.02 (one free): 0.04 / 3."""
     common = pooled([sample(0.7, 0.8, 0.9), sample(0.6, 0.8), sample(0.9)])
     assert common == pytest.approx(0.04 / 3)
     assert variance_of_run(sample(0.8), common) == pytest.approx(0.04 / 3)
@@ -63,15 +63,11 @@ def test_pairs_are_of_seeds_that_both_have() -> None:
     assert found.paired_interval[1] == pytest.approx(0.2 + 1.27062, abs=1e-4)
 
 
-def test_one_seed_has_no_interval() -> None:
+def test_one_seed_or_equal_seeds_have_no_interval() -> None:
     found = difference(sample(0.7, 0.8, 0.9), sample(0.6), 0.01)
-    assert found.interval is None
+    assert (found.interval, found.paired_interval) == (None, None)
     assert found.paired is not None
-    assert found.paired_interval is None
     assert found.error == pytest.approx(math.sqrt(0.01 / 3 + 0.01))
-
-
-def test_equal_seeds_have_no_interval_instead_of_an_empty_one() -> None:
     assert difference(sample(0.5, 0.5), sample(0.4, 0.4), None).interval is None
 
 
@@ -112,24 +108,15 @@ def test_no_threshold_of_a_baseline_alone() -> None:
     assert find_threshold([], 0.05) is None
 
 
-def test_draws_are_all_there_are_for_few_seeds() -> None:
-    found = draws([0, 1, 2])
-    assert found.shape == (27, 3)
-    assert len({tuple(draw) for draw in found.tolist()}) == 27
-    many = draws(range(6))
+def test_draws_and_quantiles() -> None:
+    """All draws that there are for few seeds; quantiles by inverse CDF, which may be infinite."""
+    found, many = draws([0, 1, 2]), draws(range(6))
+    assert len({tuple(draw) for draw in found.tolist()}) == len(found) == 27
     assert many.shape == (2000, 6)
     assert np.array_equal(many, draws(range(6)))
-
-
-def test_quantiles_by_inverse_cdf_may_be_infinite() -> None:
     values = [3.0, 1.0, 2.0, math.inf]
-    assert [quantile(values, share) for share in (0.025, 0.25, 0.5, 0.51, 0.975)] == [
-        1.0,
-        1.0,
-        2.0,
-        3.0,
-        math.inf,
-    ]
+    shares = {0.025: 1.0, 0.25: 1.0, 0.5: 2.0, 0.51: 3.0, 0.975: math.inf}
+    assert {share: quantile(values, share) for share in shares} == shares
 
 
 def test_the_interval_over_two_seeds_by_hand() -> None:
@@ -149,18 +136,14 @@ def test_the_interval_over_two_seeds_by_hand() -> None:
     assert found.holds_published
 
 
-def test_open_draws_are_counted_and_open_the_interval() -> None:
+def test_open_and_empty_draws_are_counted_and_open_the_interval() -> None:
     zero = points((0.80, 0.2), (0.99, 0.0), seed=0)  # open above
     one = points((0.80, 0.0), (0.99, 0.0), seed=1)  # open below; both: 0.1, open above
     found = find_threshold([*zero, *one], 0.05)
     assert found is not None
     assert (found.low, found.high) == ("open below", "open above")
     assert (found.open_below, found.open_above) == (1, 3)
-
-
-def test_draws_without_an_arm_are_counted() -> None:
     lone = [*points((0.8, 0.0), (0.99, 0.0), seed=0), *points((0.98, 0.0), seed=1)]
     found = find_threshold(lone, 0.05)
     assert found is not None
-    assert (found.draws, found.empty) == (4, 1)
-    assert found.high == 0.8
+    assert (found.draws, found.empty, found.high) == (4, 1, 0.8)

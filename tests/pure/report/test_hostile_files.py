@@ -15,9 +15,10 @@ from support.study_folders import controlled, plan
 from sparrow.report.markdown import code_block, markdown, name, prose
 from sparrow.report.render import html
 from sparrow.report.run_page import page_of
-from sparrow.report.study_page import write_study
-from sparrow.schema.study_files import read_study
+from sparrow_recipes.study.files import read_study
 from sparrow_recipes.study.outcome import conclude
+from sparrow_recipes.study.page import write_study
+from sparrow_recipes.study.verdicts import with_verdicts
 
 ESCAPES = "x\x1b]0;\x07\x1b[2J\r\x9b31m\ud800"
 MARKUP = (
@@ -140,9 +141,9 @@ def test_a_study_of_hostile_files(study: Path) -> None:
     (study / "cells" / "stray <img src=x> ![i](http:)").mkdir()
     change(study / "design.json", name=f"$\\frac{{ {MARKUP}", command=[MARKUP, "```"])
     change(study / "cells" / "dense-0" / "end.json", status="failed", message=MARKUP)
-    text = write_study(study, folder := read_study(study), conclude(folder)).read_text(
-        encoding="utf-8"
-    )
+    text = write_study(
+        study, folder := read_study(study), with_verdicts(conclude(folder))
+    ).read_text(encoding="utf-8")
     refuse_control(text)
     assert {kind for kind in kinds(text) if kind.startswith(("html", "link"))} == set()
     assert text.partition("## Commands")[0].count("![") == 4  # its own figures

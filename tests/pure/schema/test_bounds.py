@@ -10,9 +10,9 @@ from sparrow.schema.base import Record
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.loading import ConfigError, load_config
 from sparrow.schema.options import fields_of, takes_text
-from sparrow.schema.study import StudyConfig
 from sparrow.schema.train import TrainConfig
-from sparrow.schema.warmup import WarmupConfig
+from sparrow_recipes.study.config import StudyConfig
+from sparrow_recipes.warmup.config import WarmupConfig
 
 CONFIGS = Path(__file__).parents[3] / "recipes/sparrow_recipes/configs"
 FILES: dict[type[Record], Path] = {

@@ -5,26 +5,27 @@ make them, and a resumed run goes on with the ones it would have seen. Imports n
 processes that only make documents start at once.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import accumulate
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from sparrow.schema.base import to_dict
+from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.episode import Document
-from sparrow.schema.warmup import DataConfig, StageConfig, WarmupConfig
 from sparrow.tasks import PUZZLES, Assignments, GraphPath
 from sparrow.tasks.base import EOS, Puzzle, drawn, encode
+from sparrow_recipes.warmup.config import DataConfig, StageConfig, WarmupConfig
 
 EVALUATION = 1 << 20  # seeds below are for evaluation, seeds from here on for training
 SEEDS = 1 << 48
 TRIES = 1000  # documents in a row that may be too long
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PuzzleDocuments:
+class PuzzleDocuments(Record):
     """Documents of a step: families by their shares, lengths evenly on a log scale."""
 
     data: DataConfig
@@ -39,9 +40,7 @@ class PuzzleDocuments:
     @property
     def worker(self) -> tuple[str, dict[str, Any]]:
         """Target and arguments of a worker process that makes the same documents."""
-        stages = [stage.model_dump() for stage in self.stages]
-        plain = {"data": self.data.model_dump(), "stages": stages, "context": self.context}
-        return f"{__name__}:make_documents", plain
+        return f"{__name__}:make_documents", to_dict(self)
 
     def __call__(self, step: int) -> list[Document]:
         stage = self._stage(step)
@@ -56,12 +55,10 @@ class PuzzleDocuments:
             documents.append(document)
 
     def _stage(self, step: int) -> StageConfig:
-        left = step
-        for stage in self.stages:
-            if left < stage.steps:
-                return stage
-            left -= stage.steps
-        raise ValueError(f"step {step} lies behind the last stage")
+        ends = list(accumulate(stage.steps for stage in self.stages))
+        if step >= ends[-1]:
+            raise ValueError(f"step {step} lies behind the last stage")
+        return self.stages[bisect_right(ends, step)]
 
     def _fitting(self, rng: Random, stage: StageConfig) -> Document:
         """The next document that fits into the context and the stage's tokens."""
@@ -86,15 +83,9 @@ class PuzzleDocuments:
         return document(puzzle, rng.randrange(EVALUATION, SEEDS), length)
 
 
-def make_documents(
-    data: dict[str, Any], stages: list[dict[str, Any]], context: int
-) -> Callable[[int], list[dict[str, Any]]]:
+def make_documents(**plain: Any) -> Callable[[int], list[dict[str, Any]]]:
     """What a worker process does with a step: its documents as JSON."""
-    maker = PuzzleDocuments(
-        data=DataConfig(**data),
-        stages=tuple(StageConfig(**stage) for stage in stages),
-        context=context,
-    )
+    maker = from_dict(PuzzleDocuments, plain)
     return lambda step: [to_dict(document) for document in maker(step)]
 
 

@@ -4,7 +4,6 @@ A run directory holds the resolved configuration, one JSON line per step (curve.
 checkpoint, and at the end the model. Started again, it goes on where it stopped.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,27 +13,19 @@ from typing import Any
 import torch
 
 from sparrow.dataflow.checkpoints import Checkpoints
+from sparrow.dataflow.run_files import LineFile, lines_by_step
 from sparrow.engine.memory import host_memory
-from sparrow.files import (
-    FolderLock,
-    open_append,
-    parse_line,
-    read_text,
-    remove_unfinished,
-    sealed,
-    write_whole,
-)
+from sparrow.files import FolderLock, remove_unfinished, write_whole
 from sparrow.models import ModelSpec, load, random, save
 from sparrow.models.checkpoint import narrowed, pick_device, pick_dtype
 from sparrow.models.spec import Rope
 from sparrow.schema.loading import save_resolved
-from sparrow.schema.warmup import ShapeConfig, WarmupConfig
 from sparrow.tasks.base import EOS, PAD, VOCABULARY, WORDS, puzzle_tokenizer
 from sparrow.train.supervised import StepStats, Supervised, packs
-from sparrow_recipes.documents import PuzzleDocuments
+from sparrow_recipes.warmup.config import ShapeConfig, WarmupConfig
+from sparrow_recipes.warmup.documents import PuzzleDocuments
 
 CURVE, CHECKPOINTS, MODEL = "curve.jsonl", "checkpoints", "model"
-PICKLED = "checkpoint.pt"  # what earlier versions wrote
 READ_EVERY = 20  # steps between looks at the device: a look waits for it
 REMOVE = "remove the run directory to begin anew"
 OnStep = Callable[[dict[str, Any]], None]
@@ -43,15 +34,9 @@ OnStep = Callable[[dict[str, Any]], None]
 def spec_of(shape: ShapeConfig) -> ModelSpec:
     """The decoder of a configuration, with the vocabulary of the puzzles."""
     return ModelSpec(
+        **shape.model_dump(exclude={"name", "rope_theta", "seed", "start"}),
         family="qwen3",
-        layers=shape.layers,
-        hidden=shape.hidden,
-        intermediate=shape.intermediate,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_size=shape.head_size,
         vocabulary=VOCABULARY,
-        max_positions=shape.max_positions,
         tied=True,
         rope=Rope(theta=shape.rope_theta),
         eos_ids=(WORDS.index(EOS),),
@@ -85,7 +70,7 @@ def warm_up(
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is no folder; name another run.dir")
     if (folder / MODEL).exists():
-        if _load(config, folder) is None:
+        if load_checkpoint(config, folder) is None:
             raise ValueError(f"{folder / MODEL} is there, but no checkpoint: what made it?")
         return folder / MODEL
     _check_memory(config)
@@ -93,31 +78,66 @@ def warm_up(
     folder.mkdir(parents=True, exist_ok=True)
     with closing(FolderLock(folder)):
         remove_unfinished(folder)
-        return _run(config, folder, until, on_step)
-
-
-def _run(
-    config: WarmupConfig, folder: Path, until: int | None, on_step: OnStep | None
-) -> Path | None:
-    state = _load(config, folder)
-    trainer = new_trainer(config, resumed=state is not None)
-    _begin(trainer, config, folder, state)
-    with open_append(folder / CURVE) as curve:
-        for line in train(trainer, config, until=until):
-            curve.write(f"{sealed(json.dumps(line))}\n".encode())
-            if on_step is not None:
-                on_step(line)
-            if line["step"] + 1 == trainer.next and trainer.next % config.run.save_every == 0:
-                curve.flush()
-                _save_checkpoint(trainer, config, folder)
-    _save_checkpoint(trainer, config, folder)
-    if trainer.next < config.steps:
-        return None
-    return save(trainer.model.to(torch.bfloat16), folder / MODEL, tokenizer=puzzle_tokenizer())
+        trainer = _resume(config, folder)
+        _train_to(trainer, config, folder, until, on_step)
+        if trainer.next < config.steps:
+            return None
+        return save(trainer.model.to(torch.bfloat16), folder / MODEL, tokenizer=puzzle_tokenizer())
 
 
 def run_directory(config: WarmupConfig) -> Path:
     return config.run.dir or Path("runs") / "warmup" / config.model.name
+
+
+def load_checkpoint(config: WarmupConfig, folder: Path) -> dict[str, Any] | None:
+    """The state in a run directory, None where there is none; of a damaged one ValueError."""
+    faults: list[str] = []
+    checkpoints = Checkpoints(folder / CHECKPOINTS, 1, report=faults.append)
+    step = checkpoints.latest()
+    if faults:
+        raise ValueError(f"{faults[0]}; {REMOVE}")
+    return None if step is None else checkpoints.load(step, _identity(config))
+
+
+def _identity(config: WarmupConfig) -> str:
+    """What must be equal for a run to go on: all but where it runs, and the products' dtype."""
+    dtype = pick_dtype(config.run.dtype, pick_device(config.run.device), {})
+    return f"{dtype} {config.model_dump_json(exclude={'run'})}"
+
+
+def _resume(config: WarmupConfig, folder: Path) -> Supervised:
+    """The trainer at the start, or where a checkpoint was made; the curve is cut there."""
+    state = load_checkpoint(config, folder)
+    trainer = new_trainer(config, resumed=state is not None)
+    save_resolved(config, folder)
+    if state is not None:
+        trainer.restore(state)
+    lines = lines_by_step(folder / CURVE) if state is not None else []
+    kept = [line for step, line in lines if step < trainer.next]
+    if len(kept) < trainer.next:
+        counted = f"{len(kept)} of the {trainer.next} steps before the checkpoint"
+        raise ValueError(f"{folder / CURVE} has {counted}; {REMOVE}")
+    write_whole(folder / CURVE, kept)
+    return trainer
+
+
+def _train_to(
+    trainer: Supervised,
+    config: WarmupConfig,
+    folder: Path,
+    until: int | None,
+    on_step: OnStep | None,
+) -> None:
+    """Train, with a line of the curve for each step and checkpoints now and then."""
+    checkpoints = Checkpoints(folder / CHECKPOINTS, 1)
+    with closing(LineFile(folder / CURVE)) as curve:
+        for line in train(trainer, config, until=until):
+            curve.append(line)
+            if on_step is not None:
+                on_step(line)
+            if line["step"] + 1 == trainer.next and trainer.next % config.run.save_every == 0:
+                checkpoints.save(trainer.next, trainer.state(), _identity(config))
+    checkpoints.save(trainer.next, trainer.state(), _identity(config))
 
 
 def train(
@@ -130,16 +150,20 @@ def train(
     begun = time.monotonic()
     for pack in packs(make, trainer.next, stop, workers=config.run.workers):
         unread.append(trainer.step(pack))
-        look = trainer.next == stop or 0 in (
-            trainer.next % READ_EVERY,
-            trainer.next % config.run.save_every,
-        )
-        if look:
+        at = trainer.next
+        if at == stop or at % READ_EVERY == 0 or at % config.run.save_every == 0:
             lines = [stats.plain() for stats in unread]
             seconds = time.monotonic() - begun
-            _refuse_nan(lines)
-            yield from ({**line, "seconds": round(seconds / len(lines), 4)} for line in lines)
+            for line in lines:
+                _refuse_nan(line)
+                yield {**line, "seconds": round(seconds / len(lines), 4)}
             unread, begun = [], time.monotonic()
+
+
+def _refuse_nan(line: dict[str, Any]) -> None:
+    for name in ("loss", "gradient"):  # either spoils the weights
+        if not line[name] < float("inf"):
+            raise ValueError(f"step {line['step']}: the {name} is {line[name]}; lower the rate")
 
 
 def _check_memory(config: WarmupConfig) -> None:
@@ -159,60 +183,3 @@ def _check_stages(config: WarmupConfig) -> None:
     for stage in config.stages:
         make(first)
         first += stage.steps
-
-
-def _refuse_nan(lines: list[dict[str, Any]]) -> None:
-    for line in lines:
-        for name in ("loss", "gradient"):  # either spoils the weights
-            if not line[name] < float("inf"):
-                raise ValueError(f"step {line['step']}: the {name} is {line[name]}; lower the rate")
-
-
-def _load(config: WarmupConfig, folder: Path) -> dict[str, Any] | None:
-    """The state in a run directory, None where there is none; of a damaged one ValueError."""
-    if (folder / PICKLED).exists():
-        raise ValueError(f"{folder / PICKLED} is of an earlier version, which pickled; {REMOVE}")
-    faults: list[str] = []
-    checkpoints = Checkpoints(folder / CHECKPOINTS, 1, report=faults.append)
-    step = checkpoints.latest()
-    if faults:
-        raise ValueError(f"{faults[0]}; {REMOVE}")
-    return None if step is None else checkpoints.load(step, _identity(config))
-
-
-def _curve(file: Path, steps: int) -> list[str]:
-    """The lines of the steps before a checkpoint; all must be there, each with its digest."""
-    text = read_text(file, "curve") if file.exists() else ""
-    lines = text.splitlines(keepends=True)
-    if len(lines) < steps:
-        raise ValueError(
-            f"{file} has {len(lines)} of the {steps} steps before the checkpoint; {REMOVE}"
-        )
-    for number, line in enumerate(lines[:steps], 1):
-        try:
-            parse_line(line)
-        except ValueError as error:
-            raise ValueError(f"{file}, line {number}: {error}; {REMOVE}") from error
-    return lines[:steps]
-
-
-def _begin(
-    trainer: Supervised, config: WarmupConfig, folder: Path, state: dict[str, Any] | None
-) -> None:
-    """At the start, or where a checkpoint was made; the curve is cut there."""
-    save_resolved(config, folder)
-    lines: list[str] = []
-    if state is not None:
-        lines = _curve(folder / CURVE, state["next"])
-        trainer.restore(state)
-    write_whole(folder / CURVE, lines)
-
-
-def _save_checkpoint(trainer: Supervised, config: WarmupConfig, folder: Path) -> None:
-    Checkpoints(folder / CHECKPOINTS, 1).save(trainer.next, trainer.state(), _identity(config))
-
-
-def _identity(config: WarmupConfig) -> str:
-    """What must be equal for a run to go on: all but where it runs, and the products' dtype."""
-    dtype = pick_dtype(config.run.dtype, pick_device(config.run.device), {})
-    return f"{dtype} {config.model_dump_json(exclude={'run'})}"

@@ -7,7 +7,7 @@ unfinished; it is read as far as it goes, and never left out. What is wrong is s
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
 
@@ -16,11 +16,23 @@ from sparrow.schema.base import File, Record
 from sparrow.schema.run_folder import Measured, Metrics, read_metrics
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.types import FolderName
+from sparrow_recipes.study.config import ArmKind, ArmRole
 
 ACCURACY, LENGTH = "val-core/", "val-aux/"
 F = TypeVar("F", bound=File)
-ArmKind = Literal["dense", "target", "fixed", "budget"]
 Positive = Annotated[int, Field(ge=1)]
+
+
+class StudyFile(File):
+    """A file of a study; fields with a default may be missing in older ones."""
+
+    @classmethod
+    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
+        fields = cls.model_fields.items()
+        optional = {name: field for name, field in fields if not field.is_required()}
+        return {
+            name: field.get_default(call_default_factory=True) for name, field in optional.items()
+        } | data
 
 
 class StudyArm(Record):
@@ -28,17 +40,13 @@ class StudyArm(Record):
 
     name: FolderName
     kind: ArmKind
-    role: Literal["baseline", "arm", "collapses", "flat"]
+    role: ArmRole
     target: float | None
     budget: int | None
     like: str | None = None
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     rate: float
     correction: str
-
-    def _check(self) -> None:
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds: got {list(self.seeds)}, allowed: each once")
 
 
 class Collapse(Record):
@@ -48,7 +56,7 @@ class Collapse(Record):
     length: float
 
 
-class StudyDesign(File):
+class StudyDesign(StudyFile):
     """design.json: what was fixed before anything ran."""
 
     what: ClassVar[str] = "design"
@@ -70,10 +78,6 @@ class StudyDesign(File):
     command: str | tuple[str, ...] | None = None
     arms: Annotated[tuple[StudyArm, ...], Field(min_length=1)]
 
-    @classmethod
-    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return {"model": "", "data": {}, "rollout": {}, "gain": None, "command": None} | data
-
     @property
     def baseline(self) -> StudyArm:
         return next(arm for arm in self.arms if arm.role == "baseline")
@@ -84,17 +88,14 @@ class StudyDesign(File):
 
     def _check(self) -> None:
         names = [arm.name for arm in self.arms]
-        if len(set(names)) < len(names):
-            raise ValueError(f"arms: got names {', '.join(names)}, allowed: each once")
-        baselines = [arm.role for arm in self.arms].count("baseline")
-        if baselines != 1:
-            raise ValueError(f"arms: got {baselines} of role baseline, allowed: one")
-        for arm in self.arms:
-            if arm.like is not None and arm.like not in set(names) - {arm.name}:
-                raise ValueError(f"arms: {arm.name} is like {arm.like!r}, allowed: another arm")
+        if len(set(names)) < len(names) or [arm.role for arm in self.arms].count("baseline") != 1:
+            raise ValueError(f"arms: got {', '.join(names)}, allowed: each once, one baseline")
+        strange = {arm.like for arm in self.arms} - {None, *names}
+        if strange:
+            raise ValueError(f"arms: got like {', '.join(map(str, strange))}, allowed: an arm")
 
 
-class CellEnd(File):
+class CellEnd(StudyFile):
     """end.json: how a run of the study ended."""
 
     what: ClassVar[str] = "end"
@@ -104,10 +105,6 @@ class CellEnd(File):
     steps: int
     seconds: Measured  # of the session that ended it
     rate: float | None = None
-
-    @classmethod
-    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return {"rate": None} | data
 
 
 class TailBin(Record):
@@ -124,7 +121,7 @@ class TailBin(Record):
     p05_uncertain: Measured
 
 
-class CellTail(File):
+class CellTail(StudyFile):
     """start.json and tail.json: one schedule calibrated before and after a run."""
 
     what: ClassVar[str] = "tail"
@@ -135,13 +132,8 @@ class CellTail(File):
     length: Measured = None
     bins: tuple[TailBin, ...]
 
-    @classmethod
-    def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return {"length": None} | data
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenseAnswers:
+class DenseAnswers(NamedTuple):
     """Held-out problems answered densely after so many steps; None: no number."""
 
     step: int
@@ -172,12 +164,11 @@ class StudyCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFolder:
-    """A study's folder. `strangers`: folders among the cells that no arm of the design has."""
+    """A study's folder."""
 
     design: StudyDesign
     cells: Mapping[str, Sequence[StudyCell]]  # by arm
     plans: Mapping[str, Schedule]  # by arm
-    strangers: Sequence[str]
 
 
 def read_study(folder: str | Path) -> StudyFolder:
@@ -186,19 +177,17 @@ def read_study(folder: str | Path) -> StudyFolder:
     design = _loaded(folder / "design.json", StudyDesign)
     if design is None:
         raise ValueError(f"{folder / 'design.json'} is not there: this is no folder of a study")
-    cells = {arm.name: [_cell(folder, arm, seed) for seed in arm.seeds] for arm in design.arms}
+    cells = {arm.name: [read_cell(folder, arm, seed) for seed in arm.seeds] for arm in design.arms}
     plans = {name: _loaded(folder / "plans" / f"{name}.json", Schedule) for name in cells}
-    own = {f"{arm.name}-{seed}" for arm in design.arms for seed in arm.seeds}
-    there = {path.name for path in (folder / "cells").glob("*") if path.is_dir()}
     return StudyFolder(
         design=design,
         cells=cells,
         plans={name: plan for name, plan in plans.items() if plan is not None},
-        strangers=sorted(there - own),
     )
 
 
-def _cell(folder: Path, arm: StudyArm, seed: int) -> StudyCell:
+def read_cell(folder: Path, arm: StudyArm, seed: int) -> StudyCell:
+    """One arm with one seed, as far as it has come."""
     place = folder / "cells" / f"{arm.name}-{seed}"
     verify(place, ("metrics.jsonl", "validation.jsonl"))
     steps, end = _lines(place / "metrics.jsonl"), _loaded(place / "end.json", CellEnd)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,10 +32,10 @@ from sparrow.schema.base import to_dict
 from sparrow.schema.loading import load_config, read_resolved
 from sparrow.schema.run_folder import read_run
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.study_files import read_study
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import TrainConfig
 from sparrow.tasks.rows import FileRows
+from sparrow_recipes.study.files import read_study
 
 TINY = load("tiny", device="cpu")
 REPORTED = ("metrics.jsonl", "validation.jsonl", "config.resolved.toml")
@@ -51,7 +52,7 @@ class Specimen(NamedTuple):
     same: Callable[[Any, Any], bool] = operator.eq  # what was read, and what was written
 
 
-def run(count: int, seed: int) -> list[Try]:
+def run(count: int, seed: int, verb: str | None) -> list[Try]:
     """So many damaged files, of each kind in turn."""
     rng, progress = random.Random(seed), Progress("files", count, every=50)
     with tempfile.TemporaryDirectory(prefix="damage-") as name:
@@ -145,7 +146,7 @@ def _of_calibration(folder: Path) -> list[Specimen]:
 
     def measured(copy: Path) -> Any:
         store = Trajectories(copy, first["figures"])
-        return [_content(row) for arm in arms for row in store.of(arm)]
+        return [_plain(_fields(row)) for arm in arms for row in store.of(arm)]
 
     def within(rows: Any, right: Any) -> bool:
         """Rows that are gone are measured again."""
@@ -190,7 +191,9 @@ def _of_run(folder: Path) -> list[Specimen]:
             for path in sorted(last.iterdir())
         ),
         *(Specimen("run, in a report", folder, name, _report) for name in REPORTED),
-        Specimen("run, to replay", folder, "config.resolved.toml", _resolved),
+        Specimen(
+            "run, to replay", folder, "config.resolved.toml", partial(read_resolved, TrainConfig)
+        ),
         Specimen("rollouts", folder, "rollouts/step_000003.jsonl", _rollouts),
     ]
 
@@ -198,7 +201,9 @@ def _of_run(folder: Path) -> list[Specimen]:
 def _of_study(folder: Path) -> list[Specimen]:
     cell = ("end.json", "tail.json", "start.json", "metrics.jsonl", "validation.jsonl")
     names = ["design.json", "plans/p05-0.86.json", *(f"cells/p05-0.86-0/{name}" for name in cell)]
-    return [Specimen("study", folder, name, _study) for name in names]
+    return [
+        Specimen("study", folder, name, lambda copy: _fields(read_study(copy))) for name in names
+    ]
 
 
 def _by_hand(folder: Path) -> list[Specimen]:
@@ -206,7 +211,7 @@ def _by_hand(folder: Path) -> list[Specimen]:
     folder.mkdir()
     rows = [{"prompt": f"what is {n}?", "answer": str(n), "data_source": "math"} for n in range(9)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
-    (folder / "train.toml").write_text(kills.TRAIN, encoding="utf-8")
+    shutil.copy(kills.TRAIN, folder)
     return [
         Specimen("rows", folder, "rows.jsonl", _rows, digest=False),
         Specimen("configuration", folder, "train.toml", _config, digest=False),
@@ -217,20 +222,31 @@ def _by_hand(folder: Path) -> list[Specimen]:
 
 
 def _schedule(folder: Path) -> Any:
-    return to_dict(Schedule.load(folder / "schedule.json"))
+    return Schedule.load(folder / "schedule.json")
 
 
 def _surface(folder: Path) -> Any:
-    return to_dict(Surface.load(folder / "surface.json"))
+    return Surface.load(folder / "surface.json")
+
+
+def _rows(folder: Path) -> Any:
+    return FileRows.read(folder / "rows.jsonl").examples
+
+
+def _config(folder: Path) -> Any:
+    return load_config(TrainConfig, [folder / "train.toml"])
 
 
 def _report(folder: Path) -> Any:
-    run = read_run(folder)
-    return [getattr(run, name) for name in run.__slots__ if name != "folder"]
+    return _fields(read_run(folder))
 
 
-def _content(record: Any) -> list[Any]:
-    return [_plain(getattr(record, name)) for name in record.__slots__]
+def _study(folder: Path) -> Any:
+    return _fields(read_study(folder))
+
+
+def _fields(record: Any) -> list[Any]:
+    return [getattr(record, name) for name in record.__slots__ if name != "folder"]
 
 
 def _plain(value: Any) -> Any:
@@ -256,22 +272,5 @@ def _adapter(folder: Path) -> Any:
     return adapter.alpha, adapter.rslora, _plain(adapter.tensors())
 
 
-def _resolved(folder: Path) -> Any:
-    return read_resolved(TrainConfig, folder)
-
-
 def _rollouts(folder: Path) -> Any:
     return [[to_dict(one) for one in group.trajectories] for group in read_rollouts(folder, 3)]
-
-
-def _study(folder: Path) -> Any:
-    study = read_study(folder)
-    return [getattr(study, name) for name in study.__slots__ if name != "folder"]
-
-
-def _rows(folder: Path) -> Any:
-    return FileRows.read(folder / "rows.jsonl").examples
-
-
-def _config(folder: Path) -> Any:
-    return load_config(TrainConfig, [folder / "train.toml"])

@@ -1,23 +1,13 @@
 """The configuration of `sparrow warmup`: a small thinking model from nothing, on puzzles."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sparrow.schema.base import FieldError, Record
 from sparrow.schema.common import Device
-from sparrow.schema.types import (
-    Directory,
-    FolderName,
-    Name,
-    Rate,
-    Seed,
-    Share,
-    Steps,
-    StepsOrZero,
-    Tokens,
-    Weight,
-)
+from sparrow.schema.train import OptimiserConfig
+from sparrow.schema.types import Directory, FolderName, Name, Seed, Share, Steps, Tokens
 
 MOST_STAGES = 64
 Width = Annotated[int, Field(ge=1, le=2**16)]
@@ -49,12 +39,10 @@ class StageConfig(Record):
     shortest: Annotated[int, Field(ge=100, le=8000)] = 100
     longest: Annotated[int, Field(ge=100, le=8000)]
 
-    @model_validator(mode="after")
-    def _refuse_empty(self) -> Self:
+    def _check(self) -> None:
         if self.shortest > self.longest:
             allowed = f"at most longest, which is {self.longest}"
             raise FieldError("StageConfig", {"shortest": (self.shortest, allowed)})
-        return self
 
 
 class DataConfig(Record):
@@ -66,24 +54,9 @@ class DataConfig(Record):
     graph: Share = 1.0
     revisit: bool = True  # whether chains may repeat what they have done before
 
-    @model_validator(mode="after")
-    def _refuse_none(self) -> Self:
+    def _check(self) -> None:
         if not self.assignments + self.countdown + self.graph:
             raise FieldError("DataConfig", {"assignments": (0, "one share above 0 at least")})
-        return self
-
-
-class OptimiserConfig(Record):
-    """AdamW. The rate goes up along a line, stays, and at the end goes down along a line."""
-
-    rate: Rate = 2e-3
-    warm_up: StepsOrZero = 200
-    decay: StepsOrZero = 1000
-    final: Share = 0.02  # of the rate, at the last step
-    beta1: Rate = 0.9
-    beta2: Rate = 0.95
-    weight_decay: Weight = 0.1
-    clip: Annotated[float, Field(gt=0, le=1e12)] = 1.0
 
 
 class WarmupRunConfig(Record):
@@ -107,13 +80,11 @@ class WarmupConfig(Record):
 
     shortcuts: ClassVar = {"device": "run.device", "out": "run.dir"}
 
-    @model_validator(mode="after")
-    def _refuse_count(self) -> Self:
+    def _check(self) -> None:
         # Not by min_length: that would also count a stage that was refused.
         if not 1 <= len(self.stages) <= MOST_STAGES:
             allowed = f"one stage at least, {MOST_STAGES} at most"
             raise FieldError("WarmupConfig", {"stages": (len(self.stages), allowed)})
-        return self
 
     @property
     def steps(self) -> int:

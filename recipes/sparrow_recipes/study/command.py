@@ -1,0 +1,170 @@
+"""`sparrow study`: the command line of a control study."""
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Annotated
+
+from sparrow.cli.output import STOPPED, alert, console, counting, notes, plain, write
+from sparrow.cli.output import report as note
+from sparrow_recipes.study.config import ArmConfig, StudyConfig
+from sparrow_recipes.study.design import Study
+
+
+def study(
+    config: StudyConfig,
+    *,
+    dry_run: Annotated[bool, "Only show the arms, seeds and what is done already."] = False,
+    plan: Annotated[bool, "Only calibrate, and plan the schedules of the arms."] = False,
+    cell: Annotated[
+        str | None,
+        "Only this run, in this process: to spread a study over machines that share the folder. "
+        "Plan first.",
+    ] = None,
+    report: Annotated[bool, "Only write the report of what is there."] = False,
+) -> None:
+    """Ask where sparse rollouts begin to hurt: train arms of different p05, with controls, and see.
+
+    Schedules are planned for each target; dense is the baseline; a control that must collapse and
+    one that must not move say whether the study can tell anything. Every arm and seed is a run of
+    `sparrow train` in a process of its own. Stopped and started again, it goes on. tiny and
+    small are shipped, recipes/sparrow_recipes/study/config.py lists every setting. Prints the
+    report's file.
+
+    For example:
+
+      sparrow study tiny --dry-run
+      sparrow study small --parallel 6
+
+    Exit codes: 0 all runs have ended, 1 one failed or no rate was found, 2 a mistake in the
+    settings, 130 stopped by Ctrl-C.
+    """
+    from sparrow.processes.supervisor import die_with_parent
+
+    die_with_parent()
+    parts = {"--plan": plan, "--cell": cell, "--report": report, "--dry-run": dry_run}
+    chosen = [name for name, given in parts.items() if given]
+    if len(chosen) > 1:
+        raise ValueError(f"{' and '.join(chosen)}: give one of them")
+    command, made = shlex.join(["sparrow", *sys.argv[1:]]), Study(config)
+    if dry_run:
+        _show(made)
+    elif plan:
+        _plan(made, command)
+    elif cell is not None:
+        _cell(made, cell, command)
+    else:
+        if not report:
+            _conduct(config, command)
+        _write(made)
+
+
+def _show(study: Study) -> None:
+    from rich.table import Table
+
+    from sparrow_recipes.study.stages import rate_of, state_of
+
+    states, rate, config, train = state_of(study), rate_of(study), study.config, study.config.train
+    table = Table("arm", "rollout", "role", "rate", "corrections", "seeds: state")
+    for arm in config.arms:
+        cells = [f"{cell.seed}: {states[cell.name]}" for cell in study.cells if cell.arm == arm]
+        used = train.algorithm.corrections if arm.corrections is None else arm.corrections
+        corrections = ", ".join(choice.use for choice in used) or "none"
+        own_rate = f"{rate if arm.rate is None else arm.rate:g}"
+        table.add_row(arm.name, _rollout(arm), arm.role, own_rate, corrections, ", ".join(cells))
+    console.print(table)
+    console.print(
+        f"{len(study.cells)} runs of {train.run.steps} steps, {train.rollout.prompts} prompts x "
+        f"{train.rollout.samples} answers <= {train.rollout.max_tokens} tokens; evaluated every "
+        f"{train.validation.every} steps on {train.validation.rows} rows; rates tried in turn: "
+        f"{', '.join(f'{rate:g}' for rate in config.rates)}; folder {study.folder}",
+        highlight=False,
+    )
+
+
+def _rollout(arm: ArmConfig) -> str:
+    """How an arm attends, for people."""
+    return {
+        "dense": "dense",
+        "target": f"planned for p05 {arm.target}",
+        "budget": f"{arm.budget} tokens kept",
+        "fixed": f"one budget, reads as much as {arm.like}",
+    }[arm.kind]
+
+
+def _plan(study: Study, command: str) -> None:
+    from sparrow_recipes.study.plans import make_plans
+    from sparrow_recipes.study.stages import prepare
+
+    prepare(study, command)
+    with counting("measuring") as progress:
+        make_plans(study, progress=progress, report=note)
+    write(str(study.plans))
+
+
+def _cell(study: Study, name: str, command: str) -> None:
+    from sparrow.dataflow.local.messages import EpisodeFailed, GateStop, Unjudged
+    from sparrow.dataflow.stopping import Stopped, Stopping
+    from sparrow_recipes.study.cell import run_cell
+    from sparrow_recipes.study.stages import prepare, rate_of
+
+    chosen = study.cell(name)
+    if not chosen.arm.dense and not study.plan_of(chosen.arm).exists():
+        raise ValueError(f"{study.plan_of(chosen.arm)} is not there: run with --plan first")
+    prepare(study, command)
+    with Stopping() as stopping:
+        try:
+            run_cell(study, chosen, rate_of(study), stopping=stopping, report=note)
+        except Stopped:
+            sys.exit(STOPPED)
+        except (GateStop, Unjudged, EpisodeFailed) as error:
+            alert(f"{name}:", str(error))
+            sys.exit(1)
+    write(str(study.folder_of(chosen)))
+
+
+def _conduct(config: StudyConfig, command: str) -> None:
+    """Run what is left; a line says what runs and how far it is."""
+    from sparrow.dataflow.stopping import Stopping
+    from sparrow_recipes.study.running import JobFailed
+    from sparrow_recipes.study.stages import NoRate, conduct, open_study, state_of
+
+    study, lock = open_study(config)
+    begun = time.monotonic()
+
+    def event(text: str) -> None:
+        line = f"[dim]{time.monotonic() - begun:6.0f} s[/] {plain(text)}"
+        notes.print(line, highlight=False, markup=True)
+
+    def look(running: Sequence[str]) -> None:
+        states = state_of(study)
+        done = sum(state in ("done", "diverged") for state in states.values())
+        each = ", ".join(f"{name} ({states.get(name, 'measuring')})" for name in running)
+        status.update(plain(f"{done} of {len(states)} runs done; {each}"))
+
+    try:
+        with closing(lock), Stopping() as stopping, notes.status("begins") as status:
+            ended = conduct(study, command, stop=lambda: stopping.wanted, event=event, look=look)
+    except (JobFailed, NoRate) as error:
+        goes_on = "\nonce the reason is gone, the same command goes on"
+        alert("error:", f"{error}{goes_on if isinstance(error, JobFailed) else ''}")
+        sys.exit(1)
+    if not ended:
+        notes.print(f"stopped; the same command goes on from {study.folder}")
+        sys.exit(STOPPED)
+
+
+def _write(study: Study) -> None:
+    from sparrow_recipes.study.files import read_study
+    from sparrow_recipes.study.outcome import conclude
+    from sparrow_recipes.study.page import write_study
+    from sparrow_recipes.study.stages import refuse_other
+    from sparrow_recipes.study.verdicts import with_verdicts
+
+    refuse_other(study)
+    folder = read_study(study.folder)
+    results = with_verdicts(conclude(folder))
+    results.save(study.folder / "results.json")
+    write(str(write_study(study.folder, folder, results)))

@@ -1,0 +1,1 @@
+"""`sparrow warmup`: a thinking model from nothing, on puzzles with gold chains."""
