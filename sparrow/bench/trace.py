@@ -64,7 +64,7 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class TraceCase:
     """What is measured: an engine, and one of the attentions that it runs."""
 
     who: str
@@ -137,7 +137,7 @@ def run(
 
 
 def _sums(
-    cases: Sequence[Case],
+    cases: Sequence[TraceCase],
     times: Sequence["StepTimes"],
     trace: Trace,
     limit: cost.Limit,
@@ -180,14 +180,14 @@ def _limit(model: Decoder, schedule: Schedule, over: Trace, capacity: int) -> co
 
 def _cases(
     model: Decoder, schedule: Schedule, name: str, traces: Sequence[Trace]
-) -> tuple[Case, Case]:
+) -> tuple[TraceCase, TraceCase]:
     """Both attentions over one engine, with random contents, that holds every state."""
     dense, sparse = timing.reads(model), timing.reads(model, schedule)
     engine = _engine(model, dense.page_bytes, traces)
     decode.fill(engine)
     return (
-        Case(who="dense", schedule=None, engine=engine, reads=dense),
-        Case(who=name, schedule=schedule, engine=engine, reads=sparse),
+        TraceCase(who="dense", schedule=None, engine=engine, reads=dense),
+        TraceCase(who=name, schedule=schedule, engine=engine, reads=sparse),
     )
 
 
@@ -246,7 +246,7 @@ def begin(kind: Kind, lengths: IntArray) -> IntArray:
     return np.maximum(1, lengths + shift - BACK)
 
 
-def measure(case: Case, traces: Sequence[Trace], report: Report) -> list[TracePoint]:
+def measure(case: TraceCase, traces: Sequence[Trace], report: Report) -> list[TracePoint]:
     """States of these traces, each once, with their times and the bytes they read."""
     points = []
     for kind, lengths in find_states(traces, case.width, case.sizes):
@@ -285,7 +285,7 @@ def _step_seconds(engine: Engine) -> list[float]:
 class StepTimes:
     """Seconds of steps: those of their kind, between measured ones by bytes. A `StepSeconds`."""
 
-    def __init__(self, case: Case, points: Sequence[TracePoint]) -> None:
+    def __init__(self, case: TraceCase, points: Sequence[TracePoint]) -> None:
         self.sizes, self.width = case.sizes, case.width
         self.measured: dict[Kind, tuple[list[int], list[float]]] = {}
         for point in sorted(points, key=lambda point: point.bytes):
@@ -308,7 +308,11 @@ class StepTimes:
 
 
 def _confirm(
-    cases: Sequence[Case], times: Sequence[StepTimes], short: Trace, capacity: int, report: Report
+    cases: Sequence[TraceCase],
+    times: Sequence[StepTimes],
+    short: Trace,
+    capacity: int,
+    report: Report,
 ) -> TraceCheck:
     """Requests cut short, from prompts to ends, against the sum of measured steps for them."""
     cutoff, took, expected = int(short.lengths.max()), [], []
@@ -331,7 +335,7 @@ def _confirm(
     )
 
 
-def complete(case: Case, lengths: IntArray, capacity: int, *, seed: int) -> float:
+def complete(case: TraceCase, lengths: IntArray, capacity: int, *, seed: int) -> float:
     """Seconds of a run of requests with these final lengths, admitted by the trace's rule."""
     engine, draw = case.engine, np.random.default_rng(seed)
     prompts = draw.integers(engine.model.spec.vocabulary, size=(len(lengths), PROMPT)).tolist()
