@@ -9,36 +9,8 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.sparse.flows import (
-    D,
-    Flow,
-    P,
-    as_keys,
-    bf16,
-    constant,
-    convolve_over_pages,
-    fp8,
-    fp16,
-    fp32,
-    full,
-    int4,
-    interpret,
-    kron,
-    library,
-    logsumexp,
-    mask,
-    max_over_pages,
-    maximum,
-    mean_over_pages,
-    min_over_pages,
-    minimum,
-    norm_over_pages,
-    normalise_over_pages,
-    softmax_over_pages,
-    take,
-    weights,
-    where,
-)
+from sparrow.sparse import flows as lang
+from sparrow.sparse.flows import Flow, interpret, library
 from sparrow.sparse.flows.flow import Program, trace
 from sparrow.sparse.flows.interpret import Scene
 from sparrow.sparse.rule import Rule
@@ -69,42 +41,46 @@ def means(keys, values):
 
 def arithmetic(query, fields, position):
     x = query * fields.mean - 0.25
-    y = where(x > 0, x.silu(), -x.abs() / 3) + maximum(x, 0.5) * minimum(x, 0.25)
+    y = lang.where(x > 0, x.silu(), -x.abs() / 3) + lang.maximum(x, 0.5) * lang.minimum(x, 0.25)
     return y.sigmoid().sum() + (fields.spread + 1).log() + (-fields.spread).exp().sqrt()
 
 
 def distance(query, fields, position):
     gone = position.length - 16 * position.page
-    near = where(gone < 64, 1.0, 0.0) + mask(position.page <= position.pages).relu()
+    near = lang.where(gone < 64, 1.0, 0.0) + lang.mask(position.page <= position.pages).relu()
     return (query.mean(0) @ fields.mean + near) / (1 + gone) + fields.spread
 
 
 def parts(keys, values):
     halves = keys.reshape(2, keys.shape[0] // 2, keys.shape[1])
-    return {"low": halves.min(1), "first": keys[0], "few": take(values.mean(0), [0, 2])}
+    return {"low": halves.min(1), "first": keys[0], "few": lang.take(values.mean(0), [0, 2])}
 
 
 def pieces(query, fields, position):
     best = (fields.low @ query.T).max(1)
-    pair = kron(fields.few, full(1.0, 2)).sum()
+    pair = lang.kron(fields.few, lang.full(1.0, 2)).sum()
     return best.sum() + pair + fields.first @ query[0] + fields.low[1:2].sum()
 
 
 def over_pages(query, fields, position):
     x = query @ fields.mean
-    y = (x - mean_over_pages(x)) / (1 + norm_over_pages(x, among="free"))
-    z = normalise_over_pages(x) + softmax_over_pages(x, among="free")
-    return (y + z * (max_over_pages(x) - min_over_pages(x))).max() + fields.spread
+    y = (x - lang.mean_over_pages(x)) / (1 + lang.norm_over_pages(x, among="free"))
+    z = lang.normalise_over_pages(x) + lang.softmax_over_pages(x, among="free")
+    return (y + z * (lang.max_over_pages(x) - lang.min_over_pages(x))).max() + fields.spread
 
 
 def smoothed(query, fields, position):
-    return convolve_over_pages(query @ fields.mean, (0.25, 1.0, 0.5)).max() + fields.spread
+    return lang.convolve_over_pages(query @ fields.mean, (0.25, 1.0, 0.5)).max() + fields.spread
 
 
 def learned(query, fields, position):
     rng = np.random.default_rng(0)
-    bent = query @ weights(rng.normal(size=(LAYERS, KV_HEADS, query.shape[1], 8)))
-    return (bent @ constant(rng.normal(size=(8, 4)))).sum() + fields.mean @ query[0] + fields.spread
+    bent = query @ lang.weights(rng.normal(size=(LAYERS, KV_HEADS, query.shape[1], 8)))
+    return (
+        (bent @ lang.constant(rng.normal(size=(8, 4)))).sum()
+        + fields.mean @ query[0]
+        + fields.spread
+    )
 
 
 def eighths(keys, values):
@@ -112,14 +88,14 @@ def eighths(keys, values):
 
 
 def coarse(query, fields, position):
-    return logsumexp(query @ fields.a.T / 4, axis=1).max() + (fields.b @ query.T).sum()
+    return lang.logsumexp(query @ fields.a.T / 4, axis=1).max() + (fields.b @ query.T).sum()
 
 
 def far_below(query, fields, position):
     """Numbers that have no digits, divisors without a reciprocal, names that kernels might want."""
-    x = where(position.page < 1, float("-inf"), fields.m_scale)
-    sign = maximum(minimum(fields.m.sum() / 1e-39, 1.0), -1.0)
-    y = minimum(sign, float("inf")) + fields.m @ query[0]
+    x = lang.where(position.page < 1, float("-inf"), fields.m_scale)
+    sign = lang.maximum(lang.minimum(fields.m.sum() / 1e-39, 1.0), -1.0)
+    y = lang.minimum(sign, float("inf")) + fields.m @ query[0]
     return x + y + fields.pages + fields.at, {"pages": fields.pages + 1, "at": fields.at * 0.5}
 
 
@@ -127,39 +103,54 @@ def named(keys, values):
     return {"m": keys.mean(0), "m_scale": keys.norm(1).mean()}
 
 
-SIDE = {"mean": as_keys(D), "spread": fp32()}
+SIDE = {"mean": lang.as_keys(lang.D), "spread": lang.fp32()}
 ODD = [
     Flow(name="arithmetic", fields=SIDE, summarise=means, score=arithmetic),
     Flow(name="distance", fields=SIDE, summarise=means, score=distance),
     Flow(
         name="pieces",
-        fields={"low": fp16(2, D), "first": as_keys(D), "few": fp32(2)},
+        fields={"low": lang.fp16(2, lang.D), "first": lang.as_keys(lang.D), "few": lang.fp32(2)},
         summarise=parts,
         score=pieces,
     ),
     Flow(name="over-pages", fields=SIDE, summarise=means, score=over_pages),
     Flow(name="smoothed", fields=SIDE, summarise=means, score=smoothed),
     Flow(name="learned", fields=SIDE, summarise=means, score=learned),
-    Flow(name="int4", fields={"a": int4(P // 4, D), "b": int4(D)}, summarise=eighths, score=coarse),
+    Flow(
+        name="int4",
+        fields={"a": lang.int4(lang.P // 4, lang.D), "b": lang.int4(lang.D)},
+        summarise=eighths,
+        score=coarse,
+    ),
     Flow(
         name="far-below",
-        fields={"m": int4(D), "m_scale": fp32()},
+        fields={"m": lang.int4(lang.D), "m_scale": lang.fp32()},
         state={"pages": 1.0, "at": 0.0},
         summarise=named,
         score=far_below,
     ),
     Flow(
         name="half-mass",
-        fields={"mean": as_keys(D)},
+        fields={"mean": lang.as_keys(lang.D)},
         summarise=lambda keys, values: {"mean": keys.mean(0)},
-        score=lambda query, fields, position: softmax_over_pages(query @ fields.mean).sum(),
+        score=lambda query, fields, position: lang.softmax_over_pages(query @ fields.mean).sum(),
         mass=0.5,
     ),
 ]
 # What Triton's interpreter does not do as a GPU does: bf16 and fp8.
 ON_GPU = [
-    Flow(name="fp8", fields={"a": fp8(P // 4, D), "b": fp8(D)}, summarise=eighths, score=coarse),
-    Flow(name="bf16", fields={"a": bf16(P // 4, D), "b": bf16(D)}, summarise=eighths, score=coarse),
+    Flow(
+        name="fp8",
+        fields={"a": lang.fp8(lang.P // 4, lang.D), "b": lang.fp8(lang.D)},
+        summarise=eighths,
+        score=coarse,
+    ),
+    Flow(
+        name="bf16",
+        fields={"a": lang.bf16(lang.P // 4, lang.D), "b": lang.bf16(lang.D)},
+        summarise=eighths,
+        score=coarse,
+    ),
 ]
 
 

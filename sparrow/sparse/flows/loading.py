@@ -79,17 +79,19 @@ def resolve_flow(schedule: Schedule, named: str | None = None, *, force: bool = 
         return flow
     notes = {note.key: note.text for note in schedule.provenance}
     source = notes.get("flow", schedule.flow).rsplit(", program ", 1)[0]
-    wanted = f"schedule {schedule.name!r} is for the flow {schedule.flow!r}"
-    remedy = f"name the flow by --flow or attention.flow, as {FORMS}"
     try:
         flow = library_flow(source)
     except ValueError as error:
         raise ValueError(
-            f"{wanted} ({source[:LONGEST]!r}), which is not in the library, and a schedule runs no "
-            f"code: {remedy}"
+            f"schedule {schedule.name!r} is for the flow {schedule.flow!r} ({source[:LONGEST]!r}), "
+            f"which is not in the library, and a schedule runs no code: name the flow by --flow or "
+            f"attention.flow, as {FORMS}"
         ) from error
     if flow.name != schedule.flow:
-        raise ValueError(f"{wanted}; {source} is {flow.name!r}: {remedy}")
+        raise ValueError(
+            f"schedule {schedule.name!r} is for the flow {schedule.flow!r}; {source} is "
+            f"{flow.name!r}: name the flow by --flow or attention.flow, as {FORMS}"
+        )
     return flow
 
 

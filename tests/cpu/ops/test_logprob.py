@@ -1,32 +1,46 @@
-"""Log-prob, entropy and acceptance against full log-softmax in double precision."""
+"""Log-prob, entropy and acceptance against full log-softmax in double precision; comparisons of two
+distributions, and what top-K lists alone tell of their acceptance.
+"""
 
 import pytest
 import torch
+from torch import Tensor
 
 from sparrow import ops
+from sparrow.ops.reference import acceptance as definitions
 from sparrow.ops.reference import logprob
+from sparrow.ops.reference.acceptance import acceptance_bounds
 
 TOKENS, WIDTH, VOCABULARY = 37, 16, 101
 
 
 @pytest.fixture
-def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
-    hidden = torch.randn(TOKENS, WIDTH, generator=generator)
-    head = torch.randn(VOCABULARY, WIDTH, generator=generator)
-    return hidden, head, torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+    p_TC = torch.randn(TOKENS, WIDTH, generator=generator)
+    q_TC = p_TC + 0.3 * torch.randn(TOKENS, WIDTH, generator=generator)
+    head_VC = torch.randn(VOCABULARY, WIDTH, generator=generator)
+    return p_TC, q_TC, head_VC, torch.randint(VOCABULARY, (TOKENS,), generator=generator)
 
 
-def full_log_softmax(
-    hidden: torch.Tensor, head: torch.Tensor, temperature: float = 1.0
-) -> torch.Tensor:
-    return (hidden.double() @ head.double().T / temperature).log_softmax(1)
+def full(hidden_TC: Tensor, head_VC: Tensor, temperature: float = 1.0) -> Tensor:
+    return (hidden_TC.double() @ head_VC.double().T / temperature).log_softmax(1)
+
+
+def bounds(p: list[float], q: list[float], width: int) -> tuple[float, float]:
+    """Of the `width` largest entries of two whole distributions."""
+    p_TV, q_TV = (torch.tensor([row], dtype=torch.float64).log() for row in (p, q))
+    p_top, q_top = p_TV.topk(width), q_TV.topk(width)
+    lower, upper = acceptance_bounds(
+        p_top.indices, p_top.values, q_top.indices, q_top.values, len(p)
+    )
+    return float(lower), float(upper)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprob_and_entropy(inputs, temperature) -> None:
-    hidden, head, ids = inputs
-    logp = full_log_softmax(hidden, head, temperature)
+    hidden, _, head, ids = inputs
+    logp = full(hidden, head, temperature)
     expected, entropy = logp[torch.arange(TOKENS), ids], -(logp.exp() * logp).sum(1)
     for chunk in (1, 7, 36, 37, 38, None):
         stats = ops.token_stats(hidden, head, ids, temperature=temperature, chunk=chunk)
@@ -42,25 +56,25 @@ def test_logprob_and_entropy(inputs, temperature) -> None:
 
 @pytest.mark.parametrize("chunk", [4, None])
 def test_gradients(inputs, chunk) -> None:
-    hidden, head, ids = inputs
+    hidden, _, head, ids = inputs
     hidden = hidden[:6, :4].double().requires_grad_()
     head = head[:9, :4].double().requires_grad_()
 
-    def stats(hidden: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def stats(hidden: Tensor, head: Tensor) -> tuple[Tensor, ...]:
         return tuple(ops.token_stats(hidden, head, ids[:6] % 9, temperature=0.7, chunk=chunk))
 
     assert torch.autograd.gradcheck(stats, (hidden, head))
-    frozen = inputs[0].requires_grad_(), inputs[1]  # costs no gradient memory
+    frozen = inputs[0].requires_grad_(), inputs[2]  # costs no gradient memory
     ops.token_stats(*frozen, ids).logprob.sum().backward()
     assert frozen[0].grad is not None
     assert frozen[1].grad is None
 
 
 def test_acceptance_is_one_minus_total_variation(inputs) -> None:
-    hidden, head, _ = inputs
+    hidden, _, head, _ = inputs
     other = hidden + 0.3 * torch.randn_like(hidden)
     alpha = ops.acceptance(hidden, other, head, temperature=0.8, chunk=6)
-    p, q = (full_log_softmax(h, head, 0.8).exp() for h in (hidden, other))
+    p, q = (full(h, head, 0.8).exp() for h in (hidden, other))
     torch.testing.assert_close(alpha.double(), 1 - (p - q).abs().sum(1) / 2, atol=1e-5, rtol=0)
     assert 0 < alpha.min() < 0.95
     assert torch.equal(alpha, ops.acceptance(other, hidden, head, temperature=0.8, chunk=6))
@@ -69,7 +83,7 @@ def test_acceptance_is_one_minus_total_variation(inputs) -> None:
     assert ops.acceptance(50 * hidden, -50 * hidden, head).max() < 1e-6
     other_head = head + 0.2 * torch.randn_like(head)
     alpha = ops.acceptance(hidden, hidden, head, q_head_VC=other_head)
-    p, q = (full_log_softmax(hidden, h).exp() for h in (head, other_head))
+    p, q = (full(hidden, h).exp() for h in (head, other_head))
     torch.testing.assert_close(alpha.double(), torch.minimum(p, q).sum(1), atol=1e-5, rtol=0)
 
 
@@ -77,21 +91,21 @@ def test_logits_of_bf16_weights_and_sums_over_a_large_vocabulary_are_fp32(inputs
     """150 thousand terms in fp32: the sum must not lose those that come late."""
     generator = torch.Generator().manual_seed(5)
     large = [torch.randn(rows, 8, generator=generator) for rows in (4, 151_936)]
-    halves = (inputs[0].bfloat16(), inputs[1].bfloat16(), inputs[2])
+    halves = (inputs[0].bfloat16(), inputs[2].bfloat16(), inputs[3])
     for (hidden, head, ids), error in ((halves, 1e-5), ((*large, torch.arange(4)), 5e-6)):
         stats = ops.token_stats(hidden, head, ids)
-        expected = full_log_softmax(hidden, head)[torch.arange(len(ids)), ids]
+        expected = full(hidden, head)[torch.arange(len(ids)), ids]
         assert stats.logprob.dtype == torch.float32
         torch.testing.assert_close(stats.logprob.double(), expected, atol=error, rtol=1e-5)
 
 
 def test_never_a_tokens_by_vocabulary_tensor(inputs, monkeypatch) -> None:
     """Forward and backward of every chunked op see at most `chunk` rows of logits."""
-    hidden, head, ids = inputs
+    hidden, _, head, ids = inputs
     rows: list[int] = []
     whole = logprob.logits.definition
 
-    def watched(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    def watched(hidden: Tensor, head: Tensor) -> Tensor:
         rows.append(len(hidden))
         return whole(hidden, head)
 
@@ -107,3 +121,120 @@ def test_no_tokens() -> None:
     hidden, head = torch.zeros(0, 4), torch.zeros(9, 4)
     assert ops.token_stats(hidden, head, torch.zeros(0, dtype=torch.long)).logprob.shape == (0,)
     assert ops.acceptance(hidden, hidden, head).shape == (0,)
+    ids = torch.zeros(0, dtype=torch.long)
+    assert all(part.shape == (0,) for part in ops.compare(hidden, hidden, head, ids, top_k=3))
+
+
+# Two distributions.
+
+
+@pytest.mark.parametrize(("chunk", "temperature"), [(1, 1.0), (7, 0.6), (None, 1.0)])
+def test_a_comparison_against_double_precision(inputs, chunk, temperature) -> None:
+    p_TC, q_TC, head_VC, ids_T = inputs
+    found = ops.compare(p_TC, q_TC, head_VC, ids_T, temperature=temperature, chunk=chunk)
+    p_TV, q_TV = (full(side, head_VC, temperature) for side in (p_TC, q_TC))
+    rows = torch.arange(TOKENS)
+    expected = {
+        "alpha": torch.minimum(p_TV, q_TV).exp().sum(1),
+        "entropy": -(p_TV.exp() * p_TV).sum(1),
+        "logp": p_TV[rows, ids_T],
+        "logq": q_TV[rows, ids_T],
+    }
+    for name, wanted in expected.items():
+        torch.testing.assert_close(getattr(found, name).double(), wanted, atol=1e-5, rtol=1e-5)
+    assert all(part.dtype == torch.float32 and part.shape == (TOKENS,) for part in found)
+    assert (found.lower <= found.alpha).all()
+    assert (found.alpha <= found.upper).all()
+    assert 0 < (found.upper - found.lower).max() < 0.5
+
+
+def test_a_comparison_has_the_bits_of_the_single_ops(inputs) -> None:
+    p_TC, q_TC, head_VC, ids_T = inputs
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        p, q, head = (part.to(dtype) for part in (p_TC, q_TC, head_VC))
+        for options in ({}, {"chunk": 5, "temperature": 0.7}, {"q_head_VC": 1.1 * head}):
+            found = ops.compare(p, q, head, ids_T, **options)
+            assert torch.equal(found.alpha, ops.acceptance(p, q, head, **options))
+    temperature_T = torch.linspace(0.5, 2, TOKENS)
+    options = {"chunk": 8, "temperature": temperature_T}
+    found = ops.compare(p_TC, q_TC, head_VC, ids_T, **options)
+    mine, other = (ops.token_stats(side, head_VC, ids_T, **options) for side in (p_TC, q_TC))
+    assert torch.equal(found.entropy, mine.entropy)
+    assert torch.equal(found.logp, mine.logprob)
+    assert torch.equal(found.logq, other.logprob)
+
+
+def test_the_logits_of_both_sides_are_made_once(inputs, monkeypatch) -> None:
+    rows: list[int] = []
+    whole = logprob.logits.definition
+    monkeypatch.setattr(
+        logprob.logits, "definition", lambda h, w: rows.append(len(h)) or whole(h, w)
+    )
+    ops.compare(*inputs, chunk=5)
+    assert max(rows) == 5
+    assert sum(rows) == 2 * TOKENS
+
+
+def test_bounds_by_hand() -> None:
+    """p and q over tokens a to f."""
+    p, q = (0.5, 0.3, 0.1, 0.06, 0.04, 0.0), (0.6, 0.1, 0.2, 0.05, 0.03, 0.02)
+    # Lists a 0.5, b 0.3 and a 0.6, c 0.2. Both: min(0.5, 0.6) = 0.5. q has 0.2 left, all of which b
+    # can take (min(0.3, 0.2) = 0.2); p has 0.2 left, all of which c can take. Nothing remains for
+    # d, e and f: at most 0.5 + 0.2 + 0.2. Exact is 0.5 + 0.1 + 0.1 + 0.05 + 0.03.
+    assert bounds(p, q, 2) == pytest.approx((0.5, 0.9))
+    # Three each, the same tokens: exact on them, 0.7; the rest may agree up to 0.1.
+    assert bounds(p, q, 3) == pytest.approx((0.7, 0.8))
+    assert bounds(p, q, 6) == pytest.approx((0.78, 0.78))
+    assert bounds((1.0, 0.0, 0.0), (0.5, 0.5, 0.0), 2) == pytest.approx((0.5, 0.5))
+
+
+LISTS = [
+    # a 0.9, and a 0.9, b 0.049, c 0.001, of five tokens. p has 0.1 left, of which b and c can take
+    # 0.05. Of the other 0.05 the two unnamed tokens share at most 0.001 each.
+    (([0], [0.9]), ([0, 1, 2], [0.9, 0.049, 0.001]), 5, (0.9, 0.9 + 0.05 + 0.002)),
+    # a 0.9 and b 0.4, c 0.3, d 0.3 - of which only b is named: q(a) could be 0.4, but the 0.1 that
+    # p has left is all that b can get, and q has spent 0.4 of its 0.6 on a.
+    (([0], [0.9]), ([1], [0.4]), 50, (0.0, 0.4 + 0.1)),
+    # Two widths, in any order: q spends its 0.4 on b and c, all that fits.
+    (([2, 0, 1], [0.1, 0.5, 0.3]), ([0], [0.6]), 6, (0.5, 0.9)),
+]
+
+
+def test_bounds_of_lists_of_any_width_and_order() -> None:
+    for p, q, vocabulary, expected in LISTS:
+        sides = [(torch.tensor([ids]), torch.tensor([probs]).log()) for ids, probs in (p, q)]
+        for mine, other in (sides, sides[::-1]):
+            found = acceptance_bounds(*mine, other[0].int(), other[1], vocabulary)
+            assert [float(part) for part in found] == pytest.approx(expected)
+
+
+def test_only_rounding_is_smoothed(inputs, monkeypatch) -> None:
+    """A bound that is wrong by more than rounding stays wrong, for everyone to see."""
+    p_TC, q_TC, head_VC, ids_T = inputs
+    whole = definitions.acceptance_bounds
+    for shift, holds in ((0.5e-5, True), (1e-3, False)):
+
+        def wrong(*lists: Tensor, by: float = shift) -> tuple[Tensor, Tensor]:
+            lower_T, upper_T = whole(*lists)
+            return lower_T + by, upper_T - by
+
+        monkeypatch.setattr(definitions, "acceptance_bounds", wrong)
+        found = ops.compare(p_TC, q_TC, head_VC, ids_T, top_k=VOCABULARY)
+        assert bool((found.lower <= found.alpha).all()) is holds
+        assert bool((found.alpha <= found.upper).all()) is holds
+
+
+def test_the_bracket_over_a_large_vocabulary() -> None:
+    """Where fp32 sums are at their worst: 150 thousand terms, peaked, usual and flat."""
+    generator = torch.Generator().manual_seed(5)
+    head_VC = torch.randn(151_936, 8, generator=generator)
+    p_TC = 2 * torch.randn(3, 8, generator=generator)
+    noise_TC = torch.randn(3, 8, generator=generator) * torch.logspace(-6, 0, 3)[:, None]
+    ids_T = torch.zeros(3, dtype=torch.long)
+    for temperature in (0.05, 1.0, 20.0):
+        for top_k in (20, 151_936):
+            options = {"temperature": temperature, "top_k": top_k}
+            found = ops.compare(p_TC, p_TC + noise_TC, head_VC, ids_T, **options)
+            assert (found.lower <= found.alpha).all()
+            assert (found.alpha <= found.upper).all()
+        assert (found.upper - found.lower).max() < definitions.ROUNDING

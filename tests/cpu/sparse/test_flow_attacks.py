@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 
@@ -21,11 +22,13 @@ from sparrow.sparse.flows import (
     FlowError,
     as_keys,
     bf16,
+    interpret,
     library,
     softmax_over_pages,
     weights,
 )
 from sparrow.sparse.flows.flow import check_weights, trace
+from sparrow.sparse.flows.interpret import Scene
 from sparrow.sparse.rule import Rule
 
 
@@ -59,6 +62,9 @@ def test_weights_of_another_model_are_refused_when_an_engine_is_built() -> None:
     check_weights(program, layers=2, kv_heads=4)
     with pytest.raises(FlowError, match="3 and 4"):
         check_weights(program, layers=3, kv_heads=4)
+    given = (torch.zeros(1, 4, 64), {"mean": torch.zeros(2, 4, 64)})
+    with pytest.raises(FlowError, match=rf"^{re.escape(__file__)}:\d+: .*3 and 4"):
+        interpret.score(program, *given, Scene(lengths=torch.tensor([32]), layer=2), pages=2)
     sizes = {"layers": 2, "hidden": 64, "intermediate": 64, "heads": 2, "kv_heads": 2}
     model = models.random("qwen3-0.6b", **sizes, head_size=64, vocabulary=99, max_positions=64)
     with pytest.raises(FlowError, match="KV heads"):

@@ -448,29 +448,6 @@ def test_summaries(name: str) -> None:
     np.testing.assert_allclose(blocks["field"], wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_weights_of_another_model_are_refused_with_their_line() -> None:
-    def score(query: t.Tensor, fields: Any, position: Any) -> t.Tensor:
-        return (t.weights(np.ones((2, 3, SIZE))) * fields.x).sum()
-
-    flow = Flow(
-        name="x",
-        fields={"x": fp32(SIZE)},
-        summarise=lambda keys, values: {"x": keys[0]},
-        score=score,
-        probe=PROBE,
-    )
-    program = trace(flow, *PROBE)
-    q, blocks = torch.zeros(1, 3 * GROUP, SIZE), {"x": torch.ones(2, 3, SIZE)}
-    lengths = torch.tensor([2 * PAGE])
-    interpret.score(program, q, blocks, Scene(lengths=lengths, layer=1), pages=2)
-    line = score.__code__.co_firstlineno + 1
-    for heads, layer in ((3, 2), (2, 1)):
-        blocks = {"x": torch.ones(2, heads, SIZE)}
-        q = torch.zeros(1, heads * GROUP, SIZE)
-        with pytest.raises(t.FlowError, match=rf":{line}: .*has {layer + 1} and {heads}"):
-            interpret.score(program, q, blocks, Scene(lengths=lengths, layer=layer), pages=2)
-
-
 def test_no_queries_and_no_finished_pages() -> None:
     formula = lambda q, f, p: t.softmax_over_pages(q @ f.x)  # noqa: E731
     program = trace(flow_of(formula, {"x": (SIZE,)}, (GROUP,)), *PROBE)

@@ -52,21 +52,15 @@ def test_built_in_names() -> None:
     assert all(load_flow(name).name for name in built_in())
 
 
-def test_a_file_with_one_flow_needs_no_name(write) -> None:
+def test_the_flow_of_a_file_needs_a_name_where_it_has_several(write) -> None:
     assert load_flow(write(ONE)).name == "mine"
     assert load_flow(write(ONE) + ":again").name == "mine"
     assert load_flow(write(ONE) + ":quest") is library.quest
     assert load_flow(write("from sparrow.sparse.flows.library import quest")) is library.quest
-
-
-def test_a_file_with_several_wants_a_name(write) -> None:
     file = write(TWO)
     with pytest.raises(ValueError, match="mine, again, other"):
         load_flow(file)
     assert load_flow(f"{file}:other").name == "other"
-
-
-def test_a_function_of_a_file_makes_a_flow(write) -> None:
     file = write(MAKER)
     assert load_flow(f"{file}:make").name == "made"
     assert load_flow(f"{file}:make('so')").name == "so"
