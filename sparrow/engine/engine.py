@@ -179,7 +179,7 @@ class Engine:
         for request in chosen:
             request.schedule, request.schedule_slot = schedule, slot
             for sample in request.samples:
-                sample.course.change(sample.drawn, schedule)
+                sample.history.change(sample.drawn, schedule)
                 if sample.row is not None:
                     self.scheduler.rows.schedule_R[sample.row] = slot
         return [request.id for request in chosen]

@@ -135,11 +135,11 @@ def _launch(work: Work, runner: Runner, version: int) -> list[Delivery]:
         runner.cache.copy_pages(source_n, target_n)
     if work.decode:
         launches.append(Delivery(work.decode, runner.decode(work.decode), version))
-    if work.births:
-        launches.append(Delivery(work.births, runner.first_draws(work.births), version))
-    for sample in (*work.decode, *work.births):
+    if work.starting:
+        launches.append(Delivery(work.starting, runner.first_draws(work.starting), version))
+    for sample in (*work.decode, *work.starting):
         sample.drawn += 1
-    for request in {sample.request for sample in work.births}:
+    for request in {sample.request for sample in work.starting}:
         if not request.context.pages:  # its last sample, or one for want of room, has them
             request.logits_V = request.hidden_C = None
     return launches

@@ -31,7 +31,7 @@ class Context:
     computed: int = 0
 
 
-class Course:
+class ScheduleHistory:
     """The schedules that decode one sample, each from so many drawn tokens on; None: dense."""
 
     def __init__(self, schedule: Schedule | None) -> None:
@@ -138,7 +138,7 @@ class Request:
             )
 
     @property
-    def unborn(self) -> list["Sample"]:
+    def unstarted(self) -> list["Sample"]:
         """Samples that have yet to start from the prompt."""
         return [sample for sample in self.samples if not sample.started and sample.live]
 
@@ -181,10 +181,10 @@ class Sample:
     recomputed: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     error: str | None = None
-    course: Course = field(init=False)
+    history: ScheduleHistory = field(init=False)
 
     def __post_init__(self) -> None:
-        self.course = Course(self.request.schedule)
+        self.history = ScheduleHistory(self.request.schedule)
 
     @property
     def live(self) -> bool:
@@ -236,7 +236,7 @@ class Sample:
     def restart(self) -> None:
         """Forget everything drawn; the next token is the first again, of the same stream."""
         self.started, self.drawn = False, 0
-        self.course = Course(self.request.schedule)
+        self.history = ScheduleHistory(self.request.schedule)
         self.restarts += 1
         for name in ("tokens", "logprobs", "entropies", "versions", "top", "hidden", "recomputed"):
             getattr(self, name).clear()
@@ -244,7 +244,7 @@ class Sample:
     def completion(self, spec: ModelSpec, rule: Rule | None) -> Completion:
         """The record of it, once it has ended."""
         assert self.finish is not None
-        request, course = self.request, self.course
+        request, history = self.request, self.history
         sizes = len(request.prompt), len(self.tokens)
         return Completion(
             prompt_ids=np.array(request.prompt, dtype=np.int32),
@@ -252,7 +252,7 @@ class Sample:
             logprobs=np.array(self.logprobs, dtype=np.float32),
             entropies=np.array(self.entropies, dtype=np.float32),
             weight_versions=np.array(self.versions, dtype=np.int32),
-            kept=course.join(lambda schedule: kept_shares(schedule, rule, *sizes, spec)),
+            kept=history.join(lambda schedule: kept_shares(schedule, rule, *sizes, spec)),
             top_ids=_matrix([ids for ids, _ in self.top], np.int32, request.options.top_logprobs),
             top_logprobs=_matrix(
                 [logprobs for _, logprobs in self.top], np.float32, request.options.top_logprobs
@@ -260,7 +260,7 @@ class Sample:
             hidden=_matrix(self.hidden, np.float32, request.options.hidden_states),
             finish_reason=self.finish,
             error=self.error,
-            attention=course.describe(*sizes),
+            attention=history.describe(*sizes),
             adapter=request.adapter,
             seed=self.seed,
             swaps=self.swaps,

@@ -63,11 +63,11 @@ class Work:
 
     passes: list[list[Chunk]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    births: list[Sample] = field(default_factory=list)
+    starting: list[Sample] = field(default_factory=list)
     decode: list[Sample] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.passes or self.births or self.decode)
+        return bool(self.passes or self.starting or self.decode)
 
 
 class Scheduler:
@@ -200,7 +200,7 @@ class Scheduler:
                 self.returning.remove(sample)
                 sample.restart()
         self.drop_prompt(request)
-        if request.unborn and request not in self.waiting:
+        if request.unstarted and request not in self.waiting:
             self.waiting = deque(sorted((*self.waiting, request), key=lambda each: each.id))
 
     def _swap_out(self, sample: Sample) -> None:
@@ -269,8 +269,8 @@ class Scheduler:
                 tokens = self._extend(request, work, tokens)
                 if request.context.computed < len(request.prompt):
                     break
-            self._give_birth(request, work)
-            if request.unborn:
+            self._start_samples(request, work)
+            if request.unstarted:
                 break
             self.waiting.remove(request)
 
@@ -321,26 +321,26 @@ class Scheduler:
             ):
                 self.pool.publish(page, key)
 
-    def _give_birth(self, request: Request, work: Work) -> None:
+    def _start_samples(self, request: Request, work: Work) -> None:
         """Start samples from the computed prompt while there is room."""
         partial = len(request.prompt) % self.pool.page > 0
-        unborn = request.unborn
-        for left, sample in zip(range(len(unborn), 0, -1), unborn, strict=True):
+        unstarted = request.unstarted
+        for left, sample in zip(range(len(unstarted), 0, -1), unstarted, strict=True):
             # The last one takes over what the request holds; so does one without room beside it.
-            heir = left == 1 or not (self.pool.available or self.running)
-            cost = int(partial and not heir)
+            takes_over = left == 1 or not (self.pool.available or self.running)
+            cost = int(partial and not takes_over)
             if not request.context.pages or not self.rows.free:
                 return
             if self.pool.available < cost + self._reserve():
                 return
-            pages = request.context.pages if heir else self._fork(request, work)
+            pages = request.context.pages if takes_over else self._fork(request, work)
             sample.context = Context(pages=pages, computed=len(request.prompt))
-            if heir:
+            if takes_over:
                 request.context = Context()
             sample.started = True
             self.cache.begin(self.rows.enter(sample))
             insort(self.running, sample, key=_age)
-            work.births.append(sample)
+            work.starting.append(sample)
 
     def _fork(self, request: Request, work: Work) -> list[int]:
         """Pages for one sample: full ones are shared, an unfinished one is copied."""
@@ -356,7 +356,7 @@ class Scheduler:
     def retire(self, sample: Sample) -> None:
         """A sample has ended, wherever it stood."""
         # Pages that dense decoding wrote may serve a prompt that continues the answer.
-        dense = sample.row is not None and sample.course.dense
+        dense = sample.row is not None and sample.history.dense
         if self.policy.reuse == "all" and dense and sample.tokens:
             self._publish(sample, len(sample.ids))
         if sample in self.returning:
@@ -364,7 +364,7 @@ class Scheduler:
         sample.swapped = None
         self.evict(sample)
         request = sample.request
-        if request in self.waiting and not request.unborn:
+        if request in self.waiting and not request.unstarted:
             self.waiting.remove(request)
             self.drop_prompt(request)
 

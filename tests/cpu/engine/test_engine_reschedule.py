@@ -18,7 +18,7 @@ from support.engines import (
 )
 
 from sparrow.engine import Engine
-from sparrow.engine.requests import Course
+from sparrow.engine.requests import ScheduleHistory
 from sparrow.schema.sampling import Completion
 from sparrow.schema.schedule import DENSE, Schedule
 
@@ -225,7 +225,7 @@ def shares(made: Schedule | None) -> np.ndarray:
 
 def test_a_course_joins_what_ran_and_has_no_stretch_without_a_token() -> None:
     """The first token comes from the prompt: until a second nothing has been decoded."""
-    replaced = Course(WIDE)
+    replaced = ScheduleHistory(WIDE)
     replaced.change(1, None)
     assert replaced.dense
     replaced.change(3, WIDE)
@@ -233,12 +233,12 @@ def test_a_course_joins_what_ran_and_has_no_stretch_without_a_token() -> None:
     assert replaced.describe(0, 6) == f"dense; from length 3: {SPARSE.describe()}"
     replaced.change(5, None)
     assert not replaced.dense  # what was sparse once is no dense answer
-    course = Course(SPARSE)
-    course.change(2, WIDE)
-    course.change(4, None)
-    np.testing.assert_allclose(course.join(shares), [0.48, 0.48, 0.8, 0.8, 1, 1])
+    history = ScheduleHistory(SPARSE)
+    history.change(2, WIDE)
+    history.change(4, None)
+    np.testing.assert_allclose(history.join(shares), [0.48, 0.48, 0.8, 0.8, 1, 1])
     narrow, wide = SPARSE.describe(), WIDE.describe()
-    assert course.describe(10, 6) == f"{narrow}; from length 12: {wide}; from length 14: dense"
-    assert course.describe(10, 4) == f"{narrow}; from length 12: {wide}"  # ended before the last
-    assert course.describe(10, 0) == narrow
-    assert course.join(lambda made: None if made is WIDE else shares(made)) is None
+    assert history.describe(10, 6) == f"{narrow}; from length 12: {wide}; from length 14: dense"
+    assert history.describe(10, 4) == f"{narrow}; from length 12: {wide}"  # ended before the last
+    assert history.describe(10, 0) == narrow
+    assert history.join(lambda made: None if made is WIDE else shares(made)) is None

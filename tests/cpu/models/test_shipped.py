@@ -12,7 +12,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-import sparrow
 from sparrow import models
 from sparrow.engine import Engine
 from sparrow.models.attention import Packed
@@ -49,13 +48,6 @@ def config_of(name: str) -> dict[str, Any]:
 
 def weights_of(name: str) -> dict[str, torch.Tensor]:
     return load_file(SHIPPED / name / "model.safetensors")
-
-
-def test_loads_by_name(name: str) -> None:
-    model = sparrow.load(name, device="cpu")
-    assert model.dtype == torch.float32
-    assert model.source == SHIPPED / name
-    assert sparrow.load(name, dtype="bfloat16", device="cpu").dtype == torch.bfloat16
 
 
 def test_what_is_shipped_is_what_was_promised(name: str) -> None:
