@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy.special import betainc
+from scipy.stats import FitError, beta
 
 from sparrow.stats import LEAST_VALUES, SATURATED, fit_beta
 
@@ -78,3 +79,11 @@ def test_few_or_equal_values_have_no_fit_beta() -> None:
 def test_what_is_no_acceptance_is_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match=r"acceptances lie in \[0, 1\]"):
         fit_beta([0.5] * 30 + [wrong])
+
+
+def test_a_fit_that_does_not_converge_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise FitError("the solver gave up")
+
+    monkeypatch.setattr(type(beta), "fit", fails)
+    assert fit_beta(np.linspace(0.1, 0.9, 100)) is None
