@@ -32,7 +32,6 @@ from sparrow.schema.base import Float32Array, Int32Array, R, Record, from_dict
 FILE = "measured.jsonl"
 EARLIER = "measured.sqlite"  # of earlier versions
 ABOUT = {"format": 3}  # the key of what all measurements of a folder share
-AGAIN = "remove it and measure again, or give another folder"
 MOST_TOKENS = 1 << 24  # of a sequence
 MOST_LINE = 1 << 30  # bytes
 # How values of tokens are stored: least byte first, whatever the machine.
@@ -184,7 +183,10 @@ class Trajectories:
             arrays = {name: _unpack(figures[name], dtype) for name, dtype in stored.items()}
             return from_dict(kind, {**figures, **arrays})
         except (ValueError, TypeError, zlib.error) as error:
-            raise ValueError(f"{self.file} is damaged ({error}); {AGAIN}") from error
+            raise ValueError(
+                f"{self.file} is damaged ({error}); remove it and measure again, or give another "
+                "folder"
+            ) from error
 
 
 def _pack(array: npt.NDArray[Any] | None, kind: str) -> str | None:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy.special import betainc
+from scipy.stats import FitError, beta
 
 from sparrow.stats import LEAST_VALUES, SATURATED, fit_beta
 
@@ -74,3 +75,11 @@ def test_what_is_no_acceptance_is_refused() -> None:
     for wrong in (-0.1, 1.5, math.nan):
         with pytest.raises(ValueError, match="acceptances"):
             fit_beta([0.5] * 30 + [wrong])
+
+
+def test_a_fit_that_does_not_converge_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise FitError("the solver gave up")
+
+    monkeypatch.setattr(type(beta), "fit", fails)
+    assert fit_beta(np.linspace(0.1, 0.9, 100)) is None
