@@ -192,7 +192,7 @@ def attending(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Schedu
 # Answers and figures.
 
 
-class Question(NamedTuple):
+class AskedRow(NamedTuple):
     """A row in tokens, the number of its part, and how it is answered."""
 
     part: int
@@ -220,27 +220,9 @@ def evaluate(
     """
     questions, skipped = _questions(backend.max_context, parts, language, params)
 
-    async def judged(question: Question, completion: Completion) -> Answered:
-        text = language.decode(completion.token_ids.tolist())
-        if completion.error is not None:
-            verdict = wrong(completion.error)
-        else:
-            verdict = await parts[question.part].judge(question.example, text)
-        if on_answer is not None:
-            on_answer()
-        told = completion.replace(text=text)
-        return Answered(example=question.example, completion=told, verdict=verdict)
-
-    async def answer(sampler: Sampler, question: Question) -> list[Answered]:
-        found = await sampler.generate(question.ids, question.params, schedule=schedule)
-        return await asyncio.gather(*(judged(question, completion) for completion in found))
-
-    async def answer_all() -> list[list[Answered]]:
-        async with backend.serving() as sampler:
-            return await asyncio.gather(*(answer(sampler, question) for question in questions))
-
     answers: list[list[Answered]] = [[] for _ in parts]
-    for question, answered in zip(questions, asyncio.run(answer_all()), strict=True):
+    found = asyncio.run(_answers(backend, questions, parts, language, schedule, on_answer))
+    for question, answered in zip(questions, found, strict=True):
         answers[question.part] += answered
     evaluation = Evaluation(
         model=model,
@@ -257,11 +239,38 @@ def evaluate(
     return Evaluated(evaluation, answers)
 
 
+async def _answers(
+    backend: RolloutBackend,
+    questions: Sequence[AskedRow],
+    parts: Sequence[Part],
+    language: Language,
+    schedule: Schedule | None,
+    on_answer: OnAnswer | None,
+) -> list[list[Answered]]:
+    async def judged(question: AskedRow, completion: Completion) -> Answered:
+        text = language.decode(completion.token_ids.tolist())
+        if completion.error is not None:
+            verdict = wrong(completion.error)
+        else:
+            verdict = await parts[question.part].judge(question.example, text)
+        if on_answer is not None:
+            on_answer()
+        told = completion.replace(text=text)
+        return Answered(example=question.example, completion=told, verdict=verdict)
+
+    async def answer(sampler: Sampler, question: AskedRow) -> list[Answered]:
+        found = await sampler.generate(question.ids, question.params, schedule=schedule)
+        return await asyncio.gather(*(judged(question, completion) for completion in found))
+
+    async with backend.serving() as sampler:
+        return await asyncio.gather(*(answer(sampler, question) for question in questions))
+
+
 def _questions(
     context: int, parts: Sequence[Part], language: Language, params: SamplingParams
-) -> tuple[list[Question], list[list[str]]]:
+) -> tuple[list[AskedRow], list[list[str]]]:
     """Every row that fits; the others by part."""
-    questions: list[Question] = []
+    questions: list[AskedRow] = []
     skipped: list[list[str]] = [[] for _ in parts]
     rows = [(place, example) for place, part in enumerate(parts) for example in part.examples]
     for row, (place, example) in enumerate(rows):
@@ -274,7 +283,7 @@ def _questions(
         seed = None if params.seed is None else params.seed + row
         most = min(params.max_tokens, example.max_tokens or room, room)
         own = params.replace(max_tokens=most, seed=seed)
-        questions.append(Question(place, example, ids, own))
+        questions.append(AskedRow(place, example, ids, own))
     for part, problems in zip(parts, skipped, strict=True):
         if len(problems) == len(part.examples):
             raise ValueError(f"no prompt of {part} leaves room for an answer: {problems[0]}")

@@ -94,7 +94,7 @@ class Kept(Record):
     kept: float
 
 
-class Case(Record):
+class LengthCase(Record):
     """A step whose answers have assumed lengths."""
 
     name: str
@@ -118,7 +118,7 @@ class Preview(Record):
     updates: int  # optimiser steps of a step
     steps: int
     kept: tuple[Kept, ...]  # none where rollout is dense
-    cases: tuple[Case, ...]  # the worst, and answers of half that on average
+    cases: tuple[LengthCase, ...]  # the worst, and answers of half that on average
     untimed: str | None  # why no time is told
     notes: tuple[str, ...]
 
@@ -275,14 +275,14 @@ class _Planner:
 
     def _case(
         self, name: str, lengths: IntArray, engine: EngineMemory, hardware: Hardware | None
-    ) -> Case:
+    ) -> LengthCase:
         batch = self.config.batch
         share = self.sequences // batch.updates
         shown = lengths[:share].tolist()
         cut = math.ceil(len(micro_batches(shown, batch.tokens)) * share / len(shown))
         tokens = round(float(lengths.mean()) * self.sequences)
         seconds = {} if hardware is None else self._seconds(lengths, engine, hardware)
-        return Case(name=name, tokens=tokens, micro_batches=cut, seconds=seconds)
+        return LengthCase(name=name, tokens=tokens, micro_batches=cut, seconds=seconds)
 
     def _untimed(self, engine: EngineMemory) -> str | None:
         if self.machine.hardware is None:

@@ -272,18 +272,15 @@ def open_parts(
     identity = _identity(config, dtype, model, rows, schedule)
     validation = validation_of(config)
     learner = _learner(config, model, dtype, world)  # before the engine, which takes what it finds
-    backend = open_backend(
-        load(config.model.name, dtype=dtype, device=device),  # weights of its own
-        None if schedule is None else Rule.of(schedule, flow),
-        max_running=rollout.max_running,
-        max_context=longest,
-        kv_bytes=None if rollout.kv_gib is None else int(rollout.kv_gib * GIB),
-    )
+    rule = None if schedule is None else Rule.of(schedule, flow)
+    weights = load(config.model.name, dtype=dtype, device=device)  # of its own
+    kv_bytes = None if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
+    limits = {"max_running": rollout.max_running, "max_context": longest, "kv_bytes": kv_bytes}
     return Run(
         config=config,
         rollout=RolloutSide(
             config=config,
-            backend=backend,
+            backend=open_backend(weights, rule, **limits),
             rows=rows,
             judge=judge or judge_of(config.data, rows),
             language=language,
