@@ -29,7 +29,7 @@ class Turn(Record):
     role: Role
 
     def _check(self) -> None:
-        self._require(0 <= self.start < self.stop, "start", f"0 to stop, {self.stop}")
+        self.require(0 <= self.start < self.stop, "start", f"0 to stop, {self.stop}")
 
 
 class GroupStats(Record):
@@ -78,7 +78,7 @@ class Trajectory(Record):
 
     def stamp(self, stats: GroupStats) -> "Trajectory":
         """The same trajectory with its group's statistics, which can be given only once."""
-        self._require(self.group is None, "group", f"one for prompt {self.prompt_id!r}")
+        self.require(self.group is None, "group", f"one for prompt {self.prompt_id!r}")
         return self.replace(group=stats)
 
     def _check(self) -> None:
@@ -87,13 +87,13 @@ class Trajectory(Record):
         )
         self._check_turns()
         self._check_tokens()
-        self._require(self.group is None or self.reward is not None, "group", "with a reward")
+        self.require(self.group is None or self.reward is not None, "group", "with a reward")
 
     def _check_turns(self) -> None:
         spans = [(turn.start, turn.stop) for turn in self.turns]
         bounds = [0, *(stop for _, stop in spans)]
         whole = [start for start, _ in spans] == bounds[:-1] and bounds[-1] == len(self)
-        self._require(whole, "turns", f"spans side by side that cover [0, {len(self)})", spans)
+        self.require(whole, "turns", f"spans side by side that cover [0, {len(self)})", spans)
 
     def _check_tokens(self) -> None:
         sampled = self.weight_version >= 0
@@ -111,7 +111,7 @@ class Trajectory(Record):
         self._refuse("policy_id", ~policy_fits, ">= 0 if the token was sampled, otherwise -1")
         states = sampled.sum() if self.hidden is None else len(self.hidden)
         allowed = f"one for each of {sampled.sum()} sampled tokens"
-        self._require(states == sampled.sum(), "hidden", allowed, f"{states} states")
+        self.require(states == sampled.sum(), "hidden", allowed, f"{states} states")
 
 
 class Group(Record):
@@ -125,17 +125,17 @@ class Group(Record):
         """The group with its reward statistics on every trajectory, so that it may be split."""
         rewards = [t.reward for t in self.trajectories if t.reward is not None]
         missing = len(self.trajectories) - len(rewards)
-        self._require(not missing, "trajectories", "all with a reward", f"{missing} without")
+        self.require(not missing, "trajectories", "all with a reward", f"{missing} without")
         stats = GroupStats.of(rewards)
         return self.replace(trajectories=tuple(t.stamp(stats) for t in self.trajectories))
 
     def _check(self) -> None:
         prompts = {trajectory.prompt_id for trajectory in self.trajectories}
         allowed = f"one or more, all of prompt {self.prompt_id!r}"
-        self._require(prompts == {self.prompt_id}, "trajectories", allowed, sorted(prompts))
+        self.require(prompts == {self.prompt_id}, "trajectories", allowed, sorted(prompts))
         stats = {trajectory.group for trajectory in self.trajectories}
         allowed = "the same reward statistics on all, or none on any"
-        self._require(len(stats) == 1, "trajectories", allowed, stats)
+        self.require(len(stats) == 1, "trajectories", allowed, stats)
 
 
 class TrainSample(Record):
@@ -185,4 +185,4 @@ class Document(Record):
 
     def _check(self) -> None:
         fits = 1 <= self.prompt < len(self.ids)
-        self._require(fits, "prompt", f"at least 1, and fewer than all {len(self.ids)} tokens")
+        self.require(fits, "prompt", f"at least 1, and fewer than all {len(self.ids)} tokens")
