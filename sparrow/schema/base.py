@@ -185,7 +185,11 @@ def _problem(detail: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+    if not isinstance(value, list | tuple):
+        return value
+    # Long lists of Python's own numbers, such as tokens, are taken as they are.
+    own = bool(value) and type(value[0]) in (bool, int, float, str)
+    return tuple(value) if own else tuple(map(_plain, value))
 
 
 def frozen_array(dtype: np.dtype[Any], value: Any, *, dimensions: int = 1) -> npt.NDArray[Any]:
