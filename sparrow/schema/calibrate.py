@@ -75,10 +75,10 @@ class CalibrateConfig(Record):
         sources = {name: getattr(self, name) for name in ("task", "rows", "texts", "ids")}
         given = [name for name, value in sources.items() if value is not None]
         last = (given or ["task"])[-1]
-        self._require(len(given) == 1, last, "one of task, rows, texts, ids", given)
+        self.require(len(given) == 1, last, "one of task, rows, texts, ids", given)
         for name in ("budget", "dense_layers"):
             free = self.schedule is None or not getattr(self, name)
-            self._require(free, name, "none with a schedule, which has its own")
+            self.require(free, name, "none with a schedule, which has its own")
 
     @property
     def own_flow(self) -> str | None:
@@ -125,6 +125,6 @@ class PlanConfig(Record):
         figures = {name: getattr(self, name) for name in ("bandwidth", "memory", "flops")}
         missing = [name for name, figure in figures.items() if figure is None]
         complete = len(missing) in (0, len(figures))
-        self._require(complete, (missing or ["flops"])[0], f"all of {', '.join(figures)}, or none")
+        self.require(complete, (missing or ["flops"])[0], f"all of {', '.join(figures)}, or none")
         known = self.samples is None or self.prompts is not None
-        self._require(known, "samples", "with prompts: together they say how many sequences run")
+        self.require(known, "samples", "with prompts: together they say how many sequences run")

@@ -66,10 +66,10 @@ class AttentionConfig(Record):
 
     def _check(self) -> None:
         scheduled = self.schedule is not None
-        self._require(scheduled or not self.force, "force", "true only with a schedule")
-        self._require(scheduled or self.flow is None, "flow", "only with a schedule")
+        self.require(scheduled or not self.force, "force", "true only with a schedule")
+        self.require(scheduled or self.flow is None, "flow", "only with a schedule")
         alone = not scheduled or self.budget is None
-        self._require(alone, "schedule", "one of budget and schedule, or neither")
+        self.require(alone, "schedule", "one of budget and schedule, or neither")
 
 
 class RunConfig(Record):
@@ -106,7 +106,7 @@ class GenerateConfig(Record):
     def _check(self) -> None:
         greedy = self.sampling.temperature == 0 or self.sampling.top_k == 1
         allowed = "1 where temperature is 0 or top_k is 1, since all samples would be the same"
-        self._require(self.sampling.n == 1 or not greedy, "sampling.n", allowed)
+        self.require(self.sampling.n == 1 or not greedy, "sampling.n", allowed)
 
 
 # The small verbs.
@@ -142,7 +142,7 @@ class PuzzleConfig(Record):
     judge: FilePath | None = option(None, "Judge the answer in this file; prints no puzzle.")
 
     def _check(self) -> None:
-        self._require(self.gold is None or self.judge is None, "judge", "one of gold and judge")
+        self.require(self.gold is None or self.judge is None, "judge", "one of gold and judge")
 
 
 class ReplayConfig(Record):

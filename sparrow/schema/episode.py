@@ -26,7 +26,7 @@ class Turn(Record):
     role: Role
 
     def _check(self) -> None:
-        self._require(0 <= self.start < self.stop, "start", f"0 to stop, {self.stop}")
+        self.require(0 <= self.start < self.stop, "start", f"0 to stop, {self.stop}")
 
 
 class Trajectory(Record):
@@ -67,7 +67,7 @@ class Trajectory(Record):
         spans = [(turn.start, turn.stop) for turn in self.turns]
         bounds = [0, *(stop for _, stop in spans)]
         whole = [start for start, _ in spans] == bounds[:-1] and bounds[-1] == len(self)
-        self._require(whole, "turns", f"spans side by side that cover [0, {len(self)})", spans)
+        self.require(whole, "turns", f"spans side by side that cover [0, {len(self)})", spans)
 
     def _check_tokens(self) -> None:
         sampled = self.weight_version >= 0
@@ -85,7 +85,7 @@ class Trajectory(Record):
         self._refuse("policy_id", ~policy_fits, ">= 0 if the token was sampled, otherwise -1")
         states = sampled.sum() if self.hidden is None else len(self.hidden)
         allowed = f"one for each of {sampled.sum()} sampled tokens"
-        self._require(states == sampled.sum(), "hidden", allowed, f"{states} states")
+        self.require(states == sampled.sum(), "hidden", allowed, f"{states} states")
 
 
 class Group(Record):
@@ -98,7 +98,7 @@ class Group(Record):
     def _check(self) -> None:
         prompts = {trajectory.prompt_id for trajectory in self.trajectories}
         allowed = f"one or more, all of prompt {self.prompt_id!r}"
-        self._require(prompts == {self.prompt_id}, "trajectories", allowed, sorted(prompts))
+        self.require(prompts == {self.prompt_id}, "trajectories", allowed, sorted(prompts))
 
 
 class TrainSample(Record):
@@ -148,4 +148,4 @@ class Document(Record):
 
     def _check(self) -> None:
         fits = 1 <= self.prompt < len(self.ids)
-        self._require(fits, "prompt", f"at least 1, and fewer than all {len(self.ids)} tokens")
+        self.require(fits, "prompt", f"at least 1, and fewer than all {len(self.ids)} tokens")

@@ -63,13 +63,13 @@ class EvalConfig(Record):
     def _check(self) -> None:
         refuse_many("EvalConfig", {"prompts": self.prompts or ROWS, "samples": self.samples})
         tasks, out = self.rows is None, self.out
-        self._require(tasks or not self.task, "task", "one of task and rows")
-        self._require(tasks or not self.length, "length", "without rows of a file")
-        self._require(not (tasks and self.reward), "reward", "for rows; tasks judge their own")
+        self.require(tasks or not self.task, "task", "one of task and rows")
+        self.require(tasks or not self.length, "length", "without rows of a file")
+        self.require(not (tasks and self.reward), "reward", "for rows; tasks judge their own")
         same = self.samples > 1 and self.temperature == 0
-        self._require(not same, "samples", "1 at temperature 0, where all answers are the same")
+        self.require(not same, "samples", "1 at temperature 0, where all answers are the same")
         new = out is None or (not out.exists() and out.absolute().parent.is_dir())
-        self._require(new, "out", "a new file in a folder that exists")
+        self.require(new, "out", "a new file in a folder that exists")
 
 
 class Estimate(Record):

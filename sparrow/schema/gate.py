@@ -132,15 +132,9 @@ def metrics(look: Look) -> dict[str, float]:
 
 
 def _figures(found: Figures) -> dict[str, float | None]:
-    return {
-        "p01": found.p01,
-        "p05": found.p05,
-        "p05_low": found.low,
-        "p05_high": found.high,
-        "p50": found.p50,
-        "mean": found.mean,
-        "estimate": found.estimate,
-    }
+    fields = ("p01", "p05", "low", "high", "p50", "mean", "estimate")
+    named = {"low": "p05_low", "high": "p05_high"}
+    return {named.get(field, field): getattr(found, field) for field in fields}
 
 
 def _outside(values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:

@@ -32,9 +32,9 @@ class SamplingParams(Record):
     def _check(self) -> None:
         greedy = self.temperature == 0
         allowed = f"0 (greedy) or a number >= {LEAST_TEMPERATURE}"
-        self._require(greedy or self.temperature >= LEAST_TEMPERATURE, "temperature", allowed)
+        self.require(greedy or self.temperature >= LEAST_TEMPERATURE, "temperature", allowed)
         most = self.max_tokens
-        self._require(self.min_tokens <= most, "min_tokens", f"0 to max_tokens, {most}")
+        self.require(self.min_tokens <= most, "min_tokens", f"0 to max_tokens, {most}")
 
 
 class OutputOptions(Record):
@@ -95,4 +95,4 @@ class Completion(Record):
         self._refuse("logprobs", self.logprobs > LOGPROB_NOISE, "log-probs <= 0")
         self._refuse("weight_versions", self.weight_versions < 0, "versions >= 0")
         fits = (self.finish_reason == "error") == (self.error is not None)
-        self._require(fits, "error", "a text with finish_reason 'error' alone")
+        self.require(fits, "error", "a text with finish_reason 'error' alone")

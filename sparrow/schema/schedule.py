@@ -177,17 +177,17 @@ class Schedule(File):
     def _check(self) -> None:
         starts = self.lengths.tolist()
         rising = starts[:1] == [0] and _ascending(starts)
-        self._require(rising, "lengths", "bins that start at 0, each above the one before", starts)
+        self.require(rising, "lengths", "bins that start at 0, each above the one before", starts)
         numbers = "layer numbers, each above the one before"
-        self._require(_ascending(self.dense_layers), "dense_layers", numbers)
+        self.require(_ascending(self.dense_layers), "dense_layers", numbers)
         self._check_budgets("budgets", self.budgets)
         places = [(item.layer, -1 if item.head is None else item.head) for item in self.layers]
         allowed = "layers in order, each one's own budgets before those of its heads in order"
-        self._require(places == sorted(set(places)), "layers", allowed, places)
+        self.require(places == sorted(set(places)), "layers", allowed, places)
         for index, item in enumerate(self.layers):
             sparse = item.layer not in self.dense_layers
             allowed = f"a layer that is not dense (dense: {_said(self.dense_layers)})"
-            self._require(sparse, f"layers[{index}].layer", allowed, item.layer)
+            self.require(sparse, f"layers[{index}].layer", allowed, item.layer)
             self._check_budgets(f"layers[{index}].budgets", item.budgets)
 
     def _check_budgets(self, field: str, budgets: Int32Array) -> None:
@@ -198,7 +198,7 @@ class Schedule(File):
             f"one for each of {bins} bins, {least} tokens (the first {self.first} and last "
             f"{self.last} pages of {self.page}, always kept) or more, none below the one before"
         )
-        self._require(fits and all(a <= b for a, b in pairwise(values)), field, allowed, values)
+        self.require(fits and all(a <= b for a, b in pairwise(values)), field, allowed, values)
 
 
 def kept_tokens(length: int, budget: int, page: int = 16, first: int = 1, last: int = 2) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from sparrow.schema.base import File, Int32Array, Record
-from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
+from sparrow.schema.schedule import DENSE, PLACE, LayerBudgets, Schedule
 
 FORMAT = 1
 LONGEST = 2**31 - 1  # tokens
@@ -50,12 +50,7 @@ class Variant(Record):
                 for layer, share in enumerate(self.shares)
                 if layer not in self.dense_layers and share != 1
             ),
-            flow=self.flow,
-            flow_digest=self.flow_digest,
-            page=self.page,
-            first=self.first,
-            last=self.last,
-            dense_layers=self.dense_layers,
+            **{name: getattr(self, name) for name in PLACE if name != "family"},
             **fields,
         )
 
@@ -162,12 +157,12 @@ class Surface(File):
 
     def _check(self) -> None:
         rising = list(self.bins) == sorted(set(self.bins))
-        self._require(rising and len(self.bins) > 1, "bins", "edges that rise")
+        self.require(rising and len(self.bins) > 1, "bins", "edges that rise")
         for cell in (*self.cells, *self.floor):
             fits = cell.start in self.bins and cell.start <= cell.stop
             ordered = 0 <= cell.low <= cell.p05 <= cell.high <= 1
             allowed = "0 <= low <= p05 <= high <= 1 in one of the bins"
-            self._require(fits and ordered, "cells", allowed, cell)
+            self.require(fits and ordered, "cells", allowed, cell)
 
     @classmethod
     def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class RowsConfig(Record):
     shuffle: bool = True  # rows of a file: another order in every epoch
 
     def _check(self) -> None:
-        self._require((self.task is None) != (self.file is None), "task", "one of task and file")
+        self.require((self.task is None) != (self.file is None), "task", "one of task and file")
 
 
 class RolloutConfig(Record):
@@ -220,9 +220,9 @@ class TrainConfig(Record):
         name, prompts = self.algorithm.name, self.rollout.prompts
         enough = self.rollout.samples >= 2 or name in ("remax", "reinforce++")
         allowed = f"2 at least: {name} compares the answers to a prompt"
-        self._require(enough, "rollout.samples", allowed)
+        self.require(enough, "rollout.samples", allowed)
         even = prompts % self.batch.updates == 0
-        self._require(even, "batch.updates", f"a divisor of rollout.prompts, {prompts}")
+        self.require(even, "batch.updates", f"a divisor of rollout.prompts, {prompts}")
         if self.validation.every and self.validation.file is None:
             self._refuse_seen()
 
@@ -230,11 +230,11 @@ class TrainConfig(Record):
         """Rows of validation must not be rows of training."""
         held, data = self.validation, self.data
         allowed = "a file of its own where data.file is: rows that are trained on tell nothing"
-        self._require(data.file is None, "validation.file", allowed)
+        self.require(data.file is None, "validation.file", allowed)
         last = None if data.rows is None else data.first + data.rows
         seen = held.first + held.rows > data.first and (last is None or held.first < last)
         seeds = f"{data.first} to {'no end' if last is None else last - 1}"
-        self._require(not seen, "validation.first", f"rows apart from those of training, {seeds}")
+        self.require(not seen, "validation.first", f"rows apart from those of training, {seeds}")
 
 
 # Which settings name code that a run imports. A configuration that a user gives may name code; one

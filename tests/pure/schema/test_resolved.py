@@ -17,26 +17,22 @@ texts = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"]), min_size=1
 devices = st.sampled_from(["auto", "cpu", "cuda", "cuda:3"])
 
 
-@st.composite
-def samplings(draw: st.DrawFn) -> GenerateSampling:
-    max_tokens = draw(st.integers(1, 2**31 - 1))
-    return GenerateSampling(
-        n=draw(st.integers(1, 100)),
-        temperature=draw(st.floats(0.001, 1e6)),
-        top_k=draw(st.just(0) | st.integers(2, 100)),
-        top_p=draw(st.floats(1e-6, 1)),
-        max_tokens=max_tokens,
-        min_tokens=draw(st.integers(0, max_tokens)),
-        stop_token_ids=draw(st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)),
-        ignore_eos=draw(st.booleans()),
-        seed=draw(st.none() | st.integers(0, 2**63 - 1)),
-    )
-
-
+samplings = st.builds(
+    GenerateSampling,
+    n=st.integers(1, 100),
+    temperature=st.floats(0.001, 1e6),
+    top_k=st.just(0) | st.integers(2, 100),
+    top_p=st.floats(1e-6, 1),
+    max_tokens=st.integers(100, 2**31 - 1),
+    min_tokens=st.integers(0, 100),
+    stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple),
+    ignore_eos=st.booleans(),
+    seed=st.none() | st.integers(0, 2**63 - 1),
+)
 configs = st.builds(
     GenerateConfig,
     model=st.builds(ModelConfig, name=texts, device=devices),
-    sampling=samplings(),
+    sampling=samplings,
     run=st.builds(RunConfig, dir=st.none() | texts.map(Path)),
 )
 
