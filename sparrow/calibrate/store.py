@@ -133,7 +133,7 @@ class Measured(Record):
         return self.first + np.arange(len(self.alpha))
 
 
-class Place(Record):
+class TrajectoryKey(Record):
     """Which trajectory: of an arm, a prompt and a sample."""
 
     arm: str
@@ -158,7 +158,7 @@ class Trajectories:
             raise ValueError(f"{self.file} holds other measurements ({told}): give another folder")
         for key in keys:
             if key != ABOUT:
-                self._read(Place, key)
+                self._read(TrajectoryKey, key)
 
     def put(self, arm: str, measured: Measured) -> None:
         """Keep a trajectory, on the disk before this returns; one that is there stays."""

@@ -83,7 +83,7 @@ class Gate:
             bins=bins,
             overall=figures(self._watches, step * SEEDS),
             budget=self._mean_budget(estimates or readings),
-            actions=tuple(self._answers(bins)),
+            actions=tuple(self._answers(bins)),  # last: it changes budgets and windows
         )
 
     def state(self) -> dict[str, Any]:

@@ -12,10 +12,10 @@ pytest.importorskip("pydantic")
 import torch
 from support.replays import replay
 
-from sparrow import load, ops
+from sparrow import load
 from sparrow.calibrate import calibration
 from sparrow.calibrate.calibration import Collector
-from sparrow.calibrate.replay import DENSE, Prompt, arm, force, read, through_cache, variant_of
+from sparrow.calibrate.replay import DENSE, Prompt, arm, force, variant_of
 from sparrow.calibrate.store import FILE, Trajectories
 from sparrow.dataflow import prompts
 from sparrow.dataflow.calibrate import calibrate
@@ -115,13 +115,6 @@ def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.S
         outside = Prompt(number=0, name="given", ids=(50,) * 150, start=start)
         with pytest.raises(ValueError, match="given: got 150 tokens"):
             list(force(model, outside, [DENSE]))
-
-
-def test_a_dense_pass_through_the_cache_is_dense(model: Decoder) -> None:
-    ids = list(range(40, 240))
-    dense = read(model, ids)
-    cached = through_cache(model, dense.ids_T)
-    assert ops.acceptance(dense.hidden_TC, cached, model.head).min() > 1 - 1e-4
 
 
 def test_a_surface_has_everything(whole: tuple[Surface, Path], model: Decoder) -> None:
