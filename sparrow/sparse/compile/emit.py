@@ -29,6 +29,8 @@ BINARY |= {"where": "tl.where({0}, {1}, {2})"}
 NOTHING = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}
 LEAST_DIVISOR = 1e-30  # whose reciprocal is a float32 for sure, and so is that of its reciprocal
 MOST_NUMBERS = 1 << 16  # of one value of a page: more do not fit a program's registers
+POSITION = {"length": "length.to(tl.float32)", "pages": "finished.to(tl.float32)"}
+POSITION |= {"page": "m.to(tl.float32)"}
 DOT_COLUMNS = 16  # the fewest that the matrix units take
 TRITON = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16", torch.float32: "tl.float32"}
 NIBBLE = "(({0}).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0"
@@ -179,18 +181,10 @@ class Emitter:
             return BINARY[node.op].format(*parts)
         if node.op in NOTHING:
             return self._reduction(node)
-        match node.op:
-            case "full":
-                return self._full(node)
-            case "reshape":
-                return self._reshape(node)
-            case "transpose":
-                return self._transpose(node)
-            case "take":
-                return self._take(node)
-            case "matmul":
-                return self._matmul(node)
-        raise fail(f"{node.op} is not known to the compiler here", node.place)
+        method = getattr(self, f"_{node.op}", None)
+        if method is None:
+            raise fail(f"{node.op} is not known to the compiler here", node.place)
+        return method(node)
 
     def lead(self, node: Node) -> int:
         """Axes before the inner ones."""
@@ -321,23 +315,11 @@ class PageEmitter(Emitter):
         self.constants = constants(program.nodes)
 
     def _expression(self, node: Node) -> str:
-        match node.op:
-            case "query":
-                return self._query(node)
-            case "field":
-                return self._field(self.fields[node.given[0]])
-            case "state":
-                state = state_pointer(self.program, node.given[0])
-                return f"tl.load({state} + state_at + m, real, other=0.0)"
-            case "length":
-                return "length.to(tl.float32)"
-            case "pages":
-                return "finished.to(tl.float32)"
-            case "page":
-                return "m.to(tl.float32)"
-            case "constant":
-                return self._constant(node)
-        return super()._expression(node)
+        return POSITION.get(node.op) or super()._expression(node)
+
+    def _state(self, node: Node) -> str:
+        state = state_pointer(self.program, node.given[0])
+        return f"tl.load({state} + state_at + m, real, other=0.0)"
 
     def _query(self, node: Node) -> str:
         heads, depth = node.shape
@@ -365,7 +347,8 @@ class PageEmitter(Emitter):
         at = f"{start} + {place}"
         return f"tl.load({at}, {real}, other={nothing})"
 
-    def _field(self, field: PageField) -> str:
+    def _field(self, node: Node) -> str:
+        field = self.fields[node.given[0]]
         shape, kind = field.shape, field.form.kind
         if not field.form.scaled:
             return f"{self.load(field.name, shape)}.to(tl.float32)"

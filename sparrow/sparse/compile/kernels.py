@@ -101,14 +101,16 @@ class PageOfKeys(Emitter):
         super().__init__(lines, None, keys)
         self.program, self.constants = program, constants(in_order(program.summary))
 
-    def _expression(self, node: Node) -> str:
-        if node.op in ("keys", "values"):
-            return {"keys": "k_page", "values": "v_page"}[node.op]
-        if node.op == "constant":
-            if node.given[1] != "shared":
-                raise fail("weights by layer and head are for scores", node.place)
-            return load(f"summary_constant{self.constants.index(node)}", node.shape)
-        return super()._expression(node)
+    def _keys(self, node: Node) -> str:
+        return "k_page"
+
+    def _values(self, node: Node) -> str:
+        return "v_page"
+
+    def _constant(self, node: Node) -> str:
+        if node.given[1] != "shared":
+            raise fail("weights by layer and head are for scores", node.place)
+        return load(f"summary_constant{self.constants.index(node)}", node.shape)
 
     def store(self, name: str, shape: tuple[int, ...], value: str, kind: str) -> None:
         """Write a block of the page's fields."""
@@ -325,7 +327,7 @@ class RowEmitter(PageEmitter):
     def _expression(self, node: Node) -> str:
         if id(node) in self.cuts:
             return self._load_cut(node, "m", "real")
-        return self._convolve(node) if node.op == "convolve" else super()._expression(node)
+        return super()._expression(node)
 
     def _load_cut(self, cut: Node, pages: str, real: str) -> str:
         place, mask = _cut_place(cut, pages, real)

@@ -56,7 +56,7 @@ def summarise(
             return given[node.op]
         return _constant(node, layer).to(k_MGPD.device)
 
-    values = _evaluate(program.summary, read)
+    values = _evaluate(program.summary, read, {})
     blocks: dict[str, Tensor] = {}
     for field, node in zip(program.fields, program.summary, strict=True):
         lead = (1, k_MGPD.shape[1], k_MGPD.shape[0])
@@ -157,7 +157,7 @@ def _constant(node: Node, layer: int) -> Tensor:
 def _evaluate(
     roots: tuple[Node, ...],
     read: Callable[[Node], Tensor],
-    exists_nM: Mapping[str, Tensor] | None = None,
+    exists_nM: Mapping[str, Tensor],
 ) -> dict[int, Tensor]:
     values: dict[int, Tensor] = {}
     for node in in_order(roots):
@@ -165,11 +165,8 @@ def _evaluate(
         if not inputs:
             values[id(node)] = read(node)
         elif node.op.startswith("pages_"):
-            assert exists_nM is not None
-            exists = exists_nM[node.given[0]]
-            values[id(node)] = _over_pages(node, inputs[0], exists)
+            values[id(node)] = _over_pages(node, inputs[0], exists_nM[node.given[0]])
         elif node.op == "convolve":
-            assert exists_nM is not None
             values[id(node)] = _convolve(node, inputs[0], exists_nM["finished"])
         else:
             values[id(node)] = _apply(node, inputs)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from support.flows import LIBRARY
 from support.paging import Batch, make_batch, mean_scores, slots_of
 from torch import Tensor
 
@@ -117,25 +118,7 @@ COUNTING = Flow(
         {"seen": fields.seen + position.page},
     ),
 )
-FLOWS = {
-    flow.name: flow
-    for flow in (
-        library.block_mean,
-        library.softmax_max,
-        library.softmax_sum,
-        library.quest,
-        library.sub_quest(4),
-        library.sub_means(4),
-        library.fine_means(4),
-        library.value_gated,
-        library.running_average(0.5),
-        library.window,
-        library.oracle,
-        TOP_P,
-        IN_FP8,
-        COUNTING,
-    )
-}
+FLOWS = {flow.name: flow for flow in (*LIBRARY, TOP_P, IN_FP8, COUNTING)}
 EXACT = {"block-mean", "quest", "sub-quest-4", "running-average-0.5", "window", "counting"}
 
 
