@@ -187,7 +187,7 @@ def narrowed(model: Decoder, spec: ModelSpec) -> Decoder:
     """
     width = min(spec.intermediate, model.spec.intermediate)
     if replace(model.spec, intermediate=width, max_positions=spec.max_positions) != spec:
-        allowed = "the context and narrower MLPs"
+        allowed = "the context and fewer MLP channels"
         raise ValueError(f"{model.spec} cannot become {spec}, only {allowed} may differ")
     small = random(spec, dtype=model.dtype, device=model.device)
     state = model.state_dict()
