@@ -70,6 +70,8 @@ class Engine:
         on_gpu = model.device.type == "cuda"
         if on_gpu and model.device.index not in (None, torch.cuda.current_device()):
             raise ValueError(f"the model is on {model.device}: torch.cuda.set_device it first")
+        if rule is not None and not isinstance(rule, Rule):
+            raise ValueError(f"rule={rule!r}: give a Rule, such as Rule(flow=...)")
         self.model, self.rule = model, rule
         self.max_running = (256 if on_gpu else 64) if max_running is None else max_running
         if self.max_running < 1:

@@ -1,11 +1,12 @@
 """Processes that a test has started, directly or not: they carry a mark in their environment."""
 
 import os
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from support.waiting import until
 
 MARK = "SPARROW_TEST_MARK"
 SOON = 5.0  # seconds after which nothing may be left
@@ -37,13 +38,3 @@ def marked(mark: str) -> list[int]:
 def gone(mark: str) -> bool:
     """Whether all processes with the mark have ended soon."""
     return until(lambda: not marked(mark), SOON)
-
-
-def until(happened: Callable[[], object], seconds: float = 60.0) -> bool:
-    """Wait for what only polling can tell; whether it came about in time."""
-    end = time.monotonic() + seconds
-    while not happened():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True

@@ -66,7 +66,7 @@ def test_every_recipe_can_be_previewed() -> None:
         assert found.fits, recipe
         assert found.kept
         assert from_dict(Preview, json.loads(json.dumps(to_dict(found)))) == found
-        assert f"{found.sequences}, of the run" in said(found)
+        assert f"{found.sequences} a step" in said(found)
 
 
 def test_the_recipe_of_qwen_is_planned_for_the_machine_that_it_names() -> None:

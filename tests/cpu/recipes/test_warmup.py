@@ -208,7 +208,7 @@ def test_begins_with_a_wider_model(toml: Path, tmp_path: Path, whole: Path) -> N
             assert 24 in state[name].shape
         else:
             assert torch.equal(state[name], weight.float()), name
-    for field, change in (("channels", "intermediate=65"), ("layers=2", "layers=2")):
+    for field, change in (("intermediate=65", "intermediate=65"), ("layers=2", "layers=2")):
         with pytest.raises(ValueError, match=field):
             warm_up(config_of(toml, field, changes[0], f"--model.{change}"))
     assert warm_up(config, until=3) is None

@@ -3,7 +3,6 @@
 import copy
 import io
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -261,7 +260,7 @@ def test_nothing_to_do(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_error_of_a_maker_comes_through(workers: int) -> None:
     """After the packs of the steps before it; a step behind the last stage has no documents."""
-    short = replace(MAKE, stages=(STAGE.model_copy(update={"steps": 2}),))
+    short = MAKE.replace(stages=(STAGE.model_copy(update={"steps": 2}),))
     with marking():
         found = packs(short, 0, 9, workers=workers)
         assert same(next(found), pack(short(0)))

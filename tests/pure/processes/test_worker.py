@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.leftovers import MARK, SOON, gone, marked, marking, until
+from support.leftovers import MARK, SOON, gone, marked, marking
+from support.waiting import until
 
 from sparrow.processes.worker import Worker, WorkerFault
 
@@ -458,7 +459,8 @@ def test_printing_where_nobody_reads_is_no_fault(mark: str, tmp_path: Path) -> N
 def test_a_program_that_is_killed_as_it_starts_leaves_nothing(mark: str) -> None:
     """At once, and when its supervisor, and its worker, are there."""
     code = "from sparrow.processes.worker import Worker; import signal\n"
-    code += "Worker('hostile_handler:make', {}).start(); print('x', flush=True); signal.pause()"
+    code += "worker = Worker('hostile_handler:make', {}); worker.start()\n"
+    code += "print('x', flush=True); signal.pause()"
     for others in (0, 1, 2):
         program = subprocess.Popen(
             [sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE
