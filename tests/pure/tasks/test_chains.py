@@ -81,7 +81,6 @@ def test_assignment_lines_state_true_values(seed: int, length: int, revisit: boo
     assert goal in known
     assert answer == [str(values[goal])]
 
-    follow_from_what_came_before(program, goal, lines, revisit)
     needed, stack = set(), [goal]
     while stack:
         name = stack.pop()
@@ -89,37 +88,6 @@ def test_assignment_lines_state_true_values(seed: int, length: int, revisit: boo
         stack += [word for word in program[name][::2] if word in program and word not in needed]
     assert len(program) - len(needed) == round(0.1 * len(needed)), "all but spare names are needed"
     assert {line[1] for line in program.values() if len(line) == 3} <= {"+", "-"}
-
-
-def follow_from_what_came_before(
-    program: dict[str, list[str]], goal: str, lines: Lines, revisit: bool
-) -> None:
-    """Each try comes from the one before it, or it takes up an earlier one."""
-    tries = [(words[0], "?" in words) for _, words in lines]
-    missed: dict[str, set[str]] = {}  # by try that failed: the operands that it lacked
-    known: set[str] = set()
-    assert tries[0][0] == goal
-    for place, ((name, failed), (following, _)) in enumerate(pairwise(tries)):
-        if failed:
-            lacking = set(program[name][::2]) - known
-            missed[name] = missed.get(name, set()) | lacking
-            allowed = lacking
-        else:
-            known.add(name)
-            allowed = {other for other, lacked in missed.items() if name in lacked}
-        earlier = {one for one, _ in tries[: place + 1]} if revisit else set(missed)
-        assert following in allowed | earlier
-
-
-@both_ways
-def test_tries_that_never_failed_are_repeated_by_revisits_alone(revisit: bool) -> None:
-    repeated = 0
-    for seed in range(5):
-        _, lines, _ = lines_of(Assignments(revisit=revisit), seed, 1000)
-        tried = Counter(words[0] for _, words in lines)
-        failed = {words[0] for _, words in lines if "?" in words}
-        repeated += sum(tried[name] > 1 for name in tried if name not in failed)
-    assert repeated >= 5 if revisit else repeated == 0
 
 
 Step = tuple[int, str, int]  # the larger number first
@@ -260,13 +228,3 @@ def test_graph_lines_are_a_search_of_nearest_nodes_first(
     shown = {frozenset(words[:3:2]) for _, words in lines if words[1] == "-"}
     # The one into the target may be of a node that the search has met and not yet looked at.
     assert all(frozenset(edge) in shown for edge in pairwise(answer[:-1])), "edges it has shown"
-
-
-def test_graph_searches_look_again_at_times() -> None:
-    again = total = 0
-    for seed in range(10):
-        _, lines, _ = lines_of(GraphPath(), seed, 2000)
-        looked = [begin[0] for begin, _, _ in looks_of(lines[:-1])]
-        again += len(looked) - len(set(looked))
-        total += len(looked)
-    assert 0.05 < again / total < 0.15
