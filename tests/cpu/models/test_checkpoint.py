@@ -21,9 +21,9 @@ from safetensors.torch import load_file, save_file
 from sparrow import models
 from sparrow.models import weights
 from sparrow.models.attention import Packed
-from sparrow.models.checkpoint import narrowed
 from sparrow.models.sources import SHIPPED
 from sparrow.models.spec import Rope, spec_from_hf, spec_to_hf
+from sparrow_recipes.warmup.training import narrowed
 
 IDS = torch.arange(30) % 50
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -75,17 +75,6 @@ def test_tokenizer_and_chat_template_travel(saved: Path, tmp_path: Path) -> None
         assert (place / name).read_bytes() == (saved / name).read_bytes()
 
 
-def test_views_share_memory_with_the_fused_weights() -> None:
-    model = tiny()
-    views = models.hf_views(model)
-    before = logits_of(model)
-    views["model.layers.1.self_attn.k_proj.weight"].mul_(2)
-    views["model.layers.0.mlp.up_proj.weight"][3] = 0
-    assert not torch.equal(logits_of(model), before)
-    assert sum(view.numel() for view in views.values()) == model.spec.parameters()
-    assert sum(weight.numel() for weight in model.parameters()) == model.spec.parameters()
-
-
 PUBLISHED = {  # millions of weights, from the model cards
     "qwen3-0.6b": 596,
     "qwen3-1.7b": 1721,
@@ -110,6 +99,7 @@ def test_published_shapes_and_random_weights() -> None:
     assert found == PUBLISHED
     for name, spec in models.SHAPES.items():
         assert spec_from_hf(spec_to_hf(spec, "bfloat16"), name) == spec
+    assert sum(weight.numel() for weight in tiny().parameters()) == tiny().spec.parameters()
     assert torch.equal(tiny().head, tiny().head)
     assert not torch.equal(tiny().head, models.random(tiny().spec, seed=2).head)
 
@@ -395,21 +385,12 @@ def own_weights(model: models.Decoder, layer: int) -> tuple[torch.Tensor, ...]:
     return gate, up, down.T
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_same_width_is_the_identity_in_another_context(tied: bool) -> None:
-    model = tiny(tied=tied)
-    same = narrowed(model, replace(model.spec, max_positions=512))
-    assert same.spec.max_positions == 512
-    assert torch.equal(logits_of(same), logits_of(model))
-    for name, view in models.hf_views(model).items():
-        assert torch.equal(models.hf_views(same)[name], view), name
-
-
 def test_the_heaviest_channels_stay_in_their_order() -> None:
     """By the product of the three norms; every layer for itself, all else untouched."""
     model = tiny(dtype=torch.bfloat16)
-    small = narrowed(model, replace(model.spec, intermediate=20))
-    assert (small.spec, small.dtype) == (replace(model.spec, intermediate=20), torch.bfloat16)
+    spec = replace(model.spec, intermediate=20, max_positions=512)
+    small = narrowed(model, spec)
+    assert (small.spec, small.dtype) == (spec, torch.bfloat16)
     for layer in range(2):
         whole = own_weights(model, layer)
         weight = torch.stack([part.double().norm(dim=1) for part in whole]).prod(0)
