@@ -233,10 +233,11 @@ class Runner:
         parts = []  # id, position, slot and adapter of each token
         for table_M, chunk in zip(table_BM, chunks, strict=True):
             table_M[: len(chunk.pages)] = chunk.pages
-            ids, position = chunk.owner.ids, np.arange(chunk.start, chunk.stop)
+            ids = chunk.owner.ids[chunk.start : chunk.stop]
+            position = np.arange(chunk.start, chunk.stop)
             slot = table_M[position // page] * page + position % page
             adapter = np.full_like(position, chunk.owner.request.adapter_slot.slot)
-            parts.append([ids[chunk.start : chunk.stop], position, slot, adapter])
+            parts.append(np.stack([ids, position, slot, adapter]))
         tokens_4T = np.concatenate(parts, axis=1)
         ids_T, positions_T, slots_T, adapter_T = self.rows.upload(tokens_4T).unbind(0)
         bounds = np.cumsum([0, *(chunk.stop - chunk.start for chunk in chunks)])

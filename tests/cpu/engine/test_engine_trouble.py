@@ -103,20 +103,12 @@ def test_generate_wants_an_engine_of_its_own_and_matching_params(engine, model) 
     same_bits(given, [alone(model, PROMPTS[0], params())])
 
 
-def test_rules_take_their_own_schedules(model) -> None:
-    """Without one an engine is dense only; schedules of ended requests make room for others."""
+def test_without_a_rule_an_engine_is_dense_only(model) -> None:
     dense_only = engine_of(model, rule=None)
     with pytest.raises(ValueError, match="rule=None"):
         dense_only.add([1], params(), schedule=SPARSE)
     same_bits(dense_only.generate([prompt(40)], params()), [alone(model, prompt(40), params())])
     assert page_bytes(model, None) < page_bytes(model, Rule())
-    engine = engine_of(model, rule=Rule(dense_layers=frozenset((0,))))
-    for budget in range(48, 48 + 20):
-        schedule = Schedule.fixed(budget, dense_layers=(0,))
-        (mine,) = engine.generate([[1]], params(max_tokens=1), schedule=schedule)
-        assert "dense layers: 0" in mine.attention
-    with pytest.raises(ValueError, match="dense_layers"):
-        engine.add([1], params(), schedule=SPARSE)
 
 
 # Numbers that are none.

@@ -222,8 +222,19 @@ def test_after_sleep_everything_goes_on_bit_for_bit(model, weights) -> None:
     calm = _calm(model)
     engine = engine_of(model)
     outputs = _in_flight(engine)
+    with pytest.raises(ValueError, match="weights"):
+        engine.sleep(weights="disk")
     engine.sleep(weights=weights)
-    assert engine.asleep
+    for action in (
+        engine.step,
+        engine.sleep,
+        lambda: engine.update([], version=1),
+        lambda: engine.load_adapter("one", Adapter.random(model.spec, 4)),
+    ):
+        with pytest.raises(ValueError, match="wake"):
+            action()
+    gone, late = (engine.add([1], params(max_tokens=3)) for _ in range(2))
+    engine.abort(gone)
     for attribute in ("runner", "pool"):
         assert not hasattr(engine, attribute)
         assert not hasattr(engine.scheduler, attribute)
@@ -231,7 +242,10 @@ def test_after_sleep_everything_goes_on_bit_for_bit(model, weights) -> None:
     assert (size > 0) == (weights == "keep")
     engine.check_integrity()
     engine.wake()
+    with pytest.raises(ValueError, match="awake"):
+        engine.wake()
     done = run(engine, outputs=outputs)
+    assert [done.pop((each, 0)).finish_reason for each in (gone, late)] == ["abort", "length"]
     same_bits([each for _, each in sorted(done.items())], calm)
     assert all(each.recomputed == () for each in done.values())
 
@@ -257,30 +271,3 @@ def test_dropped_weights_come_back_by_an_update(model) -> None:
         np.testing.assert_allclose(mine.logprobs, other.logprobs, atol=1e-4)
     assert [len(each.recomputed) for each in done] == [1, 1, 1, 0]
     assert done[0].weight_versions.tolist() == [0] * 7 + [1] * 17
-
-
-def test_a_sleeping_engine_takes_requests_and_aborts(model) -> None:
-    engine = engine_of(model)
-    gone = engine.add(prompt(40), params(n=2))
-    outputs = steps(engine, 3)
-    engine.sleep()
-    stays = engine.add([1], params(max_tokens=3))
-    engine.abort(gone)
-    adapter = Adapter.random(model.spec, 4, b_std=0.3)
-    for action in (
-        engine.step,
-        engine.sleep,
-        lambda: engine.update([], version=1),
-        lambda: engine.load_adapter("one", adapter),
-    ):
-        with pytest.raises(ValueError, match="wake"):
-            action()
-    engine.wake()
-    with pytest.raises(ValueError, match="awake"):
-        engine.wake()
-    with pytest.raises(ValueError, match="weights"):
-        engine.sleep(weights="disk")
-    assert not engine.asleep
-    done = run(engine, outputs=outputs)
-    assert [done[gone, n].finish_reason for n in (0, 1)] == ["abort", "abort"]
-    assert done[stays, 0].finish_reason == "length"
