@@ -203,8 +203,9 @@ def test_what_a_verifier_takes_and_starts_goes_with_it(verifier: Path) -> None:
     score, memory = f"{verifier}:compute_score", 256 * 2**20
     with marking() as mark, Judges(score, 1, 2.0, memory=memory) as judge:
         judged(judge, "child")
-        (greedy,) = judged(judge, "greedy")
-        assert "MemoryError" in greedy.reason
+        # On a slow machine a verdict may be late: it is asked until it comes.
+        assert any("MemoryError" in judged(judge, "greedy")[0].reason for _ in range(10))
+        assert any(judged(judge, "42") == [GOOD] for _ in range(10))
         judge.close()
         assert gone(mark)
 
