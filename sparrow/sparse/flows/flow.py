@@ -24,7 +24,7 @@ import torch
 from pydantic import Field, PositiveInt, ValidationError
 
 from sparrow import ops
-from sparrow.schema.base import Record
+from sparrow.schema.base import Record, problems
 from sparrow.sparse.flows.formats import Format, PageField
 from sparrow.sparse.flows.tensor import (
     FlowError,
@@ -83,8 +83,7 @@ class Flow:
         try:
             Settings(name=self.name, state=self.state, mass=self.mass, probe=self.probe)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise fail(f"Flow.{first['loc'][0]}: got {first['input']!r}: {first['msg']}") from None
+            raise fail(f"Flow.{problems(error)}") from None
         for name in ("fields", "state"):
             object.__setattr__(self, name, dict(getattr(self, name)))
         trace(self, *self.probe)
