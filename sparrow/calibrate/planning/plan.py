@@ -126,11 +126,8 @@ def cheapest(costs: FloatArray, reached: FloatArray, target: float) -> list[int]
     best = np.where(reached[0] >= target, costs[0], np.inf)
     came: list[npt.NDArray[np.int64]] = []
     for place in range(1, bins):
-        lead = np.empty(budgets, np.int64)
-        least = 0
-        for budget in range(budgets):
-            least = budget if best[budget] < best[least] else least
-            lead[budget] = least
+        lower = np.append(True, best[1:] < np.minimum.accumulate(best)[:-1])
+        lead = np.maximum.accumulate(np.where(lower, np.arange(budgets), 0))
         came.append(lead)
         best = np.where(reached[place] >= target, best[lead] + costs[place], np.inf)
     places = [int(np.argmin(best))]

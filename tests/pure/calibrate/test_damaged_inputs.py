@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,8 @@ def test_machines(tmp_path: Path) -> None:
             assert refused(Hardware.load, file, json.dumps({**known, key: value}).encode()), value
 
 
-def work(
-    lengths: str | Path | None,
-    *,
-    measured: Sequence[int] = (700,),
-    stop: int = 2000,
-    **settings: Any,
-) -> Workload:
+def work(lengths: str | Path | None, stop: int = 2000, **settings: Any) -> Workload:
+    measured = settings.pop("measured", (700,))
     surface = Surface(**surfaces.surface(bins=(0, stop), lengths=measured, prompt_tokens=0))
     given = None if lengths is None else str(lengths)
     return workload(surface, PlanConfig(surface=Path("s.json"), lengths=given, **settings))
