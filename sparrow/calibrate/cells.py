@@ -56,7 +56,8 @@ def tokens_of(trajectories: Iterable[Measured]) -> Tokens:
 
 def within(tokens: Tokens, start: int, stop: int, by: By = "length") -> Tokens:
     """Those in a bin."""
-    return tokens[(tokens[by] >= start) & (tokens[by] < stop)]
+    own: Any = tokens[(tokens[by] >= start) & (tokens[by] < stop)]
+    return own
 
 
 def by_prompt(tokens: Tokens, values: Array | None = None) -> list[Array]:

@@ -196,7 +196,7 @@ class _Bed:
         lengths = torch.tensor([case.length for case in self.cases], device=self.device)
         budgets_B = torch.tensor([case.budget for case in self.cases], device=self.device)
         rows_B = torch.arange(count, device=self.device)
-        q_SBHD, k_SBGD, v_SBGD = map(pad_sequence, (self.q, self.k, self.v))
+        q_SBHD, k_SBGD, v_SBGD = (pad_sequence([*x]) for x in (self.q, self.k, self.v))
         kept = []
         for at in range(int(lengths.max())):
             length_B = torch.where(lengths > at, at + 1, 0)

@@ -281,7 +281,8 @@ def _trace_score(
     position = Position(*(_input(name, (), paged=name == "page") for name in Position._fields))
     result = _run(flow, flow.score, query, Fields(values, read), position)
     start = _start(flow, flow.score)
-    score, updates = result, {}
+    score: Any = result
+    updates: dict[str, Any] = {}
     if flow.state:
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             names = ", ".join(f"{name!r}: new value" for name in flow.state)

@@ -140,9 +140,6 @@ def test_files_of_machines(tmp_path: Path) -> None:
     for engine in (TIMES, None):
         machine(engine).save(path)
         assert Hardware.load(path) == machine(engine)
-    for field, value in {"layer_us": -1.0, "dense_bytes_per_s": 0.0, "product_rows": 0}.items():
-        with pytest.raises(ValueError, match=field):
-            TIMES.replace(**{field: value})
 
 
 def test_no_torch() -> None:
