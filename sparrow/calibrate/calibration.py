@@ -18,6 +18,7 @@ from sparrow.calibrate.cells import (
     layer_loss,
     open_questions,
     shares,
+    tokens_of,
 )
 from sparrow.calibrate.replay import (
     DENSE,
@@ -84,19 +85,15 @@ class Collector:
         if self.mode == "forced":
             self.force(places)
             return
+        jobs = [  # prompt by prompt, so that arms advance together
+            Job(one, prompt, self._params(prompt))
+            for prompt, lacking in self._missing(places, self.config.samples).items()
+            for one in lacking
+        ]
         arms = list(wanted)
         for first in range(0, len(arms), MOST_ARMS):
             together = arms[first : first + MOST_ARMS]
-            missing = self._missing(places, self.config.samples)
-            # Prompt by prompt, so that arms advance together.
-            self._roll_out(
-                [
-                    Job(one, prompt, self._params(prompt))
-                    for prompt, lacking in missing.items()
-                    for one in lacking
-                    if one in together
-                ]
-            )
+            self._roll_out([job for job in jobs if job.arm in together])
 
     def _missing(
         self, places: Mapping[Prompt, Sequence[Arm]], samples: int
@@ -129,10 +126,8 @@ class Collector:
         context = self.model.spec.max_positions
         left = context - len(prompt.ids)
         if left < 2:
-            raise ValueError(
-                f"prompt {prompt.name} has {len(prompt.ids)} tokens, the model's context "
-                f"{context}: nothing can follow it"
-            )
+            tokens = f"{len(prompt.ids)} tokens, the model's context {context}"
+            raise ValueError(f"prompt {prompt.name} has {tokens}: nothing can follow it")
         return SamplingParams(
             n=self.config.samples,
             temperature=self.config.temperature,
@@ -174,7 +169,7 @@ class Collector:
         return (each for each in self.store.of(one.key) if each.prompt in wanted)
 
     def tokens(self, one: Arm, prompts: Sequence[Prompt]) -> Tokens:
-        return Tokens.of(self.measured(one, prompts))
+        return tokens_of(self.measured(one, prompts))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -207,7 +202,7 @@ class Calibration:
         targets: Sequence[float],
         report: Report | None = None,
     ) -> None:
-        self.collector, self.config = collector, collector.config
+        self.collector, self.config, self.prompts = collector, collector.config, collector.prompts
         self.budgets, self.edges, self.targets = budgets, edges, targets
         self.spec = collector.model.spec
         self.found = Found()
@@ -232,11 +227,9 @@ class Calibration:
         about = {name: getattr(schedule, name) for name in names}
         variant = variant_of(flow, flow.name, self.spec, **about)
         own = arm(variant, flow, None, schedule=schedule)
-        every = len(self.collector.prompts)
-        self.collector.collect({own: every, DENSE: self._enough})
+        self.collector.collect({own: len(self.prompts), DENSE: self._enough})
         self.found.variants.append(variant)
-        tokens = self._tokens(own, every)
-        self._add(own, tokens, self._cells(own, tokens))
+        self._add(own, self.collector.tokens(own, self.prompts))
         self._floor()
         return self.found
 
@@ -245,42 +238,33 @@ class Calibration:
     @property
     def _enough(self) -> int:
         """Prompts of which the floor is known well enough."""
-        return min(LEAST_PROMPTS, len(self.collector.prompts))
-
-    def _tokens(self, one: Arm, count: int) -> Tokens:
-        return self.collector.tokens(one, self.collector.prompts[:count])
+        return min(LEAST_PROMPTS, len(self.prompts))
 
     def _variant(
         self, flow: Flow, variant: Variant, beside: Mapping[Arm, int] | None = None
     ) -> None:
         """Rounds until the plan for this variant stands; `beside` runs along in the first."""
-        most = len(self.collector.prompts)
-        arms = [arm(variant, flow, budget) for budget in self.budgets]
+        most = len(self.prompts)
+        more = arms = [arm(variant, flow, budget) for budget in self.budgets]
         wanted = dict.fromkeys(arms, min(self.config.first_round, most))
         tokens: dict[Arm, Tokens] = {}
         found: dict[Arm, list[Cell]] = {}
-        more = arms
         while True:
             self.collector.collect({**wanted, **(beside or {})})
             for one in more:
-                tokens[one] = self._tokens(one, wanted[one])
+                tokens[one] = self.collector.tokens(one, self.prompts[: wanted[one]])
                 found[one] = self._cells(one, tokens[one])
-            known = [
-                cell
-                for one in arms
-                for cell in found[one]
-                if cell.prompts >= min(VERY_FEW, wanted[one])
-            ]
-            questions = open_questions(known, self.targets)
+            few = {one.budget: min(VERY_FEW, count) for one, count in wanted.items()}
+            known = [cell for own in found.values() for cell in own]
+            told = [cell for cell in known if cell.prompts >= few[cell.budget]]
+            questions = open_questions(told, self.targets)
             asked = {each.cell.budget for each in questions}
             more = [one for one in arms if one.budget in asked and wanted[one] < most]
             if not more:
                 break
             wanted |= {one: min(wanted[one] + self.config.first_round, most) for one in more}
-            self._report(
-                f"{variant.name}: the plan depends on {len(more)} of {len(arms)} budgets still "
-                f"({', '.join(str(one.budget) for one in more)} tokens)"
-            )
+            open_budgets = ", ".join(str(one.budget) for one in more)
+            self._report(f"{variant.name}: the plan still depends on budgets of {open_budgets}")
         self.found.variants.append(variant)
         for one in arms:
             self._add(one, tokens[one], found[one])
@@ -288,9 +272,8 @@ class Calibration:
 
     def _floor(self) -> None:
         """Dense against dense: what rounding alone costs, and how long answers are."""
-        prompts = self.collector.prompts[: self._enough]
-        measured = list(self.collector.measured(DENSE, prompts))
-        self.found.floor += self._cells(DENSE, Tokens.of(measured))
+        measured = list(self.collector.measured(DENSE, self.prompts[: self._enough]))
+        self.found.floor += self._cells(DENSE, tokens_of(measured))
         self.found.lengths += [len(one.ids) for one in measured]
         self.found.prompt_tokens += [one.prompt_tokens for one in measured]
 
@@ -312,10 +295,8 @@ class Calibration:
         budget = max(biting, default=min(self.budgets))
         sequences = [one for one in whole if len(one.ids) > budget + 2][:LAYER_PROMPTS]
         if not sequences:
-            self.found.warnings.append(
-                f"no sequence is longer than the budget of {budget} tokens: layers were not told "
-                "apart; give smaller budgets or longer sequences"
-            )
+            why = f"no sequence is longer than the budget of {budget} tokens"
+            self.found.warnings.append(f"{why}: layers were not told apart; give smaller budgets")
             return
         every = range(self.spec.layers)
         arms = {}
@@ -346,8 +327,8 @@ class Calibration:
 
     # Results.
 
-    def _add(self, one: Arm, tokens: Tokens, known: Sequence[Cell]) -> None:
-        self.found.cells += known
+    def _add(self, one: Arm, tokens: Tokens, known: Sequence[Cell] | None = None) -> None:
+        self.found.cells += known or self._cells(one, tokens)
         self.found.positions += self._cells(one, tokens, "position")
 
     def _cells(self, one: Arm, tokens: Tokens, by: By = "length") -> list[Cell]:

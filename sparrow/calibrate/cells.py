@@ -13,7 +13,6 @@ use it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -31,70 +30,45 @@ SLOPES = (0.25, 3.0)  # of losses against budgets that are believed
 NO_LOSS = 1e-4
 CLIPPINGS = 8  # after each the mean is brought back to 1
 
+TOKEN = np.dtype(
+    [(name, np.int64) for name in ("prompt", "sequence", "length", "position")]
+    + [(name, np.float32) for name in ("alpha", "entropy", "below", "above", "ratio")]
+)
+
 Array = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
+Tokens = np.recarray[Any, Any]  # of TOKEN: one entry a token
 By = Literal["length", "position"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tokens:
-    """Measured tokens side by side, in the order of prompts; one entry a token in every array."""
-
-    prompt: Ints
-    sequence: Ints
-    length: Ints
-    position: Ints
-    alpha: Array
-    entropy: Array
-    below: Array
-    above: Array
-    ratio: Array | None
-
-    @classmethod
-    def of(cls, trajectories: Iterable[Measured]) -> "Tokens":
-        found = sorted(trajectories, key=lambda one: (one.prompt, one.sample))
-        sizes = [len(one.alpha) for one in found]
-        ratios = [one.ratio for one in found]
-        drawn = bool(found) and all(ratio is not None for ratio in ratios)
-        return cls(
-            prompt=np.repeat(np.array([one.prompt for one in found], np.int64), sizes),
-            sequence=np.repeat(np.arange(len(found)), sizes),
-            length=_joined([one.lengths for one in found], np.int64),
-            position=_joined([one.lengths - one.prompt_tokens for one in found], np.int64),
-            **{
-                name: _joined([getattr(one, name) for one in found], np.float32)
-                for name in ("alpha", "entropy", "below", "above")
-            },
-            ratio=_joined([r for r in ratios if r is not None], np.float32) if drawn else None,
-        )
-
-    def __len__(self) -> int:
-        return len(self.alpha)
-
-    def where(self, mask: npt.NDArray[np.bool_]) -> "Tokens":
-        kept: dict[str, Any] = {
-            each.name: None if (part := getattr(self, each.name)) is None else part[mask]
-            for each in fields(self)
-        }
-        return Tokens(**kept)
-
-    def within(self, start: int, stop: int, by: By = "length") -> "Tokens":
-        place = getattr(self, by)
-        return self.where((place >= start) & (place < stop))
-
-    def by_prompt(self, values: Array | None = None) -> list[Array]:
-        """Values (acceptance, unless told otherwise) of each prompt's tokens."""
-        edges = np.flatnonzero(np.diff(self.prompt)) + 1
-        return np.split(self.alpha if values is None else values, edges) if len(self) else []
+def tokens_of(trajectories: Iterable[Measured]) -> Tokens:
+    """Measured tokens side by side, in the order of prompts. ratio: NaN where it was not drawn."""
+    parts = [np.empty(0, TOKEN)]
+    for number, one in enumerate(sorted(trajectories, key=lambda one: (one.prompt, one.sample))):
+        part = np.empty(len(one.alpha), TOKEN)
+        part["prompt"], part["sequence"] = one.prompt, number
+        part["length"], part["position"] = one.lengths, one.lengths - one.prompt_tokens
+        for name in ("alpha", "entropy", "below", "above"):
+            part[name] = getattr(one, name)
+        part["ratio"] = np.nan if one.ratio is None else one.ratio
+        parts.append(part)
+    return np.concatenate(parts).view(np.recarray)
 
 
-def _joined(parts: Sequence[npt.ArrayLike], dtype: npt.DTypeLike) -> npt.NDArray:
-    return np.concatenate(parts).astype(dtype) if len(parts) else np.empty(0, dtype)
+def within(tokens: Tokens, start: int, stop: int, by: By = "length") -> Tokens:
+    """Those in a bin."""
+    own: Any = tokens[(tokens[by] >= start) & (tokens[by] < stop)]
+    return own
+
+
+def by_prompt(tokens: Tokens, values: Array | None = None) -> list[Array]:
+    """Values (acceptance, unless told otherwise) of each prompt's tokens."""
+    edges = np.flatnonzero(np.diff(tokens.prompt)) + 1
+    return np.split(tokens.alpha if values is None else values, edges) if len(tokens) else []
 
 
 def tail_of(tokens: Tokens) -> Interval:
     """p05 of acceptance with its interval over prompts."""
-    return quantile_interval(tokens.by_prompt(), TAIL)
+    return quantile_interval(by_prompt(tokens), TAIL)
 
 
 def cells(
@@ -109,7 +83,7 @@ def cells(
     """One cell for every bin in which a token was drawn."""
     found = []
     for start, stop in pairwise(edges):
-        own = tokens.within(start, stop, by)
+        own = within(tokens, start, stop, by)
         if not len(own):
             continue
         alpha, tail = own.alpha.astype(np.float64), tail_of(own)
@@ -123,7 +97,7 @@ def cells(
                 stop=stop,
                 tokens=len(alpha),
                 sequences=len(np.unique(own.sequence)),
-                prompts=len(own.by_prompt()),
+                prompts=len(by_prompt(own)),
                 mean=float(alpha.mean()),
                 p01=float(np.quantile(alpha, 0.01)),
                 p05=tail.value,
@@ -145,7 +119,7 @@ def estimators(tokens: Tokens, top_k: int) -> Estimators:
     # Gaps are kept in 16 bits, whose rounding can lead out of what acceptance can be.
     lower = np.clip(tokens.alpha - tokens.below, 0.0, 1.0)
     upper = np.clip(tokens.alpha + tokens.above, 0.0, 1.0)
-    ratio = tokens.ratio
+    ratio = None if np.isnan(tokens.ratio).any() else tokens.ratio
     return Estimators(
         top_k=top_k,
         lower_p05=float(np.quantile(lower, TAIL)),
@@ -161,7 +135,7 @@ def estimators(tokens: Tokens, top_k: int) -> Estimators:
 
 def _standard_error(tokens: Tokens, values: Array) -> float | None:
     """Of the mean over tokens, with prompts as what was drawn; None of a single prompt."""
-    groups = tokens.by_prompt(values)
+    groups = by_prompt(tokens, values)
     if len(groups) < 2:
         return None
     mean = float(values.mean(dtype=np.float64))
@@ -233,7 +207,7 @@ def groups_of(layers: int, groups: int, dense: Sequence[int] = ()) -> list[tuple
 
 def layer_loss(tokens: Tokens, variant: str, budget: int, group: tuple[int, ...]) -> LayerLoss:
     """The tail of the tokens at which the budget bites."""
-    own = tokens.where(tokens.length > budget)
+    own = tokens[tokens.length > budget]
     assert len(own), "sequences are longer than the budget"
     tail = tail_of(own)
     return LayerLoss(
@@ -245,7 +219,7 @@ def layer_loss(tokens: Tokens, variant: str, budget: int, group: tuple[int, ...]
         high=tail.high,
         mean=float(own.alpha.mean(dtype=np.float64)),
         tokens=len(own),
-        prompts=len(own.by_prompt()),
+        prompts=len(by_prompt(own)),
     )
 
 

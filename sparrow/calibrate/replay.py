@@ -24,11 +24,12 @@ from sparrow import ops
 from sparrow.calibrate.store import Measured
 from sparrow.engine.answer import Query, outputs
 from sparrow.engine.engine import Engine
+from sparrow.engine.memory import page_cache
 from sparrow.engine.pool import PAGE
 from sparrow.models import Attention, Decoder, ModelSpec
 from sparrow.models.attention import Packed, PackedSparse, PagedPrefill
 from sparrow.schema.base import to_dict
-from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.sampling import OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Variant
 from sparrow.sparse.budgets import BudgetTable
@@ -159,16 +160,9 @@ def _bounds(ids_T: Tensor) -> Tensor:
 
 def _budgets(model: Decoder, schedule: Schedule, tokens: int) -> Tensor:
     """The budget of each token in every layer and KV head, by the length that includes it."""
-    spec = model.spec
-    table = BudgetTable(
-        layers=spec.layers,
-        kv_heads=spec.kv_heads,
-        schedules=1,
-        bins=len(schedule.lengths),
-        device=model.device,
-    )
-    slot = table.add(schedule)
-    lengths_T = torch.arange(1, tokens + 1, device=model.device)
+    spec, device = model.spec, model.device
+    table = BudgetTable(layers=spec.layers, kv_heads=spec.kv_heads, device=device)
+    slot, lengths_T = table.add(schedule), torch.arange(1, tokens + 1, device=device)
     return table.lookup(torch.full_like(lengths_T, slot), lengths_T)
 
 
@@ -185,12 +179,12 @@ class Prompt:
     start: int | None = None
 
 
+@torch.no_grad()
 def _compare(
     model: Decoder,
     dense: Dense,
     actor_TC: Tensor,
     prompt: int,
-    *,
     number: int,
     sample: int | None,
     temperature: float,
@@ -226,7 +220,6 @@ def _compare(
 # Given sequences.
 
 
-@torch.no_grad()
 def force(
     model: Decoder, prompt: Prompt, arms: Sequence[Arm], temperature: float = 1.0
 ) -> Iterator[tuple[Arm, Measured]]:
@@ -237,34 +230,22 @@ def force(
     """
     start = 1 if prompt.start is None else prompt.start
     if not 1 <= start <= len(prompt.ids) - 2:
-        raise ValueError(
-            f"{prompt.name}: got {len(prompt.ids)} tokens and a start of {start}, allowed: a start "
-            "of 1 at least and two tokens after it"
-        )
-    dense = read(model, prompt.ids)
-    about: dict[str, Any] = {"number": prompt.number, "sample": None, "temperature": temperature}
+        given = f"got {len(prompt.ids)} tokens and a start of {start}"
+        raise ValueError(f"{prompt.name}: {given}, allowed: 1 at least and two tokens after it")
+    dense, about = read(model, prompt.ids), (start, prompt.number, None, temperature)
     for arm in arms:
         if arm.schedule is None:
             actor_TC = through_cache(model, dense.ids_T)
         else:
             actor_TC = sparse_hidden(model, dense, start, arm.schedule, arm.flow)
-        yield arm, _compare(model, dense, actor_TC[start:-1], start, **about)
+        yield arm, _compare(model, dense, actor_TC[start:-1], *about)
 
 
 @torch.no_grad()
 def through_cache(model: Decoder, ids_T: Tensor) -> Tensor:
     """A dense pass as the engine makes it: in chunks, over pages. What rounding alone changes."""
-    spec, device = model.spec, model.device
-    pages = -(-len(ids_T) // PAGE)
-    cache = ops.PageCache(
-        layers=spec.layers,
-        kv_heads=spec.kv_heads,
-        page=PAGE,
-        pages=pages,
-        page_fields=ops.kv_fields(PAGE, spec.head_size, model.dtype),
-        device=device,
-    )
-    parts = []
+    pages, device, parts = -(-len(ids_T) // PAGE), model.device, []
+    cache = page_cache(model, None, pages=pages, slots=0, width=pages)
     for begin in range(0, len(ids_T), CHUNK):
         place_T = torch.arange(begin, min(begin + CHUNK, len(ids_T)), device=device)
         attention = PagedPrefill(
@@ -290,30 +271,18 @@ class Job(NamedTuple):
 
 
 def roll_out(engine: Engine, jobs: Sequence[Job]) -> Iterator[tuple[Job, Measured]]:
-    """Every sample of every job as it ends."""
+    """Every sample of every job as it ends, seen by the dense policy from its second token on."""
     options = OutputOptions(hidden_states=True, training=True)
     queries = [Query(job.prompt.ids, job.params, job.arm.schedule, options) for job in jobs]
+    model = engine.model
     for number, output in outputs(engine, queries, ahead=AHEAD * engine.max_running):
-        assert output.completion is not None, "tokens are not streamed"
-        job = jobs[number]
-        yield job, _measure(engine.model, job, output.sample, output.completion)
-
-
-@torch.no_grad()
-def _measure(model: Decoder, job: Job, sample: int, completion: Completion) -> Measured:
-    """What the dense policy thinks of a completion, token by token from its second on."""
-    if completion.error is not None:
-        raise ValueError(
-            f"{job.arm.name}, prompt {job.prompt.name}: the engine failed: {completion.error}"
-        )
-    assert completion.hidden is not None, "hidden states were asked for"
-    dense = read(model, [*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
-    return _compare(
-        model,
-        dense,
-        torch.tensor(completion.hidden[1:], device=model.device).to(model.dtype),
-        len(completion.prompt_ids),
-        number=job.prompt.number,
-        sample=sample,
-        temperature=job.params.temperature,
-    )
+        job, completion = jobs[number], output.completion
+        assert completion is not None, "tokens are not streamed"
+        if completion.error is not None:
+            who = f"{job.arm.name}, prompt {job.prompt.name}"
+            raise ValueError(f"{who}: the engine failed: {completion.error}")
+        assert completion.hidden is not None, "hidden states were asked for"
+        dense = read(model, [*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
+        hidden_TC = torch.tensor(completion.hidden[1:], device=model.device).to(model.dtype)
+        about = (len(completion.prompt_ids), job.prompt.number, output.sample)
+        yield job, _compare(model, dense, hidden_TC, *about, job.params.temperature)

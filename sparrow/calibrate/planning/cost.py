@@ -25,7 +25,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -94,15 +94,14 @@ class ByteModel:
     idle_landmarks: bool = False
 
     def __post_init__(self) -> None:
-        if self.schedule is not None and self.schedule.page != self.page:
-            made = f"schedule {self.schedule.name!r} has pages of {self.schedule.page} tokens"
+        if self.schedule is None:
+            return
+        page, flow = self.schedule.page, self.schedule.flow
+        if page != self.page:
+            made = f"schedule {self.schedule.name!r} has pages of {page} tokens"
             raise ValueError(f"{made}, the byte model pages of {self.page}")
-        flow = "block-mean" if self.schedule is None else self.schedule.flow
         if flow != "block-mean" and self.field_bytes is None:
-            raise ValueError(
-                f"a schedule for the flow {flow!r}: give the bytes that it keeps with a page and "
-                "KV head (field_bytes)"
-            )
+            raise ValueError(f"a schedule for the flow {flow!r}: give field_bytes of its pages")
 
     @property
     def resident(self) -> int:
@@ -123,9 +122,8 @@ class ByteModel:
     @property
     def landmark(self) -> int:
         """Bytes of one page's landmarks in one layer."""
-        own = self.field_bytes
-        each = self.spec.head_size * self.itemsize if own is None else own
-        return self.spec.kv_heads * each
+        mean = self.spec.head_size * self.itemsize
+        return self.spec.kv_heads * (mean if self.field_bytes is None else self.field_bytes)
 
     @property
     def page_bytes(self) -> int:
@@ -305,17 +303,11 @@ class Limit:
         return self.dense.total / self.sparse.total
 
 
-def limit(reads: ByteModel, over: Trace, *, capacity: int, bytes_per_s: float) -> Limit:
-    """The most that a schedule can gain over dense on a trace. capacity: tokens that fit."""
-    return Limit(
-        dense=rollout_bytes(replace(reads, schedule=None), over),
-        sparse=rollout_bytes(reads, over),
-        steps=over.steps,
-        tokens=over.tokens,
-        mean_batch=over.mean_batch,
-        capacity=capacity,
-        bytes_per_s=bytes_per_s,
-    )
+def limit(reads: ByteModel, over: Trace, **machine: Any) -> Limit:
+    """The most that a schedule can gain over dense on a trace. machine: capacity, bytes_per_s."""
+    own = {name: getattr(over, name) for name in ("steps", "tokens", "mean_batch")}
+    dense = rollout_bytes(replace(reads, schedule=None), over)
+    return Limit(dense=dense, sparse=rollout_bytes(reads, over), **own, **machine)
 
 
 # The paper's cost: eFLOPs, operations plus intensity times bytes, comp + I * mem.

@@ -53,21 +53,15 @@ def test_bins_change_no_budget_at_any_length(
 @settings(max_examples=200)
 @given(st.data(), schedules(), WIDTHS, LONGEST, FACTORS, st.booleans())
 def test_any_course_of_changes_is_valid(  # a Schedule refuses budgets that fall or are too small
-    data: st.DataObject,
-    schedule: Schedule,
-    width: int | None,
-    longest: int,
-    factor: float,
-    mass: bool,
+    data: st.DataObject, schedule: Schedule, width: int, longest: int, factor: float, mass: bool
 ) -> None:
     now, bins = make_bins(schedule, width=width, longest=longest, mass=mass)
     assert now is not None
     for kind in data.draw(st.lists(st.sampled_from(["raise", "dense", "lower"]), max_size=8)):
         place = data.draw(st.integers(0, len(bins.starts) - 1))
         before, now = now, step(data, kind, now, place, factor, bins)
-        rows = [(before.budgets, now.budgets)]
-        rows += [(a.budgets, b.budgets) for a, b in zip(before.layers, now.layers, strict=True)]
-        for old, new in rows:
+        pairs = zip((before, *before.layers), (now, *now.layers), strict=True)
+        for old, new in ((a.budgets, b.budgets) for a, b in pairs):
             if kind == "lower":
                 assert (new <= old).all()
                 assert (new[place + 1 :] == old[place + 1 :]).all()
@@ -95,23 +89,18 @@ def step(
     return after
 
 
-def bins_of(**settings: int | None) -> list[int]:
-    starts = settings.pop("starts", None) or [0]
-    schedule = Schedule(name="s", lengths=starts, budgets=[64] * len(starts))
-    refined, _ = make_bins(schedule, **settings)
-    assert refined is not None
-    return refined.lengths.tolist()
-
-
 def test_which_bins() -> None:
-    assert bins_of(width=None, longest=800) == [0, 100, 200, 300, 400, 500, 600, 700]
-    assert bins_of(width=None, longest=801) == [0, 101, 202, 303, 404, 505, 606, 707]
-    assert bins_of(width=None, longest=800, starts=[0, 300]) == [0, 300]
-    # Of several bins only one is reached: as good as one.
-    assert bins_of(width=None, longest=80, starts=[0, 300]) == [*range(0, 80, 10), 300]
-    assert bins_of(width=250, longest=800, starts=[0, 300]) == [0, 250, 300, 500, 750]
-    assert bins_of(width=250, longest=750) == [0, 250, 500]
-    assert bins_of(width=None, longest=1) == [0]
+    for width, longest, starts, bins in (
+        (None, 801, [0], [*range(0, 801, 101)]),
+        (None, 800, [0, 300], [0, 300]),
+        (None, 80, [0, 300], [*range(0, 80, 10), 300]),  # one is reached: as good as one
+        (250, 800, [0, 300], [0, 250, 300, 500, 750]),
+        (None, 1, [0], [0]),
+    ):
+        schedule = Schedule(name="s", lengths=starts, budgets=[64] * len(starts))
+        refined, _ = make_bins(schedule, width=width, longest=longest)
+        assert refined is not None
+        assert refined.lengths.tolist() == bins
 
 
 def test_whole_pages_upwards() -> None:
@@ -130,12 +119,11 @@ def test_dense_is_a_budget_of_every_length_that_is_reached() -> None:
     now, bins = make_bins(schedule, width=None, longest=250)
     assert now is not None
     assert [budgets.is_dense(now, i, bins) for i in range(3)] == [True, False, False]
-    assert budgets.raised(now, 1, 1.2, bins).budgets.tolist() == [99, 192, 248]
-    assert budgets.raised(now, 1, 1.5, bins).budgets.tolist() == [99, 200, 248]
+    for place, factor, raised in ((1, 1.2, [99, 192, 248]), (1, 1.5, [99, 200, 248])):
+        assert budgets.raised(now, place, factor, bins).budgets.tolist() == raised
     assert budgets.raised(now, 2, 1.1, bins).budgets.tolist() == [99, 150, DENSE]
     assert budgets.raised(now, 0, 1.5, bins) == now
     assert budgets.made_dense(now, 0, bins).budgets.tolist() == [100, 150, 248]
-    assert budgets.made_dense(now, 1, bins).budgets.tolist() == [99, 200, 248]
 
     # Places are those of the schedule's look-up.
     lengths = np.array([0, 99, 100, 199, 200, 249], np.int32)
