@@ -18,7 +18,6 @@ from sparrow.calibrate.cells import (
     layer_loss,
     open_questions,
     shares,
-    tokens_of,
 )
 from sparrow.calibrate.replay import (
     DENSE,
@@ -126,8 +125,10 @@ class Collector:
         context = self.model.spec.max_positions
         left = context - len(prompt.ids)
         if left < 2:
-            tokens = f"{len(prompt.ids)} tokens, the model's context {context}"
-            raise ValueError(f"prompt {prompt.name} has {tokens}: nothing can follow it")
+            raise ValueError(
+                f"prompt {prompt.name} has {len(prompt.ids)} tokens, the model's context "
+                f"{context}: nothing can follow it"
+            )
         return SamplingParams(
             n=self.config.samples,
             temperature=self.config.temperature,
@@ -169,7 +170,7 @@ class Collector:
         return (each for each in self.store.of(one.key) if each.prompt in wanted)
 
     def tokens(self, one: Arm, prompts: Sequence[Prompt]) -> Tokens:
-        return tokens_of(self.measured(one, prompts))
+        return Tokens.of(self.measured(one, prompts))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,7 +203,8 @@ class Calibration:
         targets: Sequence[float],
         report: Report | None = None,
     ) -> None:
-        self.collector, self.config, self.prompts = collector, collector.config, collector.prompts
+        self.collector, self.config = collector, collector.config
+        self.prompts = collector.prompts
         self.budgets, self.edges, self.targets = budgets, edges, targets
         self.spec = collector.model.spec
         self.found = Found()
@@ -229,7 +231,8 @@ class Calibration:
         own = arm(variant, flow, None, schedule=schedule)
         self.collector.collect({own: len(self.prompts), DENSE: self._enough})
         self.found.variants.append(variant)
-        self._add(own, self.collector.tokens(own, self.prompts))
+        tokens = self.collector.tokens(own, self.prompts)
+        self._add(own, tokens, self._cells(own, tokens))
         self._floor()
         return self.found
 
@@ -245,26 +248,32 @@ class Calibration:
     ) -> None:
         """Rounds until the plan for this variant stands; `beside` runs along in the first."""
         most = len(self.prompts)
-        more = arms = [arm(variant, flow, budget) for budget in self.budgets]
+        arms = [arm(variant, flow, budget) for budget in self.budgets]
         wanted = dict.fromkeys(arms, min(self.config.first_round, most))
         tokens: dict[Arm, Tokens] = {}
         found: dict[Arm, list[Cell]] = {}
+        more = arms
         while True:
             self.collector.collect({**wanted, **(beside or {})})
             for one in more:
                 tokens[one] = self.collector.tokens(one, self.prompts[: wanted[one]])
                 found[one] = self._cells(one, tokens[one])
-            few = {one.budget: min(VERY_FEW, count) for one, count in wanted.items()}
-            known = [cell for own in found.values() for cell in own]
-            told = [cell for cell in known if cell.prompts >= few[cell.budget]]
-            questions = open_questions(told, self.targets)
+            known = [
+                cell
+                for one in arms
+                for cell in found[one]
+                if cell.prompts >= min(VERY_FEW, wanted[one])
+            ]
+            questions = open_questions(known, self.targets)
             asked = {each.cell.budget for each in questions}
             more = [one for one in arms if one.budget in asked and wanted[one] < most]
             if not more:
                 break
             wanted |= {one: min(wanted[one] + self.config.first_round, most) for one in more}
-            open_budgets = ", ".join(str(one.budget) for one in more)
-            self._report(f"{variant.name}: the plan still depends on budgets of {open_budgets}")
+            self._report(
+                f"{variant.name}: the plan depends on {len(more)} of {len(arms)} budgets still "
+                f"({', '.join(str(one.budget) for one in more)} tokens)"
+            )
         self.found.variants.append(variant)
         for one in arms:
             self._add(one, tokens[one], found[one])
@@ -273,7 +282,7 @@ class Calibration:
     def _floor(self) -> None:
         """Dense against dense: what rounding alone costs, and how long answers are."""
         measured = list(self.collector.measured(DENSE, self.prompts[: self._enough]))
-        self.found.floor += self._cells(DENSE, tokens_of(measured))
+        self.found.floor += self._cells(DENSE, Tokens.of(measured))
         self.found.lengths += [len(one.ids) for one in measured]
         self.found.prompt_tokens += [one.prompt_tokens for one in measured]
 
@@ -295,8 +304,10 @@ class Calibration:
         budget = max(biting, default=min(self.budgets))
         sequences = [one for one in whole if len(one.ids) > budget + 2][:LAYER_PROMPTS]
         if not sequences:
-            why = f"no sequence is longer than the budget of {budget} tokens"
-            self.found.warnings.append(f"{why}: layers were not told apart; give smaller budgets")
+            self.found.warnings.append(
+                f"no sequence is longer than the budget of {budget} tokens: layers were not told "
+                "apart; give smaller budgets or longer sequences"
+            )
             return
         every = range(self.spec.layers)
         arms = {}
@@ -327,8 +338,8 @@ class Calibration:
 
     # Results.
 
-    def _add(self, one: Arm, tokens: Tokens, known: Sequence[Cell] | None = None) -> None:
-        self.found.cells += known or self._cells(one, tokens)
+    def _add(self, one: Arm, tokens: Tokens, known: Sequence[Cell]) -> None:
+        self.found.cells += known
         self.found.positions += self._cells(one, tokens, "position")
 
     def _cells(self, one: Arm, tokens: Tokens, by: By = "length") -> list[Cell]:

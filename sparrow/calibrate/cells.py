@@ -13,8 +13,9 @@ use it.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,45 +31,67 @@ SLOPES = (0.25, 3.0)  # of losses against budgets that are believed
 NO_LOSS = 1e-4
 CLIPPINGS = 8  # after each the mean is brought back to 1
 
-TOKEN = np.dtype(
-    [(name, np.int64) for name in ("prompt", "sequence", "length", "position")]
-    + [(name, np.float32) for name in ("alpha", "entropy", "below", "above", "ratio")]
-)
-
 Array = npt.NDArray[np.float32]
-Tokens = np.recarray[Any, Any]  # of TOKEN: one entry a token
+Ints = npt.NDArray[np.int64]
 By = Literal["length", "position"]
 
 
-def tokens_of(trajectories: Iterable[Measured]) -> Tokens:
-    """Measured tokens side by side, in the order of prompts. ratio: NaN where it was not drawn."""
-    parts = [np.empty(0, TOKEN)]
-    for number, one in enumerate(sorted(trajectories, key=lambda one: (one.prompt, one.sample))):
-        part = np.empty(len(one.alpha), TOKEN)
-        part["prompt"], part["sequence"] = one.prompt, number
-        part["length"], part["position"] = one.lengths, one.lengths - one.prompt_tokens
-        for name in ("alpha", "entropy", "below", "above"):
-            part[name] = getattr(one, name)
-        part["ratio"] = np.nan if one.ratio is None else one.ratio
-        parts.append(part)
-    return np.concatenate(parts).view(np.recarray)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tokens:
+    """Measured tokens side by side, in the order of prompts; one entry a token in every array."""
+
+    prompt: Ints
+    sequence: Ints
+    length: Ints
+    position: Ints
+    alpha: Array
+    entropy: Array
+    below: Array
+    above: Array
+    ratio: Array  # NaN where the token was not sampled
+
+    @classmethod
+    def of(cls, trajectories: Iterable[Measured]) -> "Tokens":
+        ordered = sorted(trajectories, key=lambda one: (one.prompt, one.sample))
+        sizes = [len(one.alpha) for one in ordered]
+        ratios = [
+            np.full(len(one.alpha), np.nan) if one.ratio is None else one.ratio for one in ordered
+        ]
+        return cls(
+            prompt=np.repeat(np.array([one.prompt for one in ordered], np.int64), sizes),
+            sequence=np.repeat(np.arange(len(ordered)), sizes),
+            length=_joined([one.lengths for one in ordered], np.int64),
+            position=_joined([one.lengths - one.prompt_tokens for one in ordered], np.int64),
+            **{
+                name: _joined([getattr(one, name) for one in ordered], np.float32)
+                for name in ("alpha", "entropy", "below", "above")
+            },
+            ratio=_joined(ratios, np.float32),
+        )
+
+    def __len__(self) -> int:
+        return len(self.alpha)
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> "Tokens":
+        return Tokens(**{each.name: getattr(self, each.name)[mask] for each in fields(self)})
+
+    def within(self, start: int, stop: int, by: By = "length") -> "Tokens":
+        place = getattr(self, by)
+        return self.where((place >= start) & (place < stop))
+
+    def by_prompt(self, values: Array | None = None) -> list[Array]:
+        """Values (acceptance, unless told otherwise) of each prompt's tokens."""
+        edges = np.flatnonzero(np.diff(self.prompt)) + 1
+        return np.split(self.alpha if values is None else values, edges) if len(self) else []
 
 
-def within(tokens: Tokens, start: int, stop: int, by: By = "length") -> Tokens:
-    """Those in a bin."""
-    own: Any = tokens[(tokens[by] >= start) & (tokens[by] < stop)]
-    return own
-
-
-def by_prompt(tokens: Tokens, values: Array | None = None) -> list[Array]:
-    """Values (acceptance, unless told otherwise) of each prompt's tokens."""
-    edges = np.flatnonzero(np.diff(tokens.prompt)) + 1
-    return np.split(tokens.alpha if values is None else values, edges) if len(tokens) else []
+def _joined(parts: Sequence[npt.ArrayLike], dtype: npt.DTypeLike) -> npt.NDArray:
+    return np.concatenate([np.empty(0), *parts]).astype(dtype)
 
 
 def tail_of(tokens: Tokens) -> Interval:
     """p05 of acceptance with its interval over prompts."""
-    return quantile_interval(by_prompt(tokens), TAIL)
+    return quantile_interval(tokens.by_prompt(), TAIL)
 
 
 def cells(
@@ -83,7 +106,7 @@ def cells(
     """One cell for every bin in which a token was drawn."""
     found = []
     for start, stop in pairwise(edges):
-        own = within(tokens, start, stop, by)
+        own = tokens.within(start, stop, by)
         if not len(own):
             continue
         alpha, tail = own.alpha.astype(np.float64), tail_of(own)
@@ -97,7 +120,7 @@ def cells(
                 stop=stop,
                 tokens=len(alpha),
                 sequences=len(np.unique(own.sequence)),
-                prompts=len(by_prompt(own)),
+                prompts=len(own.by_prompt()),
                 mean=float(alpha.mean()),
                 p01=float(np.quantile(alpha, 0.01)),
                 p05=tail.value,
@@ -135,7 +158,7 @@ def estimators(tokens: Tokens, top_k: int) -> Estimators:
 
 def _standard_error(tokens: Tokens, values: Array) -> float | None:
     """Of the mean over tokens, with prompts as what was drawn; None of a single prompt."""
-    groups = by_prompt(tokens, values)
+    groups = tokens.by_prompt(values)
     if len(groups) < 2:
         return None
     mean = float(values.mean(dtype=np.float64))
@@ -207,7 +230,7 @@ def groups_of(layers: int, groups: int, dense: Sequence[int] = ()) -> list[tuple
 
 def layer_loss(tokens: Tokens, variant: str, budget: int, group: tuple[int, ...]) -> LayerLoss:
     """The tail of the tokens at which the budget bites."""
-    own = tokens[tokens.length > budget]
+    own = tokens.where(tokens.length > budget)
     assert len(own), "sequences are longer than the budget"
     tail = tail_of(own)
     return LayerLoss(
@@ -219,7 +242,7 @@ def layer_loss(tokens: Tokens, variant: str, budget: int, group: tuple[int, ...]
         high=tail.high,
         mean=float(own.alpha.mean(dtype=np.float64)),
         tokens=len(own),
-        prompts=len(by_prompt(own)),
+        prompts=len(own.by_prompt()),
     )
 
 

@@ -160,9 +160,15 @@ def _bounds(ids_T: Tensor) -> Tensor:
 
 def _budgets(model: Decoder, schedule: Schedule, tokens: int) -> Tensor:
     """The budget of each token in every layer and KV head, by the length that includes it."""
-    spec, device = model.spec, model.device
-    table = BudgetTable(layers=spec.layers, kv_heads=spec.kv_heads, device=device)
-    slot, lengths_T = table.add(schedule), torch.arange(1, tokens + 1, device=device)
+    table = BudgetTable(
+        layers=model.spec.layers,
+        kv_heads=model.spec.kv_heads,
+        schedules=1,
+        bins=len(schedule.lengths),
+        device=model.device,
+    )
+    slot = table.add(schedule)
+    lengths_T = torch.arange(1, tokens + 1, device=model.device)
     return table.lookup(torch.full_like(lengths_T, slot), lengths_T)
 
 
@@ -185,6 +191,7 @@ def _compare(
     dense: Dense,
     actor_TC: Tensor,
     prompt: int,
+    *,
     number: int,
     sample: int | None,
     temperature: float,
@@ -230,21 +237,25 @@ def force(
     """
     start = 1 if prompt.start is None else prompt.start
     if not 1 <= start <= len(prompt.ids) - 2:
-        given = f"got {len(prompt.ids)} tokens and a start of {start}"
-        raise ValueError(f"{prompt.name}: {given}, allowed: 1 at least and two tokens after it")
-    dense, about = read(model, prompt.ids), (start, prompt.number, None, temperature)
+        raise ValueError(
+            f"{prompt.name}: got {len(prompt.ids)} tokens and a start of {start}, allowed: a start "
+            "of 1 at least and two tokens after it"
+        )
+    dense = read(model, prompt.ids)
+    about: dict[str, Any] = {"number": prompt.number, "sample": None, "temperature": temperature}
     for arm in arms:
         if arm.schedule is None:
             actor_TC = through_cache(model, dense.ids_T)
         else:
             actor_TC = sparse_hidden(model, dense, start, arm.schedule, arm.flow)
-        yield arm, _compare(model, dense, actor_TC[start:-1], *about)
+        yield arm, _compare(model, dense, actor_TC[start:-1], start, **about)
 
 
 @torch.no_grad()
 def through_cache(model: Decoder, ids_T: Tensor) -> Tensor:
     """A dense pass as the engine makes it: in chunks, over pages. What rounding alone changes."""
-    pages, device, parts = -(-len(ids_T) // PAGE), model.device, []
+    pages, device = -(-len(ids_T) // PAGE), model.device
+    parts = []
     cache = page_cache(model, None, pages=pages, slots=0, width=pages)
     for begin in range(0, len(ids_T), CHUNK):
         place_T = torch.arange(begin, min(begin + CHUNK, len(ids_T)), device=device)
@@ -284,5 +295,13 @@ def roll_out(engine: Engine, jobs: Sequence[Job]) -> Iterator[tuple[Job, Measure
         assert completion.hidden is not None, "hidden states were asked for"
         dense = read(model, [*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
         hidden_TC = torch.tensor(completion.hidden[1:], device=model.device).to(model.dtype)
-        about = (len(completion.prompt_ids), job.prompt.number, output.sample)
-        yield job, _compare(model, dense, hidden_TC, *about, job.params.temperature)
+        measured = _compare(
+            model,
+            dense,
+            hidden_TC,
+            len(completion.prompt_ids),
+            number=job.prompt.number,
+            sample=output.sample,
+            temperature=job.params.temperature,
+        )
+        yield job, measured

@@ -180,8 +180,10 @@ def flow_check_tables(check: FlowCheck) -> list[Table]:
     """A program, what it stores, and how its test went."""
     sizes = f"page {check.page}, head size {check.head_size}, group {check.group}"
     name = f"{check.flow} ({check.digest}): {sizes}"
-    shown = "of_mean of_kv state operations over_pages mass kernels unordered"
-    about = {field: getattr(check, field) for field in shown.split()}
+    about: dict[str, object] = {"bytes": f"{check.of_mean:.2f}x of one 16-bit mean"}
+    about |= {"of_kv": f"{check.of_kv:.2%} of K and V"}
+    for field in ("state", "operations", "over_pages", "mass", "kernels", "unordered"):
+        about[field] = getattr(check, field)
     said = ("same pages", "") if check.passed else ("other pages", "bold red")
     title = Text.assemble(f"On random pages ({check.device}): ", said)
     tests = "sequence compared choices different near_ties first"

@@ -46,7 +46,7 @@ STORED = "<f4"  # float32, least byte first, whatever the machine
 SEEDS = 2 * budgets.MOST_BINS  # bootstrap seeds of a step: all bins together, then each
 
 
-# The window of one bin.
+# The window of one bin: the acceptances of its last steps, and what was concluded so far.
 
 
 class Sample(NamedTuple):
@@ -94,26 +94,20 @@ class Watch:
     def state(self) -> dict[str, Any]:
         """Plain data that JSON keeps exactly; acceptances as base64 of float32."""
         own = {each.name: getattr(self, each.name) for each in fields(self)}
-        samples = [
-            [step, prompt, base64.b64encode(alpha.astype(STORED).tobytes()).decode("ascii")]
-            for step, prompt, alpha in self.samples
-        ]
+        samples = [[step, prompt, _packed(alpha)] for step, prompt, alpha in self.samples]
         return own | {"samples": samples, "sums": [list(each) for each in self.sums]}
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> "Watch":
         """Inverse of `state`."""
-        samples = [
-            Sample(step, prompt, np.frombuffer(base64.b64decode(text), STORED).astype(np.float32))
-            for step, prompt, text in state["samples"]
-        ]
+        samples = [Sample(step, prompt, _unpacked(text)) for step, prompt, text in state["samples"]]
         sums = [Sum(*each) for each in state["sums"]]
         return cls(**(state | {"samples": samples, "sums": sums}))
 
 
 def figures(watches: Sequence[Watch], seed: int) -> Figures:
     """Quantiles and mean over the windows of some bins together, p05 with its interval."""
-    by_prompt: dict[str, list[Floats]] = {}
+    by_prompt: dict[str, list[Floats]] = {}  # of whichever steps, in order of appearance
     for sample in (sample for watch in watches for sample in watch.samples):
         by_prompt.setdefault(sample.prompt, []).append(sample.alpha)
     groups = [np.concatenate(each) for each in by_prompt.values()]
@@ -133,6 +127,14 @@ def figures(watches: Sequence[Watch], seed: int) -> Figures:
         estimate=total / estimated if estimated else None,
         **found,
     )
+
+
+def _packed(alpha: Floats) -> str:
+    return base64.b64encode(alpha.astype(STORED).tobytes()).decode("ascii")
+
+
+def _unpacked(text: str) -> Floats:
+    return np.frombuffer(base64.b64decode(text), STORED).astype(np.float32)
 
 
 # The gate.
@@ -242,10 +244,13 @@ class Gate:
 
     def _mean_budget(self, tokens: Sequence[Reading | RatioEstimate]) -> float | None:
         """Over tokens, of what the common budget lets them read: never more than their length."""
-        kept = np.concatenate([np.zeros(0, np.int32), *(each.lengths for each in tokens)])
-        if self.schedule is not None:
-            kept = np.minimum(self.schedule.budgets[self._bins.places(kept)], kept)
-        return float(kept.mean()) if len(kept) else None
+        lengths = np.concatenate([np.zeros(0, np.int32), *(each.lengths for each in tokens)])
+        if not len(lengths):
+            return None
+        if self.schedule is None:
+            return float(lengths.mean())
+        budget = self.schedule.budgets[self._bins.places(lengths)]
+        return float(np.minimum(budget, lengths).mean())
 
     # What is done.
 
@@ -253,9 +258,9 @@ class Gate:
         """Actions by the policy, in order of length; each may change what later bins have."""
         actions: list[Action] = []
         for place, (bin, watch) in enumerate(zip(bins, self._watches, strict=True)):
-            # A bin whose window an earlier action has cleared is not fresh either.
-            acts = self.config.mode != "off" and bin.judged and watch.fresh(self._step)
-            action = self._answer(place, bin, watch) if acts else None
+            if self.config.mode == "off" or not bin.judged or not watch.fresh(self._step):
+                continue  # a bin whose window an earlier action has cleared is not fresh either
+            action = self._answer(place, bin, watch)
             actions += [action] if action else []
         return actions
 
@@ -289,29 +294,37 @@ class Gate:
         why = "the bin is dense already, so no budget of it can help"
         if self.schedule is None:
             why = "the rollout is dense, so the engine and the trainer differ"
-        if sure:
-            return self._action("stop", place, bin, f"{why}: training stops")
-        return self._warn(place, bin, f"{why}; it stops once it is surely below")
+        if not sure:
+            return self._warn(place, bin, f"{why}; it stops once it is surely below")
+        return self._action("stop", place, bin, f"{why}: training stops")
 
     def _up(self, place: int, bin: BinLook, before: Schedule) -> Action:
         """More budget for a bin that is not dense: a raise while there are any left."""
         watch, most = self._watches[place], self.config.raises
         watch.ups += 1
-        after = budgets.made_dense(before, place, self._bins)
-        why = f"dense after {most} raises"
         if watch.ups <= most:
             after = budgets.raised(before, place, self.config.factor, self._bins)
             why = f"raise {watch.ups} of {most}"
+        else:
+            after = budgets.made_dense(before, place, self._bins)
+            why = f"dense after {most} raises"
         kind: Kind = "dense" if budgets.is_dense(after, place, self._bins) else "raise"
+        if kind == "dense" and watch.ups <= most:
+            why += ", which makes the bin dense"
+        if any(other > place for other in budgets.changed(before, after)):
+            why += "; later bins are lifted to at least that, as budgets may not fall"
         return self._change(kind, place, bin, before, after, why)
 
     def _lower(self, place: int, bin: BinLook, before: Schedule) -> Action | None:
         """Less budget for a bin with slack; None where nothing holds less."""
         seen = [watch.seen for watch in self._watches]
         after = budgets.lowered(before, place, self.config.factor, self._bins, seen)
-        if place not in budgets.changed(before, after):
+        different = budgets.changed(before, after)
+        if place not in different:
             return None
         why = f"slack at {self._watches[place].slack} looks in a row"
+        if different[0] < place:
+            why += "; bins before it, in which no token was ever drawn, go down with it"
         return self._change("lower", place, bin, before, after, why)
 
     def _change(
@@ -335,11 +348,13 @@ class Gate:
     ) -> Action:
         before = self._budget(place)
         return Action(
-            **bin.model_dump(include={"start", "stop", "p05", "low", "high"}),
             step=self._step,
             kind=kind,
+            start=bin.start,
+            stop=bin.stop,
             before=before,
             after=before if after is None else after,
+            **dict(zip(("p05", "low", "high"), bin.tail, strict=True)),
             target=self.config.target,
             reason=f"{tail_words(bin, self._watches[place], self.config)}: {done}",
         )
@@ -356,12 +371,14 @@ def bin_words(start: int, stop: int | None) -> str:
 def tail_words(bin: BinLook, watch: Watch, config: GateConfig) -> str:
     """Where p05 of a judged bin is, from what, and how that lies to the target."""
     p05, low, high = bin.tail
-    verdict, target = f"more than {config.slack:g} above", f"the target {config.target:g}"
+    verdict = f"more than {config.slack:g} above the target {config.target:g}"
     if high < config.target:
-        verdict = "surely below"
+        verdict = f"surely below the target {config.target:g}"
     elif p05 < config.target:
-        verdict = f"for {watch.below} looks in a row below"
+        looks = f"{watch.below} look{'s' if watch.below > 1 else ''} in a row"
+        verdict = f"below the target {config.target:g} at {looks}"
     return (
-        f"p05 of acceptance at {bin_words(bin.start, bin.stop)} is {p05:.4f} ({low:.4f} to "
-        f"{high:.4f}; {bin.tokens} tokens of {bin.prompts} prompts), {verdict} {target}"
+        f"p05 of acceptance at {bin_words(bin.start, bin.stop)} is {p05:.4f} "
+        f"({low:.4f} to {high:.4f}; {bin.tokens} tokens of {bin.prompts} prompts), "
+        f"{verdict}"
     )

@@ -94,13 +94,14 @@ def _check_fit(schedule: Schedule, *, layers: int, kv_heads: int, bins: int) -> 
     beyond = sorted(layer for layer in named if layer >= layers)
     of_heads = {item.head for item in schedule.layers if item.head is not None}
     heads = sorted(head for head in of_heads if head >= kv_heads)
-    own, dense = len(schedule.lengths), len(schedule.dense_layers)
-    problems = {
-        f"has {own} bins, the table holds {bins} a schedule: merge bins": own > bins,
-        f"names layers {beyond}, the model has 0 to {layers - 1}": beyond,
-        f"names KV heads {heads}, the model has 0 to {kv_heads - 1}": heads,
-        f"keeps all {layers} layers dense: ask for dense decoding instead": dense == layers,
-    }
-    for problem, found in problems.items():
-        if found:
-            raise ValueError(f"schedule {schedule.name!r} {problem}")
+    wrong = None
+    if len(schedule.lengths) > bins:
+        wrong = f"has {len(schedule.lengths)} bins, the table holds {bins} a schedule: merge bins"
+    elif beyond:
+        wrong = f"names layers {beyond}, the model has 0 to {layers - 1}"
+    elif heads:
+        wrong = f"names KV heads {heads}, the model has 0 to {kv_heads - 1}"
+    elif len(schedule.dense_layers) == layers:
+        wrong = f"keeps all {layers} layers dense: ask for dense decoding instead"
+    if wrong is not None:
+        raise ValueError(f"schedule {schedule.name!r} {wrong}")

@@ -40,9 +40,13 @@ class Rule:
         if not isinstance(self.flow, Flow):
             raise ValueError(f"Rule.flow: got {self.flow!r}, allowed: a Flow")
         object.__setattr__(self, "dense_layers", frozenset(self.dense_layers))
-        if self.first < 0 or self.last < 1:
-            given = f"got first {self.first}, last {self.last}"
-            raise ValueError(f"Rule: {given}, allowed: first >= 0, last >= 1 (unfinished pages)")
+        whole = all(isinstance(n, int) for n in (self.first, self.last, *self.dense_layers))
+        if not whole or self.first < 0 or self.last < 1:
+            raise ValueError(
+                f"Rule: got first {self.first!r}, last {self.last!r}, dense layers "
+                f"{sorted(self.dense_layers, key=repr)}, allowed: whole numbers, first >= 0, "
+                "last >= 1 (an unfinished page is always kept)"
+            )
 
     @classmethod
     def of(cls, schedule: Schedule, flow: Flow = block_mean) -> "Rule":

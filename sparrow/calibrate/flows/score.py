@@ -44,7 +44,7 @@ REFERENCE = Configuration()
 Figures = dict[str, Any]
 
 
-class Cell(NamedTuple):
+class FlowCell(NamedTuple):
     """One thing to measure on every text: a flow in a configuration, under a budget."""
 
     configuration: Configuration
@@ -79,7 +79,7 @@ def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[Sample]:
     for text in texts:
         try:
             ids = tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
-        except Exception as error:  # what tokenizers raise is no class of its own
+        except Exception as error:  # tokenizers in Rust raise that class itself
             raise ValueError(
                 f"this model's tokenizer cannot read the text {text.name!r} ({error}); give texts "
                 "in its language (--texts), or another model"
@@ -150,6 +150,8 @@ def score(
 def _check(
     model: Decoder, texts: Sequence[Sample], budgets: Sequence[int], configuration: Configuration
 ) -> None:
+    if not budgets:
+        raise ValueError("got no budget to score flows under, allowed: one or more")
     tokens, room, layers = len(texts[0].ids), model.spec.max_positions, model.spec.layers
     if not 1 < tokens <= room:
         raise ValueError(f"got {tokens} tokens a text, allowed: 2 to {room}, the model's context")
@@ -163,13 +165,13 @@ def _check(
 
 def _cells(
     model: Decoder, places: Sequence[tuple[Flow, Configuration]], budgets: Sequence[int]
-) -> list[Cell]:
+) -> list[FlowCell]:
     """Each content once, under the first of its names."""
-    unique: dict[str, Cell] = {}
+    unique: dict[str, FlowCell] = {}
     for flow, configuration in places:
         variant = variant_of(flow, flow.name, model.spec, **dict(configuration))
         for budget in budgets:
-            cell = Cell(configuration, variant, arm(variant, flow, budget), budget)
+            cell = FlowCell(configuration, variant, arm(variant, flow, budget), budget)
             unique.setdefault(repr(cell.key), cell)
     return list(unique.values())
 
@@ -177,7 +179,7 @@ def _cells(
 def _measure(
     model: Decoder,
     text: Sample,
-    cells: Sequence[Cell],
+    cells: Sequence[FlowCell],
     keys: Sequence[Figures],
     store: Store,
     tell: Callable[[int, str], None],
@@ -208,7 +210,7 @@ def _measure(
 
 def _rows(
     model: Decoder,
-    cells: Sequence[Cell],
+    cells: Sequence[FlowCell],
     found: Sequence[Sequence[Figures]],
     submitted: Sequence[tuple[Flow, Configuration]],
 ) -> list[FlowScore]:

@@ -7,10 +7,9 @@ price of a budget is the time of the rows in a bin of lengths, over the trace of
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from pydantic import Field, TypeAdapter
 
 from sparrow.calibrate.planning.cost import (
     ByteModel,
@@ -38,9 +37,6 @@ MOST_BYTES = 2**26  # of a file of lengths
 MOST_SEQUENCES = 2**14  # of a workload: each takes part in the count of steps
 LONGEST = 2**31 - 1
 FEW = 8  # prompts below which a cell says nothing
-LENGTHS = TypeAdapter(
-    Annotated[list[Annotated[int, Field(strict=True, ge=2, le=LONGEST)]], Field(min_length=1)]
-)
 ITEMSIZE = 2  # bytes of a number where rollouts run
 EVERYTHING = 2**24  # tokens: more than any context has, in every layer's share of it
 
@@ -62,8 +58,9 @@ class Workload:
             given = f"got {len(self.lengths)} sequences"
             allowed = f"1 to {MOST_SEQUENCES}; --prompts draws so many of them"
             raise ValueError(f"workload {self.name}: {given}, allowed: {allowed}")
-        if (least := self.lengths.min()) < 2:
-            raise ValueError(f"workload {self.name}: got {least} tokens, allowed: 2 to {LONGEST}")
+        if not 2 <= self.lengths.min() <= self.lengths.max() <= LONGEST:
+            given = f"{self.lengths.min()} to {self.lengths.max()} tokens"
+            raise ValueError(f"workload {self.name}: got {given}, allowed: 2 to {LONGEST}")
 
     @property
     def shortest_prompt(self) -> int:
@@ -71,9 +68,12 @@ class Workload:
         return min(self.prompt, int(self.lengths.min()) - 1)
 
     def describe(self) -> str:
+        mean, longest = self.lengths.mean(), self.lengths.max()
         batch = "" if self.most is None else f", at most {self.most} at once"
-        tokens = f"mean {self.lengths.mean():.0f}, longest {self.lengths.max()} tokens"
-        return f"{self.name}: {len(self.lengths)} sequences, {tokens}{batch}"
+        return (
+            f"{self.name}: {len(self.lengths)} sequences, mean {mean:.0f}, longest {longest} "
+            f"tokens{batch}"
+        )
 
 
 def workload(surface: Surface, config: PlanConfig) -> Workload:
@@ -90,10 +90,10 @@ def workload(surface: Surface, config: PlanConfig) -> Workload:
         lengths = published_lengths()
     elif name != "surface":
         lengths = _of_file(Path(name))
-    else:
+    elif surface.lengths:
         lengths = np.asarray(surface.lengths, np.int64)
-        if not len(lengths):
-            raise ValueError("the surface has no lengths of answers: give --lengths another way")
+    else:
+        raise ValueError("the surface has no lengths of answers: give --lengths another way")
     if config.prompts is not None:
         count = config.prompts * (config.samples or SAMPLES)
         if count > MOST_SEQUENCES:
@@ -108,14 +108,19 @@ def workload(surface: Surface, config: PlanConfig) -> Workload:
 
 def _of_file(place: Path) -> IntArray:
     """Numbers, as a JSON list or one a line."""
+    if not place.exists():
+        raise ValueError(
+            f"lengths {place}: no such file; give published, surface or a file of lengths"
+        )
     text = read_text(place, "lengths", most=MOST_BYTES)
     try:
         listed = text.lstrip().startswith("[")
         numbers = parse_json(text) if listed else [int(word) for word in text.split()]
-        return np.array(LENGTHS.validate_python(numbers), np.int64)
     except ValueError as error:
-        allowed = f"a JSON list or lines of whole numbers from 2 to {LONGEST}"
-        raise ValueError(f"lengths {place}: allowed: {allowed}") from error
+        raise ValueError(f"lengths {place}: not a list of whole numbers ({error})") from error
+    if not numbers or not all(type(n) is int and 2 <= n <= LONGEST for n in numbers):
+        raise ValueError(f"lengths {place}: allowed: whole numbers from 2 to {LONGEST}")
+    return np.array(numbers, np.int64)
 
 
 def believed(cells: Sequence[Cell]) -> list[Cell]:
@@ -143,10 +148,10 @@ class PlanningContext:
         from sparrow.models.spec import spec_from_hf  # loads torch
 
         try:
-            spec = spec_from_hf(parse_document(surface.shape), "the surface's model")
+            shape = parse_document(surface.shape)
         except ValueError as error:
             raise ValueError(f"the surface's shape: {error}") from error
-        work = workload(surface, config)
+        spec, work = spec_from_hf(shape, "the surface's model"), workload(surface, config)
         return cls(surface=surface, spec=spec, hardware=hardware, workload=work)
 
     def reads(self, variant: Variant, schedule: Schedule | None) -> ByteModel:
@@ -163,8 +168,8 @@ class PlanningContext:
 
     def capacity(self, variant: Variant) -> int:
         """Tokens that fit into memory; it holds the variant's landmarks too."""
-        machine = self.hardware
-        return self.reads(variant, None).capacity(memory=machine.memory, reserve=machine.reserve)
+        reads, hardware = self.reads(variant, None), self.hardware
+        return reads.capacity(memory=hardware.memory, reserve=hardware.reserve)
 
     def trace(self, variant: Variant) -> Trace:
         """Who runs beside whom."""
@@ -182,8 +187,12 @@ class PlanningContext:
 
     def limit(self, variant: Variant, schedule: Schedule) -> Limit:
         """What bytes alone allow, at the machine's published rate."""
-        machine = {"capacity": self.capacity(variant), "bytes_per_s": self.hardware.bytes_per_s}
-        return limit(self.reads(variant, schedule), self.trace(variant), **machine)
+        return limit(
+            self.reads(variant, schedule),
+            self.trace(variant),
+            capacity=self.capacity(variant),
+            bytes_per_s=self.hardware.bytes_per_s,
+        )
 
 
 class Prices(NamedTuple):

@@ -25,7 +25,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -94,14 +94,15 @@ class ByteModel:
     idle_landmarks: bool = False
 
     def __post_init__(self) -> None:
-        if self.schedule is None:
-            return
-        page, flow = self.schedule.page, self.schedule.flow
-        if page != self.page:
-            made = f"schedule {self.schedule.name!r} has pages of {page} tokens"
+        if self.schedule is not None and self.schedule.page != self.page:
+            made = f"schedule {self.schedule.name!r} has pages of {self.schedule.page} tokens"
             raise ValueError(f"{made}, the byte model pages of {self.page}")
+        flow = "block-mean" if self.schedule is None else self.schedule.flow
         if flow != "block-mean" and self.field_bytes is None:
-            raise ValueError(f"a schedule for the flow {flow!r}: give field_bytes of its pages")
+            raise ValueError(
+                f"a schedule for the flow {flow!r}: give the bytes that it keeps with a page and "
+                "KV head (field_bytes)"
+            )
 
     @property
     def resident(self) -> int:
@@ -122,8 +123,9 @@ class ByteModel:
     @property
     def landmark(self) -> int:
         """Bytes of one page's landmarks in one layer."""
-        mean = self.spec.head_size * self.itemsize
-        return self.spec.kv_heads * (mean if self.field_bytes is None else self.field_bytes)
+        own = self.field_bytes
+        each = self.spec.head_size * self.itemsize if own is None else own
+        return self.spec.kv_heads * each
 
     @property
     def page_bytes(self) -> int:
@@ -263,10 +265,10 @@ def trace(
     return Trace(lengths=final, prompts=np.full_like(final, prompt), starts=np.array(starts))
 
 
-def published_lengths(requests: int = 60, *, cutoff: int = 32_768) -> IntArray:
-    """Final lengths of the workload that rollouts are judged by; a cut-off may shorten it."""
+def published_lengths(requests: int = 60) -> IntArray:
+    """Final lengths of the workload that rollouts are judged by."""
     drawn = np.random.default_rng(0).lognormal(np.log(14_000), 0.65, requests)
-    return np.minimum(np.clip(drawn, 800, 32_768).astype(np.int64), cutoff)
+    return np.clip(drawn, 800, 32_768).astype(np.int64)
 
 
 # Sums over a trace.
@@ -303,11 +305,17 @@ class Limit:
         return self.dense.total / self.sparse.total
 
 
-def limit(reads: ByteModel, over: Trace, **machine: Any) -> Limit:
-    """The most that a schedule can gain over dense on a trace. machine: capacity, bytes_per_s."""
-    own = {name: getattr(over, name) for name in ("steps", "tokens", "mean_batch")}
-    dense = rollout_bytes(replace(reads, schedule=None), over)
-    return Limit(dense=dense, sparse=rollout_bytes(reads, over), **own, **machine)
+def limit(reads: ByteModel, over: Trace, *, capacity: int, bytes_per_s: float) -> Limit:
+    """The most that a schedule can gain over dense on a trace. capacity: tokens that fit."""
+    return Limit(
+        dense=rollout_bytes(replace(reads, schedule=None), over),
+        sparse=rollout_bytes(reads, over),
+        steps=over.steps,
+        tokens=over.tokens,
+        mean_batch=over.mean_batch,
+        capacity=capacity,
+        bytes_per_s=bytes_per_s,
+    )
 
 
 # The paper's cost: eFLOPs, operations plus intensity times bytes, comp + I * mem.

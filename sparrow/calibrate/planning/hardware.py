@@ -171,14 +171,19 @@ def stretched(hardware: Hardware, spec: "ModelSpec", rows: int) -> list[str]:
     if engine is None:
         return [hardware.note]
     least, most = engine.least_parameters, engine.most_parameters
-    doubts = {
-        f"step times on {hardware.name} were fitted to models of {least / 1e9:.1f} to "
-        f"{most / 1e9:.1f} billion parameters: for {size / 1e6:.1f} million they are "
-        "extrapolated, and the speed-up with them": not least <= size <= most,
-        f"up to {rows} sequences run at once, {engine.most_rows} were measured: step times beyond "
-        "are extrapolated": rows > engine.most_rows,
-    }
-    return [doubt for doubt, found in doubts.items() if found]
+    said = []
+    if not least <= size <= most:
+        said.append(
+            f"step times on {hardware.name} were fitted to models of {least / 1e9:.1f} to "
+            f"{most / 1e9:.1f} billion parameters: for {size / 1e6:.1f} million they are "
+            "extrapolated, and the speed-up with them"
+        )
+    if rows > engine.most_rows:
+        said.append(
+            f"up to {rows} sequences run at once, {engine.most_rows} were measured: step times "
+            "beyond are extrapolated"
+        )
+    return said
 
 
 def as_read(reads: ByteModel) -> ByteModel:

@@ -61,12 +61,14 @@ def plan(
     check: Surface | None = None,
 ) -> PlanFile:
     """The plan, the same at targets a little aside, another schedule and a check run beside it."""
-    options, target, hardware = plan_options(context, config), config.target, context.hardware
+    options, target = plan_options(context, config), config.target
     best, limits = options[0], [context.limit(one.variant, one.schedule) for one in options]
     near = (round(target + change, 6) for change in (-ASIDE, ASIDE))
     limit, reads = limits[0], context.reads(best.variant, best.schedule)
-    rate = hardware.intensity
-    work = [eflops(reads, read, limit.tokens, rate) for read in (limit.dense, limit.sparse)]
+    dense_eflops, sparse_eflops = (
+        eflops(reads, read, limit.tokens, context.hardware.intensity)
+        for read in (limit.dense, limit.sparse)
+    )
     return PlanFile(
         model=context.surface.model,
         variant=best.variant.name,
@@ -78,7 +80,7 @@ def plan(
         ),
         speed_up=best.speed_up,
         limit=limit.speed_up,
-        eflops=work[0] / work[1],
+        eflops=dense_eflops / sparse_eflops,
         eflops_printed=_eflops_printed(context, best.schedule),
         seconds=best.seconds,
         dense_seconds=best.dense_seconds,
@@ -89,8 +91,8 @@ def plan(
         capacity=limit.capacity,
         bytes=limit.sparse.total,
         dense_bytes=limit.dense.total,
-        hardware=hardware.name,
-        hardware_note=hardware.note,
+        hardware=context.hardware.name,
+        hardware_note=context.hardware.note,
         workload=context.workload.describe(),
         variants=tuple(
             PlannedVariant(name=one.variant.name, speed_up=one.speed_up, limit=most.speed_up)
@@ -126,8 +128,11 @@ def cheapest(costs: FloatArray, reached: FloatArray, target: float) -> list[int]
     best = np.where(reached[0] >= target, costs[0], np.inf)
     came: list[npt.NDArray[np.int64]] = []
     for place in range(1, bins):
-        lower = np.append(True, best[1:] < np.minimum.accumulate(best)[:-1])
-        lead = np.maximum.accumulate(np.where(lower, np.arange(budgets), 0))
+        lead = np.empty(budgets, np.int64)
+        least = 0
+        for budget in range(budgets):
+            least = budget if best[budget] < best[least] else least
+            lead[budget] = least
         came.append(lead)
         best = np.where(reached[place] >= target, best[lead] + costs[place], np.inf)
     places = [int(np.argmin(best))]
@@ -208,22 +213,22 @@ def _option(
     edges = tuple(edge for edge in surface.bins if edge <= measured_to(known))
     cells = {(cell.start, cell.budget or 0): cell for cell in known}
     budgets = (*sorted({budget for _, budget in cells}), DENSE)
-    allowed = len(budgets) - (not config.allow_dense)
-    reached = _reached(surface, variant, edges, budgets, cells, config.by)[:, :allowed]
+    reached = _reached(surface, variant, edges, budgets, cells, config.by)
     costs = prices(context, variant, edges, budgets)
-    places = cheapest(costs.seconds[:, :allowed], reached, target)
+    allowed = len(budgets) - (not config.allow_dense)
+    places = cheapest(costs.seconds[:, :allowed], reached[:, :allowed], target)
     if places is None:
-        raise _unreachable(variant, edges, config, reached)
-    measured = ("p05", "low", "high", "mean", "prompts")
+        raise _unreachable(variant, edges, config, reached[:, :allowed])
     bins = []
     for i, ((start, stop), place) in enumerate(zip(pairwise(edges), places, strict=True)):
         cell = cells.get((start, budgets[place]))
+        measured = ("p05", "low", "high", "mean", "prompts")
         bins.append(
             PlanBin(
                 start=start,
                 stop=stop,
                 budget=_budget(budgets[place]),
-                **{name: getattr(cell, name, None) for name in measured},
+                **{name: None if cell is None else getattr(cell, name) for name in measured},
                 kept_share=costs.read[i, place] / max(costs.dense_read[i], 1),
                 seconds=costs.seconds[i, place] + costs.fixed[i],
                 dense_seconds=costs.dense_seconds[i],
@@ -258,13 +263,14 @@ def _reached(
     least = {budget: least_kept(variant, budget) for budget in budgets}
     rows: list[list[float]] = []
     for start, stop in reversed(list(pairwise(edges))):
-        most = floor.get(start, 1.0)  # no rollout is nearer to dense than dense itself
-        measured = {budget: cells.get((start, budget)) for budget in budgets}
-        row = [
-            min(getattr(cell, by, most if least[budget] >= stop else -np.inf), most)
-            for budget, cell in measured.items()
-        ]
-        unknown = not any(measured.values())
+        row = []
+        for budget in budgets:
+            measured = cells.get((start, budget))
+            known = -np.inf if measured is None else float(getattr(measured, by))
+            most = floor.get(start, 1.0)  # no rollout is nearer to dense than dense itself
+            whole = measured is None and least[budget] >= stop  # nothing is dropped
+            row.append(most if whole else min(known, most))
+        unknown = not any((start, budget) in cells for budget in budgets)
         rows.append(rows[-1] if unknown and rows else row)
     return np.array(rows[::-1])
 
@@ -285,14 +291,19 @@ def _unreachable(
     nearest, best = highest(reached), reached.max(axis=1)
     worst = int(best.argmin())
     what = "the lower end of the interval of p05" if config.by == "low" else "p05"
+    what = f"{what} at {config.target}"
     place = f"lengths {edges[worst]} to {edges[worst + 1]} (best there: {best[worst]:.3f})"
-    why = f"no measured budget keeps {what} at {config.target} for {place}"
+    why = f"no measured budget keeps {what} for {place}"
     if best[worst] >= config.target:
-        why = f"budgets that keep {what} at {config.target} in every bin would fall with the length"
+        why = f"budgets that keep {what} in every bin would fall with the length"
     near = f"the nearest target that can be kept in every bin is {nearest:.3f}. Plan for that"
-    near = near if np.isfinite(nearest) else "none can be kept in every bin"
-    others = "measure larger budgets or more prompts, or let such bins run dense (--allow-dense)"
-    return Unreachable(f"{variant.name}: {why}; {near}, {others}", nearest)
+    if not np.isfinite(nearest):
+        near = "none can be kept in every bin"
+    return Unreachable(
+        f"{variant.name}: {why}; {near}, measure larger budgets or more prompts, or let such bins "
+        "run dense (--allow-dense)",
+        nearest,
+    )
 
 
 # What a plan says of itself.
@@ -300,32 +311,42 @@ def _unreachable(
 
 def notes(context: PlanningContext, option: Option) -> tuple[str, ...]:
     """What was not measured or is in doubt, and where it does not pay, in words."""
-    surface, hardware, target = context.surface, context.hardware, option.target
+    surface, hardware, said = context.surface, context.hardware, []
     own = [cell for cell in surface.cells if cell.variant == option.variant.name]
     starts = {cell.start for cell in believed(own)}
-    empty = ", ".join(f"{one.start} on" for one in option.bins if one.start not in starts)
+    empty = [f"{one.start} on" for one in option.bins if one.start not in starts]
+    if empty:
+        places = ", ".join(empty)
+        said.append(
+            f"nothing was measured at lengths {places}: those bins keep what the next one needs"
+        )
     longest, last = int(context.workload.lengths.max()), option.bins[-1].stop
-    beyond = last is not None and longest > last
-    few = ", ".join(
+    if last is not None and longest > last:
+        said.append(
+            f"lengths over {last} were not measured on {FEW} prompts: the schedule is dense there, "
+            f"and the cost of lengths up to {longest} is counted as at the last budget"
+        )
+    few = [
         f"{one.start} to {one.stop} ({one.prompts})"
         for one in option.bins
         if one.prompts is not None and one.prompts < LEAST_PROMPTS
-    )
-    aims = ", ".join(f"{known:g}" for known in surface.targets)
-    astray = all(abs(target - known) >= 1e-9 for known in surface.targets)
+    ]
+    if few:
+        places = ", ".join(few)
+        said.append(f"fewer than {LEAST_PROMPTS} prompts, so too narrow intervals, at {places}")
+    if surface.undecided:
+        said.append(f"measuring ended with {len(surface.undecided)} cells in doubt")
+    if not any(abs(option.target - known) < 1e-9 for known in surface.targets):
+        aims = ", ".join(f"{known:g}" for known in surface.targets)
+        said.append(f"samples were spent on a target of {aims}, not of {option.target:g}")
     rows = max(lengths.shape[1] for lengths in context.trace(option.variant).chunks())
-    doubts = {
-        f"nothing was measured at lengths {empty}: those bins keep what the next one needs": empty,
-        f"lengths over {last} were not measured on {FEW} prompts: the schedule is dense there, and "
-        f"the cost of lengths up to {longest} is counted as at the last budget": beyond,
-        f"fewer than {LEAST_PROMPTS} prompts, so too narrow intervals, at {few}": few,
-        f"measuring ended with {len(surface.undecided)} cells in doubt": surface.undecided,
-        f"samples were spent on a target of {aims}, not of {target:g}": astray,
-        **dict.fromkeys(stretched(hardware, context.spec, rows), True),
-        f"on {hardware.name} the schedule is no faster than dense ({option.speed_up:.2f}x): "
-        "choosing what to read costs more than reading less saves": option.speed_up <= 1,
-    }
-    return tuple(doubt for doubt, found in doubts.items() if found)
+    said += stretched(hardware, context.spec, rows)
+    if option.seconds >= option.dense_seconds:
+        said.append(
+            f"on {hardware.name} the schedule is no faster than dense ({option.speed_up:.2f}x): "
+            "choosing what to read costs more than reading less saves"
+        )
+    return tuple(said)
 
 
 def _provenance(
@@ -401,14 +422,18 @@ def _known(surface: Surface, other: Schedule, start: int) -> ComparedBin:
         and not variant.shares
         and not other.layers
     }
-    below = {
-        cell.budget or 0: cell.p05
-        for cell in reversed(believed(surface.cells))
+    below = [
+        cell
+        for cell in believed(surface.cells)
         if cell.variant in alike and cell.start == start and (cell.budget or 0) <= budget
-    }
-    near = max(below, default=None)
-    p05 = None if near is None else below[near]
-    return ComparedBin(start=start, budget=_budget(budget), measured=near, p05=p05)
+    ]
+    near = max(below, key=lambda cell: cell.budget or 0, default=None)
+    return ComparedBin(
+        start=start,
+        budget=_budget(budget),
+        measured=None if near is None else near.budget,
+        p05=None if near is None else near.p05,
+    )
 
 
 def _checked(context: PlanningContext, best: Option, check: Surface) -> tuple[CheckedBin, ...]:
@@ -419,8 +444,10 @@ def _checked(context: PlanningContext, best: Option, check: Surface) -> tuple[Ch
             f"the check is of {check.model}, {', '.join(schedules)}; the plan of "
             f"{surface.model}, {best.schedule.name}: give the check.json of its schedule"
         )
-    fields = {*CheckedBin.model_fields}
-    return tuple(CheckedBin(**cell.model_dump(include=fields)) for cell in check.cells)
+    fields = CheckedBin.model_fields
+    return tuple(
+        CheckedBin(**{name: getattr(cell, name) for name in fields}) for cell in check.cells
+    )
 
 
 def _eflops_printed(context: PlanningContext, schedule: Schedule) -> float:

@@ -13,18 +13,17 @@ its line. `trace` gives the program of a flow for the sizes of a model.
 """
 
 import hashlib
+import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NoReturn
 
 import torch
-from pydantic import Field, PositiveInt, ValidationError
 
 from sparrow import ops
-from sparrow.schema.base import Record, problems
 from sparrow.sparse.flows.formats import Format, PageField
 from sparrow.sparse.flows.tensor import (
     FlowError,
@@ -41,15 +40,6 @@ PROBE = (16, 128, 2)  # page, head size, query heads a group: what a new flow is
 MOST_STORED = 8  # times the bytes of a page's keys and values
 
 Function = Callable[..., Any]
-
-
-class Settings(Record):
-    """What a flow says beside its functions and fields, of the right types."""
-
-    name: Annotated[str, Field(min_length=1)]
-    state: Mapping[str, float]
-    mass: Annotated[float, Field(gt=0, le=1)] | None
-    probe: tuple[PositiveInt, PositiveInt, PositiveInt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,10 +70,16 @@ class Flow:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "place", here())
-        try:
-            Settings(name=self.name, state=self.state, mass=self.mass, probe=self.probe)
-        except ValidationError as error:
-            raise fail(f"Flow.{problems(error)}") from None
+        allowed = {
+            "name": (self.name and isinstance(self.name, str), "a text"),
+            "fields": (isinstance(self.fields, Mapping), "a mapping by name"),
+            "state": (_are_numbers(self.state), "a mapping from names to the numbers at first"),
+            "mass": (_is_share(self.mass), "above 0, at most 1"),
+            "probe": (_are_sizes(self.probe), "page, head size, query heads"),
+        }
+        for name, (right, wanted) in allowed.items():
+            if not right:
+                raise fail(f"Flow.{name}: got {getattr(self, name)!r}, allowed: {wanted}")
         for name in ("fields", "state"):
             object.__setattr__(self, name, dict(getattr(self, name)))
         trace(self, *self.probe)
@@ -92,6 +88,22 @@ class Flow:
     def digest(self) -> str:
         """A name for the formula, by which schedules tell whether they were made for it."""
         return trace(self, *self.probe).digest
+
+
+def _are_numbers(state: Any) -> bool:
+    return isinstance(state, Mapping) and all(
+        isinstance(start, int | float) and math.isfinite(start) for start in state.values()
+    )
+
+
+def _is_share(mass: Any) -> bool:
+    number = isinstance(mass, int | float) and not isinstance(mass, bool)
+    return mass is None or (number and 0 < mass <= 1)
+
+
+def _are_sizes(probe: Any) -> bool:
+    right = isinstance(probe, tuple) and len(probe) == 3
+    return right and all(isinstance(size, int) and size > 0 for size in probe)
 
 
 # Programs.
@@ -140,11 +152,7 @@ def trace(flow: Flow, page: int, head_size: int, group: int | None) -> Program:
     """The program of a flow for these sizes; FlowError with the author's line otherwise."""
     sizes = {"P": page, "D": head_size}
     fields = tuple(_field(flow, name, form, sizes) for name, form in flow.fields.items())
-    stored = sum(item.bytes(torch.bfloat16) for item in fields)
-    whole = 2 * page * head_size * torch.bfloat16.itemsize
-    if stored > MOST_STORED * whole:  # it should be small beside the page's keys and values
-        most = f"more than {MOST_STORED} times its keys and values ({whole})"
-        raise fail(f"the fields take {stored} bytes a page, {most}: keep less", flow.place)
+    _check_size(flow, fields, page, head_size)
     summary = _trace_summary(flow, fields, page, head_size)
     score, updates = _trace_score(flow, fields, group, head_size) if group else (None, ())
     state = tuple((name, float(value)) for name, value in flow.state.items()) if group else ()
@@ -182,6 +190,18 @@ def _check_name(flow: Flow, kind: str, name: object) -> None:
         raise fail(f"flow {flow.name!r}: a {kind} called {name!r}: a name {allowed}", flow.place)
 
 
+def _check_size(flow: Flow, fields: tuple[PageField, ...], page: int, head_size: int) -> None:
+    """What is kept of a page should be small beside its keys and values."""
+    stored = sum(item.bytes(torch.bfloat16) for item in fields)
+    whole = 2 * page * head_size * torch.bfloat16.itemsize
+    if stored > MOST_STORED * whole:
+        raise fail(
+            f"the fields take {stored} bytes a page, more than {MOST_STORED} times its keys and "
+            f"values ({whole}): keep less",
+            flow.place,
+        )
+
+
 # Summaries.
 
 
@@ -210,7 +230,8 @@ def _trace_summary(
 def _numbers(what: str, value: Any, shape: tuple[int, ...], start: Place) -> Node:
     """The node of a tensor that an author returned: numbers, of the shape that is wanted."""
     if not isinstance(value, Tensor):
-        raise fail(f"{what} is a tensor, got {_kind(value)}", start)
+        forgot = "; does it end with return?" if value is None else ""
+        raise fail(f"{what} is a tensor, got {_kind(value)}{forgot}", start)
     node = value.node
     if node.boolean:
         hint = "turn it into numbers with where(condition, a, b)"
@@ -228,7 +249,7 @@ def _check_returned(
     """What a function returns by name is what the flow declares."""
     for name in returned:
         if name not in declared:
-            hint = _hint(name, declared)
+            hint = _close(name, declared) or f"; declare it or do not return it{_there(declared)}"
             raise fail(f"{function} returns {name!r}, which is no declared {kind}{hint}", start)
     for name in declared:
         if name not in returned:
@@ -246,7 +267,8 @@ class Fields:
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._values:
-            raise fail(f"there is no field {name!r}{_hint(name, self._values)}")
+            hint = _close(name, self._values) + _there(self._values)
+            raise fail(f"there is no field {name!r}{hint}")
         self._read.add(name)
         return self._values[name]
 
@@ -256,12 +278,17 @@ class Fields:
         return self[name]
 
 
-class Position(NamedTuple):
+class Position:
     """Where the query stands: `length`, `pages` of the sequence; `page` is each page's number."""
 
-    length: Tensor
-    pages: Tensor
-    page: Tensor
+    def __init__(self) -> None:
+        self.length, self.pages = _input("length", ()), _input("pages", ())
+        self.page = _input("page", (), paged=True)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise fail(f"position has .length, .pages and .page, not .{name}")
 
 
 def _trace_score(
@@ -277,26 +304,33 @@ def _trace_score(
         _check_name(flow, "state", name)
         values[name] = _input("state", (), name, paged=True)
     read: set[str] = set()
-    query = _input("query", (group, head_size))
-    position = Position(*(_input(name, (), paged=name == "page") for name in Position._fields))
+    query, position = _input("query", (group, head_size)), Position()
     result = _run(flow, flow.score, query, Fields(values, read), position)
     start = _start(flow, flow.score)
-    score: Any = result
-    updates: dict[str, Any] = {}
-    if flow.state:
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-            names = ", ".join(f"{name!r}: new value" for name in flow.state)
-            wanted = f"score returns (score, {{{names}}}), got {_kind(result)}"
-            raise fail(f"the flow has state: {wanted}", start)
-        score, updates = result
-        _check_returned("state", "score", updates, flow.state, start)
+    score, updates = _split(flow, result, start)
     unread = [name for name in values if name not in read]
     if unread:
         raise fail(f"score never reads {unread[0]!r}: it would take memory for nothing", start)
     nodes = [_of_pages("score", score, start)]
     nodes += [_of_pages(f"state {name!r}", updates[name], start) for name in flow.state]
-    _check_inputs("score", nodes, [query, *values.values(), *position])
+    known = [query, *values.values(), position.length, position.pages, position.page]
+    _check_inputs("score", nodes, known)
     return nodes[0], tuple(nodes[1:])
+
+
+def _split(flow: Flow, result: Any, start: Place) -> tuple[Any, dict[str, Any]]:
+    """The score, and the new state by name."""
+    if not flow.state:
+        if isinstance(result, tuple):
+            raise fail("score returns one number per page; a tuple needs state= in the flow", start)
+        return result, {}
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        names = ", ".join(f"{name!r}: new value" for name in flow.state)
+        raise fail(
+            f"the flow has state: score returns (score, {{{names}}}), got {_kind(result)}", start
+        )
+    _check_returned("state", "score", result[1], flow.state, start)
+    return result
 
 
 def _of_pages(what: str, value: Any, start: Place) -> Node:
@@ -347,14 +381,17 @@ def _input(op: str, shape: tuple[int, ...], *given: str, paged: bool = False) ->
     return Tensor(Node(op, (), shape, paged, given))
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
+def _close(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, list(known), n=1)
-    meant = f", did you mean {close[0]!r}?" if close else ""
-    return f"{meant} (declared: {', '.join(known) or 'none'})"
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _there(known: Iterable[str]) -> str:
+    return f" (declared: {', '.join(known) or 'none'})"
 
 
 def _kind(value: object) -> str:
-    return "None: does it end with return?" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def check_weights(program: Program, *, layers: int, kv_heads: int) -> None:

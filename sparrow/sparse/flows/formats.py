@@ -6,7 +6,6 @@ the last axis of the field. Reading a field gives number x scale in float32.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -78,21 +77,43 @@ class Format:
         return tuple(s if isinstance(s, int) else s.resolve(sizes) for s in self.shape)
 
 
-def _format(kind: Kind, *shape: int | Size) -> Format:
+def as_keys(*shape: int | Size) -> Format:
+    """Numbers of the keys' own dtype."""
+    return _format("keys", shape)
+
+
+def fp32(*shape: int | Size) -> Format:
+    """32-bit floats."""
+    return _format("fp32", shape)
+
+
+def fp16(*shape: int | Size) -> Format:
+    """16-bit floats of half precision."""
+    return _format("fp16", shape)
+
+
+def bf16(*shape: int | Size) -> Format:
+    """16-bit floats with the range of float32."""
+    return _format("bf16", shape)
+
+
+def fp8(*shape: int | Size) -> Format:
+    """8-bit floats (e4m3) with one fp16 scale for each vector of the last axis."""
+    return _format("fp8", shape)
+
+
+def int4(*shape: int | Size) -> Format:
+    """Whole numbers from -7 to 7, two in a byte, with one fp16 scale for each vector."""
+    return _format("int4", shape)
+
+
+def _format(kind: Kind, shape: tuple[int | Size, ...]) -> Format:
     for size in shape:
         if not isinstance(size, Size) and (not isinstance(size, int) or size < 1):
             raise fail(f"{kind}: {size!r} is no size; a shape has whole numbers above 0, D and P")
     if kind in ("int4", "fp8") and not shape:
         raise fail(f"{kind}() needs at least one axis: its vectors share a scale")
     return Format(kind, shape)
-
-
-as_keys = partial(_format, "keys")  # numbers of the keys' own dtype
-fp32 = partial(_format, "fp32")  # 32-bit floats
-fp16 = partial(_format, "fp16")  # 16-bit floats of half precision
-bf16 = partial(_format, "bf16")  # 16-bit floats with the range of float32
-fp8 = partial(_format, "fp8")  # 8-bit floats (e4m3) with an fp16 scale for each vector
-int4 = partial(_format, "int4")  # -7 to 7, two in a byte, with an fp16 scale for each vector
 
 
 # In memory.

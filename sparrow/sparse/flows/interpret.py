@@ -179,16 +179,19 @@ def _apply(node: Node, inputs: list[Tensor]) -> Tensor:
         return getattr(functions, node.op)(*(_aligned(x, len(node.shape)) for x in inputs))
     if node.op in REDUCE:
         return REDUCE[node.op](inputs[0], dim=LEAD + node.given[0])
-    x = inputs[0]
-    if node.op == "matmul":
-        return _matmul(node, *inputs)
-    if node.op == "transpose":
-        return x.transpose(-1, -2)
-    if node.op == "reshape":
-        return x.reshape(*x.shape[:LEAD], *node.shape)
-    assert node.op == "take", f"unknown operation {node.op}"
-    axis, indices = node.given
-    return x.index_select(LEAD + axis, torch.tensor(indices, device=x.device))
+    match node.op:
+        case "matmul":
+            return _matmul(node, *inputs)
+        case "transpose":
+            return inputs[0].transpose(-1, -2)
+        case "reshape":
+            return inputs[0].reshape(*inputs[0].shape[:LEAD], *node.shape)
+        case "take":
+            axis, indices = node.given
+            return inputs[0].index_select(
+                LEAD + axis, torch.tensor(indices, device=inputs[0].device)
+            )
+    raise AssertionError(f"unknown operation {node.op}")
 
 
 def _aligned(x: Tensor, rank: int) -> Tensor:
@@ -220,7 +223,8 @@ def _present(x: Tensor) -> tuple[str, Tensor]:
 
 def _over_pages(node: Node, x: Tensor, exists_nM: Tensor) -> Tensor:
     op = node.op.removeprefix("pages_")
-    filled = torch.where(_beside(exists_nM, node), x, NOTHING[op])
+    exists = _beside(exists_nM, node)
+    filled = torch.where(exists, x, NOTHING[op])
     return REDUCE[op](filled, dim=2, keepdim=True)
 
 
@@ -230,7 +234,9 @@ def _beside(exists_nM: Tensor, node: Node) -> Tensor:
 
 
 def _convolve(node: Node, x: Tensor, exists_nM: Tensor) -> Tensor:
-    filled, taps = torch.where(_beside(exists_nM, node), x, 0.0), node.given[0]
+    exists = _beside(exists_nM, node)
+    filled = torch.where(exists, x, 0.0)
+    taps = node.given[0]
     pages, middle = filled.shape[2], len(taps) // 2
     total = torch.zeros_like(filled)
     for j, tap in enumerate(taps):

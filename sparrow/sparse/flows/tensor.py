@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from numbers import Real
 from types import FrameType
 from typing import Any, Literal, NoReturn
@@ -24,12 +25,11 @@ import numpy.typing as npt
 Number = int | float
 Among = Literal["finished", "free"]
 HIDDEN = -1e30  # what a mask adds to what it hides
-OWN = "flows compute with their own tensors and functions, numbers, and constant(array)"
 _ROOM = __name__.rpartition(".")[0]
 _MACHINERY = {f"{_ROOM}.{name}" for name in ("tensor", "flow", "formats")}
 SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 SIGNS |= {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-_NUMPY = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.divide: "div"}
+_NUMPY = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "div"}
 
 
 class FlowError(ValueError):
@@ -168,11 +168,17 @@ class Tensor:
     sigmoid = _unary("sigmoid")
     silu = _unary("silu")
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> "Tensor":
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
+    ) -> "Tensor":
         """Numpy's numbers take part in arithmetic; its functions know nothing of flows."""
-        if ufunc not in _NUMPY:
-            raise fail(f"numpy.{ufunc.__name__} does not know a flow's tensors; {OWN}")
-        return elementwise(_NUMPY[ufunc], *inputs)
+        if method == "__call__" and ufunc.__name__ in _NUMPY:
+            return elementwise(_NUMPY[ufunc.__name__], *inputs)
+        raise _foreign("numpy", ufunc.__name__)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: object) -> NoReturn:
+        raise _foreign("torch", getattr(function, "__name__", str(function)))
 
     # Conditions.
 
@@ -187,11 +193,13 @@ class Tensor:
     __ne__ = __eq__
     __hash__ = object.__hash__
 
-    def __bool__(self) -> NoReturn:
-        raise fail(
-            "a tensor has no truth value while a flow is traced: instead of if, and, or, not, "
-            "max(a, b) use where(condition, a, b), maximum(a, b), minimum(a, b)"
-        )
+    def _joined(self, other: object) -> NoReturn:
+        raise fail("conditions are not joined with & or |: nest where(condition, a, b)")
+
+    __and__ = __or__ = __rand__ = __ror__ = _joined
+
+    def __pow__(self, other: object) -> NoReturn:
+        raise fail("flows have no **: write x * x, .sqrt(), or (c * x.log()).exp()")
 
     # Reductions over inner axes.
 
@@ -237,15 +245,47 @@ class Tensor:
         """One entry or a range of the first inner axis, by constants."""
         if not self.ndim or not isinstance(index, int | slice):
             raise fail(f"[...] takes one number or range of the first axis, shape is {self.shape}")
-        if isinstance(index, slice):
-            return take(self, range(self.shape[0])[index])
-        entry = index + self.shape[0] if index < 0 else index
-        return take(self, [entry]).reshape(*self.shape[1:])
+        size = self.shape[0]
+        if isinstance(index, int):
+            if not -size <= index < size:
+                raise fail(f"index {index} is outside an axis of {size}")
+            part = take(self, [index % size], 0)
+            return part.reshape(*self.shape[1:])
+        return take(self, list(range(size))[index], 0)
 
-    __iter__ = None  # Python would go through the entries one by one
+    # What a value that is not known yet cannot do.
+
+    def __bool__(self) -> NoReturn:
+        raise fail(
+            "a tensor has no truth value while a flow is traced: instead of if, and, or, not, "
+            "max(a, b) use where(condition, a, b), maximum(a, b), minimum(a, b)"
+        )
+
+    def __float__(self) -> NoReturn:
+        raise fail(
+            "a tensor is no number while a flow is traced: keep computing with tensors "
+            "(x.exp() instead of math.exp(x))"
+        )
+
+    __int__ = __index__ = __float__
+
+    def __iter__(self) -> NoReturn:
+        raise fail(
+            f"tensors are not iterated: index one (x[0]) or reduce an axis (x.sum(0)) of {self}"
+        )
 
     def __len__(self) -> int:
+        if not self.ndim:
+            raise fail("a number has no length")
         return self.shape[0]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        known = [each for each in dir(type(self)) if not each.startswith("_")]
+        close = get_close_matches(name, known, n=1)
+        hint = f"did you mean .{close[0]}?" if close else f"there are: {', '.join(known)}"
+        raise fail(f"tensors of a flow have no .{name}; {hint}")
 
 
 # How nodes are made.
@@ -269,7 +309,10 @@ def as_tensor(x: Tensor | Number) -> Tensor:
     if isinstance(x, Tensor):
         return x
     if isinstance(x, bool) or not isinstance(x, Real):
-        raise fail(f"got a {type(x).__module__}.{type(x).__name__}; {OWN}")
+        raise fail(
+            f"got a {type(x).__module__}.{type(x).__name__}: flows compute with their own tensors, "
+            "numbers, and constant(array)"
+        )
     return make("full", (), (), (float(x),))
 
 
@@ -305,8 +348,17 @@ def check_sizes(name: str, shape: tuple[int, ...]) -> None:
         raise fail(f"{name} takes sizes as whole numbers above 0, got {shape}")
 
 
+def _foreign(library: str, name: str) -> FlowError:
+    known = {each for each in dir(Tensor) if not each.startswith("_")}
+    own = f"x.{name}()" if name in known else "the functions of sparrow.sparse.flows"
+    return fail(
+        f"{library}.{name} does not know a flow's tensors: use {own}, and constant(array) for "
+        "numbers that are known beforehand"
+    )
+
+
 def axis_of(x: Tensor, axis: int) -> int:
-    if not -x.ndim <= axis < x.ndim:
+    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
         allowed = f"allowed: 0 to {x.ndim - 1}" if x.ndim else "it has no axis"
         hint = "; pages are no axis: use sum_over_pages and its like" if x.paged else ""
         raise fail(f"axis {axis} of a tensor of shape {x.shape}, {allowed}{hint}")
@@ -335,6 +387,8 @@ def _reduce(op: str, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    if not isinstance(b, Tensor):
+        raise fail(f"@ takes two tensors, got a {type(b).__name__}; wrap arrays in constant(...)")
     a, b = as_tensors("@", (a, b))
     if a.ndim not in (1, 2) or b.ndim not in (1, 2):
         raise fail(f"@ takes vectors and matrices, got shapes {a.shape} and {b.shape}")

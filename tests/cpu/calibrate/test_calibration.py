@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("pydantic")
 import torch
 from support.replays import replay
 
@@ -166,6 +164,13 @@ def test_interrupted_and_resumed_it_comes_to_the_same(
     same = ("cells", "layers", "floor")
     assert [getattr(last, name) for name in same] == [getattr(whole[0], name) for name in same]
     assert not measured
+
+
+def test_other_prompts_in_the_same_folder_are_kept_apart(model: Decoder, tmp_path: Path) -> None:
+    for skip in (0, 100):
+        few = prompts.of_task(model, "assignments", length=200, count=2, skip=skip)
+        found = calibrate(model, few, config(tmp_path, **SHORT | {"budget": (64,)}))
+        assert max(cell.prompts for cell in (*found.cells, *found.floor)) == 2
 
 
 def test_variants_by_dense_layers_and_sequences_without_a_bite(

@@ -94,6 +94,7 @@ def test_who_waits_for_memory() -> None:
     lengths = [40, 10, 20, 5]
     assert cost.trace(lengths, capacity=64).starts.tolist() == [0, 0, 40, 40]  # in order
     assert cost.trace(lengths, capacity=96).starts.tolist() == [0, 0, 0, 10]
+    assert cost.trace(lengths, capacity=64).steps == 60
     assert cost.trace(lengths).starts.tolist() == [0, 0, 0, 0]
     assert cost.trace([9, 4, 6, 5], most=2).starts.tolist() == [0, 0, 4, 9]
     for lengths, settings in (([], {}), ([5, 3], {"prompt": 3}), ([5, 33], {"capacity": 32})):
@@ -112,6 +113,20 @@ def test_sums_are_those_of_the_steps() -> None:
     over = cost.trace([5000, 9000], capacity=9008)  # one after the other, in chunks
     rows = cost.rollout_seconds(over, lambda lengths: np.full(len(lengths), lengths.shape[1] + 0.5))
     assert rows == 14_000 * 1.5
+
+
+def test_smaller_budgets_gain_more_and_less_memory_less() -> None:
+    budgets = (48, 64, 128, 256, 512)
+    gains = [limit(Schedule.fixed(budget), [400, 900, 700]).speed_up for budget in budgets]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[-1] > 1
+    memory = WEIGHTS + 60 * 3 * (16 * VECTOR + LANDMARK)  # 60 pages
+    tight, wide = (
+        limit(FIXED, [900, 800, 700], memory=given, reserve=0) for given in (memory, 10 * memory)
+    )
+    assert (tight.capacity, tight.steps, wide.steps) == (960, 2400, 900)
+    assert tight.sparse.kv == wide.sparse.kv
+    assert tight.speed_up < wide.speed_up
 
 
 # The estimate of ../shared/reference/method.md, section 10, made with code of its own.

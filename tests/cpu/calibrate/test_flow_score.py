@@ -15,6 +15,7 @@ from sparrow.calibrate.flows.score import (
     REFERENCE,
     Sample,
     append_leaderboard,
+    interval,
     samples,
     score,
 )
@@ -70,11 +71,13 @@ def test_gains_are_paired_differences_to_the_block_mean(model, tmp_path: Path) -
     assert (base.submitted, base.gain, base.gain_low, base.gain_high) == (True, 0, 0, 0)
     apart = np.array(own.p05_by_text) - np.array(base.p05_by_text)
     assert own.gain == pytest.approx(apart.mean())
-    assert own.gain_low <= own.gain <= own.gain_high
+    assert own.gain_low < own.gain < own.gain_high
+    assert interval("x", np.array([2.0])) == {"x": 2.0, "x_low": None, "x_high": None}
     assert row_of(result, dense).p05 > 1 - 1e-5
     assert row_of(result, dense).recall is None
     best = row_of(result, oracle)
     assert best.p05 > base.p05
+    assert best.recall > base.recall
     assert (set(best.layers), best.submitted) == ({"0", "1", "2"}, False)
 
 

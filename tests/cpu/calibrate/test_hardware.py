@@ -129,17 +129,24 @@ def test_the_shipped_constants_are_those_of_the_fit() -> None:
     given["points"][3]["bytes"] += 1  # of another benchmark
     with pytest.raises(ValueError, match="bytes"):
         fit_hardware.points(given)
+    with pytest.raises(ValueError, match="0 points"):
+        fit([])
 
 
 def test_files_of_machines(tmp_path: Path) -> None:
     h200 = Hardware.load("h200")
     published = (cost.H200_BYTES_PER_S, cost.H200_MEMORY, cost.RESERVE)
+    assert h200.intensity == pytest.approx(989 / 4.8)
+    assert ByteModel(spec=shape("qwen3-1.7b")).capacity() == result("1.7b")["limit"]["capacity"]
     assert (h200.bytes_per_s, h200.memory, h200.reserve) == published
     assert all((RESULTS.parent / source).is_file() for source in h200.sources)
     path = tmp_path / "mine.json"
     for engine in (TIMES, None):
         machine(engine).save(path)
         assert Hardware.load(path) == machine(engine)
+    for field, value in {"layer_us": -1.0, "dense_bytes_per_s": 0.0, "product_rows": 0}.items():
+        with pytest.raises(ValueError, match=field):
+            TIMES.replace(**{field: value})
 
 
 def test_no_torch() -> None:

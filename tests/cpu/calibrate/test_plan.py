@@ -204,6 +204,7 @@ def test_a_plan_is_a_file_with_everything_beside_it(tmp_path: Any) -> None:
     assert {*tmp_path.iterdir()} == {schedule, written}
     assert Schedule.load(schedule) == planned.schedule
     assert PlanFile.load(written) == planned
+    assert [one.budget for one in planned.bins] == [64, 128, 256]
     asides = [(one.target, one.budgets) for one in planned.sensitivity]
     assert asides[1] == (0.88, (64, 128, 512))
     assert planned.compare is not None

@@ -102,28 +102,27 @@ SCORE: list[Case] = [
     ("fields.mean; return position.length", SCORED, "every page"),
     ("query.mean(0) @ fields.mean", SCORED, "return"),
     ("fields.mean; return 1.0", SCORED, "float"),
-    ("return fields.mean.sum(), {}", SCORED, "tuple"),
+    ("return fields.mean.sum(), {}", SCORED, "state="),
     ("return fields.mean.sum() > 0", "fields.mean.sum() > 0", "where"),
 ]
 OPERATIONS: dict[str, tuple[str, ...]] = {  # by a word of the remedy
     "where": (
         "(fields.mean > 0) * 1.0",
+        "(fields.mean > 0) & (fields.mean < 1)",
         "where(fields.mean, 1, 0)",
         "1.0 if fields.mean.sum() > 0 else 0.0",
     ),
     "<=": ("where(position.page == 0, 1.0, 0.0)",),
+    r"x \* x": ("fields.mean ** 2",),
     "maximum": ("max(fields.mean[0], fields.mean[1])",),
-    "TypeError": (  # what Python and torch refuse themselves
-        "(fields.mean > 0) & (fields.mean < 1)",
-        "fields.mean ** 2",
-        "sum(fields.mean)",
-        "[x for x in fields.mean][0]",
+    "iterated": ("sum(fields.mean)", "[x for x in fields.mean][0]"),
+    r"x\.exp\(\)": (
         "float(fields.mean.sum())",
         "torch.exp(fields.mean)",
-        "torch.topk(fields.mean, 3)",
-    ),
-    r"constant\(": (
         "np.exp(fields.mean)",
+    ),
+    r"\.flows": ("torch.topk(fields.mean, 3)",),
+    r"constant\(": (
         "fields.mean * np.ones(128)",
         "np.ones(128) * fields.mean",
         "np.ones(128) @ fields.mean",
@@ -135,12 +134,12 @@ OPERATIONS: dict[str, tuple[str, ...]] = {  # by a word of the remedy
     "matrices": ("fields.mean.sum() @ fields.mean",),
     r"\(128, 2\) and \(128,\)": ("query.T * fields.mean",),
     "sum_over_pages": ("fields.mean.sum(1)", "position.page.sum(0)"),
-    "AttributeError": (
-        "fields.mean.summ()",
+    r"\.sum\?": ("fields.mean.summ()",),
+    "reshape": (
         "fields.mean.unsqueeze(0)",
-        "position.lenght + fields.mean.sum()",
+        "fields.mean.reshape(3, 5)",
     ),
-    "reshape": ("fields.mean.reshape(3, 5)",),
+    r"\.pages": ("position.lenght + fields.mean.sum()",),
     r"position\.page": ("softmax_over_pages(query.sum()) + fields.mean.sum()",),
     "finished": ("sum_over_pages(fields.mean, among='all')",),
     "odd": ("convolve_over_pages(fields.mean, [1, 2])",),
@@ -234,7 +233,7 @@ def test_a_flow_of_one_kind_of_model_says_so() -> None:
         return (query[3] + query[0]) @ fields.mean
 
     settings = {"name": "x", "fields": {"mean": bf16(D)}, "summarise": _mean, "score": score}
-    with pytest.raises(FlowError, match=r"\[3\] of an axis of 2"):
+    with pytest.raises(FlowError, match="index 3"):
         Flow(**settings)
     made = Flow(**settings, probe=(16, 64, 4))
     assert trace(made, 16, 64, None).score is None  # what is kept does not depend on the group

@@ -60,4 +60,5 @@ def test_choices_by_hand() -> None:
     assert cheapest(costs, reached, 0.86) == [0, 1, 1]  # what needs much raises all later ones
     assert cheapest(np.ones((2, 3)), np.ones((2, 3)), 0.5) == [0, 0]  # of equal costs the smaller
     assert merged([50, 100, 200], [64, 64, 128]) == ([0, 200], [64, 128])
+    assert merged([50, 100, 200], [64, 96, 96]) == ([0, 100], [64, 96])
     assert merged([50], [64]) == ([0], [64])

@@ -44,6 +44,7 @@ def test_machines(tmp_path: Path) -> None:
     for content in ODD:
         assert refused(Hardware.load, file, content), content
     known = json.loads(whole)
+    del known["digest"]  # values are refused by themselves
     for value in (10**400, -1, "x", None, [], True, float("nan"), float("inf"), 1e300):
         for key in ("bytes_per_s", "flops_per_s", "memory", "reserve"):
             assert refused(Hardware.load, file, json.dumps({**known, key: value}).encode()), value

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("pydantic")
 pytest.importorskip("hypothesis")
 
 from hypothesis import given, settings
@@ -53,7 +52,12 @@ def test_bins_change_no_budget_at_any_length(
 @settings(max_examples=200)
 @given(st.data(), schedules(), WIDTHS, LONGEST, FACTORS, st.booleans())
 def test_any_course_of_changes_is_valid(  # a Schedule refuses budgets that fall or are too small
-    data: st.DataObject, schedule: Schedule, width: int, longest: int, factor: float, mass: bool
+    data: st.DataObject,
+    schedule: Schedule,
+    width: int | None,
+    longest: int,
+    factor: float,
+    mass: bool,
 ) -> None:
     now, bins = make_bins(schedule, width=width, longest=longest, mass=mass)
     assert now is not None
@@ -95,6 +99,7 @@ def test_which_bins() -> None:
         (None, 800, [0, 300], [0, 300]),
         (None, 80, [0, 300], [*range(0, 80, 10), 300]),  # one is reached: as good as one
         (250, 800, [0, 300], [0, 250, 300, 500, 750]),
+        (250, 750, [0], [0, 250, 500]),
         (None, 1, [0], [0]),
     ):
         schedule = Schedule(name="s", lengths=starts, budgets=[64] * len(starts))
@@ -119,11 +124,12 @@ def test_dense_is_a_budget_of_every_length_that_is_reached() -> None:
     now, bins = make_bins(schedule, width=None, longest=250)
     assert now is not None
     assert [budgets.is_dense(now, i, bins) for i in range(3)] == [True, False, False]
-    for place, factor, raised in ((1, 1.2, [99, 192, 248]), (1, 1.5, [99, 200, 248])):
-        assert budgets.raised(now, place, factor, bins).budgets.tolist() == raised
+    assert budgets.raised(now, 1, 1.2, bins).budgets.tolist() == [99, 192, 248]
+    assert budgets.raised(now, 1, 1.5, bins).budgets.tolist() == [99, 200, 248]
     assert budgets.raised(now, 2, 1.1, bins).budgets.tolist() == [99, 150, DENSE]
     assert budgets.raised(now, 0, 1.5, bins) == now
     assert budgets.made_dense(now, 0, bins).budgets.tolist() == [100, 150, 248]
+    assert budgets.made_dense(now, 1, bins).budgets.tolist() == [99, 200, 248]
 
     # Places are those of the schedule's look-up.
     lengths = np.array([0, 99, 100, 199, 200, 249], np.int32)

@@ -20,8 +20,8 @@ SETTING = {"model": "ab", "temperature": 1.0}
 
 
 def measured(prompt: int = 0, tokens: int = 5, drawn: bool = True) -> Measured:
-    alpha = np.random.default_rng(prompt).random(tokens, np.float32)
-    parts = {"alpha": alpha, "entropy": alpha, "below": alpha * 0, "above": alpha * 0 + 0.25}
+    alpha, entropy = np.random.default_rng(prompt).random((2, tokens), np.float32)
+    parts = {"alpha": alpha, "entropy": entropy, "below": alpha * 0, "above": alpha * 0 + 0.25}
     parts |= {"ids": np.arange(8 + tokens, dtype=np.int32), "ratio": alpha if drawn else None}
     return Measured(prompt=prompt, sample=0, prompt_tokens=7, first=8, **parts)
 
