@@ -356,6 +356,7 @@ def test_metrics() -> None:
     for bin in looks[0].bins:
         assert named[f"sparse/accept_p05/bin_{bin.start}"] == bin.p05
     assert named["sparse/accept_p01"] < named["sparse/accept_p05_low"]
+    assert named["sparse/accept_p05"] == looks[0].overall.p05
     assert named["sparse/accept_p05_high"] < named["sparse/accept_mean"]
     assert named["sparse/accept_estimate"] == pytest.approx(named["sparse/accept_mean"])
     assert 64 < named["sparse/kv_budget"] < 128

@@ -1,10 +1,6 @@
 """Schedules that the gate makes are valid, whatever it does, and bins change no budget."""
 
 import numpy as np
-import pytest
-
-pytest.importorskip("hypothesis")
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
