@@ -183,7 +183,7 @@ def flow_check_tables(check: FlowCheck) -> list[Table]:
     about: dict[str, object] = {"bytes": f"{check.of_mean:.2f}x of one 16-bit mean"}
     about |= {"of_kv": f"{check.of_kv:.2%} of K and V"}
     for field in ("state", "operations", "over_pages", "mass", "kernels", "unordered"):
-        about[field] = getattr(check, field)
+        about[field] = _text(getattr(check, field))  # which may break: some are long
     said = ("same pages", "") if check.passed else ("other pages", "bold red")
     title = Text.assemble(f"On random pages ({check.device}): ", said)
     tests = "sequence compared choices different near_ties first"

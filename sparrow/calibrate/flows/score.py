@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,14 +126,14 @@ def score(
     places += [(block_mean, REFERENCE)] if reference else []
     cells, weights = _cells(model, places, budgets), fingerprint(model)
 
-    def tell(before: int, done: int, what: str) -> None:
+    def tell(done: int, what: str) -> None:
         if progress is not None:
-            progress(before + done, len(texts) * len(cells), what)
+            progress(len(found) * len(cells) + done, len(texts) * len(cells), what)
 
-    found = []
-    for number, text in enumerate(texts):
+    found: list[list[Figures]] = []
+    for text in texts:
         keys = [{"model": weights, "text": text.sha256} | cell.key for cell in cells]
-        found.append(_measure(model, text, cells, keys, store, partial(tell, number * len(cells))))
+        found.append(_measure(model, text, cells, keys, store, tell))
     return FlowScores(
         model=model.source.name if model.source else "random weights",
         fingerprint=weights,

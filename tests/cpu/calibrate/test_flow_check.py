@@ -1,14 +1,17 @@
 """`flow check`: what it says of a program, and that its comparison notices what is wrong."""
 
 import json
+from io import StringIO
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from sparrow import ops
 from sparrow.calibrate.flows.check import check
+from sparrow.calibrate.tables import flow_check_tables
 from sparrow.schema.base import to_dict
 from sparrow.schema.flow import FlowCheck, FlowField
 from sparrow.sparse.flows import interpret
@@ -43,6 +46,10 @@ def test_what_is_said_of_a_program() -> None:
     assert result.over_pages == {"pages_max": 1, "pages_sum": 1}
     assert {"odd length", "ties", "one page", "one below it"} <= {t.sequence for t in result.tests}
     assert check(dense).tests == ()
+    console = Console(width=80, file=StringIO())  # every figure is there in a narrow terminal
+    console.print(*flow_check_tables(result))
+    for figure in ("1.03x", "3.22%", "pages_max 1", "finishes scores"):
+        assert figure in console.file.getvalue()
 
 
 def test_wrong_scores_and_fields_while_decoding_are_noticed(monkeypatch) -> None:
