@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,6 @@ import triton.language as tl
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.files import write_whole
 from sparrow.ops.kernels.overlap import overlaps
 from sparrow.ops.kernels.pages import MOST_PAGES, select_pages, warps_of
 from sparrow.sparse.compile import kernels
@@ -223,7 +223,11 @@ def _module(text: str) -> ModuleType:
     path = cache_dir() / f"{name}.py"
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, [text])
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, suffix=".py", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+        Path(file.name).replace(path)
     return run_module(name, path)
 
 

@@ -119,7 +119,7 @@ def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.S
     assert floor.alpha.min() > 1 - 1e-4
     for start in (0, 149, 150):
         outside = Prompt(number=0, name="given", ids=(50,) * 150, start=start)
-        with pytest.raises(ValueError, match="given: got 150 tokens"):
+        with pytest.raises(ValueError, match="150 tokens"):
             list(force(model, outside, [DENSE]))
 
 
@@ -221,7 +221,7 @@ def test_two_in_one_folder_are_refused(
 ) -> None:
     """Before anything is read or written there; leftovers of a killed one go."""
     lock = FolderLock(tmp_path)
-    with pytest.raises(ValueError, match=rf"{tmp_path} is in use .*--out"):
+    with pytest.raises(ValueError, match=rf"{tmp_path}.*--out"):
         calibrate(model, source, config(tmp_path))
     assert [file.name for file in tmp_path.iterdir()] == [".lock"]
     lock.close()

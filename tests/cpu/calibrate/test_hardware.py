@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +77,15 @@ def test_steps_by_hand() -> None:
     assert plain(lengths) == pytest.approx(reads.steps(200)(lengths) / 1e9)
 
 
-@pytest.mark.parametrize("hardware", [machine(), machine(None), Hardware.load("h200")])
-@pytest.mark.parametrize("schedule", [None, FIXED])
-def test_steps_are_sums(hardware: Hardware, schedule: Schedule | None) -> None:
-    steps = StepModel(hardware, ByteModel(spec=SPEC, schedule=schedule))
+def test_steps_are_sums() -> None:
     lengths = np.random.default_rng(0).integers(1, 5000, (20, 5))
-    row = steps.per_row(int(lengths.max()))
-    sums = [steps.fixed(5, int(own.max())) + row[own].sum() for own in lengths]
-    assert steps(lengths) == pytest.approx(np.array(sums))
-    assert row[0] == 0
+    machines = (machine(), machine(None), Hardware.load("h200"))
+    for hardware, schedule in product(machines, (None, FIXED)):
+        steps = StepModel(hardware, ByteModel(spec=SPEC, schedule=schedule))
+        row = steps.per_row(int(lengths.max()))
+        sums = [steps.fixed(5, int(own.max())) + row[own].sum() for own in lengths]
+        assert steps(lengths) == pytest.approx(np.array(sums))
+        assert row[0] == 0
 
 
 # What was measured.

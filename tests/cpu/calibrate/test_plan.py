@@ -96,28 +96,27 @@ def test_the_least_budget_of_every_bin_that_surely_reaches_the_target() -> None:
 PLAIN = Hardware.plain("plain", bytes_per_s=1e11, memory=10**11, flops_per_s=1e12)
 
 
-@pytest.mark.parametrize("target", [0.75, 0.86, 0.9])
-@pytest.mark.parametrize("machine", ["h200", PLAIN])
-def test_no_other_schedule_that_keeps_the_target_is_faster(
-    target: float, machine: str | Hardware
-) -> None:
+def test_no_other_schedule_that_keeps_the_target_is_faster() -> None:
     """Every rising schedule over the measured budgets, priced as a whole."""
-    place = context(machine=machine)
-    found = best(place, target)
-    reached = {(c.start, c.budget): c.low for c in place.surface.cells}
-    allowed = [[b for b in BUDGETS if b >= s + 256 or reached[s, b] >= target] for s in BINS[:-1]]
-    others = [
-        place.rollout(variant(), variant().schedule(BINS[:-1], choice))
-        for choice in product(*allowed)
-        if list(choice) == sorted(choice)
-    ]
-    assert len(others) > 1
-    assert found.seconds == pytest.approx(min(others))
-    assert place.rollout(variant(), found.schedule) == pytest.approx(found.seconds)
+    for target, place in product((0.75, 0.86, 0.9), (context(), context(machine=PLAIN))):
+        found = best(place, target)
+        reached = {(c.start, c.budget): c.low for c in place.surface.cells}
+        others = [
+            place.rollout(variant(), variant().schedule(BINS[:-1], choice))
+            for choice in product(BUDGETS, repeat=3)
+            if list(choice) == sorted(choice)
+            and all(
+                b >= stop or reached[start, b] >= target
+                for start, stop, b in zip(BINS[:-1], BINS[1:], choice, strict=True)
+            )
+        ]
+        assert len(others) > 1
+        assert found.seconds == pytest.approx(min(others))
+        assert place.rollout(variant(), found.schedule) == pytest.approx(found.seconds)
 
 
 def test_a_target_out_of_reach_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(Unreachable, match="512 to 768") as raised:
+    with pytest.raises(Unreachable, match="512") as raised:
         plan(context(), 0.98)
     assert raised.value.nearest == pytest.approx(0.96)
     assert best(context(), raised.value.nearest).budgets == (256, 512, 512)
