@@ -120,6 +120,7 @@ assert run(["--help"]) == run(["calibrate", "--help"]) == run(["study", "--help"
         "import sparrow",
         "import sparrow.sparse",
         "import sparrow.schema.train, sparrow.schema.surface, sparrow.schema.episode",
+        "import sparrow.calibrate.planning.hardware, sparrow.calibrate.planning.plan",
         "import sparrow_recipes.warmup.documents",  # what worker processes import
         HELP,
     ],

@@ -105,18 +105,7 @@ def _kept_bytes(spec: ModelSpec, tokens: int) -> int:
 
 # Operations.
 
-TWO_BY_TWO = ModelSpec(
-    family="qwen3",
-    layers=2,
-    hidden=6,
-    intermediate=10,
-    heads=4,
-    kv_heads=2,
-    head_size=2,
-    vocabulary=7,
-    max_positions=32,
-    tied=True,
-)
+TWO_BY_TWO = replace(TINY, layers=2, hidden=6, intermediate=10, head_size=2, vocabulary=7)
 # q 6 x 8, k and v 6 x 4 each, out 8 x 6; gate, up, down 6 x 10 each: 324 a layer. Head: 7 x 6.
 WEIGHTS = 2 * (48 + 24 + 24 + 48 + 60 + 60 + 60) + 42
 
