@@ -5,25 +5,17 @@ What both tiers check is in tests/support/kernels.py.
 
 import pytest
 import torch
-from support.paging import slots_of
+from support.paging import DENSE, check_select, check_selections, mean_scores, same, slots_of
 
 pytest.importorskip("triton")
 import triton
 import triton.language as tl
-from support.kernels import (
-    DENSE,
-    DEVICE,
-    batch_of,
-    check_rows_of_every_size,
-    check_select,
-    mean_scores,
-    same,
-)
+from support.kernels import DEVICE, batch_of, check_rows_of_every_size, check_shares
 
 from sparrow.ops.kernels import pages as kernels
 from sparrow.ops.reference import pages as definition
 
-INF, NAN = float("inf"), float("nan")
+NAN = float("nan")
 
 
 @pytest.mark.parametrize(
@@ -49,59 +41,22 @@ def test_write(cache, tokens, page, kv_heads, size, ints) -> None:
     same(actual[1], expected[1])
 
 
-LENGTHS = [0, 1, 4, 29, 32, 30, 8, 12]
-TINY, LARGE = [0, 0, 1, 3, 0, 2, 5, 1], [DENSE, DENSE, 4, 29, 32, 31, 8, DENSE]
-
-
-@pytest.mark.parametrize(("first", "last"), [(1, 2), (0, 1), (2, 2), (3, 6)])
-def test_choices(first: int, last: int) -> None:
-    torch.manual_seed(0)
-    for budgets in (TINY, LARGE, [16] * 8, [13, 14, 15, 16, 17, 18, 19, 20]):
-        for scores in (torch.randn(8, 1, 8), torch.randint(-1, 2, (8, 1, 8)).float()):
-            check_select(scores, LENGTHS, budgets, page=4, first=first, last=last)
-
-
-ODD = [
-    [0, NAN, -INF, INF, 1, NAN, 0, 0],
-    [NAN] * 8,
-    [INF, INF, 3e38, INF, -INF, -3e38, NAN, -INF],
-    [-0.0, 0.0, -0.0, 0.0, -0.0, 0.0, -1e-45, 1e-45],
-    [5.0] * 8,
-]
-
-
-def test_odd_scores_have_the_definition_s_order() -> None:
-    for scores in ODD:
-        rows = torch.tensor(scores).expand(8, 1, 8).contiguous()
-        check_select(rows, [32] * 8, list(range(4, 36, 4)), page=4, first=0, last=1)
-
-
-def test_real_scores_with_ties_budgets_of_heads_widths_and_strides() -> None:
-    torch.manual_seed(0)
+def test_choices() -> None:
+    check_selections(kernels, rows=6, width=9, device=DEVICE)
     batch = batch_of([1, 16, 40, 77, 80], whole_numbers=True)
     for budget in (48, 64, 79):
-        check_select(mean_scores(batch), batch.lengths_B, [budget] * 5, page=16)
-    budgets = torch.randint(0, 36, (3, 8))
-    check_select(torch.randn(8, 3, 8), LENGTHS, budgets.T, page=4)  # strided
-    check_select(torch.randn(8, 3, 8), LENGTHS, budgets.T.contiguous().int(), page=4)
+        check_select(kernels, mean_scores(batch), batch.lengths_B, [budget] * 5, page=16)
     for width in (4, 5, 13):
-        check_select(torch.randn(2, 2, 11), [44, 15], [16, DENSE], page=4, width=width)
-    check_select(torch.randn(3, 2, 40)[:, :, :10], [40, 37, 3], [20, 24, 16], page=4)
+        scores = torch.randn(2, 2, 11, device=DEVICE)
+        check_select(kernels, scores, [44, 15], [16, DENSE], page=4, width=width)
 
 
-@pytest.mark.parametrize(
-    ("mass", "reserved", "most"),
-    [(0.01, (1, 2), 64), (0.25, (0, 1), 8), (0.75, (2, 3), 8), (0.9, (1, 2), 64), (1.0, (0, 1), 4)],
-)
-def test_shares_of_exact_masses(mass: float, reserved: tuple[int, int], most: int) -> None:
-    """Multiples of 1/64, of which sums are exact in any order; few of them give many ties."""
-    torch.manual_seed(most)
-    scores = torch.randint(-1, most, (8, 1, 40)) / 64
-    scores[0, :, ::3], scores[1, :, 1::2], scores[2] = NAN, -INF, 0.0
-    lengths = [160, 157, 160, 98, 0, 3, 159, 100]
-    for budgets in ([DENSE] * 8, [0, 16, 24, 40, 1, 9, 100, 32]):
-        options = {"page": 4, "first": reserved[0], "last": reserved[1], "mass": mass}
-        check_select(scores, lengths, budgets, **options)
+SHARES = [(0.01, 1, 2, 64), (0.25, 0, 1, 8), (0.75, 2, 3, 8), (0.9, 1, 2, 64), (1.0, 0, 1, 4)]
+
+
+def test_shares_of_exact_masses() -> None:
+    for mass, first, last, most in SHARES:
+        check_shares(40, mass, most, first=first, last=last)
 
 
 @pytest.mark.parametrize(("pages", "mass"), [(50, 0.3), (2100, 0.95)])

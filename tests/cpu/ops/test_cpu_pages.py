@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.paging import Batch, make_batch, mean_scores
+from support.paging import DENSE, Batch, check_select, check_selections, make_batch, mean_scores
 from torch import Tensor
 
 from sparrow import ops
@@ -15,7 +15,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 INTEGERS = [torch.int32, torch.int64]
 LENGTHS = [1, 15, 16, 17, 0, 100, 1003, 31, 64, 300]
 INF, NAN = math.inf, math.nan
-DENSE = 2**31 - 1
 
 
 def empty_pools(
@@ -171,51 +170,16 @@ def test_a_row_scores_the_same_alone_at_every_place_and_by_any_strides(dtype) ->
         assert torch.equal(score(strided), many)
 
 
-def both_lists(score_BGM: Tensor, lengths: Tensor, budgets: Tensor, **options) -> None:
-    """The same lists by both versions."""
-    assert pages.supports("select_pages", score_BGM, lengths, budgets, **options)
-    ours = pages.select_pages(score_BGM, lengths, budgets, **options)
-    theirs = definition.select_pages.definition(score_BGM, lengths, budgets, **options)
-    for left, right in zip(ours, theirs, strict=True):
-        assert left.dtype == right.dtype
-        assert torch.equal(left, right)
-
-
-@pytest.mark.parametrize("kind", ["floats", "ties", "odd", "strided"])
-@pytest.mark.parametrize(("first", "last"), [(1, 2), (0, 1), (3, 4), (100, 1), (0, 100)])
-def test_lists_are_those_of_the_definition(kind: str, first: int, last: int) -> None:
-    integer = INTEGERS[first % 2]
-    generator = torch.Generator().manual_seed(first)
-    rows, heads, width = 60, 3, 41
-    scores = torch.randn(rows, heads, width, generator=generator)
-    if kind == "ties":
-        scores = scores.round()
-        assert (scores.view(torch.int32) == -(2**31)).any()  # minus zeros among the zeros
-    elif kind == "odd":
-        odd = torch.tensor([INF, -INF, NAN, 0.0, -0.0, 3.4028234663852886e38, 1e-45, -NAN])
-        scores = odd[torch.randint(len(odd), scores.shape, generator=generator)]
-    elif kind == "strided":
-        scores = scores.transpose(1, 2).contiguous().transpose(1, 2)
-    lengths = torch.randint(0, width * 4 + 1, (rows,), generator=generator)
-    budgets = torch.randint(0, width * 4 + 9, (rows,), generator=generator)
-    budgets[::7] = DENSE
-    lengths[:3] = torch.tensor([0, width * 4, 1])
-    options = {"page": 4, "first": first, "last": last}
-    both_lists(scores, lengths.to(integer), budgets.to(integer), **options)
-    both_lists(scores, lengths.to(integer), budgets.to(integer), **options, width=width + 5)
-    per_head = torch.stack([budgets, budgets.roll(1), torch.full_like(budgets, DENSE)], 1)
-    both_lists(scores, lengths.to(integer), per_head.to(integer), **options)
-
-
-def test_lists_of_few_pages_and_of_very_many() -> None:
+def test_lists_are_those_of_the_definition() -> None:
+    check_selections(pages, rows=60, width=41)
     for shape in ((0, 2, 5), (3, 2, 0), (2, 1, 1)):
         lengths = torch.full(shape[:1], min(shape[2], 1))
-        both_lists(torch.zeros(shape), lengths, lengths, page=4)
+        check_select(pages, torch.zeros(shape), lengths, lengths, page=4)
     scores = torch.randn(5, 2, 3000, generator=torch.Generator().manual_seed(0))
+    budgets = [2048, 1, DENSE, DENSE, DENSE]
     for page in (1, 16):
-        lengths = torch.tensor([3000, 2999, 17, 0, 3000], dtype=torch.int32) * page
-        budgets = torch.tensor([2048, 1, DENSE, DENSE, DENSE], dtype=torch.int32)
-        both_lists(scores, lengths, budgets, page=page)
+        lengths = torch.tensor([3000, 2999, 17, 0, 3000]) * page
+        check_select(pages, scores, lengths, budgets, page=page)
 
 
 def test_what_is_left_to_the_definition() -> None:
