@@ -5,14 +5,13 @@ memory, compiles every launch they make, and prints one line of JSON for each. I
 TRITON_INTERPRET, and so in a process of its own where tests interpret kernels.
 """
 
-import ast
 import inspect
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -31,13 +30,13 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from sparrow.ops import PageLists, kernels
 from sparrow.ops.dispatch import settled_weights
 from sparrow.ops.reference.sampling import Draws
-from sparrow.ops.types import PageCache, RowState, kv_fields
+from sparrow.ops.types import RowState
 from sparrow.sparse.compile import launch
 from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.rule import Rule
+from support.flows import LIBRARY, ODD, ON_GPU, make_cache
 
 HOPPER = GPUTarget("cuda", 90, 32)
-SHARED_MEMORY = 227 * 1024  # bytes that a program may have
 
 
 class Launch(NamedTuple):
@@ -98,21 +97,12 @@ def recording() -> Iterator[list[Launch]]:
     def keep(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         launches.append(Launch(kernel, args, kwargs))
 
-    with patch.object(JITFunction, "run", keep), _overlapping():
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(JITFunction, "run", keep))
+        for module in (*kernel_modules(), launch):
+            if hasattr(module, "overlaps"):
+                stack.enter_context(patch.object(module, "overlaps", lambda _: True))
         yield launches
-
-
-@contextmanager
-def _overlapping() -> Iterator[None]:
-    modules = [module for module in (*kernel_modules(), launch) if hasattr(module, "overlaps")]
-    before = [module.overlaps for module in modules]
-    for module in modules:
-        module.overlaps = lambda _: True
-    try:
-        yield
-    finally:
-        for module, overlaps in zip(modules, before, strict=True):
-            module.overlaps = overlaps
 
 
 def kernel_modules() -> list[ModuleType]:
@@ -121,15 +111,8 @@ def kernel_modules() -> list[ModuleType]:
 
 
 def launched_by(module: ModuleType) -> set[str]:
-    """The kernels that a module launches: its jit functions f with `f[...](...)` in the source."""
-    calls = (node for node in ast.walk(ast.parse(inspect.getsource(module))))
-    names = {
-        node.func.value.id
-        for node in calls
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Subscript)
-        and isinstance(node.func.value, ast.Name)
-    }
+    """The kernels that a module launches: its jit functions f with `f[...]` in the source."""
+    names = set(re.findall(r"(\w+)\[", inspect.getsource(module)))
     return {name for name in names if isinstance(getattr(module, name, None), JITFunction)}
 
 
@@ -217,8 +200,6 @@ def sample() -> None:
 
 def flows() -> None:
     """The generated kernels of every flow, in the library and not."""
-    from support.flows import LIBRARY, ODD, ON_GPU
-
     for flow in (*LIBRARY, *ODD, *ON_GPU):
         if flow.name != "learned":  # made for two layers of two KV heads
             flow_kernels(flow, size=128, group=2)
@@ -226,20 +207,8 @@ def flows() -> None:
 
 
 def flow_kernels(flow: Flow, *, size: int, group: int) -> None:
-    rule = Rule(flow=flow)
-    cache = PageCache(
-        layers=1,
-        kv_heads=8,
-        page=16,
-        pages=1000,
-        page_fields=(
-            *kv_fields(16, size, torch.bfloat16),
-            *rule.fields(page=16, head_size=size, dtype=torch.bfloat16),
-        ),
-        slots=48,
-        state_fields=rule.states(2048),
-        device="meta",
-    )
+    shape = {"layers": 1, "kv_heads": 8, "slots": 48, "width": 2048, "device": "meta"}
+    cache = make_cache(Rule(flow=flow), 16, size, 1000, torch.bfloat16, **shape)
     made = launch.Compiled(trace(flow, 16, size, group), torch.bfloat16)
     tokens, whole = empty(32, 8, size), ints(32, dtype=torch.int64)
     for write in (True, False):

@@ -123,7 +123,8 @@ def test_places_outside_the_pool_are_refused_before_anything_is_written() -> Non
             score(batch)
 
 
-def score(batch: Batch) -> Tensor:
+def score(batch: Batch, **changes: Tensor) -> Tensor:
+    batch = batch._replace(**changes)
     return pages.score_pages(
         batch.q_BHD, batch.landmark_NGD, batch.table_BM, batch.lengths_B, page=batch.page
     )
@@ -143,31 +144,20 @@ def test_scores_are_mean_query_times_landmark(dtype, heads, kv_heads) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_scores_the_same_alone_at_every_place_and_by_any_strides(dtype) -> None:
     batch = make_batch(LENGTHS, heads=6, head_size=32, dtype=dtype)
-    many = score(batch)
+    q, table, lengths, many = batch.q_BHD, batch.table_BM, batch.lengths_B, score(batch)
     for row in range(len(LENGTHS)):
-        alone = score(
-            batch._replace(
-                q_BHD=batch.q_BHD[row : row + 1],
-                table_BM=batch.table_BM[row : row + 1],
-                lengths_B=batch.lengths_B[row : row + 1],
-            )
-        )
+        one = slice(row, row + 1)
+        alone = score(batch, q_BHD=q[one], table_BM=table[one], lengths_B=lengths[one])
         assert same_bits(alone[0], many[row])
-    table = batch.table_BM[6:7].flip(1)  # 62 finished pages and an unfinished one, in front
-    turned = score(
-        batch._replace(
-            q_BHD=batch.q_BHD[6:7], table_BM=table[:, 1:], lengths_B=batch.lengths_B[6:7]
-        )
-    )
-    assert same_bits(turned[0], many[6, :, :62].flip(1))
+    one = slice(6, 7)  # 62 finished pages and an unfinished one, in front
+    turned = table[one].flip(1)[:, 1:]
+    backwards = score(batch, q_BHD=q[one], table_BM=turned, lengths_B=lengths[one])
+    assert same_bits(backwards[0], many[6, :, :62].flip(1))
+    fused = torch.cat([q, q + 1], dim=1)[:, :6]
     for integer in INTEGERS:
-        wide = torch.cat([batch.table_BM, batch.table_BM], dim=1).to(integer)
-        strided = batch._replace(
-            q_BHD=torch.cat([batch.q_BHD, batch.q_BHD + 1], dim=1)[:, :6],
-            table_BM=wide[:, : batch.table_BM.shape[1]],
-            lengths_B=batch.lengths_B.to(integer),
-        )
-        assert torch.equal(score(strided), many)
+        wide = torch.cat([table, table], dim=1).to(integer)[:, : table.shape[1]]
+        given = {"q_BHD": fused, "table_BM": wide, "lengths_B": lengths.to(integer)}
+        assert torch.equal(score(batch, **given), many)
 
 
 def test_lists_are_those_of_the_definition() -> None:
@@ -179,7 +169,8 @@ def test_lists_are_those_of_the_definition() -> None:
     budgets = [2048, 1, DENSE, DENSE, DENSE]
     for page in (1, 16):
         lengths = torch.tensor([3000, 2999, 17, 0, 3000]) * page
-        check_select(pages, scores, lengths, budgets, page=page)
+        for layout in (scores, scores.transpose(1, 2).contiguous().transpose(1, 2)):
+            check_select(pages, layout, lengths, budgets, page=page)
 
 
 def test_what_is_left_to_the_definition() -> None:

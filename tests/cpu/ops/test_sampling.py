@@ -70,22 +70,6 @@ def test_frequencies_logprobs_and_entropy(temperature: float) -> None:
         assert draws.ok.all()
 
 
-def test_rows_have_their_own_cuts() -> None:
-    zeros = torch.zeros(4, dtype=torch.int64)
-    draws = ops.sample(
-        LOGITS.expand(4, -1),
-        zeros,
-        zeros,
-        torch.tensor([1.0, 1.0, 1.0, 0.0]),
-        torch.tensor([0, 1, 0, 0]),
-        torch.tensor([1.0, 1.0, 0.001, 1.0]),
-        torch.tensor([[-1], [2], [-1], [2]]),
-    )
-    assert draws.tokens[1:].tolist() == [6, 2, 6]
-    assert draws.logprobs[1:].tolist() == draws.entropies[1:].tolist() == [0.0] * 3
-    assert draws.logprobs[0] < 0 < draws.entropies[0]
-
-
 def test_uniform_numbers_are_splitmix64() -> None:
     """The published first outputs of the generator, and its second as counter 1."""
     outputs = [0xE220A8397B1DCDAF, 6457827717110365317, 3203168211198807973]
@@ -105,15 +89,6 @@ def test_uniform_numbers_fill_the_interval_and_neighbours_are_unrelated() -> Non
         pair = [uniforms(seeds + 1000, counters + 100)]
         pair.append(uniforms(seeds + 1000 + seed, counters + 100 + counter))
         assert torch.corrcoef(torch.stack(pair))[0, 1].abs() < 5 / math.sqrt(len(seeds))
-
-
-def test_draws_of_one_seed_follow_its_counter() -> None:
-    rows = LOGITS.expand(DRAWS, -1)
-    ones, seeds = torch.ones(DRAWS), torch.full((DRAWS,), 11)
-    draws = ops.sample(rows, seeds, torch.arange(DRAWS), ones)
-    p = torch.tensor(expected(1.0))
-    frequency = torch.bincount(draws.tokens, minlength=len(p)) / DRAWS
-    assert ((frequency - p).abs() <= 5 * (p * (1 - p) / DRAWS).sqrt()).all()
 
 
 @pytest.mark.parametrize("cut", [False, True])
