@@ -25,17 +25,10 @@ pytestmark = pytest.mark.usefixtures(poisoned_memory.__name__)
 
 # Every pair of dtype and head size, every ratio of heads; all triples would be compiled for long.
 SHAPES = [
-    (128, torch.bfloat16, 2),
-    (128, torch.bfloat16, 5),
-    (64, torch.bfloat16, 8),
-    (128, torch.float16, 1),
-    (64, torch.float16, 3),
-    (128, torch.float32, 2),
-    (64, torch.float32, 3),
-    (80, torch.bfloat16, 5),
-    (96, torch.bfloat16, 4),
-    (112, torch.float16, 7),
-    (160, torch.bfloat16, 64),
+    *((128, torch.bfloat16, 2), (128, torch.bfloat16, 5), (64, torch.bfloat16, 8)),
+    *((128, torch.float16, 1), (64, torch.float16, 3), (128, torch.float32, 2)),
+    *((64, torch.float32, 3), (80, torch.bfloat16, 5), (96, torch.bfloat16, 4)),
+    *((112, torch.float16, 7), (160, torch.bfloat16, 64)),
 ]
 CHUNKS = [LENGTHS, [1, 1, 5, 0, 0, 300, 129], [0, 0, 0, 1, 0, 0, 2000]]
 

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 from support import kernels
 from support.kernels import check_rows_of_every_size, check_shares
-from support.paging import DENSE, check_select, check_selections, mean_scores, same, slots_of
+from support.paging import DENSE, check_select, check_selections, check_write, mean_scores, same
 from support.rowstates import check_sampler, rows_to_draw_from
 
 from sparrow import ops
@@ -21,32 +21,8 @@ batch_of = partial(kernels.batch_of, heads=32, kv_heads=8, head_size=128)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_prefill_and_decoding_store_the_same_pages(dtype: torch.dtype) -> None:
-    """Token by token from strided views, or all at once; and the definition agrees."""
-    lengths = [64, 33, 16, 5]
-    batch = batch_of(lengths, dtype=dtype)
-    fused = [torch.randn(length, 8, 384, **CUDA).to(dtype) for length in lengths]
-    steps, whole, plain = (
-        [torch.full_like(x, float("nan")) for x in batch.pool[:2]] for _ in range(3)
-    )
-    slots = [
-        slots_of(row, torch.arange(length, **CUDA), 16)
-        for row, length in zip(batch.table_BM, lengths, strict=True)
-    ]
-    for step in range(max(lengths)):
-        last = [min(step, length - 1) for length in lengths]
-        token = torch.stack([x[at] for x, at in zip(fused, last, strict=True)])
-        place = torch.stack([x[at] for x, at in zip(slots, last, strict=True)])
-        live = torch.tensor([step < length for length in lengths], **CUDA)
-        place = torch.where(live, place, -1)
-        ops.write_pages(*steps, token[..., :128], token[..., 128:256], place)
-    tokens, places = torch.cat(fused), torch.cat(slots)
-    for pools, choice in ((whole, "fastest"), (plain, "reference")):
-        with ops.using(choice):
-            ops.write_pages(*pools, tokens[..., :128], tokens[..., 128:256], places)
-    for grown, filled, expected in zip(steps, whole, plain, strict=True):
-        same(grown, filled)
-        same(filled, expected)
+def test_tokens_land_where_the_definition_puts_them(dtype: torch.dtype) -> None:
+    check_write(page_kernels, dtype, 16, 128, device="cuda")
 
 
 def test_places_beyond_two_billion_numbers() -> None:

@@ -2,6 +2,7 @@
 (tests/cpu/kernels), which gets bf16 wrong, and real sizes in bf16 on a GPU (tests/gpu).
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from sparrow import ops
 from sparrow.ops import PageLists
 from sparrow.ops.kernels import attend_prefill as prefill
 from sparrow.ops.kernels import pages
+from sparrow.ops.reference import layers
 from sparrow.sparse.compile.launch import Compiled
 from sparrow.sparse.flows import interpret
 from support.flows import LAYER, Bed, same_choice
 from support.paging import DENSE, SCALE, Batch, check_error, check_select, make_batch, relaid
 
+Product = tuple[tuple[Tensor | None, ...], dict[str, Any]]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -120,3 +123,66 @@ def check_choice(bed: Bed, kernels: Compiled, budgets: Tensor, tolerance: float 
     for name, _ in bed.program.state:
         left, right = (c.state(name, LAYER) for c in (bed.defined, bed.compiled))
         torch.testing.assert_close(right, left, rtol=tolerance / 10, atol=tolerance)
+
+
+# The dense parts.
+
+EPS = 1e-6
+
+
+def product(op: str, tokens: int, width: int, depth: int, draw: Callable[..., Tensor]) -> Product:
+    """An op's tensors and options: rows with gaps between them, odd numbers of them with a bias."""
+    torch.manual_seed(tokens)
+    x, norm, bias_E = draw(tokens, 2 * depth, scale=3.0)[:, :depth], draw(depth), draw(width)
+    weight = draw(width * (2 if op == "norm_gated" else 1), depth, scale=depth**-0.5)
+    if op == "norm_linear":
+        return (x, norm, weight, bias_E if tokens % 2 else None), {"eps": EPS}
+    if op == "norm_gated":
+        return (x, norm, weight), {"eps": EPS}
+    return (x, weight, draw(tokens, width)) if op == "linear_add" else (x.contiguous(), weight), {}
+
+
+def heads(
+    tokens: int, q_heads: int, kv_heads: int, size: int, normed: bool, draw: Callable[..., Tensor]
+) -> Product:
+    torch.manual_seed(tokens)
+    width = (q_heads + 2 * kv_heads) * size
+    angle = torch.randn(tokens, size // 2, device=DEVICE) * 100
+    norms = (draw(size), draw(size)) if normed else (None, None)
+    qkv = draw(tokens, width + 16)[:, :width]
+    return (qkv, angle.cos(), angle.sin(), *norms), {"kv_heads": kv_heads, "eps": EPS}
+
+
+def check_as_exact(
+    out: Tensor, plain: Callable[..., Tensor], tensors: Sequence[Tensor | None], options: Any
+) -> None:
+    """The error against float64 is at most twice that of the definition."""
+    exact = plain(*(None if x is None else x.double() for x in tensors), **options)
+    near = plain(*tensors, **options)
+    assert out.dtype == near.dtype
+    assert out.shape == near.shape
+    for size in (torch.linalg.vector_norm, torch.amax):
+        assert size((out - exact).abs()) <= 2 * size((near - exact).abs()) + 1e-6
+
+
+def check_heads(found: Sequence[Tensor], tensors: Sequence[Tensor | None], options: Any) -> None:
+    q, k, v = found
+    assert torch.equal(v, layers.split_heads.definition(*tensors, **options)[2])
+    for index, out in enumerate((q, k)):
+        assert out.is_contiguous()
+        plain = lambda *given, i=index, **options: exact_heads(*given, **options)[i]  # noqa: E731
+        check_as_exact(out, plain, tensors, options)
+
+
+def exact_heads(qkv: Tensor, *others: Tensor | None, **options: Any) -> Sequence[Tensor]:
+    """The definition, whose rotation is always fp32, in the dtype given."""
+    if qkv.dtype != torch.float64:
+        return layers.split_heads.definition(qkv, *others, **options)
+    cos, sin, *norms = others
+    still = torch.ones_like(cos), torch.zeros_like(sin)
+    pair = layers.split_heads.definition(qkv, *still, *norms, **options)[:2]
+    return [
+        torch.cat((a * c - b * s, b * c + a * s), dim=2)
+        for a, b in (x.chunk(2, dim=2) for x in pair)
+        for c, s in [(cos[:, None], sin[:, None])]
+    ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparrow import ops
 from sparrow.ops import PageLists
 from sparrow.ops.reference import attention as definition
-from sparrow.ops.reference.pages import select_pages
+from sparrow.ops.reference.pages import select_pages, write_pages
 
 DENSE = 2**31 - 1  # the budget of a dense row
 SCALE = 0.125
@@ -216,7 +216,40 @@ def check_rows_without_pages_and_nan(module: Any, device: str = "cpu") -> None:
     assert out[1].isfinite().all()
 
 
-# Choice of pages.
+# Pages written and chosen.
+
+
+def check_write(
+    module: Any,
+    dtype: torch.dtype,
+    page: int,
+    size: int,
+    *,
+    tokens: torch.dtype | None = None,
+    device: str = "cpu",
+) -> None:
+    """Tokens of strided views land where the definition puts them, at once or one by one."""
+    fused = torch.randn(2 * page + 3, 2, 3 * size, device=device).to(tokens or dtype)
+    k, v = fused[..., :size], fused[..., size : 2 * size]
+    slots = torch.randperm(5 * page)[: 2 * page + 3].to(device)
+    slots[1:3] = torch.tensor([-1, -7])  # padding
+    shape = (5, 2, page, size)
+    for integer in (torch.int32, torch.int64):
+        expected, whole, grown = (
+            [torch.full(shape, math.nan, dtype=dtype, device=device) for _ in "kv"]
+            for _ in range(3)
+        )
+        places = slots.to(integer)
+        write_pages.definition(*expected, k, v, places)
+        assert module.supports("write_pages", *whole, k, v, places)
+        module.write_pages(*whole, k, v, places)
+        module.write_pages(*whole, k[:0], v[:0], places[:0])
+        for one in torch.arange(len(slots), device=device).split(1):
+            module.write_pages(*grown, k[one], v[one], places[one])
+        for pools in zip(expected, whole, grown, strict=True):
+            same(pools[1], pools[0])
+            same(pools[2], pools[0])
+
 
 ODD_SCORES = [math.inf, -math.inf, math.nan, -math.nan, 0.0, -0.0, 3.4e38, -3.4e38, 1e-45, -1e-45]
 

@@ -5,7 +5,7 @@ What both tiers check is in tests/support/kernels.py.
 
 import pytest
 import torch
-from support.paging import DENSE, check_select, check_selections, mean_scores, same, slots_of
+from support.paging import DENSE, check_select, check_selections, check_write, mean_scores, same
 
 pytest.importorskip("triton")
 import triton
@@ -18,27 +18,10 @@ from sparrow.ops.reference import pages as definition
 NAN = float("nan")
 
 
-@pytest.mark.parametrize(
-    ("cache", "tokens", "page", "kv_heads", "size", "ints"),
-    [
-        (torch.float32, torch.float32, 16, 2, 8, torch.int32),
-        (torch.float16, torch.float32, 4, 3, 12, torch.int64),
-        (torch.float16, torch.float16, 5, 1, 16, torch.int32),
-    ],
-)
-def test_write(cache, tokens, page, kv_heads, size, ints) -> None:
-    shape = {"heads": kv_heads, "kv_heads": kv_heads, "head_size": size, "page": page}
-    batch = batch_of([2 * page + 1], dtype=cache, **shape)
-    expected, actual = ([torch.full_like(x, NAN) for x in batch.pool[:2]] for _ in range(2))
-    fused = torch.randn(2 * page + 3, kv_heads, 3 * size, device=DEVICE, dtype=tokens)
-    k, v = fused[..., :size], fused[..., size : 2 * size]  # strided views
-    slots = slots_of(batch.table_BM[0], torch.arange(2 * page + 1, device=DEVICE), page).to(ints)
-    slots = torch.cat([slots[:3], slots.new_tensor([-1, -7]), slots[3:]])
-    for module, pools in ((definition, expected), (kernels, actual)):
-        module.write_pages(*pools, k, v, slots)
-        module.write_pages(*pools, k[:0], v[:0], slots[:0])
-    same(actual[0], expected[0])
-    same(actual[1], expected[1])
+def test_write() -> None:
+    check_write(kernels, torch.float32, 16, 8, device=DEVICE)
+    check_write(kernels, torch.float16, 4, 12, tokens=torch.float32, device=DEVICE)
+    check_write(kernels, torch.float16, 5, 16, device=DEVICE)
 
 
 def test_choices() -> None:

@@ -1,5 +1,5 @@
 """Log-prob, entropy and acceptance against full log-softmax in double precision; comparisons of two
-distributions, and what top-K lists alone tell of their acceptance.
+distributions.
 """
 
 import pytest
@@ -9,7 +9,6 @@ from torch import Tensor
 from sparrow import ops
 from sparrow.ops.reference import acceptance as definitions
 from sparrow.ops.reference import logprob
-from sparrow.ops.reference.acceptance import acceptance_bounds
 
 TOKENS, WIDTH, VOCABULARY = 37, 16, 101
 
@@ -140,26 +139,6 @@ def test_a_comparison_has_the_bits_of_the_single_ops(inputs) -> None:
     assert torch.equal(found.entropy, mine.entropy)
     assert torch.equal(found.logp, mine.logprob)
     assert torch.equal(found.logq, other.logprob)
-
-
-LISTS = [
-    # a 0.9, and a 0.9, b 0.049, c 0.001, of five tokens. p has 0.1 left, of which b and c can take
-    # 0.05. Of the other 0.05 the two unnamed tokens share at most 0.001 each.
-    (([0], [0.9]), ([0, 1, 2], [0.9, 0.049, 0.001]), 5, (0.9, 0.9 + 0.05 + 0.002)),
-    # a 0.9 and b 0.4, c 0.3, d 0.3 - of which only b is named: q(a) could be 0.4, but the 0.1 that
-    # p has left is all that b can get, and q has spent 0.4 of its 0.6 on a.
-    (([0], [0.9]), ([1], [0.4]), 50, (0.0, 0.4 + 0.1)),
-    # Two widths, in any order: q spends its 0.4 on b and c, all that fits.
-    (([2, 0, 1], [0.1, 0.5, 0.3]), ([0], [0.6]), 6, (0.5, 0.9)),
-]
-
-
-def test_bounds_of_lists_of_any_width_and_order() -> None:
-    for p, q, vocabulary, expected in LISTS:
-        sides = [(torch.tensor([ids]), torch.tensor([probs]).log()) for ids, probs in (p, q)]
-        for mine, other in (sides, sides[::-1]):
-            found = acceptance_bounds(*mine, other[0].int(), other[1], vocabulary)
-            assert [float(part) for part in found] == pytest.approx(expected)
 
 
 def test_only_rounding_is_smoothed(inputs, monkeypatch) -> None:

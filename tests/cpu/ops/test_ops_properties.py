@@ -4,12 +4,14 @@ import math
 from collections.abc import Sequence
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 from support.paging import DENSE, Batch, make_batch, mean_scores
 from torch import Tensor
 
@@ -348,46 +350,35 @@ def test_longer_lists_tell_more(sides) -> None:
     assert (high <= few_high + 1e-5).all()
 
 
-@given(seed=st.integers(0, 2**31), vocabulary=st.integers(2, 6), k=st.integers(1, 3))
-def test_no_distributions_with_these_lists_have_more(seed: int, vocabulary: int, k: int) -> None:
-    """The upper bound is reached: two distributions are built that agree with the lists."""
+@given(st.integers(0, 2**31), st.integers(2, 6), st.integers(1, 3), st.integers(1, 3))
+def test_bounds_are_what_lists_of_any_width_and_order_tell(
+    seed: int, vocabulary: int, width: int, other_width: int
+) -> None:
+    """Below: what tokens that both name share. Above: the best of all distributions with these
+    lists, where no token that a list does not name has more than those that it names.
+    """
     generator = torch.Generator().manual_seed(seed)
-    k = min(k, vocabulary)
-    p_V, q_V = torch.rand(2, vocabulary, generator=generator, dtype=torch.float64).pow(2).add(1e-3)
-    p_V, q_V = p_V / p_V.sum(), q_V / q_V.sum()
-    p_top, q_top = p_V.topk(k), q_V.topk(k)
-    _, upper = acceptance_bounds(
-        p_top.indices[None],
-        p_top.values[None].log(),
-        q_top.indices[None],
-        q_top.values[None].log(),
-        vocabulary,
+    lists, named, allowed = [], [], []
+    for k in (width, other_width):
+        p_V = torch.rand(vocabulary, generator=generator, dtype=torch.float64).pow(2).add(1e-3)
+        top = (p_V / p_V.sum()).topk(min(k, vocabulary))
+        order = torch.randperm(len(top.values), generator=generator)
+        lists += [top.indices[order][None], top.values[order][None].log()]
+        named.append(dict(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
+        cap = float(top.values[-1])
+        exact = {token: (p, p) for token, p in named[-1].items()}
+        allowed += [exact.get(token, (0, cap)) for token in range(vocabulary)]
+    lower, upper = acceptance_bounds(*lists, vocabulary)
+    common = [min(named[0][token], named[1][token]) for token in {*named[0]} & {*named[1]}]
+    assert float(lower) == pytest.approx(sum(common), abs=1e-9)
+    # Of p, q and what they share, in this order: as much as possible is shared.
+    one, none = np.eye(vocabulary), np.zeros((vocabulary, vocabulary))
+    best = linprog(
+        np.repeat([0, 0, -1], vocabulary),
+        A_ub=np.block([[-one, none, one], [none, -one, one]]),
+        b_ub=np.zeros(2 * vocabulary),
+        A_eq=np.kron([[1, 0, 0], [0, 1, 0]], np.ones(vocabulary)),
+        b_eq=[1, 1],
+        bounds=[*allowed, *[(0, 1)] * vocabulary],
     )
-    mine, other = _closest(p_V, q_V, k)
-    for side, top in ((mine, p_top), (other, q_top)):
-        assert float(side.sum()) == pytest.approx(1)
-        torch.testing.assert_close(side[top.indices], top.values)
-        assert float(side.sort(descending=True).values[k - 1]) <= float(top.values[-1]) + 1e-12
-    assert float(torch.minimum(mine, other).sum()) == pytest.approx(float(upper), abs=1e-9)
-
-
-def _closest(p_V: Tensor, q_V: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Keep both lists; spend what is left first where only the other side is named, then where
-    neither is, step by step alike on both sides, and last wherever there is room."""
-    sides = []
-    for own, other in ((p_V, q_V), (q_V, p_V)):
-        named, named_there = own.topk(k), set(other.topk(k).indices.tolist())
-        side = torch.zeros_like(own).index_put((named.indices,), named.values)
-        free = [v for v in range(len(own)) if v not in named.indices.tolist()]
-        sides.append([side, free, named_there, float(named.values[-1]), other])
-    for side, free, named_there, cap, other in sides:
-        for v in [v for v in free if v in named_there]:
-            side[v] = min(float(other[v]), cap, 1 - float(side.sum()))
-    (mine, free, there, cap, _), (other, _, _, other_cap, _) = sides
-    for v in [v for v in free if v not in there]:
-        give = min(cap, other_cap, 1 - float(mine.sum()), 1 - float(other.sum()))
-        mine[v] = other[v] = give
-    for side, free, _, cap, _ in sides:
-        for v in free:
-            side[v] += max(0.0, min(cap - float(side[v]), 1 - float(side.sum())))
-    return mine, other
+    assert -best.fun == pytest.approx(float(upper), abs=1e-6)

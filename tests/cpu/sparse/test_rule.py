@@ -1,16 +1,16 @@
-"""Rules: the paper's is the ops it stands for, and every flow decodes as it is seen in one pass."""
+"""Rules: every flow decodes as it is seen in one pass; schedules of other rules are refused."""
 
 import re
 
 import pytest
 import torch
 from support.flows import LIBRARY, make_cache, mean_flow
-from support.paging import Batch, make_batch, mean_scores, slots_of
+from support.paging import slots_of
 from torch import Tensor
 
 from sparrow import ops
 from sparrow.models.attention import PackedSparse
-from sparrow.schema.schedule import DENSE, Schedule, kept_tokens
+from sparrow.schema.schedule import Schedule, kept_tokens
 from sparrow.sparse import preset
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
@@ -18,43 +18,6 @@ from sparrow.sparse.flows.formats import D, P, fp8
 from sparrow.sparse.rule import Rule
 
 LAYERS, SPARSE = 3, 2
-
-
-def filled(rule: Rule, batch: Batch) -> ops.PageCache:
-    """A cache of the batch's pages as prefill leaves it, NaN wherever nothing was written."""
-    pages, kv_heads, page, size = batch.k_NGPD.shape
-    shape = {"layers": LAYERS, "kv_heads": kv_heads}
-    cache = make_cache(rule, page, size, pages, torch.float32, **shape)
-    for field in cache.page_fields:
-        cache.field(field.name, SPARSE).fill_(float("nan"))
-    for row, length in enumerate(batch.lengths_B.tolist()):
-        slots_T = slots_of(batch.table_BM[row], torch.arange(length), batch.page)
-        k_NGPD, v_NGPD = cache.field("k", SPARSE), cache.field("v", SPARSE)
-        ops.write_pages(k_NGPD, v_NGPD, batch.keys[row], batch.values[row], slots_T)
-        rule.summarise(cache, SPARSE, slots_T)
-    return cache
-
-
-def select(rule: Rule, batch: Batch, budgets: Tensor) -> ops.PageLists | None:
-    given = (batch.q_BHD, batch.table_BM, batch.lengths_B, budgets)
-    return rule.select(filled(rule, batch), SPARSE, *given)
-
-
-@pytest.mark.parametrize(("first", "last"), [(1, 2), (0, 1), (2, 3)])
-def test_selects_by_score_under_each_rows_budget(first: int, last: int) -> None:
-    rule = Rule(first=first, last=last)
-    batch = make_batch([1, 47, 48, 161, 401])
-    budgets_B = torch.tensor([80, 80, 80, 96, DENSE], dtype=torch.int32)
-    options = {"page": batch.page, "first": first, "last": last}
-    expected = ops.select_pages(mean_scores(batch), batch.lengths_B, budgets_B, **options)
-    for version in ("fastest", "reference"):
-        with ops.using(version):
-            lists = select(rule, batch, budgets_B)
-        assert lists is not None
-        assert torch.equal(lists.pages, expected.pages)
-        assert torch.equal(lists.counts, expected.counts)
-    assert lists.counts[4].tolist() == [26, 26]
-    assert select(Rule(dense_layers=frozenset({SPARSE})), batch, budgets_B) is None
 
 
 @pytest.mark.parametrize(("page", "first", "last"), [(16, 1, 2), (4, 0, 1), (5, 3, 2), (1, 1, 1)])
@@ -237,22 +200,17 @@ def test_prefill_and_decoding_store_the_same_bits(name: str) -> None:
         assert not by_prefill.field(field.name, 0).view(torch.uint8).any()
 
 
-def test_dense_rows_beside_those_of_a_mass_keep_everything() -> None:
-    """In a batch of both, DENSE is what a dense row has for a budget."""
-    rule, batch = Rule(flow=TOP_P), make_batch([161, 161, 33])
-    budgets_BG = torch.tensor([[DENSE, DENSE], [160, DENSE], [DENSE, 160]], dtype=torch.int32)
-    lists = select(rule, batch, budgets_BG)
-    assert lists is not None
-    assert (lists.pages.dtype, lists.counts.dtype) == (torch.int32, torch.int32)
-    assert lists.pages[0].tolist() == [list(range(11))] * 2
-    assert lists.counts[0].tolist() == [11, 11]
-    assert lists.counts[1, 1] == 11
-    assert 3 <= lists.counts[1, 0] < 10
-    assert lists.pages[2, 0].tolist() == [0, 1, 2, *[-1] * 8]
-    with pytest.raises(ValueError, match="budgets"):
-        select(rule, batch, budgets_BG[:, :1])
-    with pytest.raises(ValueError, match="rows"):  # of the state
-        select(Rule(flow=library.running_average()), batch, budgets_BG)
+def test_a_selection_needs_budgets_and_rows_that_fit() -> None:
+    given = (torch.randn(1, HEADS, SIZE), torch.arange(3)[None], torch.tensor([24]))
+    for flow, budgets, word in (
+        (TOP_P, torch.full((1, 1), 24), "budgets"),
+        (library.running_average(), torch.tensor([24]), "rows"),  # of the state
+    ):
+        rule = Rule(flow=flow)
+        with pytest.raises(ValueError, match=word):
+            rule.select(empty_cache(rule, 24), SPARSE, *given, budgets)
+    dense = Rule(dense_layers=frozenset({SPARSE}))
+    assert dense.select(empty_cache(dense, 24), SPARSE, *given, torch.tensor([24])) is None
 
 
 def test_a_rule_is_made_of_the_flow_that_a_schedule_names() -> None:

@@ -69,14 +69,6 @@ def test_looked_up_by_pages_as_in_the_release() -> None:
         assert made.budget(length) == (pages[bin] + 3) * 16, length
 
 
-def test_the_probable_slip_is_kept_and_said() -> None:
-    made = preset("qwen3-8b-0.86")
-    assert made.budgets[17] == (385 + 3) * 16
-    remarks = [note.text for note in made.provenance if note.key == "remark"]
-    assert "bin 17" in remarks[0]
-    assert "kept as published" in remarks[0]
-
-
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(ValueError, match=r"'qwen3-4b-0\.87', did you mean .*; known: qwen3-1\.7b"):
         preset("qwen3-4b-0.87")
