@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -54,10 +55,9 @@ def compile_launch(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str,
     """
     source, options = source_of(kernel, args, kwargs)
     compiled = triton.compile(source, target=HOPPER, options=options)
-    constants = {name: value for name, value in kwargs.items() if name.isupper()}
     return {
         "name": f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}",
-        "constants": constants,
+        "constants": {name: value for name, value in kwargs.items() if name.isupper()},
         "warps": compiled.metadata.num_warps,
         "shared": compiled.metadata.shared,
         **_resources(compiled.asm["cubin"]),
@@ -120,8 +120,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def ints(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-    return empty(*shape, dtype=dtype)
+ints = partial(empty, dtype=torch.int32)
 
 
 def select() -> None:
@@ -132,21 +131,19 @@ def select() -> None:
 
 
 def attend_decode() -> None:
-    lists = PageLists(ints(32, 8, 2048), ints(32, 8))
-    for size, group, listed in ((128, 2, lists), (128, 5, None), (64, 5, lists), (256, 2, None)):
-        decode(32, 8 * group, size, 2048, listed)
-    decode(256, 16, 128, 128, None)  # a row, a program
-    decode(32, 16, 80, 2048, lists)
-    decode(32, 16, 128, 2048, lists, dtype=torch.float32)
-
-
-def decode(
-    rows: int, heads: int, size: int, width: int, lists: PageLists | None, **dtype: torch.dtype
-) -> None:
-    pool = empty(1000, 8, 16, size, **dtype)
-    kernels.attend_decode.attend_decode(
-        empty(rows, heads, size, **dtype), pool, pool, ints(rows, width), ints(rows), lists, scale=1
-    )
+    lists, wide = PageLists(ints(32, 8, 2048), ints(32, 8)), {"dtype": torch.float32}
+    for rows, group, size, width, listed, dtype in (
+        (32, 2, 128, 2048, lists, {}),
+        (32, 5, 128, 2048, None, {}),
+        (32, 5, 64, 2048, lists, {}),
+        (32, 2, 256, 2048, None, {}),
+        (256, 2, 128, 128, None, {}),  # a row, a program
+        (32, 2, 80, 2048, lists, {}),
+        (32, 2, 128, 2048, lists, wide),
+    ):
+        pool, q = empty(1000, 8, 16, size, **dtype), empty(rows, 8 * group, size, **dtype)
+        where = ints(rows, width), ints(rows), listed
+        kernels.attend_decode.attend_decode(q, pool, pool, *where, scale=1)
 
 
 def attend_prefill() -> None:
@@ -218,12 +215,8 @@ def flow_kernels(flow: Flow, *, size: int, group: int) -> None:
     made.select(cache, 0, *given, first=1, last=2)
 
 
-CASES: dict[str, Callable[[], None]] = {
-    case.__name__: case
-    for case in (
-        *(select, attend_decode, attend_prefill, store, heads, linear, rows, sample, flows),
-    )
-}
+EVERY = (select, attend_decode, attend_prefill, store, heads, linear, rows, sample, flows)
+CASES: dict[str, Callable[[], None]] = {case.__name__: case for case in EVERY}
 
 
 def main(cases: list[str]) -> None:

@@ -16,7 +16,7 @@ from sparrow.ops.kernels import pages
 from sparrow.ops.reference import layers
 from sparrow.sparse.compile.launch import Compiled
 from sparrow.sparse.flows import interpret
-from support.flows import LAYER, Bed, same_choice
+from support.flows import LAYER, Bed, same_choice, same_fields
 from support.paging import DENSE, SCALE, Batch, check_error, check_select, make_batch, relaid
 
 Product = tuple[tuple[Tensor | None, ...], dict[str, Any]]
@@ -123,6 +123,17 @@ def check_choice(bed: Bed, kernels: Compiled, budgets: Tensor, tolerance: float 
     for name, _ in bed.program.state:
         left, right = (c.state(name, LAYER) for c in (bed.defined, bed.compiled))
         torch.testing.assert_close(right, left, rtol=tolerance / 10, atol=tolerance)
+
+
+def check_flow(bed: Bed, budgets: list[int], *, fields: float, choices: float = 1e-4) -> None:
+    """Fields within a tolerance; from equal ones the choices, also after the state has moved on."""
+    kernels = Compiled(bed.program, bed.q_BHD.dtype)
+    fill_fields(bed, kernels)
+    same_fields(bed, fields)
+    for field in bed.compiled.page_fields:
+        bed.compiled.field(field.name, LAYER).copy_(bed.defined.field(field.name, LAYER))
+    for _ in range(2 if bed.program.state else 1):
+        check_choice(bed, kernels, torch.tensor(budgets, device=DEVICE), choices)
 
 
 # The dense parts.

@@ -1,11 +1,12 @@
-"""Page kernels against their definitions: in Triton's interpreter, or on a GPU where there is one.
+"""Page, sampling and row kernels against their definitions, in Triton's interpreter.
 
-What both tiers check is in tests/support/kernels.py.
+Where there is a GPU they run on it. What both tiers check is in tests/support/kernels.py.
 """
 
 import pytest
 import torch
 from support.paging import DENSE, check_select, check_selections, check_write, mean_scores, same
+from support.rowstates import check_sampler, check_steps, rows_to_draw_from
 
 pytest.importorskip("triton")
 import triton
@@ -13,6 +14,7 @@ import triton.language as tl
 from support.kernels import DEVICE, batch_of, check_rows_of_every_size, check_shares
 
 from sparrow.ops.kernels import pages as kernels
+from sparrow.ops.kernels import sampling
 from sparrow.ops.reference import pages as definition
 
 NAN = float("nan")
@@ -111,3 +113,29 @@ def test_what_falls_back_to_the_definition() -> None:
     assert not kernels.supports(
         "select_pages", torch.zeros(1, 1, 8).double(), slots, slots, page=16
     )
+
+
+# Sampling and rows.
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of NaN in interpreters
+def test_draws_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several chunks of a vocabulary that the interpreter can stand."""
+    monkeypatch.setattr(sampling, "CHUNK", 16)
+    for vocabulary, spread in ((1, 1.0), (16, 30.0), (17, 0.1), (101, 3.0)):
+        rows = [part.to(DEVICE) for part in rows_to_draw_from(vocabulary, spread)]
+        check_sampler(sampling, rows)
+    check_sampler(sampling, [rows[0].half(), *rows[1:]])
+
+
+def test_cuts_are_left_to_the_definition() -> None:
+    logits, ints, floats = torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64), torch.ones(2)
+    assert sampling.supports("sample", logits, ints, ints, floats)
+    assert not sampling.supports("sample", logits, ints, ints, floats, ints)
+    assert not sampling.supports("sample", logits, ints, ints, floats, None, floats)
+    assert not sampling.supports("sample", logits, ints, ints, floats, None, None, ints[:, None])
+    assert not sampling.supports("sample", logits.double(), ints, ints, floats)
+
+
+def test_row_kernels_do_what_the_definitions_do() -> None:
+    check_steps(sampling, device=DEVICE)

@@ -12,13 +12,12 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from support.paging import DENSE, Batch, make_batch, mean_scores
+from support.paging import DENSE, Batch, attend, make_batch, mean_scores
 from torch import Tensor
 
 from sparrow import ops
 from sparrow.ops.cpu import attention
 from sparrow.ops.reference import attention as definitions
-from sparrow.ops.reference import logprob
 from sparrow.ops.reference.acceptance import acceptance_bounds
 from sparrow.sparse.rule import Rule
 
@@ -230,31 +229,22 @@ def with_lists(draw: st.DrawFn) -> tuple[Batch, ops.PageLists]:
     return batch, ops.PageLists(pages.masked_fill(pages == width, -1), keep.sum(dim=2))
 
 
-@given(drawn=with_lists())
-def test_decode_in_numba_equals_the_definition(drawn: tuple[Batch, ops.PageLists]) -> None:
+@given(drawn=with_lists(), data=st.data())
+def test_decode_in_numba_equals_the_definition(
+    drawn: tuple[Batch, ops.PageLists], data: st.DataObject
+) -> None:
+    """And a row alone gives the same bits."""
     batch, lists = drawn
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[batch.q_BHD.dtype]
     for chosen in (None, lists):
-        found = attention.attend_decode(batch.q_BHD, *batch.pool, chosen, scale=0.25)
-        expected = ops.attend_decode.definition(batch.q_BHD, *batch.pool, chosen, scale=0.25)
+        found = attend(attention, batch, chosen)
+        expected = ops.attend_decode.definition(batch.q_BHD, *batch.pool, chosen, scale=0.125)
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
-
-
-@given(drawn=with_lists(), data=st.data())
-def test_a_row_alone_gives_the_same_bits(drawn: tuple[Batch, ops.PageLists], data: st.DataObject):
-    batch, lists = drawn
     row = data.draw(st.integers(0, len(batch.keys) - 1))
-    together = attention.attend_decode(batch.q_BHD, *batch.pool, lists, scale=0.25)
-    alone = attention.attend_decode(
-        batch.q_BHD[row, None],
-        batch.k_NGPD,
-        batch.v_NGPD,
-        batch.table_BM[row, None],
-        batch.lengths_B[row, None],
-        ops.PageLists(lists.pages[row, None], lists.counts[row, None]),
-        scale=0.25,
-    )
-    assert torch.equal(alone[0], together[row])
+    parts = (batch.q_BHD, batch.table_BM, batch.lengths_B, *lists)
+    q_BHD, table_BM, lengths_B, *own = (part[row, None] for part in parts)
+    alone = batch._replace(q_BHD=q_BHD, table_BM=table_BM, lengths_B=lengths_B)
+    assert torch.equal(attend(attention, alone, ops.PageLists(*own))[0], found[row])
 
 
 # Sampling.
@@ -327,27 +317,6 @@ def test_the_bracket_always_holds(sides, temperature: float) -> None:
     assert (found.upper <= 1).all()
     whole = ops.compare(p_TC, q_TC, head_VC, ids_T, temperature=temperature, top_k=len(head_VC))
     torch.testing.assert_close(whole.lower, whole.upper, atol=1e-5, rtol=0)
-
-
-@given(sides=sides())
-def test_equal_sides_are_accepted_and_may_be_so_for_all_that_lists_tell(sides) -> None:
-    p_TC, _, head_VC, k = sides
-    ids_T = torch.zeros(len(p_TC), dtype=torch.long)
-    found = ops.compare(p_TC, p_TC, head_VC, ids_T, top_k=k)
-    for part in (found.alpha, found.upper):
-        torch.testing.assert_close(part, torch.ones(len(p_TC)), atol=1e-5, rtol=0)
-
-
-@given(sides=sides())
-def test_longer_lists_tell_more(sides) -> None:
-    p_TC, q_TC, head_VC, k = sides
-    sides = [logprob.log_softmax(side, head_VC, None) for side in (p_TC, q_TC)]
-    tops = [[side.topk(n) for side in sides] for n in (max(1, k // 2), k)]
-    (few_low, few_high), (low, high) = (
-        acceptance_bounds(p.indices, p.values, q.indices, q.values, len(head_VC)) for p, q in tops
-    )
-    assert (few_low <= low + 1e-5).all()
-    assert (high <= few_high + 1e-5).all()
 
 
 @given(st.integers(0, 2**31), st.integers(2, 6), st.integers(1, 3), st.integers(1, 3))

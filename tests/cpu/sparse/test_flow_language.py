@@ -6,7 +6,7 @@ NaN: whatever leaks from there shows.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +38,7 @@ Formula = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Here:
-    """Where a plain formula stands: one query, one KV head, one page."""
+    """Where a plain formula stands: one query, one KV head, and maybe one page."""
 
     length: int
     pages: int
@@ -101,46 +101,46 @@ def check(
     formula: Formula,
     plain: Formula,
     *,
-    mixes: bool = False,
     shapes: Mapping[str, tuple[int, ...]] = SHAPES,
     seed: int = 0,
 ) -> None:
-    """`plain` is given one page's fields, or with `mixes` those of all finished pages [m, ...]."""
-    for own in (True, False):
-        shape = _shape(plain, mixes, shapes)
-        program = trace(flow_of(formula, shapes, shape), *PROBE)
-        q, blocks = draw(program, own=own, seed=seed)
-        got = run(program, q, blocks)
-        compare(got, _table(plain, mixes, q, blocks, own))
-
-
-def _shape(plain: Formula, mixes: bool, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that the plain formula gives."""
-    fields = {name: np.ones((3, *shape) if mixes else shape) for name, shape in shapes.items()}
+    """`plain` is given the fields of all finished pages [m, ...] and gives a value for each."""
+    fields = {name: np.ones((3, *shape)) for name, shape in shapes.items()}
     here = Here(length=3 * PAGE, pages=3, page=1, head=0)
     value = np.asarray(plain(np.ones((GROUP, SIZE)), SimpleNamespace(**fields), here))
-    return value.shape[1:] if mixes else value.shape
+    for own in (True, False):
+        program = trace(flow_of(formula, shapes, value.shape[1:]), *PROBE)
+        q, blocks = draw(program, own=own, seed=seed)
+        compare(run(program, q, blocks), _table(plain, q, blocks, own))
 
 
-def _table(plain: Formula, mixes: bool, q: Array, blocks: dict[str, Array], own: bool) -> Array:
+def _table(plain: Formula, q: Array, blocks: dict[str, Array], own: bool) -> Array:
     table = np.full((len(LENGTHS), HEADS, PAGES), -np.inf)
-    for row, length in enumerate(LENGTHS):
-        for head in range(HEADS):
-            count = length // PAGE
-            heads = q[row, head * GROUP : (head + 1) * GROUP].astype(np.float64)
-            mine = {
-                n: (b[row] if own else b)[:count, head].astype(float) for n, b in blocks.items()
-            }
-            if mixes and count:
-                here = Here(length=length, pages=count, page=-1, head=head)
-                every = np.asarray(plain(heads, SimpleNamespace(**mine), here))
-            for page in range(count):
-                one = {name: block[page] for name, block in mine.items()}
-                here = Here(length=length, pages=count, page=page, head=head)
-                value = every[page] if mixes else plain(heads, SimpleNamespace(**one), here)
-                value = np.asarray(value, dtype=float)
-                table[row, head, page] = (value.ravel() * mixture(value.shape)).sum()
+    for row, head in np.ndindex(len(LENGTHS), HEADS):
+        here = Here(length=LENGTHS[row], pages=LENGTHS[row] // PAGE, page=-1, head=head)
+        heads = q[row, head * GROUP : (head + 1) * GROUP].astype(float)
+        mine = {name: block[row] if own else block for name, block in blocks.items()}
+        mine = {name: block[: here.pages, head].astype(float) for name, block in mine.items()}
+        if here.pages:
+            value = np.asarray(plain(heads, SimpleNamespace(**mine), here), dtype=float)
+            mixed = value.reshape(here.pages, -1) * mixture(value.shape[1:])
+            table[row, head, : here.pages] = mixed.sum(1)
     return table
+
+
+def each_page(plain: Formula) -> Formula:
+    """The values of all pages by a formula of one."""
+
+    def every(q: Array, fields: Any, here: Here) -> Array:
+        pages = [{name: x[n] for name, x in vars(fields).items()} for n in range(here.pages)]
+        return np.array(
+            [
+                plain(q, SimpleNamespace(**one), replace(here, page=page))
+                for page, one in enumerate(pages)
+            ]
+        )
+
+    return every
 
 
 def compare(got: Array, wanted: Array) -> None:
@@ -223,7 +223,7 @@ def same_in_numpy(formula: Formula, **options: Any) -> None:
     """A formula of n (operations), q (query heads), f (fields) and p (position)."""
     check(
         lambda q, f, p: formula(LANGUAGE, q, f, p),
-        lambda q, f, p: formula(plain_operations(p.head), q, f, p),
+        each_page(lambda q, f, p: formula(plain_operations(p.head), q, f, p)),
         **options,
     )
 
@@ -332,7 +332,7 @@ def test_reductions_over_pages(op: str, among: t.Among) -> None:
         total = _over(here, among, f.m, REDUCTIONS[op])
         return np.stack([total * f.x[page] for page in range(here.pages)])
 
-    check(lambda q, f, p: whole(f.m, among=among) * f.x, plain, mixes=True)
+    check(lambda q, f, p: whole(f.m, among=among) * f.x, plain)
 
 
 @pytest.mark.parametrize("among", ["finished", "free"])
@@ -350,9 +350,9 @@ def test_shares_over_pages(among: t.Among) -> None:
         grown = np.exp(900 * (f.s - f.s.max()))
         return grown / grown.sum()
 
-    check(lambda q, f, p: t.softmax_over_pages(f.s * 900), large, mixes=True)
-    check(lambda q, f, p: t.softmax_over_pages(q @ f.x, among=among), softmax, mixes=True)
-    check(lambda q, f, p: t.normalise_over_pages(f.x, among=among), normal, mixes=True)
+    check(lambda q, f, p: t.softmax_over_pages(f.s * 900), large)
+    check(lambda q, f, p: t.softmax_over_pages(q @ f.x, among=among), softmax)
+    check(lambda q, f, p: t.normalise_over_pages(f.x, among=among), normal)
 
 
 @pytest.mark.parametrize("taps", [[2.0], [0.5, 0, 0, 1, 4], list(range(1, 18))])
@@ -366,7 +366,7 @@ def test_convolution_over_pages(taps: list[float]) -> None:
                     out[page] += tap * f.x[other]
         return out
 
-    check(lambda q, f, p: t.convolve_over_pages(f.x, taps), plain, mixes=True)
+    check(lambda q, f, p: t.convolve_over_pages(f.x, taps), plain)
 
 
 def test_what_depends_on_the_page_number_alone() -> None:
