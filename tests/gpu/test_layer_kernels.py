@@ -18,6 +18,7 @@ QKV = (Q_HEADS + 2 * KV_HEADS) * SIZE
 VOCABULARY = 151_936
 PRODUCTS = {
     "qkv": ("norm_linear", QKV, HIDDEN),
+    "qkv_bias": ("norm_linear", QKV, HIDDEN),
     "out": ("linear_add", HIDDEN, HIDDEN),
     "gate_up": ("norm_gated", MLP, HIDDEN),
     "down": ("linear_add", HIDDEN, MLP),
@@ -31,7 +32,7 @@ def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
 def case(name: str, tokens: int):
     """(op of its tensors, its definition, tensors, options)"""
     op, width, depth = PRODUCTS[name]
-    tensors, options = product(op, tokens, width, depth, draw)
+    tensors, options = product(op, tokens, width, depth, draw, bias=name == "qkv_bias")
     return partial(getattr(ops, op), *tensors, **options), getattr(layers, op), tensors, options
 
 

@@ -1,6 +1,7 @@
 """Versions of sampling and of the row ops against their definitions, and rows to try them on."""
 
 import math
+from itertools import product
 from typing import Any
 
 import torch
@@ -68,13 +69,16 @@ def check_steps(module: Any, *, device: str = "cpu") -> None:
 SEEDS = [0, 1, -1, 2**62, -(2**63), 2**63 - 1, 1234567, 42]
 COUNTERS = [0, 1, 2, 3, 2**31, 0, 2**40, 5]
 LOWEST = torch.finfo(torch.float32).min
+NOT_FINITE = (math.nan, -math.nan, math.inf, -math.inf)
+ROWS = 13 + 3 * len(NOT_FINITE)
 
 
 def rows_to_draw_from(vocabulary: int, spread: float, copies: int = 1) -> list[Tensor]:
-    """Logits, seeds, counters and temperatures: four usual rows, then one of every odd kind."""
+    """Logits, seeds, counters and temperatures: seven usual rows, then one of every odd kind."""
     generator = torch.Generator().manual_seed(vocabulary)
-    logits = torch.randn(copies, 13, vocabulary, generator=generator) * spread
-    logits[:, 4, 0], logits[:, 5, vocabulary // 2], logits[:, 6, -1] = math.nan, math.inf, -math.inf
+    logits = torch.randn(copies, ROWS, vocabulary, generator=generator) * spread
+    for row, (value, at) in enumerate(product(NOT_FINITE, (0, vocabulary // 2, -1)), start=13):
+        logits[:, row, at] = value
     logits[:, 7] = -math.nan
     logits[:, 8] = logits[:, 8].round()  # the earliest of many equals, taken greedily
     logits[:, 9], logits[:, 10] = 0.0, 0.0
@@ -82,15 +86,17 @@ def rows_to_draw_from(vocabulary: int, spread: float, copies: int = 1) -> list[T
     logits[:, 11] = LOWEST  # as some mark what must not be drawn; half of it is -inf
     logits[:, 11, [vocabulary // 3, -1]] = torch.tensor([4.0, 4.5])
     logits[:, 12], logits[:, 12, vocabulary // 2] = -1000.0, 1000.0
-    seeds, counters = (torch.tensor(numbers).repeat(2)[:13] for numbers in (SEEDS, COUNTERS))
+    seeds, counters = (torch.tensor(numbers).repeat(4)[:ROWS] for numbers in (SEEDS, COUNTERS))
     shift = 97 * torch.arange(copies)[:, None]
-    temperature = torch.rand(copies, 13, generator=generator) + 0.3
-    temperature[:, [5, 8, 9]], temperature[:, 11], temperature[:, 12] = 0.0, 0.5, 1e-30
+    temperature = torch.rand(copies, ROWS, generator=generator) + 0.3
+    temperature[:, [8, 9]], temperature[:, 11], temperature[:, 12] = 0.0, 0.5, 1e-30
     rows = logits, seeds ^ shift, counters + shift, temperature
     return [row.flatten(0, 1) for row in rows]
 
 
-def check_sample(module: Any, rows: list[Tensor], *, near: float = 1e-5) -> ops.Draws:
+def check_sample(
+    module: Any, rows: list[Tensor], *, near: float = 1e-5, rtol: float = 1e-5
+) -> ops.Draws:
     """Against fp64: the uniform number lies in its token's step of the cumulative distribution.
 
     The definition sums in fp32 and is itself off by up to 1e-4 for a large vocabulary.
@@ -114,18 +120,19 @@ def check_sample(module: Any, rows: list[Tensor], *, near: float = 1e-5) -> ops.
     assert (uniform_B >= below_B - near / 10).all()
     assert (uniform_B <= above_B + near / 10).all()
     assert (below_B < above_B).all()  # tokens without mass are never drawn
-    close = {"atol": near, "rtol": near, "check_dtype": False}
+    close = {"atol": near, "check_dtype": False}
     wanted_B = logp_BV.gather(1, token_B1)[:, 0]
-    torch.testing.assert_close(draws.logprobs[sampled], wanted_B, **close)
+    torch.testing.assert_close(draws.logprobs[sampled], wanted_B, rtol=rtol, **close)
     entropy_B = torch.special.entr(p_BV).sum(1)
-    torch.testing.assert_close(draws.entropies[sampled], entropy_B, **close)
+    torch.testing.assert_close(draws.entropies[sampled], entropy_B, rtol=near, **close)
     return draws
 
 
-def check_sampler(module: Any, rows: list[Tensor], *, near: float = 1e-5) -> None:
+def check_sampler(module: Any, rows: list[Tensor], **near: float) -> None:
     """Also: a row has the same bits alone, of other strides, and of other integers."""
-    many = check_sample(module, rows, near=near)
+    many = check_sample(module, rows, **near)
     logits, *others = rows
+    check_sample(module, [*rows[:3], torch.zeros_like(others[2])])
     strided = torch.cat([logits, logits], dim=1)[:, : logits.shape[1]]
     again = module.sample(strided, *others)
     assert all(torch.equal(*pair) for pair in zip(again, many, strict=True))

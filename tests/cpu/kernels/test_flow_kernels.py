@@ -7,8 +7,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from support.flows import LAYER, LIBRARY, ODD, Bed, make_bed, mean_flow
-from support.kernels import DEVICE, check_choice, check_flow, fill_fields, select
+from support.flows import LAYER, LIBRARY, ODD, Bed, make_bed, mean_flow, same_fields
+from support.kernels import DEVICE, check_choice, fill_fields, select
 
 from sparrow.sparse.compile.launch import Compiled, Launch, cache_dir
 from sparrow.sparse.flows import D, Flow, FlowError, P, as_keys, int4, library
@@ -23,25 +23,30 @@ def bed_of(flow: Flow, lengths: list[int] = LENGTHS, **options) -> Bed:
     return make_bed(flow, lengths, device=DEVICE, **options)
 
 
-def check(flow: Flow, dtype: torch.dtype, **options) -> None:
-    tolerance = 2e-3 if dtype == torch.float16 else 1e-5
-    check_flow(bed_of(flow, dtype=dtype, **options), BUDGETS, fields=tolerance)
+def check(flow: Flow, **options) -> None:
+    """Fields, choices, and where there is state the choices after it has moved on."""
+    bed = bed_of(flow, **options)
+    kernels = Compiled(bed.program, bed.q_BHD.dtype)
+    fill_fields(bed, kernels)
+    same_fields(bed, 2e-3 if bed.q_BHD.dtype == torch.float16 else 1e-5)
+    for _ in range(2 if bed.program.state else 1):
+        check_choice(bed, kernels, torch.tensor(BUDGETS, device=DEVICE))
 
 
 @pytest.mark.parametrize("flow", [*LIBRARY, *ODD], ids=lambda flow: flow.name)
 def test_kernels_mean_what_the_flow_means(flow) -> None:
-    check(flow, torch.float16, group=2, size=32)
+    check(flow, group=2, size=32, dtype=torch.float16)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flow", [*LIBRARY, *ODD], ids=lambda flow: flow.name)
 def test_kernels_in_fp32_for_an_odd_group(flow) -> None:
-    check(flow, torch.float32, group=3, size=64)
+    check(flow, group=3, size=64, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("flow", FEW, ids=lambda flow: flow.name)
 def test_fp32_and_sizes_that_are_no_powers_of_two(flow) -> None:
-    check(flow, torch.float32, group=5, size=24)
+    check(flow, group=5, size=24, dtype=torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 Where there is a GPU they run on it. What both tiers check is in tests/support/kernels.py.
 """
 
+from itertools import product
+
 import pytest
 import torch
 from support.paging import DENSE, check_select, check_selections, check_write, mean_scores, same
@@ -16,18 +18,19 @@ from support.kernels import DEVICE, batch_of, check_rows_of_every_size, check_sh
 from sparrow.ops.kernels import pages as kernels
 from sparrow.ops.kernels import sampling
 from sparrow.ops.reference import pages as definition
+from sparrow.ops.reference import sampling as sampling_definition
 
 NAN = float("nan")
 
 
 def test_write() -> None:
     check_write(kernels, torch.float32, 16, 8, device=DEVICE)
-    check_write(kernels, torch.float16, 4, 12, tokens=torch.float32, device=DEVICE)
-    check_write(kernels, torch.float16, 5, 16, device=DEVICE)
+    check_write(kernels, torch.float16, 4, 12, kv_heads=3, tokens=torch.float32, device=DEVICE)
+    check_write(kernels, torch.float16, 5, 16, kv_heads=1, device=DEVICE)
 
 
 def test_choices() -> None:
-    check_selections(kernels, rows=6, width=9, device=DEVICE)
+    check_selections(kernels, rows=8, width=9, device=DEVICE)
     batch = batch_of([1, 16, 40, 77, 80], whole_numbers=True)
     for budget in (48, 64, 79):
         check_select(kernels, mean_scores(batch), batch.lengths_B, [budget] * 5, page=16)
@@ -126,6 +129,19 @@ def test_draws_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> N
         rows = [part.to(DEVICE) for part in rows_to_draw_from(vocabulary, spread)]
         check_sampler(sampling, rows)
     check_sampler(sampling, [rows[0].half(), *rows[1:]])
+    temperature = torch.tensor([1.0, 0.7, 0.01, 2.0, 0.0, 0.5], device=DEVICE)
+    for vocabulary, spread in product((1, 16, 17, 101), (0.1, 3.0, 30.0)):
+        logits, number = (
+            torch.randn(6, vocabulary, device=DEVICE) * spread,
+            torch.arange(6).to(DEVICE),
+        )
+        logits[4, -2:] = 3e38  # of two equals the earlier
+        rows = (logits, number * 7, number, temperature)
+        found, wanted = sampling.sample(*rows), sampling_definition.sample.definition(*rows)
+        assert torch.equal(found.tokens, wanted.tokens)
+        for name in ("logprobs", "entropies"):
+            pair = getattr(found, name), getattr(wanted, name)
+            torch.testing.assert_close(*pair, atol=3e-6, rtol=3e-6)
 
 
 def test_cuts_are_left_to_the_definition() -> None:

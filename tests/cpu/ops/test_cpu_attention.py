@@ -41,7 +41,10 @@ def test_no_less_exact_than_the_definition(head_size, page, dtype) -> None:
     sizes = {"kv_heads": 2, "head_size": head_size, "page": page, "dtype": dtype}
     for ratio in RATIOS:
         batch = make_batch([1, 16, 17, 0, 300], heads=2 * ratio, **sizes)
-        check_decode(attention, batch, chosen(batch, 8 * page) if ratio % 2 else None)
+        last = (batch.lengths_B[:, None, None] - 1).div(page, rounding_mode="floor")
+        last = last.expand(-1, 2, 1)
+        for lists in (None, chosen(batch, 4 * page), PageLists(last, (last >= 0).sum(2))):
+            check_decode(attention, batch, lists, factor=2)
 
 
 @pytest.mark.parametrize("listed", [False, True])

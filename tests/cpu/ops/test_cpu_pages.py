@@ -51,8 +51,29 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tokens_land_where_the_definition_puts_them(dtype) -> None:
-    for page, size in ((16, 32), (4, 5), (3, 8)):
+    for page, size in ((16, 32), (4, 5), (3, 8), (1, 8)):
         check_write(pages, dtype, page, size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("page", [16, 4, 3, 1])
+def test_landmarks_are_means_of_finished_pages_at_once_or_step_by_step(dtype, page) -> None:
+    """Summed in fp32, with the same bits either way; what is not finished keeps what it had."""
+    whole, grown = empty_pools(dtype, page=page), empty_pools(dtype, page=page)
+    k, v = fused_tokens(3 * page, dtype)
+    slots = torch.tensor([5, 2, 8])[:, None] * page + torch.arange(page)
+    slots[2, -1] = -1  # the last page stays unfinished
+    pages.write_pages(*whole[:2], k, v, slots.flatten())
+    pages.summarise_pages(whole[0], whole[2], slots.flatten())
+    for step in range(page):
+        now = torch.tensor([step, page + step, 2 * page + step, 0])
+        padded = torch.cat([slots[:, step], slots.new_tensor([-1])]).int()
+        pages.write_pages(*grown[:2], k[now], v[now], padded)
+        pages.summarise_pages(grown[0], grown[2], padded)
+    assert all(same_bits(*pair) for pair in zip(whole, grown, strict=True))
+    expected = k.unflatten(0, (3, page))[:2].float().mean(1).to(dtype)
+    torch.testing.assert_close(whole[2][[5, 2]], expected)
+    assert whole[2][[0, 1, 3, 4, 6, 7, 8]].isnan().all()
 
 
 def test_landmarks_round_to_nearest_even_sum_in_fp32_and_keep_nan() -> None:

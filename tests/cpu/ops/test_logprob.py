@@ -135,6 +135,7 @@ def test_a_comparison_has_the_bits_of_the_single_ops(inputs) -> None:
     temperature_T = torch.linspace(0.5, 2, TOKENS)
     options = {"chunk": 8, "temperature": temperature_T}
     found = ops.compare(p_TC, q_TC, head_VC, ids_T, **options)
+    assert all(part.dtype == torch.float32 for part in found)
     mine, other = (ops.token_stats(side, head_VC, ids_T, **options) for side in (p_TC, q_TC))
     assert torch.equal(found.entropy, mine.entropy)
     assert torch.equal(found.logp, mine.logprob)
