@@ -81,6 +81,10 @@ def fastest() -> bool:
     return _choice.get() == "fastest"
 
 
+def needs_gradients(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 def weights_settled() -> bool:
     return _settled.get()
 

@@ -10,7 +10,7 @@ from support.kernels import EPS, check_as_exact, check_heads, heads, product
 
 from sparrow import ops
 from sparrow.ops.dispatch import using
-from sparrow.ops.kernels import layers as layer_kernels
+from sparrow.ops.kernels import overlap
 from sparrow.ops.reference import layers
 
 HIDDEN, MLP, Q_HEADS, KV_HEADS, SIZE = 2048, 6144, 16, 8, 128
@@ -105,7 +105,7 @@ def test_overlapped_launches_give_the_same_bits(monkeypatch) -> None:
         return x
 
     with monkeypatch.context() as patch:
-        patch.setattr(layer_kernels, "overlaps", lambda _: False)
+        patch.setattr(overlap, "overlaps", lambda _: False)
         plain = chain()
     assert plain.isfinite().all()
     for _ in range(5):

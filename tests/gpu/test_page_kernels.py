@@ -59,14 +59,14 @@ def test_choices_among_many(pages: int, ties: bool) -> None:
     lengths[6], lengths[7] = 0, 16 * (pages // 3) + 1
     budgets = torch.tensor([4096, 512, 700, 512, 640, 640, 512, 600, 48, 0, 10**6, 1024], **CUDA)
     for first, last in ((1, 2), (0, 1), (4, 8)):
-        options = {"page": 16, "first": first, "last": last, "width": pages + 3}
+        options = {"page": 16, "first": first, "last": last}
         check_select(page_kernels, scores, lengths, budgets, **options)
 
 
 @pytest.mark.parametrize("pages", [100, 512, 2048, 5000, 32768])
 @pytest.mark.parametrize("mass", [0.3, 0.95, 1.0])
 def test_shares_of_the_mass_and_budgets_of_heads(pages: int, mass: float) -> None:
-    check_shares(pages, mass, heads=4, page=16, width=pages + 3)
+    check_shares(pages, mass, heads=4, page=16)
 
 
 @pytest.mark.parametrize("mass", [None, 0.9])

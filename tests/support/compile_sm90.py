@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -97,11 +97,8 @@ def recording() -> Iterator[list[Launch]]:
     def keep(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         launches.append(Launch(kernel, args, kwargs))
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(JITFunction, "run", keep))
-        for module in (*kernel_modules(), launch):
-            if hasattr(module, "overlaps"):
-                stack.enter_context(patch.object(module, "overlaps", lambda _: True))
+    overlapping = patch.object(kernels.overlap, "overlaps", lambda _: True)
+    with patch.object(JITFunction, "run", keep), overlapping:
         yield launches
 
 

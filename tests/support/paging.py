@@ -123,12 +123,13 @@ def attend(module: Any, batch: Batch, lists: PageLists | None = None) -> Tensor:
 
 
 def chosen(batch: Batch, budget: int, *, width: int | None = None) -> PageLists:
-    """Lists by the mean key, by definition."""
+    """Lists by the mean key, by definition; `width`: how many pages they have room for."""
     budgets = torch.full_like(batch.lengths_B, budget)
     with ops.using("reference"):
-        return ops.select_pages(
-            mean_scores(batch), batch.lengths_B, budgets, page=batch.page, width=width
-        )
+        lists = ops.select_pages(mean_scores(batch), batch.lengths_B, budgets, page=batch.page)
+    pages = lists.pages
+    more = 0 if width is None else width - pages.shape[2]
+    return PageLists(torch.nn.functional.pad(pages, (0, more), value=-1), lists.counts)
 
 
 def check_error(module: Any, op: str, q: Tensor, batch: Batch, *rest: Any, factor: float) -> None:
@@ -286,14 +287,14 @@ def check_selections(module: Any, rows: int, width: int, device: str = "cpu") ->
         budgets[0, ::5] = DENSE
         integer = (torch.int32, torch.int64)[number % 2]
         options = {"page": 4, "first": first, "last": last}
-        for given, paid, extra in (
-            (scores, budgets[0], {}),
-            (scores.round(), budgets[1], {}),  # with minus zeros among the zeros
-            (odd_scores, budgets[0], {}),
-            (odd_scores, budgets[1], {}),
-            (scores, budgets.T, {}),
-            (scores, budgets.T.contiguous(), {}),
-            (torch.cat([scores, scores], 2)[..., :width], budgets[0], {"width": width + 5}),
+        for given, paid in (
+            (scores, budgets[0]),
+            (scores.round(), budgets[1]),  # with minus zeros among the zeros
+            (odd_scores, budgets[0]),
+            (odd_scores, budgets[1]),
+            (scores, budgets.T),
+            (scores, budgets.T.contiguous()),
+            (torch.cat([scores, scores], 2)[..., :width], budgets[0]),
         ):
             numbers = (x.to(integer).to(device) for x in (lengths, paid))
-            check_select(module, given.to(device), *numbers, **options, **extra)
+            check_select(module, given.to(device), *numbers, **options)

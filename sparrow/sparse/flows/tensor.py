@@ -90,6 +90,12 @@ def fail(message: str, place: Place | None = None) -> FlowError:
     return FlowError(f"{place or here()}: {message}")
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that is nearest, or nothing."""
+    close = get_close_matches(name, list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
 def in_order(roots: Iterable[Node]) -> Iterator[Node]:
     """Every node that the roots depend on, inputs first, each once."""
     seen: set[int] = set()

@@ -9,11 +9,8 @@ from sparrow import ops
 def test_what_does_not_fit_is_refused() -> None:
     scores, budget = torch.zeros(2, 1, 8), torch.tensor([0, 1000])
     for version in ("fastest", "reference"):
-        with ops.using(version):
-            with pytest.raises(ValueError, match="9 pages"):
-                ops.select_pages(scores, torch.tensor([33, 4]), budget, page=4)
-            with pytest.raises(ValueError, match="width"):
-                ops.select_pages(scores, torch.tensor([32, 32]), budget, page=4, width=4)
+        with ops.using(version), pytest.raises(ValueError, match="9 pages"):
+            ops.select_pages(scores, torch.tensor([33, 4]), budget, page=4)
 
 
 def cache_of(pages: int, dtype: torch.dtype) -> ops.PageCache:
@@ -40,10 +37,6 @@ def test_a_kv_page_is_contiguous_per_head_and_fields_have_names() -> None:
     assert ops.page_bytes(cache.page_fields, layers=2, kv_heads=3) == sizes
     cache.field("k", 1).fill_(3.0)
     assert (cache.field("k", 0) == 0).all()
-    with pytest.raises(ValueError, match="latent"):
-        cache.field("latent", 0)
-    with pytest.raises(ValueError, match="'k'"):
-        cache.state("k", 0)
     field = ops.Field(name="k", shape=(1,), dtype=torch.float32)
     with pytest.raises(ValueError, match="names"):
         ops.PageCache(
