@@ -112,9 +112,6 @@ class PageCache:
         state_fields: Sequence[Field] = (),
         device: torch.device | str = "cpu",
     ) -> None:
-        names = [field.name for field in (*page_fields, *state_fields)]
-        if len(set(names)) != len(names):
-            raise ValueError(f"cache field names must differ, got {names}")
         self.page = page
         self.pages = pages
         self.page_fields = tuple(page_fields)

@@ -37,11 +37,6 @@ def test_a_kv_page_is_contiguous_per_head_and_fields_have_names() -> None:
     assert ops.page_bytes(cache.page_fields, layers=2, kv_heads=3) == sizes
     cache.field("k", 1).fill_(3.0)
     assert (cache.field("k", 0) == 0).all()
-    field = ops.Field(name="k", shape=(1,), dtype=torch.float32)
-    with pytest.raises(ValueError, match="names"):
-        ops.PageCache(
-            layers=1, kv_heads=1, page=4, pages=1, page_fields=[field], state_fields=[field]
-        )
 
 
 def test_pages_and_state_are_read_written_and_copied_in_all_layers() -> None:
