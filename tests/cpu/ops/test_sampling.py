@@ -88,17 +88,17 @@ def test_uniform_numbers_fill_the_interval_and_neighbours_are_unrelated() -> Non
 
 
 def test_a_row_alone_and_among_others_has_the_same_bits() -> None:
+    """With cuts; without them see test_cpu_sampling."""
     torch.manual_seed(0)
     rows = 13
-    plain = [torch.randn(rows, 1001) * 4, torch.arange(rows) * 3]
-    plain += [torch.arange(rows), torch.rand(rows)]
-    cuts = [torch.arange(rows), torch.rand(rows), torch.randint(-5, 1001, (rows, 6))]
-    for arguments in (plain, plain + cuts):
-        many = ops.sample(*arguments)
-        for row in range(rows):
-            alone = ops.sample(*(argument[row : row + 1] for argument in arguments))
-            for left, right in zip(alone, many, strict=True):
-                assert left.tolist() == right[row : row + 1].tolist()
+    arguments = [torch.randn(rows, 1001) * 4, torch.arange(rows) * 3, torch.arange(rows)]
+    arguments += [torch.rand(rows), torch.arange(rows), torch.rand(rows)]
+    arguments.append(torch.randint(-5, 1001, (rows, 6)))
+    many = ops.sample(*arguments)
+    for row in range(rows):
+        alone = ops.sample(*(argument[row : row + 1] for argument in arguments))
+        for left, right in zip(alone, many, strict=True):
+            assert left.tolist() == right[row : row + 1].tolist()
 
 
 def test_rows_that_cannot_be_drawn_from_are_not_ok() -> None:

@@ -50,10 +50,10 @@ def test_weights_of_another_model_are_refused_when_an_engine_is_built() -> None:
     )
     program = trace(learned, 16, 64, 1)
     check_weights(program, layers=2, kv_heads=4)
-    with pytest.raises(FlowError, match="3 and 4"):
+    with pytest.raises(FlowError, match="KV heads"):
         check_weights(program, layers=3, kv_heads=4)
     given = (torch.zeros(1, 4, 64), {"mean": torch.zeros(2, 4, 64)})
-    with pytest.raises(FlowError, match=rf"^{re.escape(__file__)}:\d+: .*3 and 4"):
+    with pytest.raises(FlowError, match=rf"^{re.escape(__file__)}:\d+: .*KV heads"):
         interpret.score(program, *given, Scene(lengths=torch.tensor([32]), layer=2), pages=2)
     sizes = {"layers": 2, "hidden": 64, "intermediate": 64, "heads": 2, "kv_heads": 2}
     model = models.random("qwen3-0.6b", **sizes, head_size=64, vocabulary=99, max_positions=64)
@@ -78,13 +78,13 @@ def test_formulas_too_deep_are_refused_by_the_compiler_only() -> None:
             x = x + 1.0
         return x
 
-    with pytest.raises(FlowError, match="depth is not compiled"):
+    with pytest.raises(FlowError, match="depth"):
         kernels.module(trace(mean_flow("deep", deep), 16, 64, 2), torch.bfloat16, block=16)
 
 
 def test_fields_larger_than_the_page_are_refused() -> None:
     fields = {"all": bf16(10**7, D)}
-    with pytest.raises(FlowError, match=r"test_flow_attacks.*times its keys and values"):
+    with pytest.raises(FlowError, match=r"test_flow_attacks.*bytes"):
         Flow(name="huge", fields=fields, summarise=lambda k, v: {"all": k}, score=lambda *_: None)
 
 

@@ -422,7 +422,7 @@ def test_state_moves_on_where_a_page_exists_and_stays_elsewhere() -> None:
 SUMMARIES: list[Formula] = [
     lambda n, k, v: k.max(1) - v.min(1),
     lambda n, k, v: k.T @ v,
-    lambda n, k, v: n.constant(np.arange(12).reshape(2, 6)) @ k,
+    lambda n, k, v: n.constant(np.arange(14).reshape(2, 7)) @ k,
     lambda n, k, v: n.weights((SIZE,)) * k,
     lambda n, k, v: n.full(3.0, 2, 2),
     lambda n, k, v: n.where(k > 0, n.sqrt(k), n.abs(v))[1:4],
@@ -432,7 +432,7 @@ SUMMARIES: list[Formula] = [
 @pytest.mark.parametrize("number", range(len(SUMMARIES)))
 @pytest.mark.filterwarnings("ignore:invalid value")  # a root that is not taken
 def test_summaries(number: int) -> None:
-    formula, page, pages = SUMMARIES[number], 6, 4
+    formula, page, pages = SUMMARIES[number], 7, 4
     random = np.random.default_rng(2)
     k, v = random.normal(size=(2, pages, HEADS, page, SIZE)).astype(np.float32)
     wanted = np.array(
