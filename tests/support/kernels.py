@@ -23,7 +23,6 @@ from support.paging import (
     Batch,
     check_error,
     check_select,
-    gpu_factor,
     make_batch,
     relaid,
 )
@@ -65,7 +64,7 @@ def queries_of(batch: Batch, counts: list[int]) -> tuple[Tensor, Tensor]:
 
 def check_prefill(batch: Batch, counts: list[int]) -> None:
     q, bounds = queries_of(batch, counts)
-    check_error(prefill, "attend_causal_paged", q, batch, bounds, factor=gpu_factor(q.dtype))
+    check_error(prefill, "attend_causal_paged", q, batch, bounds)
 
 
 def check_bits_of_prefill(batch: Batch, counts: list[int]) -> None:
