@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -151,44 +150,39 @@ class Graphs:
     replay. Capturing runs the step on spare rows alone, so no sequence notices.
     """
 
-    def __init__(self, device: torch.device, spare: int) -> None:
-        self.device, self.spare = device, spare
+    def __init__(self, rows: Rows, step: Step) -> None:
+        self.rows, self.step = rows, step
         self._captured: dict[StepKind, Captured] = {}
         self._memory: Any = None
 
-    def run(
-        self,
-        kind: StepKind,
-        rows: list[int],
-        upload: Callable[[list[int]], Tensor],
-        step: Step,
-    ) -> StepOutput:
+    def run(self, kind: StepKind, rows: list[int]) -> StepOutput:
         """Replay the step of this kind for these rows; capture it first if it is new.
 
         Rows are uploaded only where they differ from the last time. What comes back is overwritten
         by the next replay.
         """
         if kind not in self._captured:
-            self._captured[kind] = self._capture(kind, step)
+            self._captured[kind] = self._capture(kind)
         captured = self._captured[kind]
         if captured.rows != rows:
-            captured.input_B.copy_(upload(rows))
+            captured.input_B.copy_(self.rows.upload(rows))
             captured.rows = rows
         captured.graph.replay()
         return captured.output
 
-    def _capture(self, kind: StepKind, step: Step) -> Captured:
-        input_B = torch.full((kind.batch,), self.spare, dtype=torch.int64, device=self.device)
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
+    def _capture(self, kind: StepKind) -> Captured:
+        device, spare = self.rows.device, [self.rows.spare] * kind.batch
+        input_B = self.rows.upload(spare)
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
-            step(kind, input_B)  # compiles kernels, which a capture must not
-        torch.cuda.current_stream(self.device).wait_stream(side)
+            self.step(kind, input_B)  # compiles kernels, which a capture must not
+        torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            output = step(kind, input_B)
+            output = self.step(kind, input_B)
         self._memory = graph.pool()
-        return Captured(graph, input_B, output, [self.spare] * kind.batch)
+        return Captured(graph, input_B, output, spare)
 
 
 def without_kernel(model: Decoder, rule: Rule | None) -> set[str]:
@@ -229,24 +223,35 @@ class Runner:
         self.model, self.cache, self.rows = model, cache, rows
         self.rule, self.budgets, self.adapters = rule, budgets, adapters
         self.least_batch = least_batch
-        self.graphs = Graphs(model.device, rows.spare) if graphs else None
+        self.graphs = Graphs(rows, self._step) if graphs else None
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[Chunk]) -> None:
         """Compute keys and values of these chunks; a prompt's last one also gives its logits."""
-        pack = _pack(chunks, self.cache.page)
-        ids_T, positions_T, slots_T, adapter_T = self.rows.upload(pack.tokens_4T).unbind(0)
+        page, width = self.cache.page, max(len(chunk.pages) for chunk in chunks)
+        table_BM = np.full((len(chunks), width), -1)
+        parts = []  # id, position, slot and adapter of each token
+        for table_M, chunk in zip(table_BM, chunks, strict=True):
+            table_M[: len(chunk.pages)] = chunk.pages
+            ids = chunk.owner.ids[chunk.start : chunk.stop]
+            position = np.arange(chunk.start, chunk.stop)
+            slot = table_M[position // page] * page + position % page
+            adapter = np.full_like(position, chunk.owner.request.adapter_slot.slot)
+            parts.append(np.stack([ids, position, slot, adapter]))
+        tokens_4T = np.concatenate(parts, axis=1)
+        ids_T, positions_T, slots_T, adapter_T = self.rows.upload(tokens_4T).unbind(0)
+        bounds = np.cumsum([0, *(chunk.stop - chunk.start for chunk in chunks)])
         attention = PagedPrefill(
             cache=self.cache,
-            table_BM=self.rows.upload(pack.table_BM),
+            table_BM=self.rows.upload(table_BM),
             lengths_B=self.rows.upload([chunk.stop for chunk in chunks]),
-            bounds=self.rows.upload(pack.bounds),
+            bounds=self.rows.upload(bounds),
             slots_T=slots_T,
             rule=self.rule,
         )
-        lora = self.adapters.rows(adapter_T) if pack.tokens_4T[3].any() else None
+        lora = self.adapters.rows(adapter_T) if tokens_4T[3].any() else None
         hidden_TC = self.model(ids_T, positions_T, attention, lora)
-        for chunk, end in zip(chunks, pack.bounds[1:].tolist(), strict=True):
+        for chunk, end in zip(chunks, bounds[1:].tolist(), strict=True):
             if chunk.last and isinstance(chunk.owner, Request):
                 chunk.owner.hidden_C = hidden_TC[end - 1].clone()
                 chunk.owner.logits_V = self.model.logits(hidden_TC[end - 1 : end])[0]
@@ -255,8 +260,8 @@ class Runner:
     def first_draws(self, samples: Sequence[Sample]) -> StepOutput:
         """The first token of samples that have just entered, from their prompts' logits."""
         at_B = self.rows.upload([_row(sample) for sample in samples])
-        logits_BV = torch.stack([_computed(s.request.logits_V) for s in samples])
-        hidden_BC = torch.stack([_computed(s.request.hidden_C) for s in samples])
+        logits_BV = _stacked([sample.request.logits_V for sample in samples])
+        hidden_BC = _stacked([sample.request.hidden_C for sample in samples])
         rows = self.rows
         step = ops.step_inputs(at_B, rows.state, page=self.cache.page, width=rows.table_RM.shape[1])
         truncated = any(sample.truncated for sample in samples)
@@ -280,7 +285,7 @@ class Runner:
         with ops.settled_weights():
             if self.graphs is None:
                 return self._step(kind, self.rows.upload(rows))
-            return self.graphs.run(kind, rows, self.rows.upload, self._step)
+            return self.graphs.run(kind, rows)
 
     def _kind(self, samples: Sequence[Sample]) -> StepKind:
         pages = max(len(sample.context.pages) for sample in samples)
@@ -302,13 +307,16 @@ class Runner:
         """The whole step as device work: no value of it depends on the host."""
         rows, state = self.rows, self.rows.state
         step = ops.step_inputs(at_B, state, page=self.cache.page, width=kind.pages)
+        budgets = None
+        if kind.sparse:
+            budgets = self.budgets.lookup(rows.schedule_R[at_B], step.lengths_B)
         attention = PagedDecode(
             cache=self.cache,
             table_BM=step.table_BM,
             lengths_B=step.lengths_B,
             slots_B=step.slots_B,
             rule=self.rule,
-            budgets=self._budgets(at_B, step.lengths_B) if kind.sparse else None,
+            budgets=budgets,
             rows_B=at_B,
         )
         lora = self.adapters.rows(rows.adapter_R[at_B]) if kind.adapted else None
@@ -321,40 +329,16 @@ class Runner:
             logits_BV=logits_BV if kind.extras else None,
         )
 
-    def _budgets(self, at_B: Tensor, lengths_B: Tensor) -> Tensor:
-        return self.budgets.lookup(self.rows.schedule_R[at_B], lengths_B)
-
-
-class _Pack(NamedTuple):
-    """Chunks side by side: id, position, slot and adapter of each token, tables and edges."""
-
-    tokens_4T: npt.NDArray[np.int64]
-    table_BM: npt.NDArray[np.int64]
-    bounds: npt.NDArray[np.int64]
-
-
-def _pack(chunks: Sequence[Chunk], page: int) -> _Pack:
-    width = max(len(chunk.pages) for chunk in chunks)
-    table_BM = np.full((len(chunks), width), -1)
-    parts = []
-    for table_M, chunk in zip(table_BM, chunks, strict=True):
-        table_M[: len(chunk.pages)] = chunk.pages
-        position = np.arange(chunk.start, chunk.stop)
-        slot = table_M[position // page] * page + position % page
-        adapter = np.full_like(position, chunk.owner.request.adapter_slot.slot)
-        parts.append(np.stack([chunk.owner.ids[chunk.start : chunk.stop], position, slot, adapter]))
-    bounds = np.cumsum([0, *(part.shape[1] for part in parts)])
-    return _Pack(np.concatenate(parts, axis=1), table_BM, bounds)
-
 
 def _row(sample: Sample) -> int:
     assert sample.row is not None
     return sample.row
 
 
-def _computed(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None, "a sample starts before its prompt is computed"
-    return tensor
+def _stacked(tensors: Sequence[Tensor | None]) -> Tensor:
+    computed = [tensor for tensor in tensors if tensor is not None]
+    assert len(computed) == len(tensors), "a sample starts before its prompt is computed"
+    return torch.stack(computed)
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -109,34 +109,23 @@ def test_with_any_flow_it_equals_the_readable_loop(model, flow: Flow) -> None:
     assert not np.array_equal(given[-1].logprobs, dense[-1].logprobs)
 
 
-@WAYS
-def test_one_equals_many_bit_for_bit(model, schedule) -> None:
-    """Beside fewer and more neighbours than the padded batch, of other lengths, come and gone."""
-    crowd = engine_of(model, pages=320)
-    ids = [crowd.add(each, params(), schedule=schedule) for each in PROMPTS]
-    crowd.add([1, 2, 3], params(n=EXACT_BATCH + 3, max_tokens=12, seed=5))
-    together = run(crowd)
-    for number, each in zip(ids, PROMPTS, strict=True):
-        same_bits([together[number, 0]], [alone(model, each, params(), schedule=schedule)])
-
-
-def test_neighbours_of_any_kind_change_nothing(model) -> None:
-    """Truncation, minimum and greedy rows run the wider sampler for the whole batch; others are
-    sparse, or have an adapter.
+def test_one_equals_many_bit_for_bit(model) -> None:
+    """Beside more neighbours than the padded batch, of other lengths and kinds: truncation, minimum
+    and greedy rows run the wider sampler for the whole batch; others are sparse, or adapted.
     """
-    engine, small = engine_of(model), Schedule.fixed(64)
+    engine = engine_of(model, pages=320)
     engine.load_adapter("one", Adapter.random(model.spec, 4, b_std=0.5))
-    ways = [None, SPARSE, small]
-    ids = [engine.add(LONGEST, params(seed=i), schedule=w) for i, w in enumerate(ways)]
-    engine.add(PROMPTS[0], params(top_k=5, top_p=0.5))
+    ways = [(ids, way) for ids in PROMPTS for way in (None, SPARSE, Schedule.fixed(64))]
+    numbers = [engine.add(ids, params(seed=i), schedule=w) for i, (ids, w) in enumerate(ways)]
+    engine.add(PROMPTS[0], params(n=EXACT_BATCH - 9, max_tokens=12, top_k=5, top_p=0.5))
     engine.add(PROMPTS[0], params(temperature=0.0))
     engine.add(PROMPTS[2], params(min_tokens=10, stop_token_ids=tuple(range(20))))
-    adapted = engine.add(LONGEST, params(seed=0), adapter="one")
+    adapted = engine.add(PROMPTS[0], params(seed=0), adapter="one")
     together = run(engine)
-    for seed, (number, way) in enumerate(zip(ids, ways, strict=True)):
-        lonely = alone(model, LONGEST, params(seed=seed), schedule=way)
-        same_bits([together[number, 0]], [lonely])
-        assert together[number, 0].attention == ("dense" if way is None else way.describe())
+    for seed, (number, (ids, way)) in enumerate(zip(numbers, ways, strict=True)):
+        mine = together[number, 0]
+        same_bits([mine], [alone(model, ids, params(seed=seed), schedule=way)])
+        assert mine.attention == ("dense" if way is None else way.describe())
     assert together[adapted, 0].token_ids.tolist() != together[0, 0].token_ids.tolist()
 
 

@@ -105,7 +105,3 @@ def test_bad_logits_fail_their_row_and_no_other() -> None:
     bad, good = generate(model, [[13], [2]], SamplingParams(temperature=0, max_tokens=3))
     assert (bad.finish_reason, good.finish_reason) == ("error", "length")
     assert "NaN" in str(bad.error)
-    with pytest.raises(ValueError, match="max_tokens"):
-        generate(model, [[1] * 200], params(max_tokens=model.spec.max_positions))
-    with pytest.raises(ValueError, match="layers"):
-        generate(model, [[1]], params(), schedule=Schedule.fixed(64, dense_layers=(0,)))

@@ -18,9 +18,9 @@ from sparrow.tasks.judging import InProcess, Judges
 ROOT = Path(__file__).parents[3]
 
 
-def lines(file: Path, rows: list[Any]) -> Path:
+def lines(file: Path, rows: list[Any]) -> str:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
+    return str(file)
 
 
 def verl(number: int = 0, source: str = "openai/gsm8k") -> dict[str, Any]:
@@ -48,18 +48,6 @@ def test_puzzles_are_judged_here(family: str) -> None:
     assert verdict(judge, rows.at(0), "no").score == 0
 
 
-def test_puzzles_of_a_file(tmp_path: Path) -> None:
-    truth = {"family": "graph", "seed": 3, "length": 200}
-    row = {"data_source": "mine", "prompt": "?", "answer": truth}
-    bad = {**row, "answer": {**truth, "length": -1}}
-    file = lines(tmp_path / "rows.jsonl", [row, bad])
-    rows, judge = chosen(RowsConfig(file=str(file), shuffle=False))
-    gold = PUZZLES["graph"].chain(PUZZLES["graph"].row(3, 200), 0)
-    assert verdict(judge, rows.at(0), gold).score == 1
-    assert "length must be" in verdict(judge, rows.at(1), gold).reason
-    assert judge.counts["errors"] == 1
-
-
 def test_gym_has_a_process() -> None:
     pytest.importorskip("reasoning_gym")
     config = RowsConfig(task="gym/leg_counting", workers=1, deadline=60.0)
@@ -70,21 +58,28 @@ def test_gym_has_a_process() -> None:
     assert verdict(judge, rows.at(0), text).score == 1
 
 
-def test_mathematics_and_tasks_in_one_file(tmp_path: Path) -> None:
-    pytest.importorskip("math_verify")
+def test_rows_of_a_file(tmp_path: Path) -> None:
+    """Puzzles are judged here, mathematics in processes, and anything by a function of the user."""
+    (tmp_path / "mine.py").write_text("def half(source, text, truth, extra): return 0.5")
     truth = {"family": "graph", "seed": 3, "length": 200}
-    file = lines(tmp_path / "rows.jsonl", [verl(5), {"prompt": "?", "answer": truth}])
     gold = PUZZLES["graph"].chain(PUZZLES["graph"].row(3, 200), 0)
-    for reward, scores in ((None, [1, 1]), ("math", [1])):
-        config = RowsConfig(file=str(file), shuffle=False, reward=reward, workers=1, deadline=60.0)
-        rows, judge = chosen(config)
-
-        async def asked(rows: Any = rows, judge: Any = judge, count: int = len(scores)) -> list:
-            texts = ((rows.at(0), r"\boxed{5}"), (rows.at(1), gold))[:count]
-            return [(await judge(example, text)).score for example, text in texts]
-
+    puzzle, bad = ({"prompt": "?", "answer": {**truth, "length": n}} for n in (200, -1))
+    mathematics, boxed = verl(5), r"\boxed{5}"
+    pytest.importorskip("math_verify")
+    for rows, reward, kind, texts, scores in (
+        ([puzzle, bad], None, InProcess, [gold, gold], [1, 0]),
+        ([mathematics, puzzle], None, Judges, [boxed, gold], [1, 1]),
+        ([mathematics, puzzle], "math", Judges, [boxed], [1]),
+        ([verl(source="code")], f"{tmp_path}/mine.py:half", Judges, [""], [0.5]),
+    ):
+        file = lines(tmp_path / "rows.jsonl", rows)
+        config = RowsConfig(file=file, shuffle=False, reward=reward, workers=1, deadline=60.0)
+        found, judge = chosen(config)
+        assert isinstance(judge, kind)
         with judge:
-            assert asyncio.run(asked()) == scores
+            for place, (text, score) in enumerate(zip(texts, scores, strict=True)):
+                assert asyncio.run(judge(found.at(place), text)).score == score
+        assert judge.counts["errors"] == (rows[-1] is bad)
 
 
 def test_rows_that_nobody_judges_and_tasks_that_are_none(tmp_path: Path) -> None:
@@ -93,27 +88,15 @@ def test_rows_that_nobody_judges_and_tasks_that_are_none(tmp_path: Path) -> None
     rows.append({"data_source": "countdown", "prompt": "?", "answer": {"target": 24}})
     for row in rows:
         with pytest.raises(ValueError, match=r"data\.reward"):
-            chosen(RowsConfig(file=str(lines(tmp_path / "rows.jsonl", [row]))))
-    with pytest.raises(ValueError, match="chess"):
-        chosen(RowsConfig(task="chess"))
-    with pytest.raises(ValueError, match=r"data\.reward"):
-        chosen(RowsConfig(task="graph", reward="math"))
-
-
-def test_a_function_of_the_user(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def half(source, text, truth, extra): return 0.5")
-    file = lines(tmp_path / "rows.jsonl", [verl(5, source="code")])
-    reward = f"{tmp_path}/mine.py:half"
-    config = RowsConfig(file=str(file), reward=reward, workers=1, deadline=60.0)
-    rows, judge = chosen(config)
-    assert verdict(judge, rows.at(0), "")[:2] == (0.5, 0.0)
-
-
-def test_names_of_mathematics() -> None:
+            chosen(RowsConfig(file=lines(tmp_path / "rows.jsonl", [row])))
     names = "openai/gsm8k math math_dapo lighteval/MATH DigitalLearningGmbH/MATH-lighteval"
     names += " HuggingFaceH4/MATH-500 aime2024 AIME_2025 polaris-53k numina_olympiads"
     names += " POLARIS-Project/Polaris-Dataset-53K"
     assert all(MATH_SOURCE.search(name) for name in names.split())
+    with pytest.raises(ValueError, match="chess"):
+        chosen(RowsConfig(task="chess"))
+    with pytest.raises(ValueError, match=r"data\.reward"):
+        chosen(RowsConfig(task="graph", reward="math"))
 
 
 GYM = "from sparrow.tasks.gym import Gym; Gym(dataset='leg_counting')"

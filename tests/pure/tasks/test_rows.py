@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -61,74 +60,51 @@ class TestReading:
         assert found.at(1).prompt == tuple(CHAT)
         assert found.at(1).extra == {"index": 1, "split": "train"}
 
-    def test_broken_files_and_none(self, tmp_path: Path) -> None:
-        for content, told in ((b'{"a": 1}\n{"a": \n', "line 2"), (b"\xff\xfe\x00", "UTF-8")):
-            (tmp_path / "rows.jsonl").write_bytes(content)
-            with pytest.raises(ValueError, match=told):
-                read_rows(tmp_path / "rows.jsonl")
-        for place in ("nowhere.jsonl", "no/where.parquet", "/no/where/at/all", "", tmp_path):
-            with pytest.raises(ValueError, match="rows are"):
-                read_rows(place)
+
+TRAIN = ["data/train-00000-of-00002", "data/train-00001-of-00002"]
+SPLITS = (*TRAIN[::-1], "data/test-00000-of-00001")
+TWO = ("main/train", "other/train")
 
 
-class TestHub:
-    FILES = ("data/train-00001-of-00002", "data/train-00000-of-00002", "data/test-00000-of-00001")
+def test_splits_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, places = pytest.importorskip("huggingface_hub"), iter(range(100))
 
-    @pytest.fixture
-    def hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A hub that has one dataset, whatever its name."""
-        package = pytest.importorskip("huggingface_hub")
+    def asked_of(files: tuple[str, ...], asked: str) -> list[str]:
+        """The files whose rows are read, where a dataset of any name has these."""
+        hub = tmp_path / str(next(places))
+        for name in files:
+            (hub / name).parent.mkdir(parents=True, exist_ok=True)
+            lines(hub / f"{name}.jsonl", [{"file": name}])
+        monkeypatch.setattr(package, "snapshot_download", lambda *_, **__: str(hub))
+        return [row["file"] for row in read_rows(f"owner/name{asked}")]
 
-        def download(name: str, *, repo_type: str, allow_patterns: list[str]) -> str:
-            assert repo_type == "dataset"
-            assert allow_patterns == ["*.parquet", "*.jsonl"]
-            return str(tmp_path)
+    for files, asked, found in (
+        (SPLITS, "", TRAIN),
+        (SPLITS, ":train", TRAIN),
+        (SPLITS, ":test", [SPLITS[2]]),
+        (("train", "test", "train_more"), "", ["train", "train_more"]),
+        (("rows",), "", ["rows"]),
+        (TWO, ":other/train", ["other/train"]),
+        (("main/train/0", "main/test/0"), ":main/train", ["main/train/0"]),
+        (("trains", "a/train"), "", ["a/train"]),
+    ):
+        assert asked_of(files, asked) == found
+    for files, asked, told in (
+        (SPLITS, ":dev", "'dev'"),
+        (("a", "b"), "", "owner/name:SPLIT"),
+        (TWO, "", "owner/name:FOLDER/SPLIT"),
+        (TWO, ":third/train", "'third/train'"),
+        ((), "", "none"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            asked_of(files, asked)
 
-        monkeypatch.setattr(package, "snapshot_download", download)
-        return tmp_path
+    def offline(*_: Any, **__: Any) -> str:
+        raise OSError("no network")
 
-    def fill(self, hub: Path, *names: str) -> None:
-        for entry in hub.iterdir():
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        for name in names:
-            file = hub / f"{name}.jsonl"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            lines(file, [{"file": name}])
-
-    def test_splits(self, hub: Path) -> None:
-        train = [self.FILES[1], self.FILES[0]]
-        for files, asked, found in (
-            (self.FILES, "owner/name", train),
-            (self.FILES, "owner/name:train", train),
-            (self.FILES, "owner/name:test", [self.FILES[2]]),
-            (("train", "test", "train_more"), "owner/name", ["train", "train_more"]),
-            (("rows",), "owner/name", ["rows"]),
-            (("main/train", "other/train"), "owner/name:other/train", ["other/train"]),
-            (("main/train/0", "main/test/0"), "owner/name:main/train", ["main/train/0"]),
-            (("trains", "a/train"), "owner/name", ["a/train"]),
-        ):
-            self.fill(hub, *files)
-            assert [row["file"] for row in read_rows(asked)] == found
-        for files, asked, told in (
-            (self.FILES, "owner/name:dev", "'dev'"),
-            (("a", "b"), "owner/name", "owner/name:SPLIT"),
-            (("main/train", "other/train"), "owner/name", "owner/name:FOLDER/SPLIT"),
-            (("main/train", "other/train"), "owner/name:third/train", "'third/train'"),
-            ((), "owner/name", "none"),
-        ):
-            self.fill(hub, *files)
-            with pytest.raises(ValueError, match=told):
-                read_rows(asked)
-
-    def test_no_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        package = pytest.importorskip("huggingface_hub")
-
-        def download(*_: Any, **__: Any) -> str:
-            raise OSError("no network")
-
-        monkeypatch.setattr(package, "snapshot_download", download)
-        with pytest.raises(ValueError, match="no network"):
-            read_rows("owner/name:train")
+    monkeypatch.setattr(package, "snapshot_download", offline)
+    with pytest.raises(ValueError, match="no network"):
+        read_rows("owner/name:train")
 
 
 class TestExamples:
@@ -155,44 +131,24 @@ class TestExamples:
             assert found == Example(id="row 0", source="", prompt="1 + 1?", ground_truth=truth)
 
     def test_problems_are_named(self) -> None:
+        """What could not go to another process as it is, too."""
         image = [{"role": "user", "content": [{"type": "image"}]}]
+        strange = (datetime(2020, 1, 1), Decimal("1.5"), b"bytes", {1: "a"}, {1, 2}, float("nan"))
+        deep = [{"deep": [value]} for value in (*strange, "half a character \ud800", {"\udfff": 1})]
+        truths = [{"ground_truth": truth} for truth in ("", [], *deep)]
         for field, values in {
-            "reward_model": (
-                {"style": "rule"},
-                None,
-                {"ground_truth": ""},
-                {"ground_truth": []},
-                "7",
-            ),
-            "extra_info": ([1],),
+            "reward_model": ({"style": "rule"}, None, "7", *truths),
+            "extra_info": ([1], *deep),
             "data_source": (5, "\ud800"),
             "prompt": (None, "", [], 5, ["text"], [{"role": "user"}], image, "a\udfff"),
         }.items():
             for value in values:
-                with pytest.raises(ValueError, match=field):
+                with pytest.raises(ValueError, match=field) as caught:
                     example_of(verl(**{field: value}), 17)
+                str(caught.value).encode()
         for row in ([1, 2], None):
             with pytest.raises(ValueError, match="object"):
                 example_of(row, 17)
-
-    def test_rows_that_could_not_go_to_another_process(self) -> None:
-        for value in (
-            datetime(2020, 1, 1),
-            Decimal("1.5"),
-            b"bytes",
-            {1: "a key that is no text"},
-            "half a character \ud800",
-            {"\udfff": 1},
-            {1, 2},
-            float("nan"),
-        ):
-            for field, changes in (
-                ("ground_truth", {"reward_model": {"ground_truth": {"deep": [value]}}}),
-                ("extra_info", {"extra_info": {"deep": [value]}}),
-            ):
-                with pytest.raises(ValueError, match=field) as caught:
-                    example_of(verl(**changes), 7)
-                str(caught.value).encode()
 
 
 class TestFileRows:
@@ -205,13 +161,6 @@ class TestFileRows:
     def epoch(self, rows: FileRows, number: int = 0) -> list[str]:
         start = number * len(rows)
         return [rows.at(start + place).ground_truth for place in range(len(rows))]
-
-    def test_good_rows_only(self, file: Path) -> None:
-        rows = FileRows.read(file, shuffle=False)
-        assert rows.problems == (f"row 4: {NO_TRUTH}",)
-        assert self.epoch(rows) == [str(n) for n in range(20) if n != 4]
-        assert self.epoch(rows, 5) == self.epoch(rows)
-        assert rows.name == str(file)
 
     def test_epochs_are_shuffled_whole_and_the_same_on_every_machine(self, file: Path) -> None:
         rows = FileRows.read(file, seed=3)
@@ -234,20 +183,15 @@ class TestFileRows:
         assert len({rows.digest, *(other.digest for other in others)}) == 5
 
     def test_keep(self, file: Path) -> None:
+        """Good rows only, and of these the ones that fit; the others are named."""
         long = {"row 2": "prompt of 900 tokens, at most 512"}
         rows = FileRows.read(file, shuffle=False).keep(lambda example: long.get(example.id))
         assert rows.problems == (f"row 4: {NO_TRUTH}", "row 2: prompt of 900 tokens, at most 512")
-        assert len(rows) == 18
-        assert rows.at(2).id == "row 3"
-        with pytest.raises(ValueError, match="too long"):
+        assert self.epoch(rows) == [str(n) for n in range(20) if n not in (2, 4)]
+        assert self.epoch(rows, 5) == self.epoch(rows)
+        assert (len(rows), rows.name) == (18, str(file))
+        with pytest.raises(ValueError, match=r"row 4: .*; row 2: .*; row 0: too long.*; \.\.\."):
             rows.keep(lambda _: "too long")
-
-    def test_no_good_row(self, tmp_path: Path) -> None:
-        file = lines(tmp_path / "rows.jsonl", [verl(reward_model={})] * 7)
-        with pytest.raises(ValueError, match=r"row 0: .*; row 4: .*; \.\.\."):
-            FileRows.read(file)
-        with pytest.raises(ValueError, match="none"):
-            FileRows.read(lines(tmp_path / "rows.jsonl", []))
 
 
 class TestTaskRows:
@@ -276,14 +220,6 @@ class TestTaskRows:
         assert len(set(digests)) == 5
         assert self.rows().digest == digests[0]
 
-    def test_refused(self) -> None:
-        for changes, field in (
-            ({"length": 1}, "length"),
-            ({"first": -1}, "seed"),
-        ):
-            with pytest.raises(ValueError, match=field):
-                self.rows(**changes)
-
 
 # Damage: whatever is in a file, a ValueError or OSError names it.
 
@@ -298,6 +234,8 @@ ODD = {
     "lone surrogate": b'{"prompt": "\\ud800", "answer": 1}',
     "UTF-16": json.dumps(verl()).encode("utf-16"),
     "no objects": b"1\n2\nnull\n[]\n",
+    "half a row": b'{"a": 1}\n{"a": \n',
+    "no text": b"\xff\xfe\x00",
 }
 
 
@@ -321,6 +259,9 @@ def test_damaged_files(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "pipe.jsonl", "/dev/zero", "~nobody-at-all/rows.jsonl"):
         with pytest.raises(ValueError, match=Path(place).name):
             FileRows.read(place)
+    for place in ("nowhere.jsonl", "no/where.parquet", "/no/where/at/all", ""):
+        with pytest.raises(ValueError, match="rows are"):
+            read_rows(place)
 
 
 def damage_lines(tmp_path: Path, suffix: str) -> None:
