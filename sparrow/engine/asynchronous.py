@@ -146,7 +146,7 @@ class AsyncEngine:
                 for output in self._engine.step():
                     if (listener := self._listeners.get(output.request)) is not None:
                         self._say(listener, output)
-        except BaseException as error:  # handed to whoever waits, never lost
+        except BaseException as error:  # of a thread: handed to whoever waits, or it is lost
             self._failure = error
         finally:
             self._close()
@@ -161,7 +161,7 @@ class AsyncEngine:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work())
-                except Exception as error:  # it belongs to whoever asked
+                except Exception as error:  # raised again where it was asked for
                     future.set_exception(error)
         return True
 

@@ -230,7 +230,7 @@ class Engine:
             for prompt, own in zip(prompts, each, strict=True):
                 ids.add(self.add(prompt, own, **settings, streamed=False))
             outputs = list(self.stream())
-        except BaseException:
+        except BaseException:  # an interrupt too: nobody is left who could take the rest
             self.loop.abandon(ids)
             raise
         self.loop.outputs = [output for output in outputs if output.request not in ids]

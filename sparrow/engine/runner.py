@@ -147,42 +147,48 @@ class Graphs:
 
     A graph has one shape: a batch bucket, a width of page tables, and which parts of the step take
     part. Everything it reads and writes has a fixed address; its one input is copied in before the
-    replay. Capturing runs the step on spare rows alone, so no sequence notices.
+    replay. Capturing runs the step on spare rows alone, so no sequence notices. It keeps no
+    reference to whoever runs it: memory goes back as soon as an engine sleeps.
     """
 
-    def __init__(self, rows: Rows, step: Step) -> None:
-        self.rows, self.step = rows, step
+    def __init__(self, device: torch.device, spare: int) -> None:
+        self.device, self.spare = device, spare
         self._captured: dict[StepKind, Captured] = {}
         self._memory: Any = None
 
-    def run(self, kind: StepKind, rows: list[int]) -> StepOutput:
+    def run(
+        self,
+        kind: StepKind,
+        rows: list[int],
+        upload: Callable[[list[int]], Tensor],
+        step: Step,
+    ) -> StepOutput:
         """Replay the step of this kind for these rows; capture it first if it is new.
 
         Rows are uploaded only where they differ from the last time. What comes back is overwritten
         by the next replay.
         """
         if kind not in self._captured:
-            self._captured[kind] = self._capture(kind)
+            self._captured[kind] = self._capture(kind, step)
         captured = self._captured[kind]
         if captured.rows != rows:
-            captured.input_B.copy_(self.rows.upload(rows))
+            captured.input_B.copy_(upload(rows))
             captured.rows = rows
         captured.graph.replay()
         return captured.output
 
-    def _capture(self, kind: StepKind) -> Captured:
-        device, spare = self.rows.device, [self.rows.spare] * kind.batch
-        input_B = self.rows.upload(spare)
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
+    def _capture(self, kind: StepKind, step: Step) -> Captured:
+        input_B = torch.full((kind.batch,), self.spare, dtype=torch.int64, device=self.device)
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
-            self.step(kind, input_B)  # compiles kernels, which a capture must not
-        torch.cuda.current_stream(device).wait_stream(side)
+            step(kind, input_B)  # compiles kernels, which a capture must not
+        torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            output = self.step(kind, input_B)
+            output = step(kind, input_B)
         self._memory = graph.pool()
-        return Captured(graph, input_B, output, spare)
+        return Captured(graph, input_B, output, [self.spare] * kind.batch)
 
 
 def without_kernel(model: Decoder, rule: Rule | None) -> set[str]:
@@ -223,7 +229,7 @@ class Runner:
         self.model, self.cache, self.rows = model, cache, rows
         self.rule, self.budgets, self.adapters = rule, budgets, adapters
         self.least_batch = least_batch
-        self.graphs = Graphs(rows, self._step) if graphs else None
+        self.graphs = Graphs(model.device, rows.spare) if graphs else None
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[Chunk]) -> None:
@@ -260,8 +266,8 @@ class Runner:
     def first_draws(self, samples: Sequence[Sample]) -> StepOutput:
         """The first token of samples that have just entered, from their prompts' logits."""
         at_B = self.rows.upload([_row(sample) for sample in samples])
-        logits_BV = _stacked([sample.request.logits_V for sample in samples])
-        hidden_BC = _stacked([sample.request.hidden_C for sample in samples])
+        logits_BV = torch.stack([_computed(s.request.logits_V) for s in samples])
+        hidden_BC = torch.stack([_computed(s.request.hidden_C) for s in samples])
         rows = self.rows
         step = ops.step_inputs(at_B, rows.state, page=self.cache.page, width=rows.table_RM.shape[1])
         truncated = any(sample.truncated for sample in samples)
@@ -285,7 +291,7 @@ class Runner:
         with ops.settled_weights():
             if self.graphs is None:
                 return self._step(kind, self.rows.upload(rows))
-            return self.graphs.run(kind, rows)
+            return self.graphs.run(kind, rows, self.rows.upload, self._step)
 
     def _kind(self, samples: Sequence[Sample]) -> StepKind:
         pages = max(len(sample.context.pages) for sample in samples)
@@ -335,10 +341,9 @@ def _row(sample: Sample) -> int:
     return sample.row
 
 
-def _stacked(tensors: Sequence[Tensor | None]) -> Tensor:
-    computed = [tensor for tensor in tensors if tensor is not None]
-    assert len(computed) == len(tensors), "a sample starts before its prompt is computed"
-    return torch.stack(computed)
+def _computed(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None, "a sample starts before its prompt is computed"
+    return tensor
 
 
 def _to_host(tensor: Tensor) -> Tensor:

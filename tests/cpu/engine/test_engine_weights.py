@@ -1,5 +1,6 @@
 """Weights and adapters that change in flight, engines that sleep: nothing stale, nothing lost."""
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from sparrow import models
 from sparrow.engine.engine import Engine
+from sparrow.engine.runner import Graphs
 from sparrow.models.lora import Adapter
 from sparrow.schema.sampling import Completion
 
@@ -224,6 +226,8 @@ def test_after_sleep_everything_goes_on_bit_for_bit(model, weights) -> None:
     outputs = _in_flight(engine)
     with pytest.raises(ValueError, match="weights"):
         engine.sleep(weights="disk")
+    engine.runner.graphs = Graphs(model.device, engine.runner.rows.spare)  # as on a GPU
+    cache = weakref.ref(engine.runner.cache)
     engine.sleep(weights=weights)
     for action in (
         engine.step,
@@ -240,6 +244,7 @@ def test_after_sleep_everything_goes_on_bit_for_bit(model, weights) -> None:
         assert not hasattr(engine.scheduler, attribute)
     size = sum(parameter.nbytes for parameter in model.parameters())
     assert (size > 0) == (weights == "keep")
+    assert cache() is None  # at once: a cycle would hold the memory until it is collected
     engine.check_integrity()
     engine.wake()
     with pytest.raises(ValueError, match="awake"):

@@ -82,10 +82,11 @@ def test_a_folder_of_that_name_is_taken_by_its_path_alone(tmp_path: Path) -> Non
     """tmp_path is the working directory."""
     sizes = {"layers": 1, "hidden": 16, "intermediate": 24, "heads": 2, "kv_heads": 1}
     other = models.random("qwen3-0.6b", **sizes, head_size=8, vocabulary=32, max_positions=64)
-    models.save(other, tmp_path / "tiny")
-    model = models.load("./tiny", device="cpu")
-    assert (model.spec.hidden, model.source) == (16, (tmp_path / "tiny").resolve())
-    assert models.load("tiny", device="cpu").source == SHIPPED / "tiny"
+    for name in NAMES:
+        models.save(other, tmp_path / name)
+        model = models.load(f"./{name}", device="cpu")
+        assert (model.spec.hidden, model.source) == (16, (tmp_path / name).resolve())
+        assert models.load(name, device="cpu").source == SHIPPED / name
 
 
 def test_tiny_solves_short_puzzles_more_often_than_not() -> None:
