@@ -1,7 +1,6 @@
 """Prompts answered through the engine, and text around it.
 
-    for number, output in outputs(engine, queries): ...    # as it comes
-    complete(engine, queries, decode)                      # all, in order, with text
+    for number, output in outputs(engine, queries): ...
 
 `answer` is what `sparrow generate` does: a run directory, where one is asked for, gets the
 resolved configuration and one JSON line per completion.
@@ -79,27 +78,6 @@ def outputs(
             engine.abort(request)
 
 
-def complete(
-    engine: Engine,
-    queries: Sequence[Query],
-    decode: Callable[[list[int]], str],
-    *,
-    on_output: Callable[[int, Output], None] | None = None,
-    streamed: bool = False,
-) -> list[list[Completion]]:
-    """Completions with their text: of every query, in the order of its samples."""
-    done: list[dict[int, Completion]] = [{} for _ in queries]
-    for number, output in outputs(engine, queries, streamed=streamed):
-        if on_output is not None:
-            on_output(number, output)
-        if output.completion is not None:
-            done[number][output.sample] = output.completion
-    return [
-        [one.replace(text=decode(one.token_ids.tolist())) for _, one in sorted(samples.items())]
-        for samples in done
-    ]
-
-
 def answer(
     config: GenerateConfig,
     *,
@@ -138,15 +116,19 @@ def answer(
         rule=Rule() if schedule is None else Rule.of(schedule, flow),
         exact_batches=False,
     )
-    stream = _Stream(decode, on_text or (lambda row, piece: None))
-
-    def on_output(number: int, output: Output) -> None:
-        stream.take(number * sampling.n + output.sample, output.tokens)
-
-    how: dict[str, Any] = {} if on_text is None else {"streamed": True, "on_output": on_output}
-    found = complete(engine, [Query(ids, sampling, schedule) for ids in prompts], decode, **how)
-    stream.finish()
-    completions = [completion for samples in found for completion in samples]
+    queries = [Query(ids, sampling, schedule) for ids in prompts]
+    stream = None if on_text is None else _Stream(decode, on_text)
+    done: dict[int, Completion] = {}
+    for number, output in outputs(engine, queries, streamed=stream is not None):
+        row = number * sampling.n + output.sample
+        if stream is not None:
+            stream.take(row, output.tokens)
+        if output.completion is not None:
+            text = decode(output.completion.token_ids.tolist())
+            done[row] = output.completion.replace(text=text)
+    if stream is not None:
+        stream.finish()
+    completions = [done[row] for row in sorted(done)]
     if folder is not None:
         with (folder / COMPLETIONS).open("a", encoding="utf-8") as lines:
             lines.writelines(json.dumps(to_dict(each)) + "\n" for each in completions)

@@ -40,8 +40,7 @@ class Engine:
     max_context    longest sequence, prompt and answer (default: the model's)
     kv_bytes       memory for keys and values (default: a quarter of a host's, 90 % of a GPU's free)
     rule           the selection rule of sparse requests; None: dense only, without its memory
-    reuse          which pages later prompts may share: those of prompts, also of dense answers
-                   (equal up to rounding), or none
+    reuse          which pages later prompts may share: those of prompts, or none
     swap_bytes     host memory for samples that are out (default: half of the host's)
     exact_batches  on a CPU: pad small batches so that a sample's bits do not depend on how many
                    others run beside it (BLAS rounds products of few rows differently)

@@ -37,11 +37,6 @@ class ScheduleHistory:
     def __init__(self, schedule: Schedule | None) -> None:
         self._starts: list[tuple[int, Schedule | None]] = [(0, schedule)]
 
-    @property
-    def dense(self) -> bool:
-        """Whether nothing but dense attention has ever run."""
-        return all(schedule is None for _, schedule in self._starts)
-
     def change(self, drawn: int, schedule: Schedule | None) -> None:
         """Another schedule from the next token on, after this many.
 

@@ -17,7 +17,7 @@ from sparrow.engine.requests import Context, Request, Sample, pages_for
 from sparrow.engine.runner import Chunk
 
 CPU_CHUNK, GPU_CHUNK = 128, 4096  # prompt tokens of a step
-Reuse = Literal["prompts", "all", "none"]
+Reuse = Literal["prompts", "none"]
 
 
 class SwapFull(RuntimeError):
@@ -290,7 +290,10 @@ class Scheduler:
             context.computed = stop
             pages = tuple(context.pages)
             self._add(work, Chunk(owner=owner, start=start, stop=stop, pages=pages))
-            self._publish(owner, stop)
+            if self.policy.reuse != "none":
+                full = context.pages[: stop // self.pool.page]
+                for page, key in zip(full, _keys(owner, self.pool.page), strict=False):
+                    self.pool.publish(page, key)
             tokens -= stop - start
         return tokens
 
@@ -311,14 +314,6 @@ class Scheduler:
         owner.context.pages = found[: shared // page]
         owner.context.computed = shared
         self.pool.share(owner.context.pages)
-
-    def _publish(self, owner: Request | Sample, computed: int) -> None:
-        if self.policy.reuse != "none":
-            keys = _keys(owner, self.pool.page)
-            for key, page, _ in zip(
-                keys, owner.context.pages, range(computed // self.pool.page), strict=False
-            ):
-                self.pool.publish(page, key)
 
     def _start_samples(self, request: Request, work: Work) -> None:
         """Start samples from the computed prompt while there is room."""
@@ -354,10 +349,6 @@ class Scheduler:
 
     def retire(self, sample: Sample) -> None:
         """A sample has ended, wherever it stood."""
-        # Pages that dense decoding wrote may serve a prompt that continues the answer.
-        dense = sample.row is not None and sample.history.dense
-        if self.policy.reuse == "all" and dense and sample.tokens:
-            self._publish(sample, len(sample.ids))
         if sample in self.returning:
             self.returning.remove(sample)
         sample.swapped = None

@@ -163,24 +163,6 @@ def test_a_later_request_reuses_the_prefix(engine, model) -> None:
     assert alike.pool.cached == 0
 
 
-def test_answers_are_reused_where_asked_for_and_dense(model) -> None:
-    """A second turn: prompt, answer and 39 more tokens, the answer's last one included."""
-    for reuse, schedule, computed in (
-        ("all", None, 40),
-        ("prompts", None, 168),
-        ("all", SPARSE, 168),
-    ):
-        engine = engine_of(model, reuse=reuse)
-        (first,) = engine.generate([LONG[:200]], params(max_tokens=60), schedule=schedule)
-        turn = [*LONG[:200], *first.token_ids.tolist(), *prompt(36, 3)]
-        passes = count_prefill(engine)
-        (second,) = engine.generate([turn], params(max_tokens=4))
-        assert tokens_of(passes) == computed
-        fresh = alone(model, turn, params(max_tokens=4))
-        assert second.token_ids.tolist() == fresh.token_ids.tolist()
-        np.testing.assert_allclose(second.logprobs, fresh.logprobs, atol=1e-4)
-
-
 # What completions hold.
 
 

@@ -7,14 +7,12 @@ from support.engines import (
     alone,
     assert_same_bits,
     changed,
-    count_prefill,
     engine_of,
     params,
     prompt,
     run,
     steps,
     tiny,
-    tokens_of,
 )
 
 from sparrow.engine import Engine
@@ -160,22 +158,6 @@ def test_a_restart_or_an_abort_tells_what_ran(model) -> None:
     (output,) = engine.step()
     assert output.completion.attention == SPARSE.describe()  # no token was drawn under the other
     assert engine.idle
-
-
-def test_a_once_sparse_answer_is_never_shared(model) -> None:
-    def computed_of(schedule: Schedule | None) -> int:
-        """Prompt tokens to compute for a prompt that goes on from an answer that ended dense."""
-        engine = engine_of(model, reuse="all")
-        number = engine.add(prompt(LONG), params(max_tokens=60), schedule=schedule)
-        before = steps(engine, 20)
-        engine.reschedule(number, None)
-        done = run(engine, outputs=before)[number, 0]
-        passes = count_prefill(engine)
-        engine.generate([[*prompt(LONG), *done.token_ids.tolist(), 1, 2]], params(max_tokens=1))
-        return tokens_of(passes)
-
-    assert computed_of(None) == 162 - 128  # the answer's pages too
-    assert computed_of(SPARSE) == 162  # its prompt has no whole chunk of 128
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing(model) -> None:

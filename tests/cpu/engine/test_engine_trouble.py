@@ -1,5 +1,6 @@
 """What an engine refuses, and what is left after failures, interrupts and strange use: nothing."""
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from support.engines import (
 )
 
 from sparrow import models
-from sparrow.engine import Engine, Output
+from sparrow.engine import AsyncEngine, Engine, Output
 from sparrow.models import hf_views
 from sparrow.schema.sampling import OutputOptions
 from sparrow.schema.schedule import LayerBudgets, Schedule
@@ -134,11 +135,18 @@ def test_bad_logits_fail_their_request_and_no_other(nan_model) -> None:
         assert (done[bad, number].finish_reason, len(done[bad, number].token_ids)) == ("error", 0)
         assert "NaN" in done[bad, number].error
     assert_same_bits(done[good, 0], alone(nan_model, healthy, own))
-    (worse,) = engine.generate([[13] * 100], params())
+    worse, beside = asyncio.run(_together(engine, [13] * 100, healthy, own))
     assert worse.finish_reason == "error"
+    assert_same_bits(beside, done[good, 0])
     for schedule in (None, SPARSE):
         (later,) = engine.generate([healthy], own, schedule=schedule)
         assert_same_bits(later, alone(nan_model, healthy, own, schedule=schedule))
+
+
+async def _together(engine: Engine, bad: list[int], good: list[int], own: Any) -> list[Any]:
+    async with AsyncEngine(engine) as rollouts:
+        both = await asyncio.gather(rollouts.generate(bad, own), rollouts.generate(good, own))
+        return [completion for (completion,) in both]
 
 
 def test_a_sample_that_goes_bad_later_keeps_what_it_has(engine, model) -> None:
@@ -204,12 +212,12 @@ def test_after_a_failed_step_nothing_goes_on_from_what_it_left(engine, model, pa
         ("loop", "_read"),
         ("pool", "take"),
         ("scheduler", "retire"),
-        ("scheduler", "_publish"),
+        ("pool", "publish"),
         ("scheduler.rows", "enter"),
     ],
 )
 def test_after_an_interrupt_the_next_generate_is_right(model, holder, name) -> None:
-    """`_publish`: the keys of a prompt come with its plan; if that is not run, they must go."""
+    """`publish`: the keys of a prompt come with its plan; if that is not run, they must go."""
     wanted = engine_of(model).generate(PROMPTS, params(n=2, max_tokens=6))
     for calls in (1, 3):
         engine = engine_of(model)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from support.specs import TINY
 
@@ -312,7 +313,6 @@ def test_bf16_rows_follow_the_fp32_adapter() -> None:
 
 def test_peft_reads_what_we_save_and_agrees(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
-    transformers = pytest.importorskip("transformers")
     model = model_of("qwen3")
     models.save(model, tmp_path / "model")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
