@@ -322,6 +322,17 @@ class Adapter:
         }
 
 
+class Stacks(NamedTuple):
+    """One projection's matrices, all layers and slots: [L, R, I] and [L, E, R].
+
+    Ranks are ordered by slot, then by module of the projection, `max_rank` each; B holds zeros
+    where a rank meets another module's outputs, and is already multiplied by the scale.
+    """
+
+    a_LRI: Tensor
+    b_LER: Tensor
+
+
 class AdapterSlot(NamedTuple):
     """A slot of a bank (0: no adapter), and a number that each edition of an adapter has anew."""
 
@@ -340,10 +351,7 @@ NO_ADAPTER = AdapterSlot(0, 0)
 class AdapterBank:
     """Room for `capacity` adapters of one model, by name, in slots from 1; 0 stands for none.
 
-    Memory is taken by the first `put` and kept; from then on adapters are copied in place: for each
-    projection the matrices of all layers and slots, [L, R, I] and [L, E, R]. Ranks are ordered by
-    slot, then by module of the projection, `max_rank` each; B holds zeros where a rank meets
-    another module's outputs, and is already multiplied by the scale.
+    Memory is taken by the first `put` and kept; from then on adapters are copied in place.
     """
 
     def __init__(
@@ -363,7 +371,7 @@ class AdapterBank:
         self.device = torch.device(device)
         self._slots: dict[str, AdapterSlot] = {}
         self._editions = itertools.count(1)
-        self._stacks: dict[str, tuple[Tensor, Tensor]] = {}
+        self._stacks: dict[str, Stacks] = {}
 
     def find(self, name: str | None) -> AdapterSlot:
         """The slot of an adapter; None is no adapter."""
@@ -441,7 +449,7 @@ class AdapterBank:
             ranks = self.capacity * len(modules) * self.max_rank
             shapes = (self.spec.layers, ranks, inputs), (self.spec.layers, outputs, ranks)
             a_LRI, b_LER = (torch.zeros(s, dtype=self.dtype, device=self.device) for s in shapes)
-            self._stacks[name] = a_LRI, b_LER
+            self._stacks[name] = Stacks(a_LRI, b_LER)
 
     def _write(self, slot: int, place: Place, pair: Pair, scale: float) -> None:
         name = next(name for name, modules in FUSED.items() if place.module in modules)
@@ -451,9 +459,8 @@ class AdapterBank:
         row = sum(sizes[module][1] for module in FUSED[name][:index])
         ranks = slice(rank, rank + pair.rank)
         rows = slice(row, row + sizes[place.module][1])
-        a_LRI, b_LER = self._stacks[name]
-        a_LRI[place.layer, ranks].copy_(pair.a_RI.detach())
-        b_LER[place.layer, rows, ranks].copy_(pair.b_ER.detach() * scale)
+        self._stacks[name].a_LRI[place.layer, ranks].copy_(pair.a_RI.detach())
+        self._stacks[name].b_LER[place.layer, rows, ranks].copy_(pair.b_ER.detach() * scale)
 
     def _ranks(self, slot: int, name: str) -> slice:
         width = len(FUSED[name]) * self.max_rank
@@ -468,7 +475,7 @@ class LoraRows:
     with all B: two products a projection, however many adapters. Nothing waits for the device.
     """
 
-    stacks: Mapping[str, tuple[Tensor, Tensor]]
+    stacks: Mapping[str, Stacks]
     uses_TS1: Tensor
     any_T1: Tensor
 

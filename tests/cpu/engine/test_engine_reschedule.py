@@ -16,7 +16,6 @@ from support.engines import (
 )
 
 from sparrow.engine import Engine
-from sparrow.schema.sampling import Completion
 from sparrow.schema.schedule import DENSE, Schedule
 
 LONG = 100
@@ -32,21 +31,14 @@ def drawn(engine: Engine) -> int:
     return next(iter(engine.loop.requests.values())).samples[0].drawn
 
 
-def changing(
-    engine: Engine, after: int, new: Schedule | None, old: Schedule | None = SPARSE
-) -> tuple[Completion, int]:
-    """A request under `old` whose schedule changes after so many steps, and at which token."""
-    number = engine.add(prompt(LONG), params(), schedule=old)
-    before = steps(engine, after)
-    count = drawn(engine)
-    assert engine.reschedule(number, new) == [number]
-    return run(engine, outputs=before)[number, 0], count
-
-
 def test_before_the_first_decode_step_it_is_the_new_schedule(model) -> None:
     for begun in (0, 1):
-        done, count = changing(engine_of(model), begun, WIDE)
-        assert count == begun
+        engine = engine_of(model)
+        number = engine.add(prompt(LONG), params(), schedule=SPARSE)
+        before = steps(engine, begun)
+        assert drawn(engine) == begun
+        assert engine.reschedule(number, WIDE) == [number]
+        done = run(engine, outputs=before)[number, 0]
         assert_same_bits(done, alone(model, prompt(LONG), params(), schedule=WIDE))
         assert done.attention == WIDE.describe()
 

