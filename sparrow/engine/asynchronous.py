@@ -66,7 +66,7 @@ class AsyncEngine:
         A coroutine that is cancelled while it waits aborts its request.
         """
         done: dict[int, Completion] = {}
-        async for output in self._outputs(prompt, params, settings | {"streamed": False}):
+        async for output in self.stream(prompt, params, **settings, streamed=False):
             if output.completion is not None:
                 done[output.sample] = output.completion
         return [done[sample] for sample in sorted(done)]
@@ -75,17 +75,6 @@ class AsyncEngine:
         self, prompt: Sequence[int], params: SamplingParams, **settings: Any
     ) -> AsyncIterator[Output]:
         """What each step brings for one prompt, as it comes."""
-        async for output in self._outputs(prompt, params, settings):
-            yield output
-
-    async def run(self, work: Callable[[Engine], T]) -> T:
-        """Do something with the engine between steps: update weights, reschedule, sleep."""
-        self._require_own_loop()
-        return await asyncio.shield(asyncio.wrap_future(self._place(lambda: work(self._engine))))
-
-    async def _outputs(
-        self, prompt: Sequence[int], params: SamplingParams, settings: dict[str, Any]
-    ) -> AsyncIterator[Output]:
         listener: Listener = asyncio.Queue()
 
         def add() -> int:
@@ -106,6 +95,11 @@ class AsyncEngine:
                 yield output
         finally:
             added.add_done_callback(self._forget)
+
+    async def run(self, work: Callable[[Engine], T]) -> T:
+        """Do something with the engine between steps: update weights, reschedule, sleep."""
+        self._require_own_loop()
+        return await asyncio.shield(asyncio.wrap_future(self._place(lambda: work(self._engine))))
 
     def _require_own_loop(self) -> None:
         if self._thread is not None and asyncio.get_running_loop() is not self._loop:
