@@ -1,13 +1,13 @@
 """From a configuration to rows and a judge: who judges what, and what nobody judges."""
 
 import asyncio
-import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.rewards import row_file, verl
 
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks import PUZZLES
@@ -16,16 +16,6 @@ from sparrow.tasks.choosing import MATH_SOURCE, judge_of, rows_of
 from sparrow.tasks.judging import InProcess, Judges
 
 ROOT = Path(__file__).parents[3]
-
-
-def lines(file: Path, rows: list[Any]) -> str:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(file)
-
-
-def verl(number: int = 0, source: str = "openai/gsm8k") -> dict[str, Any]:
-    truth = {"style": "rule", "ground_truth": str(number)}
-    return {"data_source": source, "prompt": "1 + 1?", "reward_model": truth}
 
 
 def chosen(config: RowsConfig) -> tuple[Any, Any]:
@@ -67,13 +57,13 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     mathematics, boxed = verl(5), r"\boxed{5}"
     for rows, reward, kind, texts, scores in (
         ([puzzle, bad], None, InProcess, [gold, gold], [1, 0]),
-        ([verl(source="code")], f"{tmp_path}/mine.py:half", Judges, [""], [0.5]),
+        ([verl(data_source="code")], f"{tmp_path}/mine.py:half", Judges, [""], [0.5]),
         ([mathematics, puzzle], None, Judges, [boxed, gold], [1, 1]),
         ([mathematics, puzzle], "math", Judges, [boxed], [1]),
     ):
         if mathematics in rows:
             pytest.importorskip("math_verify")
-        file = lines(tmp_path / "rows.jsonl", rows)
+        file = str(row_file(tmp_path / "rows.jsonl", rows))
         config = RowsConfig(file=file, shuffle=False, reward=reward, workers=1, deadline=60.0)
         found, judge = chosen(config)
         assert isinstance(judge, kind)
@@ -85,11 +75,11 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
 
 def test_rows_that_nobody_judges_and_tasks_that_are_none(tmp_path: Path) -> None:
     """Names are not enough: others have a countdown too."""
-    rows = [verl(5, source=source) for source in ("code", "hiyouga/geometry3k", "")]
+    rows = [verl(5, data_source=source) for source in ("code", "hiyouga/geometry3k", "")]
     rows.append({"data_source": "countdown", "prompt": "?", "answer": {"target": 24}})
     for row in rows:
         with pytest.raises(ValueError, match=r"data\.reward"):
-            chosen(RowsConfig(file=lines(tmp_path / "rows.jsonl", [row])))
+            chosen(RowsConfig(file=str(row_file(tmp_path / "rows.jsonl", [row]))))
     names = "openai/gsm8k math math_dapo lighteval/MATH DigitalLearningGmbH/MATH-lighteval"
     names += " HuggingFaceH4/MATH-500 aime2024 AIME_2025 polaris-53k numina_olympiads"
     names += " POLARIS-Project/Polaris-Dataset-53K"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.damage import damaged
+from support.rewards import CHAT, row_file, verl
 
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example
@@ -19,24 +20,6 @@ from sparrow.tasks.rows import (
     example_of,
     read_rows,
 )
-
-CHAT = [{"role": "user", "content": "1 + 1?"}]
-
-
-def verl(number: int = 0, **changes: Any) -> dict[str, Any]:
-    row = {
-        "data_source": "openai/gsm8k",
-        "prompt": CHAT,
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": str(number)},
-        "extra_info": {"index": number, "split": "train"},
-    }
-    return {**row, **changes}
-
-
-def lines(file: Path, rows: list[Any]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
 
 
 def test_json_lines_and_lists(tmp_path: Path) -> None:
@@ -74,7 +57,7 @@ def test_splits_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         hub = tmp_path / str(next(places))
         for name in files:
             (hub / name).parent.mkdir(parents=True, exist_ok=True)
-            lines(hub / f"{name}.jsonl", [{"file": name}])
+            row_file(hub / f"{name}.jsonl", [{"file": name}])
 
         def download(name: str, *, repo_type: str, allow_patterns: list[str]) -> str:
             assert (name, repo_type) == ("owner/name", "dataset")
@@ -161,7 +144,7 @@ def test_problems_are_named() -> None:
 def file(tmp_path: Path) -> Path:
     rows = [verl(number) for number in range(20)]
     rows[4] = verl(reward_model={})
-    return lines(tmp_path / "rows.jsonl", rows)
+    return row_file(tmp_path / "rows.jsonl", rows)
 
 
 def epoch(rows: FileRows, number: int = 0) -> list[str]:
@@ -185,7 +168,7 @@ def test_digests_of_files(file: Path) -> None:
     same = FileRows.read(file)
     others = [FileRows.read(file, seed=1), FileRows.read(file, shuffle=False)]
     others.append(rows.keep(lambda example: "no" if example.id == "row 0" else None))
-    lines(file, [verl(number) for number in range(20)])
+    row_file(file, [verl(number) for number in range(20)])
     others.append(FileRows.read(file))
     assert rows.digest == same.digest
     assert len({rows.digest, *(other.digest for other in others)}) == 5
