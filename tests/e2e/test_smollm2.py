@@ -4,15 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("gguf")
 import torch
 from support import cli
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sparrow import load, save
+from sparrow import load
 from sparrow.engine import generate
-from sparrow.models.attention import Packed
 from sparrow.models.fetch import DownloadError, fetch
 from sparrow.schema.sampling import SamplingParams
 
@@ -53,30 +50,6 @@ def test_our_loop_gives_the_same_tokens(folder, model):
     ours = load("smollm2-135m", dtype="float32", device="cpu")
     (done,) = generate(ours, [ids], SamplingParams(temperature=0, max_tokens=60))
     assert done.token_ids.tolist() == theirs[len(ids) :]
-
-
-@pytest.mark.slow
-def test_our_logits_are_theirs_over_a_long_text(folder, model):
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    text = Path(__file__).parents[2].joinpath("docs/architecture.md").read_text()
-    ids = torch.tensor(tokenizer(text).input_ids[:2000])
-    ours = load(folder, dtype="float32", device="cpu")
-    with torch.no_grad():
-        hidden = ours(ids, torch.arange(len(ids)), Packed(bounds=torch.tensor([0, len(ids)])))
-        assert (ours.logits(hidden) - model(ids[None]).logits[0]).abs().max() < 1e-3
-
-
-def test_a_saved_copy_is_whole(folder, model, tmp_path):
-    """Loaded, saved, and opened by transformers: equal logits, the same chat."""
-    copy = save(load(folder, dtype="float32", device="cpu"), tmp_path / "copy")
-    again = AutoModelForCausalLM.from_pretrained(copy, dtype=torch.float32)
-    ids = torch.arange(100, 140)[None]
-    with torch.no_grad():
-        assert torch.equal(again(ids).logits, model(ids).logits)
-    chat = [{"role": "user", "content": "Hello, 42!"}]
-    ours, theirs = (AutoTokenizer.from_pretrained(place) for place in (copy, folder))
-    assert ours.apply_chat_template(chat) == theirs.apply_chat_template(chat)
-    assert again.generation_config.eos_token_id == model.generation_config.eos_token_id
 
 
 def test_repeats_what_it_has_read(model):
