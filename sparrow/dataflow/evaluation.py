@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparrow.dataflow.backend import EngineBackend, RolloutBackend, Sampler, open_backend
+from sparrow.dataflow.backend import RolloutBackend, open_backend
 from sparrow.dataflow.language import Language
 from sparrow.engine.answer import placed_schedule
+from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder
 from sparrow.schema.common import AttentionConfig
@@ -158,7 +159,7 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
 # How it attends.
 
 
-def attending(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Schedule | None]:
+def attending(model: Decoder, config: EvalConfig) -> tuple[RolloutBackend, Schedule | None]:
     """A backend, and the schedule for its requests.
 
     budget: the rule of a flow keeps so many tokens. window: the last so many tokens and nothing
@@ -258,7 +259,7 @@ async def _answers(
         told = completion.replace(text=text)
         return Answered(example=question.example, completion=told, verdict=verdict)
 
-    async def answer(sampler: Sampler, question: AskedRow) -> list[Answered]:
+    async def answer(sampler: AsyncEngine, question: AskedRow) -> list[Answered]:
         found = await sampler.generate(question.ids, question.params, schedule=schedule)
         return await asyncio.gather(*(judged(question, completion) for completion in found))
 

@@ -80,9 +80,6 @@ def test_overlong_penalty() -> None:
         assert overlong_penalty(length, limit=20480, cushion=4096) == penalty
     assert overlong_penalty(100, limit=100, cushion=0) == 0.0
     assert overlong_penalty(101, limit=100, cushion=0) == -1.0
-    for cushion in (-1, 101):
-        with pytest.raises(ValueError, match="cushion"):
-            overlong_penalty(1, limit=100, cushion=cushion)
 
 
 def test_informative() -> None:

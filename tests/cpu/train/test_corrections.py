@@ -49,9 +49,7 @@ def test_sequence_tis() -> None:
     found = sequence_tis(logs(0.5, 3, 2, 4, 0.5, 0.5), numbers(0, 0, 1, 1, 2, 2))
     close(found, [1.5, 1.5, 2, 2, 0.25, 0.25])
 
-
-def test_sequence_tis_of_many_tokens() -> None:
-    """1.1^100 = 13 780: what the reference says of it."""
+    # 1.1^100 = 13 780: what the reference says of it.
     found = sequence_tis(logs(*[1.1] * 100), numbers(*[0] * 100), cap=1e6)
     assert found[0].item() == pytest.approx(13780.6, rel=1e-4)
 
@@ -92,9 +90,6 @@ def test_m2po_masks_the_largest_until_the_mean_fits() -> None:
     assert m2po(log_rho_T, numbers(0, 0, 1, 1)).tolist() == [1, 0, 1, 1]
     assert m2po(log_rho_T, numbers(0, 0, 1, 1), most=0.03).tolist() == [1, 0, 1, 0]
     assert m2po(log_rho_T, numbers(0, 0, 1, 1), most=0.1).tolist() == [1, 1, 1, 1]
-
-
-def test_m2po_looks_over_the_whole_batch_and_may_mask_all() -> None:
     assert m2po(torch.tensor([1.0, -1.0]), numbers(0, 1)).tolist() == [0, 0]
     # Equal squares 0.0625: with a zero beside them means 0, 0.03125, 0.041666: the later one goes
     found = m2po(torch.tensor([0.25, 0.0, -0.25]), numbers(0, 1, 2))
@@ -105,11 +100,6 @@ def test_combine_multiplies() -> None:
     log_rho_T, sequence_T = logs(4, 0.5, 4, 1e-5), numbers(0, 0, 1, 1)
     close(combine([token_tis, veto], log_rho_T, sequence_T), [2, 0.5, 0, 0])
     assert combine([], log_rho_T, sequence_T).tolist() == [1, 1, 1, 1]
-
-
-def test_combine_refuses_weights_of_another_shape() -> None:
-    with pytest.raises(ValueError, match="shape"):
-        combine([lambda log_rho_T, sequence_T: log_rho_T[:1]], logs(1, 1), numbers(0, 1))
 
 
 @pytest.mark.parametrize("correction", ALL)
@@ -134,23 +124,7 @@ def test_log_ratios_are_clamped() -> None:
     close(sequence_tis(torch.tensor([15.0, 15.0]), numbers(0, 0), cap=1e12), [E20, E20])
 
 
-REFUSED: list[tuple[Callable[..., Tensor], dict[str, float]]] = [
-    (token_tis, {"cap": 0.0}),
-    (sequence_tis, {"cap": -1.0}),
-    (icepop, {"low": 2.0, "high": 1.0}),
-    (geometric_mask, {"low": -1.0, "high": 1.0}),
-    (veto, {"least": 0.0}),
-    (sparse_rl_paper, {"least": -1.0}),
-    (sparse_rl_release, {"cap": 0.0}),
-    (sparse_rl_release, {"low": 2.0}),
-    (m2po, {"most": 0.0}),
-]
-
-
-def test_settings_and_sequences_out_of_range() -> None:
-    for correction, settings in REFUSED:
-        with pytest.raises(ValueError, match=next(iter(settings))):
-            correction(torch.zeros(1), numbers(0), **settings)
+def test_sequences_that_are_not_together() -> None:
     for correction in (sequence_tis, veto, band):
         with pytest.raises(ValueError, match="sequence_T"):
             correction(torch.zeros(3), numbers(0, 1, 0))

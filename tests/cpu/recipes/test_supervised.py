@@ -18,9 +18,9 @@ from sparrow.schema.episode import Document
 from sparrow.schema.train import OptimiserConfig
 from sparrow.train.optimiser import adamw, rate_at
 from sparrow.train.packing import Pack, pack
-from sparrow.train.supervised import Supervised, packs
 from sparrow_recipes.warmup.config import DataConfig, StageConfig
 from sparrow_recipes.warmup.documents import PuzzleDocuments
+from sparrow_recipes.warmup.supervised import Supervised, packs
 
 VOCABULARY = 61
 STEPS = 40
