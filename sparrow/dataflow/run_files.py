@@ -140,10 +140,6 @@ class RunFiles:
         """Add a line that says what was done at a step and why. It names its "step"."""
         self._lines[ACTIONS].append(dict(what))
 
-    def rollouts(self, step: int, groups: Sequence[Group]) -> Path:
-        """Keep a step's trajectories, with text, without hidden states."""
-        return write_rollouts(self.folder, step, groups)
-
     def _before(self, name: str, next_step: int) -> list[tuple[int, str]]:
         lines = lines_by_step(self.folder / name)
         return [(step, line) for step, line in lines if step < next_step]
@@ -151,12 +147,8 @@ class RunFiles:
     def _chart_again(self, next_step: int, validation: Sequence[tuple[int, str]]) -> None:
         """TensorBoard drops all from `next_step` on, of which the validation there still holds."""
         for values in (parse_line(line) for step, line in validation if step == next_step):
-            del values["step"]
-            try:
-                self._chart(next_step, {n: float(x) for n, x in values.items() if x is not None})
-            except (TypeError, ValueError) as error:
-                where = f"{self.folder / VALIDATION}, step {next_step}"
-                raise ValueError(f"{where}: got {error}, allowed: numbers") from error
+            numbers = {n: x for n, x in values.items() if isinstance(x, float)}
+            self._chart(next_step, numbers)
 
     def _remove_rollouts(self, next_step: int) -> None:
         for unfinished in (self.folder / ROLLOUTS).glob(".step_*.unfinished"):
@@ -271,11 +263,15 @@ def read_rollouts(folder: Path, step: int) -> list[Group]:
     if not path.exists():
         known = ", ".join(map(str, rollout_steps(folder))) or "none"
         raise ValueError(f"{folder} has no rollouts of step {step}; it has those of: {known}")
-    by_group = itertools.groupby(_trajectories(path), key=lambda kept: kept[:2])
-    return [
-        _group(path, baseline, [trajectory for *_, trajectory in members])
-        for (_, baseline), members in by_group
-    ]
+    groups = list[Group]()
+    for (_, baseline), kept in itertools.groupby(_trajectories(path), key=lambda kept: kept[:2]):
+        members = tuple(trajectory for *_, trajectory in kept)
+        group = {"prompt_id": members[0].prompt_id, "trajectories": members, "baseline": baseline}
+        try:
+            groups.append(from_dict(Group, group))
+        except ValueError as error:
+            raise ValueError(f"{path} has a group that is none: {error}") from error
+    return groups
 
 
 def _lines(groups: Sequence[Group]) -> Iterator[str]:
@@ -323,11 +319,3 @@ def _read(path: Path, number: int, line: bytes) -> tuple[Kept, int | None]:
         return (index, baseline, from_dict(Trajectory, {**data, "hidden": None})), count
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{path}, line {number} is no trajectory: {error}") from error
-
-
-def _group(path: Path, baseline: float | None, trajectories: list[Trajectory]) -> Group:
-    members = {"prompt_id": trajectories[0].prompt_id, "trajectories": tuple(trajectories)}
-    try:
-        return from_dict(Group, {**members, "baseline": baseline})
-    except ValueError as error:
-        raise ValueError(f"{path} has a group that is none: {error}") from error

@@ -17,7 +17,7 @@ from sparrow.dataflow.local.messages import (
     Watcher,
 )
 from sparrow.dataflow.local.metrics import validation_metrics
-from sparrow.dataflow.run_files import RunFiles
+from sparrow.dataflow.run_files import RunFiles, write_rollouts
 from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.gate import Look
@@ -94,7 +94,7 @@ class Ledger:
         if self.files is not None:
             self.files.metrics(number, values)
             if (every := self.config.run.rollouts) and number % every == 0:
-                self.files.rollouts(number, played.groups)
+                write_rollouts(self.files.folder, number, played.groups)
             for action in look.actions:
                 self.files.action(to_dict(action))
         for action in look.actions:

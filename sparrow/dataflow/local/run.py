@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import torch
 
-from sparrow.dataflow.backend import open_backend
+from sparrow.dataflow.backend import RolloutBackend, open_backend
 from sparrow.dataflow.checkpoints import Checkpoints, Damaged
 from sparrow.dataflow.episodes import Episode, episode_of
 from sparrow.dataflow.language import Language, language_of
@@ -273,14 +273,11 @@ def open_parts(
     validation = validation_of(config)
     learner = _learner(config, model, dtype, world)  # before the engine, which takes what it finds
     rule = None if schedule is None else Rule.of(schedule, flow)
-    weights = load(config.model.name, dtype=dtype, device=device)  # of its own
-    kv_bytes = None if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
-    limits = {"max_running": rollout.max_running, "max_context": longest, "kv_bytes": kv_bytes}
     return Run(
         config=config,
         rollout=RolloutSide(
             config=config,
-            backend=open_backend(weights, rule, **limits),
+            backend=_backend(config, rule, dtype, device, longest),
             rows=rows,
             judge=judge or judge_of(config.data, rows),
             language=language,
@@ -333,6 +330,16 @@ def _learner(config: TrainConfig, model: Decoder, dtype: torch.dtype, world: Wor
         tokens=batch.tokens,
         world=world,
     )
+
+
+def _backend(
+    config: TrainConfig, rule: Rule | None, dtype: torch.dtype, device: torch.device, longest: int
+) -> RolloutBackend:
+    """The engine, with weights of its own."""
+    rollout = config.rollout
+    kv_bytes = None if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
+    limits = {"max_running": rollout.max_running, "max_context": longest, "kv_bytes": kv_bytes}
+    return open_backend(load(config.model.name, dtype=dtype, device=device), rule, **limits)
 
 
 def _identity(

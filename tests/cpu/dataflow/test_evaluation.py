@@ -69,7 +69,8 @@ class Recorder:
         self.asked: list[tuple[str, str]] = []
 
     async def __call__(self, example: Example, text: str) -> Verdict:
-        await asyncio.sleep(0.001 * (10 - example.ground_truth))
+        for _ in range(10 - example.ground_truth):
+            await asyncio.sleep(0)
         self.asked.append((example.id, text))
         return Verdict(0.5, float(example.ground_truth % 2), f"judged {example.id}")
 

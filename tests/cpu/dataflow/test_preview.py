@@ -81,15 +81,6 @@ def test_the_recipe_of_qwen_is_planned_for_the_machine_that_it_names() -> None:
         assert case.seconds["rollout"] < case.seconds["dense rollout"]
 
 
-def test_a_recipe_for_this_cpu_says_that_no_time_is_known() -> None:
-    found = preview(load_config(TrainConfig, ["tiny"]))
-    assert found.machine.kind == "cpu"
-    assert [case.seconds for case in found.cases] == [{}, {}]
-    (timed,) = preview_sections(found)[-1]
-    assert timed[1].startswith("not predicted: step times are known")
-    assert not any("looked at" in note for note in found.notes), "prompts were counted"
-
-
 # Figures.
 
 
@@ -254,14 +245,18 @@ def test_what_could_never_run_is_refused() -> None:
         preview(config(algorithm={"corrections": ({"use": "no-such"},)}))
 
 
-def test_without_a_limit_prompts_may_take_what_answers_leave() -> None:
+def test_a_small_run_on_this_cpu() -> None:
+    """No time is known; prompts are counted, and may take what answers leave."""
     model, data = {"name": "tiny", "device": "cpu"}, {"task": "assignments", "length": 200}
     rollout = {"prompts": 2, "samples": 2, "max_tokens": 500}
-    settings = {"model": model, "data": data, "rollout": rollout}
+    settings = {"model": model, "data": data, "rollout": rollout, "algorithm": {"name": "remax"}}
     found = preview(TrainConfig.model_validate(settings))
-    assert found.engine.context == 8192
-    assert 43 <= found.prompt <= 60  # words of the longest
-    assert found.longest == found.prompt + 500
+    assert (found.machine.kind, found.engine.context) == ("cpu", 8192)
+    assert 43 <= found.prompt == found.longest - 500 <= 60  # words of the longest
+    assert [case.seconds for case in found.cases] == [{}, {}]
+    ((_, timed),) = preview_sections(found)[-1]
+    assert timed.startswith("not predicted: step times are known")
+    assert [note.partition(" answers")[0] for note in found.notes] == ["2 greedy"]
 
 
 def test_what_does_not_fit_is_said_and_not_raised() -> None:
@@ -270,10 +265,3 @@ def test_what_does_not_fit_is_said_and_not_raised() -> None:
     assert found.engine.pages == 0
     assert found.untimed is not None
     assert "it does not fit" in said(found)
-
-
-def test_more_answers_than_counted_are_mentioned() -> None:
-    dapo = preview(config(algorithm={"name": "dapo", "overlong": 100}))
-    assert any("up to 4 times as many" in note for note in dapo.notes)
-    remax = preview(config(algorithm={"name": "remax"}))
-    assert any("2 greedy answers" in note for note in remax.notes)
