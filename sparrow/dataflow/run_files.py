@@ -95,7 +95,6 @@ class RunFiles:
         ]
         # What is measured after n steps stands under n, before the checkpoint of n is made.
         kept[VALIDATION] = self._before(VALIDATION, next_step + 1) if next_step else []
-        open_writer = _summary_writer() if self._tensorboard else None
         (self.folder / SUMS).unlink(missing_ok=True)  # it had ended, and is made longer
         save_resolved(config, self.folder)
         for name, lines in kept.items():
@@ -103,9 +102,11 @@ class RunFiles:
         self._remove_rollouts(next_step)
         for name in kept:
             self._lines[name] = self._open.enter_context(closing(LineFile(self.folder / name)))
-        if open_writer is not None:
+        if self._tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
             place = str(self.folder / TENSORBOARD)
-            self._writer = open_writer(place, purge_step=next_step, flush_secs=FLUSH_SECONDS)
+            self._writer = SummaryWriter(place, purge_step=next_step, flush_secs=FLUSH_SECONDS)
             self._open.callback(self._writer.close)
             self._chart_again(next_step, kept[VALIDATION])
         return sorted(set(range(next_step)) - {step for step, _ in kept[METRICS]})
@@ -156,17 +157,6 @@ class RunFiles:
         for step in rollout_steps(self.folder):
             if step >= next_step:
                 rollouts_file(self.folder, step).unlink()
-
-
-def _summary_writer() -> "type[SummaryWriter]":
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"run.tensorboard needs the package {error.name!r}: "
-            "pip install tensorboard, or set run.tensorboard=false"
-        ) from error
-    return SummaryWriter
 
 
 class LineFile:

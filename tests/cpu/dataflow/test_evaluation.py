@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("pydantic")
-
 from sparrow import models
 from sparrow.dataflow.backend import RolloutBackend, open_backend
 from sparrow.dataflow.evaluation import (
@@ -129,26 +127,7 @@ class TestAnswer:
         assert judge.asked == []
 
 
-class Rows:
-    """Five rows of two sources, without end."""
-
-    name, digest = "five rows", "5"
-
-    def at(self, position: int) -> Example:
-        return example(position, source="odd" if position % 2 else "", max_tokens=None)
-
-
 class TestParts:
-    def test_rows_by_source(self) -> None:
-        judge = Recorder()
-        parts = Part.of(Rows(), judge, first=1, count=4, length=7, max_tokens=9)
-        assert [(part.source, part.length) for part in parts] == [("odd", 7), ("five rows", 7)]
-        assert [[one.id for one in part.examples] for part in parts] == [
-            ["row 1", "row 3"],
-            ["row 2", "row 4"],
-        ]
-        assert {one.max_tokens for part in parts for one in part.examples} == {9}
-
     def test_of_a_task(self) -> None:
         with ExitStack() as judges:
             settings = {"task": ("graph",), "length": (100, 200)}

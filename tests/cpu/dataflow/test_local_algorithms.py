@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("pydantic")
-
 from support.toys import TOOL
 from support.training import (
     FIRST,
@@ -64,15 +61,8 @@ def test_algorithms_and_surrogates(model: Path, tmp_path: Path) -> None:
         algorithm: dict[str, Any] = {"name": name}
         if name in surrogates:
             algorithm["surrogate"] = {"use": surrogates[name]}
-        chosen = config(
-            model,
-            tmp_path / name,
-            algorithm=algorithm,
-            batch={"updates": 2},
-            rollout=SHORT,
-            run=ONE,
-        )
-        run = trained(chosen)
+        sections = {"algorithm": algorithm, "batch": {"updates": 2}, "rollout": SHORT}
+        run = trained(config(model, tmp_path / name, **sections, run=ONE))
         (found,) = metrics(tmp_path / name)
         assert learnt(run, model), name
         assert found["actor/grad_norm"] > 0
@@ -89,14 +79,9 @@ def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
     What the sides tell each other goes through a pipe, so that they may be processes.
     """
     rollout = {"attention": SPARSE, "max_tokens": 30, "samples": 2}
-    chosen: dict[str, list[dict[str, Any]]] = {
-        "none": [],
-        "icepop": [{"use": "icepop", "settings": {"low": 0.99, "high": 1.01}}],
-        "paper": [{"use": "sparse-rl-paper"}],
-        "release": [{"use": "sparse-rl-release"}],
-        "m2po": [{"use": "m2po"}],
-        "veto": [{"use": "token-tis"}, {"use": "veto", "settings": {"least": 1.5}}],
-    }
+    veto: list[dict[str, Any]] = [{"use": "veto", "settings": {"least": 1.5}}]
+    icepop = [{"use": "icepop", "settings": {"low": 0.99, "high": 1.01}}]
+    chosen = {"none": [], "icepop": icepop, "veto": [{"use": "token-tis"}, *veto]}
     run = open_run(config(model, tmp_path / "run", rollout=rollout), judge=noisy)
     request = from_dict(RolloutRequest, json.loads(json.dumps(to_dict(run.request()))))
     assert request == run.request()
@@ -129,11 +114,8 @@ def test_the_greedy_baseline_is_shaped_as_the_answers_are(model: Path, tmp_path:
     """All are right, and every token costs an eighth: 1 - 1/8 at most, and 1 only unshaped."""
     algorithm = {"name": "remax", "overlong": 8}
     chosen = config(model, tmp_path / "run", algorithm=algorithm, rollout=SHORT)
-    run = open_run(chosen, judge=right)
-    try:
+    with open_run(chosen, judge=right) as run:
         groups = run.rollout.play(run.request()).groups
-    finally:
-        run.close()
     assert {group.baseline for group in groups} <= {1 - tokens / 8 for tokens in range(1, 9)}
     for group, sample in zip(groups, run.learner.credit(groups)[::4], strict=True):
         tokens = int((group.trajectories[0].weight_version >= 0).sum())
@@ -180,14 +162,8 @@ def test_a_step_without_anything_to_learn_from_is_said_and_taken(
         def event(self, text: str, style: str = "") -> None:
             told.append(text)
 
-    chosen = config(
-        model,
-        tmp_path / "run",
-        algorithm={"name": "dapo", "refills": 2},
-        batch={"updates": 2},
-        rollout=SHORT,
-        run={"steps": 2},
-    )
+    dapo = {"name": "dapo", "refills": 2}
+    chosen = config(model, tmp_path / "run", algorithm=dapo, rollout=SHORT, run={"steps": 2})
     run = trained(chosen, judge=right, watch=Hears())
     found = metrics(tmp_path / "run")
     assert [step["actor/updates"] for step in found] == [0, 0]
@@ -203,15 +179,9 @@ def test_a_step_without_anything_to_learn_from_is_said_and_taken(
 
 def test_two_turns_with_a_tool_between(model: Path, tmp_path: Path) -> None:
     """By import path. What the tool says is read, and is not learnt."""
-    trained(
-        config(
-            model,
-            tmp_path / "run",
-            rollout={"max_tokens": 60, "episode": "support.toys:two_turns"},
-            gate={"sample": 3, "least": 1},
-            run=ONE,
-        )
-    )
+    rollout = {"max_tokens": 60, "episode": "support.toys:two_turns"}
+    gate = {"sample": 3, "least": 1}
+    trained(config(model, tmp_path / "run", rollout=rollout, gate=gate, run=ONE))
     groups = read_rollouts(tmp_path / "run", 0)
     played = [one for group in groups for one in group.trajectories]
     for one in played:

@@ -8,12 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-pytest.importorskip("pydantic")
-pytest.importorskip("tomli_w")
-
 import tomli_w
+import torch
 from safetensors.torch import load_file
 from support.ranks import PATIENCE, on_ranks
 from support.sharded_runs import STEPS, ended, of, plain, several

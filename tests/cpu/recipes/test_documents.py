@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pydantic")
-
 from sparrow.schema.episode import Document
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import EOS, WORDS, decode, encode

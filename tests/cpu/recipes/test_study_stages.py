@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-pytest.importorskip("pydantic")
-pytest.importorskip("tomli_w")
-
 from support.pretending import pretend
 from support.studies import DENSE, SPARSE, study
 

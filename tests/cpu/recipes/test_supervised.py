@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.leftovers import marked, marking
+from support.samples import small_model
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,17 +25,6 @@ from sparrow_recipes.warmup.supervised import Supervised, packs
 
 VOCABULARY = 61
 STEPS = 40
-
-
-def tiny(seed: int = 0, **changes: Any) -> models.Decoder:
-    sizes = {"layers": 2, "hidden": 32, "intermediate": 48, "heads": 4, "kv_heads": 2}
-    sizes |= {"head_size": 8, "vocabulary": VOCABULARY, "max_positions": 256}
-    model = models.random("qwen3-0.6b", seed=seed, **sizes, tied=True, **changes)
-    with torch.no_grad():
-        for name, view in models.hf_views(model).items():
-            if "norm" not in name:
-                view.mul_(4)  # so that logits have a spread
-    return model
 
 
 def trainer_of(model: models.Decoder, **changes: Any) -> Supervised:
@@ -72,7 +62,7 @@ def gradients(model: models.Decoder, loss: Tensor) -> dict[str, Tensor]:
 
 def test_gradients_are_those_of_the_plain_computation() -> None:
     """The loss is the cross entropy of the learnt tokens."""
-    model = tiny()
+    model = small_model()
     loss, wanted = trainer_of(model).loss(pack(DOCUMENTS))[0], plain_loss(model, DOCUMENTS)
     torch.testing.assert_close(loss, wanted, atol=1e-5, rtol=1e-5)
     ours, plain = gradients(model, loss), gradients(model, wanted)
@@ -84,7 +74,7 @@ def test_gradients_are_those_of_the_plain_computation() -> None:
 
 def test_a_step_by_hand() -> None:
     """Clipped gradients through AdamW at the step's own rate."""
-    model, twin = tiny(), tiny()
+    model, twin = small_model(), small_model()
     trainer = trainer_of(model, clip=0.5, warm_up=4)
     optimiser = torch.optim.AdamW(
         [
@@ -113,8 +103,8 @@ def test_a_step_by_hand() -> None:
 def test_products_in_bf16_are_near() -> None:
     """Weights, loss and gradients stay float32; 16-bit weights are refused."""
     with pytest.raises(ValueError, match="float32"):
-        Supervised(tiny(dtype=torch.bfloat16), OptimiserConfig(), steps=1)
-    model = tiny()
+        Supervised(small_model().to(torch.bfloat16), OptimiserConfig(), steps=1)
+    model = small_model()
     exact = trainer_of(model).loss(pack(DOCUMENTS))[0]
     near = Supervised(model, OptimiserConfig(), steps=1, dtype=torch.bfloat16).loss(
         pack(DOCUMENTS)
@@ -126,16 +116,16 @@ def test_products_in_bf16_are_near() -> None:
 
 def test_going_on_from_a_state_continues_bit_for_bit() -> None:
     packs = [pack([document(20, 4, seed), document(33, 9, seed + 50)]) for seed in range(8)]
-    whole = trainer_of(tiny())
+    whole = trainer_of(small_model())
     curve = [whole.step(each).plain() for each in packs]
 
-    begun = trainer_of(tiny())
+    begun = trainer_of(small_model())
     first = [begun.step(each).plain() for each in packs[:4]]
     file = io.BytesIO()
     torch.save(begun.state(), file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
-    resumed = trainer_of(tiny(seed=9))  # other weights: all come from the state
+    resumed = trainer_of(small_model(seed=9))  # other weights: all come from the state
     resumed.restore(copy.deepcopy(state))
     assert resumed.next == 4
     assert first + [resumed.step(each).plain() for each in packs[4:]] == curve
@@ -198,7 +188,7 @@ def test_up_level_and_down() -> None:
 
 def test_matrices_decay_and_vectors_do_not() -> None:
     """With gradients of 0, the decay is all that is left of a step."""
-    own = tiny()
+    own = small_model()
     before = {name: weight.detach().clone() for name, weight in own.named_parameters()}
     optimiser = adamw(own, config(weight_decay=0.25, beta1=0.5, beta2=0.75))
     assert {group["betas"] for group in optimiser.param_groups} == {(0.5, 0.75)}

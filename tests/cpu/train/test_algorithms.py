@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("pydantic")
-
 from sparrow.schema.train import AlgorithmConfig, Choice
 from sparrow.train.objectives.advantages import (
     Rewards,

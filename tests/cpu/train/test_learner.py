@@ -10,8 +10,6 @@ import torch
 from support.samples import batch, plain_logprobs, sample, small_model
 from support.sharded import copied, ones, ready, states_of
 
-pytest.importorskip("pydantic")
-
 from sparrow import models, ops
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig

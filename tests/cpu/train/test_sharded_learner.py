@@ -6,9 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("pydantic")
-
 from support.ranks import PATIENCE, on_ranks
 from support.sharded import CASES, CLIP, copied, everything, going_on, stating
 
