@@ -16,6 +16,7 @@ from support.toys import TOOL
 from support.training import (
     FIRST,
     SPARSE,
+    Hears,
     config,
     lines,
     metrics,
@@ -28,7 +29,7 @@ from support.training import (
 from sparrow import load
 from sparrow.dataflow.episodes import Actor, episode_of, single_turn, trajectory_of
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
-from sparrow.dataflow.local.messages import EpisodeFailed, Nobody, RolloutRequest
+from sparrow.dataflow.local.messages import EpisodeFailed, RolloutRequest
 from sparrow.dataflow.local.run import Run, open_run
 from sparrow.dataflow.run_files import read_rollouts
 from sparrow.models import hf_views
@@ -156,22 +157,17 @@ def test_a_step_without_anything_to_learn_from_is_said_and_taken(
     model: Path, tmp_path: Path
 ) -> None:
     """The gate sees the groups that dynamic sampling leaves out all the same."""
-    told: list[str] = []
-
-    class Hears(Nobody):
-        def event(self, text: str, style: str = "") -> None:
-            told.append(text)
-
     dapo = {"name": "dapo", "refills": 2}
     chosen = config(model, tmp_path / "run", algorithm=dapo, rollout=SHORT, run={"steps": 2})
-    run = trained(chosen, judge=right, watch=Hears())
+    watch = Hears()
+    run = trained(chosen, judge=right, watch=watch)
     found = metrics(tmp_path / "run")
     assert [step["actor/updates"] for step in found] == [0, 0]
     assert [step["data/groups"] for step in found] == [0, 0]
     assert [step["data/uninformative_groups"] for step in found] == [4, 4]
     assert found[0]["sparse/accept_p05"] > 0.5
     assert "critic/score/mean" not in found[0]
-    assert [text.partition(":")[0] for text in told] == ["step 0", "step 1"]
+    assert [text.partition(":")[0] for text in watch.told] == ["step 0", "step 1"]
     assert not learnt(run, model)
     assert read_rollouts(tmp_path / "run", 0) == []
     assert (run.step, run.ledger.position, run.rollout.backend.engine.version) == (2, 8, 2)

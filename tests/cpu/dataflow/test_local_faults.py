@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from support import cli, toys
-from support.training import config, lines, metrics, noisy, trained, weights_of
+from support.training import Hears, config, lines, metrics, noisy, trained, weights_of
 
 from sparrow.dataflow import checkpoints as states
 from sparrow.dataflow.local.loop import step, train
-from sparrow.dataflow.local.messages import Diverged, Nobody
+from sparrow.dataflow.local.messages import Diverged
 from sparrow.dataflow.local.run import Run, open_run, schedule_notes
 from sparrow.dataflow.run_files import read_rollouts
 from sparrow.schema.loading import ConfigError, load_config, save_resolved
@@ -34,16 +34,6 @@ NAN = "support.toys:nan_later"
 @pytest.fixture(autouse=True)
 def _count_anew() -> None:
     toys.calls["surrogate"] = 0
-
-
-class Hears(Nobody):
-    """A watcher that remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def event(self, text: str, style: str = "") -> None:
-        self.told.append(text)
 
 
 def opened(chosen: TrainConfig, **settings: Any) -> Run:

@@ -54,8 +54,6 @@ def test_act_raises_then_runs_dense_and_the_tail_recovers(straying: Path, tmp_pa
     for action in actions:
         assert action["p05"] < 0.99
         assert action["after"] > action["before"]
-        assert "p05 of acceptance at lengths" in action["reason"]
-        assert f"budget {action['before']} -> " in action["reason"]
     last = max(action["step"] for action in actions)
     assert last < 4, "it came to rest"
     assert found[0]["sparse/accept_p05"] < 0.95

@@ -10,7 +10,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from sparrow.calibrate.planning.hardware import Hardware
 from sparrow.cli.train import preview_sections, show_preview
 from sparrow.dataflow import preview as module
 from sparrow.dataflow.preview import UTILISATION, Preview, machine_of, model_of, preview
@@ -127,14 +126,6 @@ def test_memory_by_hand() -> None:
     assert awake.update_bytes == awake.trainer.total + awake.engine.total == awake.rollout_bytes
     unsaid = preview(config(rollout={"sleep": False}))
     assert any("kv_gib is not given" in note for note in unsaid.notes)
-
-
-def test_the_engine_takes_nine_tenths_of_what_the_trainer_leaves() -> None:
-    rollout = {"max_tokens": 32000, "prompts": 32, "samples": 8}
-    found, spec = preview(config(rollout=rollout)), shape("qwen3-1.7b")
-    free = Hardware.load("h200").memory - 14 * spec.parameters()
-    given = int(free * 0.9) - 256 * spec.vocabulary * 4 * 3 - GIB
-    assert found.engine.pages == given // found.engine.page_bytes
 
 
 def test_step_time_by_hand() -> None:

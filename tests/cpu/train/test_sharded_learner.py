@@ -84,9 +84,6 @@ def test_updates_are_those_of_one_process(alone: Results, ranks: list[Results]) 
         )
         assert gaps.max() < 6e-3
         assert gaps.quantile(0.99) < 1e-4
-
-
-def test_all_ranks_hold_the_same_numbers(ranks: list[Results]) -> None:
     first, second = (one["updates"] for one in ranks)
     assert first["stats"] == second["stats"]
     for name, weight in first["weights"].items():
@@ -112,7 +109,9 @@ def test_a_state_is_whole_on_every_rank(alone: Results, ranks: list[Results]) ->
             assert_close(mine["moments"][number], moments, atol=1e-5, rtol=1e-3)
 
 
-def test_ranks_take_up_the_state_of_one_process(folder: Path, ranks: list[Results]) -> None:
+def test_ranks_take_up_the_state_of_one_process_and_the_reverse(
+    folder: Path, ranks: list[Results]
+) -> None:
     state = torch.load(folder / "alone.pt", weights_only=False)
     wanted = going_on(World(), copied(state))
     for found in ranks:
@@ -122,9 +121,6 @@ def test_ranks_take_up_the_state_of_one_process(folder: Path, ranks: list[Result
         for number, moments in state["moments"].items():
             assert_close(mine["state"]["moments"][number], moments, atol=0, rtol=0)
         assert_near(mine["weights"], wanted["weights"])
-
-
-def test_one_process_takes_up_the_state_of_ranks(ranks: list[Results]) -> None:
     own = going_on(World(), copied(ranks[1]["state"]["state"]))
     assert own["taken"] == 2
     assert_near(own["weights"], ranks[1]["state"]["weights"])
