@@ -24,8 +24,7 @@ from support.documents import DOCUMENTS, MARKS, ROOT, Place, Step, fences, stage
 
 from sparrow.cli import split_verb
 from sparrow.cli.verbs import VERBS
-from sparrow.schema.loading import load_config
-from sparrow.schema.options import parse
+from sparrow.schema.loading import parse, resolve
 
 TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in DOCUMENTS}
 LANGUAGES = {"sh", "python", "toml", "json", "text", "mermaid", "bibtex"}
@@ -66,7 +65,9 @@ SLOW = [
     name for name, text in TEXTS.items() if any("takes minutes" in s.marks for s in steps(text))
 ]
 WITH_STEPS = [(name, MARKS, LONGEST) for name, text in TEXTS.items() if steps(text)]
-WITH_MINUTES = [(name, MARKS[:2], LONGEST_SLOW) for name in SLOW]
+WITH_MINUTES = [  # left to `make test-all`
+    pytest.param(name, MARKS[:2], LONGEST_SLOW, id=f"{name}-take_minutes") for name in SLOW
+]
 
 
 @pytest.mark.slow
@@ -89,7 +90,7 @@ def configure(words: list[str]) -> None:
     verb = VERBS[name]
     parsed = parse(verb.config, rest, verb.extras)
     known = [file for file in parsed.files if not file.endswith(".toml")]  # shipped, by name
-    load_config(verb.config, known, parsed.overrides)
+    resolve(verb.config, known, parsed.layers)
 
 
 def sparrow_words(words: list[str]) -> list[str] | None:
