@@ -1,4 +1,4 @@
-"""The rollout backend: the engine as training and evaluation use it.
+"""The rollout backend: whatever samples tokens for training and evaluation.
 
     backend = open_backend(model, rule)
     async with backend.serving() as sampler:
@@ -8,33 +8,67 @@ Another backend (another library's engine, a server) is a class with the methods
 `RolloutBackend`, made in `open_backend`: nothing else of a run knows what is behind it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 import torch
 
 from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
+from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
 
 
-class RolloutBackend:
-    """Our own engine, in this process; it takes the learner's weights between rollouts."""
+class Sampler(Protocol):
+    """Answers prompts for many coroutines at once."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.max_context = engine.max_context  # tokens of the longest sequence, with its prompt
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        schedule: Schedule | None = None,
+        options: OutputOptions | None = None,
+    ) -> list[Completion]:
+        """params.n completions of a prompt, in order; schedule None: dense."""
 
-    def serving(self) -> AsyncEngine:
-        """Entered while prompts are answered, by many coroutines at once."""
-        return AsyncEngine(self.engine)
+
+class RolloutBackend(Protocol):
+    """A model that answers prompts, and takes the learner's weights between rollouts."""
+
+    max_context: int  # tokens of the longest sequence, prompt and answer
+
+    def serving(self) -> AbstractAsyncContextManager[Sampler]:
+        """Entered while prompts are answered."""
 
     def sync_weights(self, weights: Mapping[str, torch.Tensor], *, version: int) -> None:
         """Take weights by their Hugging Face names; tokens drawn from now on have this version."""
-        self.engine.update(weights, version=version)
 
     def sleep(self) -> None:
         """Give memory back while the learner works; weights may be lost: `sync_weights` follows."""
+
+    def wake(self) -> None: ...
+
+    def header(self) -> str:
+        """One line that says what runs."""
+
+
+class EngineBackend(RolloutBackend):
+    """Our own engine, in this process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.max_context = engine, engine.max_context
+
+    def serving(self) -> AsyncEngine:
+        return AsyncEngine(self.engine)
+
+    def sync_weights(self, weights: Mapping[str, torch.Tensor], *, version: int) -> None:
+        self.engine.update(weights, version=version)
+
+    def sleep(self) -> None:
         self.engine.sleep(weights="drop")
 
     def wake(self) -> None:
@@ -43,13 +77,12 @@ class RolloutBackend:
             self.engine.wake()
 
     def header(self) -> str:
-        """One line that says what runs."""
         return self.engine.header()
 
 
-def open_backend(model: Decoder, rule: Rule | None, **limits: int | None) -> RolloutBackend:
+def open_backend(model: Decoder, rule: Rule | None, **limits: int | None) -> EngineBackend:
     """The backend of a run or an evaluation; rule: of sparse requests, None: dense only.
 
     limits: max_running, max_context, kv_bytes; None, or not given: what there is room for.
     """
-    return RolloutBackend(Engine(model, rule=rule, **limits))  # type: ignore[arg-type]
+    return EngineBackend(Engine(model, rule=rule, **limits))  # type: ignore[arg-type]

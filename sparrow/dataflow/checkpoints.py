@@ -283,6 +283,7 @@ def _plain(value: Any, where: str, tensors: Tensors) -> Any:
     """A value for JSON; its tensors are put aside under their places."""
     kind = type(value)
     if kind in (torch.Tensor, torch.nn.Parameter) and _is_writable(value):
+        assert where not in tensors, f"{where} is there twice"
         tensors[where] = value.detach()
         return {"tensor": where}
     if kind in (dict, OrderedDict):

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from sparrow.dataflow.backend import Sampler
 from sparrow.dataflow.language import Language
-from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.schema.base import Float32Matrix, Int32Array
 from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
@@ -31,7 +31,7 @@ class Actor:
     what every draw of this row depends on.
     """
 
-    engine: AsyncEngine
+    engine: Sampler
     language: Language
     judge: Judge
     params: SamplingParams

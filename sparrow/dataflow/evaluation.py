@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparrow.dataflow.backend import RolloutBackend, open_backend
+from sparrow.dataflow.backend import EngineBackend, RolloutBackend, Sampler, open_backend
 from sparrow.dataflow.language import Language
 from sparrow.engine.answer import placed_schedule
-from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder
 from sparrow.schema.common import AttentionConfig
@@ -159,7 +158,7 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
 # How it attends.
 
 
-def attending(model: Decoder, config: EvalConfig) -> tuple[RolloutBackend, Schedule | None]:
+def attending(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Schedule | None]:
     """A backend, and the schedule for its requests.
 
     budget: the rule of a flow keeps so many tokens. window: the last so many tokens and nothing
@@ -169,6 +168,8 @@ def attending(model: Decoder, config: EvalConfig) -> tuple[RolloutBackend, Sched
     several = [name for name in ("budget", "window", "schedule") if getattr(config, name)]
     if len(several) > 1:
         raise ValueError(f"give one of a budget, a window and a schedule, got {several}")
+    if config.flow is not None and several not in (["budget"], ["schedule"]):
+        raise ValueError(f"flow {config.flow!r} goes with a budget or a schedule")
     own_flow = None if config.budget else config.flow
     attention = AttentionConfig(schedule=config.schedule, flow=own_flow, force=config.force)
     schedule, flow = placed_schedule(attention, model.spec.family)
@@ -178,7 +179,8 @@ def attending(model: Decoder, config: EvalConfig) -> tuple[RolloutBackend, Sched
     elif config.budget is not None:
         flow = load_flow(config.flow or "block_mean")
         schedule = Schedule.fixed(config.budget, flow=flow.name, dense_layers=())
-    return open_backend(model, Rule.like(schedule, flow) if schedule else None), schedule
+    rule = None if schedule is None else Rule.like(schedule, flow)
+    return open_backend(model, rule), schedule
 
 
 # Answers and figures.
@@ -250,7 +252,7 @@ async def _answers(
         told = completion.replace(text=text)
         return Answered(example=question.example, completion=told, verdict=verdict)
 
-    async def answer(sampler: AsyncEngine, question: AskedRow) -> list[Answered]:
+    async def answer(sampler: Sampler, question: AskedRow) -> list[Answered]:
         found = await sampler.generate(question.ids, question.params, schedule=schedule)
         return await asyncio.gather(*(judged(question, completion) for completion in found))
 

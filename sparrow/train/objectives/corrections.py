@@ -129,8 +129,8 @@ def _rho(log_rho_T: Tensor) -> Tensor:
 
 
 def _within(ratio_T: Tensor, low: float, high: float) -> Tensor:
-    if low > high:
-        raise ValueError(f"got low {low} above high {high}")
+    if not low <= high:
+        raise ValueError(f"got low {low} and high {high}, allowed: low <= high")
     return (ratio_T >= low) & (ratio_T <= high)
 
 

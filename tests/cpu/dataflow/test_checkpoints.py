@@ -244,6 +244,15 @@ def test_plain_values_come_back_with_their_types(kept: Checkpoints) -> None:
     assert [type(value) for value in found["numbers"]] == [int, bool, *[float] * 4, int]
 
 
+def test_unfinished_ones_are_ignored_then_cleared(kept: Checkpoints) -> None:
+    kept.save(10, state(10), CONFIG)
+    unfinished = kept.folder / ".step_000020.4194305.unfinished"  # beyond any process
+    shutil.copytree(kept.folder / "step_000010", unfinished)
+    assert (kept.steps(), kept.latest()) == ([10], 10)
+    kept.save(20, state(20), CONFIG)
+    assert sorted(os.listdir(kept.folder)) == ["step_000010", "step_000020"]
+
+
 class Killed(BaseException):
     """Nothing runs after it."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sparrow import models
-from sparrow.dataflow.backend import RolloutBackend, open_backend
+from sparrow.dataflow.backend import EngineBackend, open_backend
 from sparrow.dataflow.evaluation import (
     Answered,
     Part,
@@ -39,7 +39,7 @@ def model() -> models.Decoder:
     return models.random("qwen3-0.6b", **sizes, eos_ids=(WORDS.index(EOS),))
 
 
-def engine_of(model: models.Decoder) -> RolloutBackend:
+def engine_of(model: models.Decoder) -> EngineBackend:
     return open_backend(model, Rule(dense_layers=frozenset()), max_running=8)
 
 

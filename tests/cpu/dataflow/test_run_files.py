@@ -308,6 +308,16 @@ def test_tensorboard_has_one_curve_after_going_on(tmp_path: Path) -> None:
     assert found == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
 
 
+def test_a_validation_that_is_no_number_names_the_file(tmp_path: Path) -> None:
+    run(tmp_path, 0, 1)
+    (tmp_path / "validation.jsonl").write_text('{"step": 1, "acc": "text"}\n')
+    with (
+        RunFiles(tmp_path, tensorboard=True) as files,
+        pytest.raises(ValueError, match=r"validation\.jsonl, step 1"),
+    ):
+        files.begin(CONFIG, 1)
+
+
 def test_folders_that_are_links_or_files_are_refused(tmp_path: Path) -> None:
     for name in ("checkpoints", "rollouts", "tensorboard"):
         folder = tmp_path / f"with {name}"

@@ -253,6 +253,10 @@ def test_folders_of_others(toml: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run\b"):
         warm_up(config_of(toml))
     lock.close()
+    left = tmp_path / "run" / ".curve.jsonl.4194305.unfinished"  # beyond any process
+    left.touch()
+    warm_up(config_of(toml), until=1)
+    assert not left.exists()
     (tmp_path / "other" / "model").mkdir(parents=True)
     with pytest.raises(ValueError, match="checkpoint"):
         warm_up(config_of(toml, "other"))
