@@ -79,7 +79,6 @@ class RolloutSide:
     language: Language
     episode: Episode
     algorithm: Algorithm  # which groups it can learn from, whether it wants a greedy answer
-    max_prompt: int
     validation: list[Part]
     world: World = field(default_factory=World)
     stopping: Stopping = field(default_factory=Stopping)
@@ -107,6 +106,11 @@ class RolloutSide:
         for judge in {self.judge, *(part.judge for part in self.validation)}:
             if (close := getattr(judge, "close", None)) is not None:
                 close()
+
+    @property
+    def max_prompt(self) -> int:
+        """Tokens that a prompt may have: what answers leave of the context."""
+        return self.backend.max_context - self.config.rollout.max_tokens
 
     # A step.
 
@@ -175,7 +179,7 @@ class RolloutSide:
                 seats.append(Seat(example, position, each + (len(seats) < more)))
                 in_a_row = 0
             else:
-                overlong.append(f"{example.id} ({tokens} tokens)")
+                overlong.append(f"{example.id} ({tokens} of at most {self.max_prompt} tokens)")
                 in_a_row += 1
             if in_a_row > MOST_OVERLONG:
                 raise ValueError(
@@ -235,7 +239,7 @@ class RolloutSide:
             params=SamplingParams(max_tokens=rollout.max_tokens),
             schedule=request.schedule,
             samples=request.samples,
-            context=self.max_prompt + rollout.max_tokens,
+            context=self.backend.max_context,
             watched=seat.watched,
             key=(self.config.run.seed, request.step, seat.position),
         )

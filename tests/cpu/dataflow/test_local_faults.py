@@ -97,8 +97,7 @@ def test_prompts_of_a_task_that_are_too_long_are_left_out(model: Path, tmp_path:
     assert [line["data/overlong_prompts"] for line in found] == [2, 1]
     assert [line["faults/overlong_prompts"] for line in found] == [2, 3]
     assert run.ledger.position == 7
-    assert "over 30 tokens" in watch.told[0]
-    assert "assignments-100-5005 (33 tokens), assignments-100-5006" in watch.told[0]
+    assert "assignments-100-5005 (33 of at most 30 tokens), assign" in watch.told[0]
     with pytest.raises(ValueError, match="max_prompt"):
         trained(config(model, tmp_path / "no", rollout={**SHORT, "max_prompt": 10}))
 
