@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pydantic")
-
 from support.waiting import wait_for
 
 from sparrow.files import read_lines
@@ -86,9 +83,8 @@ def test_it_ends_with_the_page_and_what_it_promises(
     for told in (str(folder / "report.html"), "accuracy on held-out rows", "sparrow eval"):
         assert told in tail, told
     page = (folder / "report.html").read_text(encoding="utf-8")
-    for figure in ("surface-0", "kept-tokens", "plan-0", "reward-by-step", "accuracy-by-step"):
-        assert f'id="{figure}"' in page, figure
-    for figure in ("tail-0", "kept-kv", "speed-0", "final-table"):
+    measured = ("surface-0", "kept-tokens", "plan-0", "reward-by-step", "accuracy-by-step")
+    for figure in (*measured, "tail-0", "kept-kv", "speed-0", "final-table"):
         assert f'id="{figure}"' in page, figure
 
 

@@ -44,7 +44,12 @@ def mean(lines: list[dict[str, Any]], name: str) -> float:
     return sum(line[name] for line in lines) / len(lines)
 
 
-def test_the_reward_rises(steps: list[dict[str, Any]]) -> None:
+def test_the_reward_rises_under_a_sparse_rollout(steps: list[dict[str, Any]]) -> None:
+    assert steps[0]["sparse/density"] < 0.97
+    assert [line["step"] for line in steps] == list(range(12))
+    for line in steps:
+        assert line["actor/skipped"] == 0
+        assert all(line[name] == 0 for name in line if name.startswith("faults/"))
     before, after = mean(steps[:3], "critic/score/mean"), mean(steps[-4:], "critic/score/mean")
     assert before < 0.65
     assert after > before + 0.2
@@ -60,11 +65,3 @@ def test_the_tail_stays_in_range(steps: list[dict[str, Any]]) -> None:
     for line in steps[-3:]:
         assert line["sparse/accept_p05_min"] >= 0.86
         assert line["sparse/gate_violation_frac"] == 0
-
-
-def test_the_rollout_was_sparse_and_nothing_went_wrong(steps: list[dict[str, Any]]) -> None:
-    assert steps[0]["sparse/density"] < 0.97
-    assert [line["step"] for line in steps] == list(range(12))
-    for line in steps:
-        assert line["actor/skipped"] == 0
-        assert all(line[name] == 0 for name in line if name.startswith("faults/"))

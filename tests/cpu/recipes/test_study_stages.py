@@ -132,7 +132,7 @@ def test_no_rate_left_is_said_and_the_cells_stay(
         assert names(made.folder / "rejected") == {"0.0001"}
 
 
-def test_dense_cells_do_not_wait_for_plans(tmp_path: Path) -> None:
+def test_dense_cells_do_not_wait_for_plans_and_how_far_cells_are(tmp_path: Path) -> None:
     made = study(tmp_path)
     ready = {job.name: job.ready() for job in jobs_of(made)}
     assert ready == {"plans": True, "dense-0": True, "dense-1": True, "p-0": False, "p-1": False}
@@ -140,6 +140,10 @@ def test_dense_cells_do_not_wait_for_plans(tmp_path: Path) -> None:
     made.plan_of(made.cell("p-0").arm).write_text("{}", encoding="utf-8")
     assert all(job.ready() for job in jobs_of(made))
     assert [job.name for job in jobs_of(made) if job.done()] == ["plans"]
+    cell(made, "dense-0", 0.5)
+    cell(made, "dense-1", 0.5, 0.6, 0.7, status=None)
+    states = {"dense-0": "done", "dense-1": "2 of 3 steps", "p-0": "waits", "p-1": "waits"}
+    assert state_of(made) == states
 
 
 def test_runs_that_share_a_gpu_say_how_much_each_takes(
@@ -159,14 +163,6 @@ def test_runs_that_share_a_gpu_say_how_much_each_takes(
     with pytest.raises(ValueError, match="kv_gib"):
         conducted(shared("cuda", 2))
     assert not study(tmp_path).design.exists()
-
-
-def test_how_far_cells_are(tmp_path: Path) -> None:
-    made = study(tmp_path)
-    cell(made, "dense-0", 0.5)
-    cell(made, "dense-1", 0.5, 0.6, 0.7, status=None)
-    states = {"dense-0": "done", "dense-1": "2 of 3 steps", "p-0": "waits", "p-1": "waits"}
-    assert state_of(made) == states
 
 
 def test_whose_folder_it_is(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
-"""Supervised training against plain torch, one document at a time; packs; going on after a stop."""
+"""Supervised training against plain torch, one document at a time; packs, and the rate."""
 
-import copy
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +15,7 @@ from sparrow import models
 from sparrow.models.attention import Packed
 from sparrow.schema.episode import Document
 from sparrow.schema.train import OptimiserConfig
-from sparrow.train.optimiser import adamw, rate_at
+from sparrow.train.optimiser import rate_at
 from sparrow.train.packing import Pack, pack
 from sparrow_recipes.warmup.config import DataConfig, StageConfig
 from sparrow_recipes.warmup.documents import PuzzleDocuments
@@ -114,25 +112,6 @@ def test_products_in_bf16_are_near() -> None:
     assert {grad.dtype for grad in gradients(model, near).values()} == {torch.float32}
 
 
-def test_going_on_from_a_state_continues_bit_for_bit() -> None:
-    packs = [pack([document(20, 4, seed), document(33, 9, seed + 50)]) for seed in range(8)]
-    whole = trainer_of(small_model())
-    curve = [whole.step(each).plain() for each in packs]
-
-    begun = trainer_of(small_model())
-    first = [begun.step(each).plain() for each in packs[:4]]
-    file = io.BytesIO()
-    torch.save(begun.state(), file)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
-    resumed = trainer_of(small_model(seed=9))  # other weights: all come from the state
-    resumed.restore(copy.deepcopy(state))
-    assert resumed.next == 4
-    assert first + [resumed.step(each).plain() for each in packs[4:]] == curve
-    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 # Packs: where documents begin and end, positions, and which token each place predicts.
 
 
@@ -157,7 +136,7 @@ def test_three_documents_by_hand() -> None:
     assert {tensor.dtype for tensor in indices} == {torch.int64}
 
 
-# The rate along its three lines, and decay for matrices alone.
+# The rate along its three lines.
 
 
 RATE = 0.5  # exact in binary, as are the powers of two below
@@ -184,23 +163,6 @@ def test_up_level_and_down() -> None:
     crossing = [eighths / 8 for eighths in (1, 2, 3, 4, 3, 2, 1, 0)]
     assert rates(8, warm_up=8, decay=8, final=0.0) == crossing
     assert rates(4, warm_up=16, decay=0) == [1 / 16, 2 / 16, 3 / 16, 4 / 16]
-
-
-def test_matrices_decay_and_vectors_do_not() -> None:
-    """With gradients of 0, the decay is all that is left of a step."""
-    own = small_model()
-    before = {name: weight.detach().clone() for name, weight in own.named_parameters()}
-    optimiser = adamw(own, config(weight_decay=0.25, beta1=0.5, beta2=0.75))
-    assert {group["betas"] for group in optimiser.param_groups} == {(0.5, 0.75)}
-    for weight in own.parameters():
-        weight.grad = torch.zeros_like(weight)
-    optimiser.step()
-    kinds = set()
-    for name, weight in own.named_parameters():
-        kinds.add(weight.ndim)
-        share = 1 - RATE * 0.25 if weight.ndim > 1 else 1.0
-        torch.testing.assert_close(weight.detach(), before[name] * share, msg=name)
-    assert kinds == {1, 2}
 
 
 # Packs made ahead: the same ones in the same order, errors, and an early end.

@@ -97,18 +97,6 @@ def test_what_is_no_number_on_one_rank_is_skipped_on_all(
         assert found["skipped"] == {"skipped": [True, True], "same": True, "after": False}
 
 
-def test_a_state_is_whole_on_every_rank(alone: Results, ranks: list[Results]) -> None:
-    for found in ranks:
-        mine, wanted = found["state"]["state"], alone["state"]["state"]
-        assert mine["taken"] == wanted["taken"] == 1
-        assert [(n, w.shape) for n, w in mine["weights"].items()] == [
-            (n, w.shape) for n, w in wanted["weights"].items()
-        ]
-        for number, moments in wanted["moments"].items():
-            assert type(mine["moments"][number]["exp_avg"]) is torch.Tensor
-            assert_close(mine["moments"][number], moments, atol=1e-5, rtol=1e-3)
-
-
 def test_ranks_take_up_the_state_of_one_process_and_the_reverse(
     folder: Path, ranks: list[Results]
 ) -> None:
