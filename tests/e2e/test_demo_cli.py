@@ -1,15 +1,14 @@
 """`sparrow demo` as a newcomer meets it, on smaller numbers: every stage, stopped and gone on."""
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.waiting import wait_for
+from support import waiting
+from support.waiting import ended, wait_for
 
 from sparrow.files import read_lines
 
@@ -28,22 +27,10 @@ main()
 """
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path) -> "subprocess.Popen[str]":
     script = folder.parent / "smaller.py"
     script.write_text(SMALLER, encoding="utf-8")
-    return subprocess.Popen(
-        [sys.executable, str(script), "demo", "--out", str(folder), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "160", "TERM": "dumb"},
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=240)
-    return process.returncode, said
+    return waiting.start(ROOT, script, "demo", "--out", folder)
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

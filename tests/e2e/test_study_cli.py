@@ -1,6 +1,5 @@
 """`sparrow study` as a user meets it, on few tokens: stopped, gone on, killed, done, and told."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import cli
+from support import cli, waiting
 from support.leftovers import gone, marked, marking
-from support.waiting import wait_for
+from support.waiting import ended, wait_for
 
 from sparrow.files import read_document, read_lines
 
@@ -27,20 +26,8 @@ def written(folder: Path, *, dense_alone: bool = False, steps: int = 2) -> Path:
     return file
 
 
-def start(file: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "sparrow", "study", str(file), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=file.parent,
-        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=240)
-    return process.returncode, said
+def start(file: Path, *words: str) -> "subprocess.Popen[str]":
+    return waiting.start(file.parent, "-m", "sparrow", "study", file, *words)
 
 
 Here = Callable[..., tuple[int, str]]

@@ -5,12 +5,11 @@ dozen steps on a CPU, one minute.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import ended, start
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -28,14 +27,9 @@ run = {steps = 12, save_every = 100, tensorboard = false}
 def steps(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("rise")
     (folder / "rise.toml").write_text(RECIPE, encoding="utf-8")
-    command = ["train", str(folder / "rise.toml"), f"--run.dir={folder / 'run'}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "sparrow", *command],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
+    words = ("train", folder / "rise.toml", f"--run.dir={folder / 'run'}")
+    code, said = ended(start(ROOT, "-m", "sparrow", *words))
+    assert code == 0, said
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 

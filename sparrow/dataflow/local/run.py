@@ -262,7 +262,7 @@ def open_parts(
     world, stopping = _ranks(config, device), stopping or Stopping()
     algorithm = algorithm_of(config.algorithm, max_tokens=rollout.max_tokens)
     episode = episode or episode_of(rollout.episode)
-    rows = rows_of(config.data, seed=config.run.seed)
+    rows: Examples = rows_of(config.data, seed=config.run.seed)
     model = load(config.model.name, dtype="float32", device=device, report=report)
     schedule, flow = placed_schedule(rollout.attention, model.spec.family)
     longest = prompt_room(rollout, model.spec) + rollout.max_tokens

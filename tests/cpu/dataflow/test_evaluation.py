@@ -140,7 +140,7 @@ class TestParts:
             assert part.examples[0].max_tokens == 999
             with pytest.raises(ValueError, match="sudoku"):
                 open_parts(asked(task=("sudoku",)), judges)
-            with pytest.raises(ValueError, match="100 to 8000"):
+            with pytest.raises(ValueError, match="8000"):
                 open_parts(asked(task=("graph",), length=(50,)), judges)
 
     def test_of_a_file(self, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ class TestParts:
             assert left_out[0].startswith("row 1: no reward_model.ground_truth")
             parts, _ = open_parts(asked(rows=str(file), skip=1, prompts=2), judges)
             assert [one.prompt for part in parts for one in part.examples] == ["p1", "p2"]
-            with pytest.raises(ValueError, match="4 usable rows"):
+            with pytest.raises(ValueError, match=r"rows\.jsonl.* 4\b"):
                 open_parts(asked(rows=str(file), skip=4), judges)
 
 
@@ -237,7 +237,7 @@ class TestEvaluate:
         sparse = answers(model, ROWS[:1], schedule=schedule)
         assert sparse[0].completion.attention == schedule.describe()
         assert cell.skipped == ("the prompt of row 1 has 256 tokens, the context 256",)
-        with pytest.raises(ValueError, match="b of length 9"):
+        with pytest.raises(ValueError, match=r"\bb\b.*\b9\b"):
             evaluate(engine_of(model), [some, none], PUZZLE_LANGUAGE, params(), model="m")
 
 

@@ -323,7 +323,7 @@ def test_folders_that_are_links_or_files_are_refused(tmp_path: Path) -> None:
         folder = tmp_path / f"with {name}"
         folder.mkdir()
         (folder / name).symlink_to(tmp_path)
-        with pytest.raises(ValueError, match=f"{name} is a symbolic link"):
+        with pytest.raises(ValueError, match=f"{name}.*link"):
             open_files(folder)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"run\.dir"):
