@@ -221,7 +221,7 @@ def test_trajectories_of_turns_by_hand() -> None:
     with pytest.raises(ValueError, match="turn 1"):
         trajectory_of("row", [turns[0], completion([1, 2, 4], [4])], RIGHT, "")
     failed = turns[0].replace(finish_reason="error", error="out of pages")
-    with pytest.raises(RuntimeError, match="row: .*pages"):
+    with pytest.raises(RuntimeError, match=r"row: .*pages"):
         trajectory_of("row", [failed], RIGHT, "")
 
 

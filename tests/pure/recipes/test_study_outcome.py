@@ -144,6 +144,20 @@ def test_a_good_study_by_hand(tmp_path: Path) -> None:
     assert (found.threshold.value, found.threshold.low) == pytest.approx((0.86, 0.75))
 
 
+def test_open_thresholds(tmp_path: Path) -> None:
+    """One below the lowest studied is not the published one; an open interval may hold that."""
+    for number, (finals, place, lies) in enumerate(
+        (
+            ({"0.75": LEARNT, "0.86": LEARNT}, "below 0.750", "outside"),
+            ({"0.9": LEARNT}, "below 0.900", "inside"),
+            ({"0.8": (0.6, 0.6, 0.6)}, "above 0.800", "inside"),
+        )
+    ):
+        text = said(whole(tmp_path / str(number), {"dense": LEARNT, **finals}))
+        assert place in text
+        assert f"lies {lies}" in text
+
+
 UP, FELL, SAME = (0.5, 0.8, 0.8, 0.8), (0.5, 0.1, 0.1, 0.1), (0.5, 0.5, 0.5, 0.5)
 
 
