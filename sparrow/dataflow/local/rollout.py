@@ -79,6 +79,7 @@ class RolloutSide:
     language: Language
     episode: Episode
     algorithm: Algorithm  # which groups it can learn from, whether it wants a greedy answer
+    max_prompt: int  # tokens
     validation: list[Part]
     world: World = field(default_factory=World)
     stopping: Stopping = field(default_factory=Stopping)
@@ -106,11 +107,6 @@ class RolloutSide:
         for judge in {self.judge, *(part.judge for part in self.validation)}:
             if (close := getattr(judge, "close", None)) is not None:
                 close()
-
-    @property
-    def max_prompt(self) -> int:
-        """Tokens that a prompt may have: what answers leave of the context."""
-        return self.backend.max_context - self.config.rollout.max_tokens
 
     # A step.
 
@@ -239,7 +235,7 @@ class RolloutSide:
             params=SamplingParams(max_tokens=rollout.max_tokens),
             schedule=request.schedule,
             samples=request.samples,
-            context=self.backend.max_context,
+            context=self.max_prompt + rollout.max_tokens,
             watched=seat.watched,
             key=(self.config.run.seed, request.step, seat.position),
         )

@@ -265,9 +265,10 @@ def open_parts(
     rows: Examples = rows_of(config.data, seed=config.run.seed)
     model = load(config.model.name, dtype="float32", device=device, report=report)
     schedule, flow = placed_schedule(rollout.attention, model.spec.family)
-    longest = prompt_room(rollout, model.spec) + rollout.max_tokens
+    max_prompt = prompt_room(rollout, model.spec)
+    longest = max_prompt + rollout.max_tokens
     language = language_of(model, config.data.task in PUZZLES)
-    rows = _fitting(rows, language, longest - rollout.max_tokens, say)
+    rows = _fitting(rows, language, max_prompt, say)
     for note in schedule_notes(schedule, config.model.name, longest):
         say(note)
     ledger = Ledger(
@@ -276,17 +277,19 @@ def open_parts(
         checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=say),
         left_out=getattr(rows, "problems", ()),
     )
+    validation = validation_of(config)
     learner = _learner_side(config, model, dtype, algorithm, world)
     rule = None if schedule is None else Rule.of(schedule, flow)
     side = RolloutSide(
         config=config,
+        backend=_backend(config, rule, dtype, device, longest),
         rows=rows,
         judge=judge or judge_of(config.data, rows),
         language=language,
         episode=episode,
         algorithm=algorithm,
-        validation=validation_of(config),
-        backend=_backend(config, rule, dtype, device, longest),
+        max_prompt=max_prompt,
+        validation=validation,
         world=world,
         stopping=stopping,
     )

@@ -4,7 +4,8 @@ import asyncio
 import json
 import pickle
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from support.training import (
 )
 
 from sparrow import load
+from sparrow.dataflow.backend import RolloutBackend
 from sparrow.dataflow.episodes import Actor, episode_of, single_turn, trajectory_of
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
 from sparrow.dataflow.local.messages import EpisodeFailed, RolloutRequest
@@ -274,6 +276,50 @@ def test_an_actor_gives_as_many_as_it_is_asked_for() -> None:
     assert episode_of(None) is single_turn
     with pytest.raises(ValueError, match=r"rollout\.episode.*async"):
         episode_of("support.rewards:odd")
+
+
+class Canned:
+    """A backend that is no engine of ours: it answers every prompt with the same tokens."""
+
+    max_context = 256
+
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["Canned"]:
+        yield self
+
+    async def generate(
+        self, prompt: Sequence[int], params: SamplingParams, **_: object
+    ) -> list[Completion]:
+        return [completion(prompt, [5, 6]) for _ in range(params.n)]
+
+    def sync_weights(self, weights: Mapping[str, torch.Tensor], *, version: int) -> None:
+        self.versions.append(version)
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def header(self) -> str:
+        return "canned answers"
+
+
+def test_another_backend_plugs_in(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the methods of the protocol alone; a run, its validation and its header use no others."""
+    canned = Canned()
+    backend: RolloutBackend = canned
+    monkeypatch.setattr("sparrow.dataflow.local.run.open_backend", lambda *_, **__: backend)
+    held_out, run = {"every": 1, "rows": 2}, {"steps": 2}
+    chosen = config(model, tmp_path / "run", gate={"mode": "off"}, validation=held_out, run=run)
+    assert any("canned answers" in line for line in trained(chosen).header())
+    assert canned.versions == [1, 2]
+    assert len(lines(tmp_path / "run" / "validation.jsonl")) == 3
+    played = [one for group in read_rollouts(tmp_path / "run", 1) for one in group.trajectories]
+    assert {tuple(one.ids[-2:].tolist()) for one in played} == {(5, 6)}
 
 
 def test_chat_messages_and_a_reward_by_import_path(chat_model: Path, tmp_path: Path) -> None:
