@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from sparrow.calibrate.planning.hardware import Hardware
 from sparrow.cli.train import preview_sections, show_preview
 from sparrow.dataflow import preview as module
 from sparrow.dataflow.preview import UTILISATION, Preview, machine_of, model_of, preview
@@ -99,6 +100,7 @@ def test_batch_by_hand() -> None:
 def test_a_step_of_a_million_answers_is_planned_from_a_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Of fewer where answers are long and run one at a time."""
     monkeypatch.setattr(module, "MOST_SAMPLE", 512)
     few = preview(config(rollout={"prompts": 128, "samples": 4}))
     many = preview(config(rollout={"prompts": 1024, "samples": 1024}))
@@ -110,6 +112,10 @@ def test_a_step_of_a_million_answers_is_planned_from_a_sample(
     for one, other in zip(few.cases, many.cases, strict=True):
         expected = 2**20 / 512 * one.seconds["step"]
         assert other.seconds["step"] == pytest.approx(expected, rel=0.05)
+    monkeypatch.setattr(module, "SAMPLE_TOKENS", 2**21)
+    rollout = {"prompts": 64, "samples": 1024, "max_tokens": 30_000, "max_running": 1}
+    found = preview(config(rollout=rollout))
+    assert any(f"{2**21 // 30_000} of the" in note for note in found.notes)
 
 
 def test_memory_by_hand() -> None:
@@ -126,6 +132,11 @@ def test_memory_by_hand() -> None:
     assert awake.update_bytes == awake.trainer.total + awake.engine.total == awake.rollout_bytes
     unsaid = preview(config(rollout={"sleep": False}))
     assert any("kv_gib is not given" in note for note in unsaid.notes)
+    # Nine tenths of what the trainer and its own weights leave, less logits, prompts and graphs.
+    left = preview(config(rollout={"max_tokens": 32000, "prompts": 32, "samples": 8}))
+    free = Hardware.load("h200").memory - 14 * spec.parameters()
+    given = int(free * 0.9) - 256 * spec.vocabulary * 4 * 3 - GIB
+    assert left.engine.pages == given // left.engine.page_bytes
 
 
 def test_step_time_by_hand() -> None:
