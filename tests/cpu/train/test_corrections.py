@@ -62,9 +62,7 @@ BY_HAND: list[tuple[Callable[..., Tensor], list[float], list[int], list[float]]]
 
 def test_weights_by_hand() -> None:
     for correction, rho, sequences, weights in BY_HAND:
-        np.testing.assert_allclose(
-            correction(logs(*rho), numbers(*sequences)).tolist(), weights, rtol=1e-4
-        )
+        close(correction(logs(*rho), numbers(*sequences)), weights)
     for correction in (sequence_tis, veto, band):
         with pytest.raises(ValueError, match="sequence_T"):
             correction(torch.zeros(3), numbers(0, 1, 0))

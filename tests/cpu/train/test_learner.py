@@ -107,6 +107,16 @@ def test_neither_the_cut_nor_recomputing_changes_the_gradient() -> None:
         torch.testing.assert_close(weight.grad, 2 * expected[name], msg=name)
 
 
+def test_an_update_makes_good_answers_likelier() -> None:
+    own = learner(rate=1e-3)
+    samples = ready([sample(30, 10, advantage=1.0), sample(25, 9, advantage=-1.0)])
+    before = [one.logprob.sum() for one in own.read(samples)]
+    stats = own.update(samples, ones(samples), PPO)
+    good, bad = (one.logprob.sum() for one in own.read(samples))
+    assert (good > before[0], bad < before[1]) == (True, True)
+    assert (stats.kl, stats.clipped) == (pytest.approx(0, abs=1e-6), 0)
+
+
 def test_a_restored_learner_goes_on_bit_for_bit() -> None:
     own = learner()
     samples = ready(batch(4))
