@@ -1,18 +1,14 @@
 """`sparrow demo` as a newcomer meets it, on smaller numbers: every stage, stopped and gone on."""
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pydantic")
-
-from support.waiting import wait_for
+from support import waiting
+from support.waiting import ended, wait_for
 
 from sparrow.files import read_lines
 
@@ -31,22 +27,10 @@ main()
 """
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path) -> "subprocess.Popen[str]":
     script = folder.parent / "smaller.py"
     script.write_text(SMALLER, encoding="utf-8")
-    return subprocess.Popen(
-        [sys.executable, str(script), "demo", "--out", str(folder), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "160", "TERM": "dumb"},
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=240)
-    return process.returncode, said
+    return waiting.start(ROOT, script, "demo", "--out", folder)
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -86,9 +70,8 @@ def test_it_ends_with_the_page_and_what_it_promises(
     for told in (str(folder / "report.html"), "accuracy on held-out rows", "sparrow eval"):
         assert told in tail, told
     page = (folder / "report.html").read_text(encoding="utf-8")
-    for figure in ("surface-0", "kept-tokens", "plan-0", "reward-by-step", "accuracy-by-step"):
-        assert f'id="{figure}"' in page, figure
-    for figure in ("tail-0", "kept-kv", "speed-0", "final-table"):
+    measured = ("surface-0", "kept-tokens", "plan-0", "reward-by-step", "accuracy-by-step")
+    for figure in (*measured, "tail-0", "kept-kv", "speed-0", "final-table"):
         assert f'id="{figure}"' in page, figure
 
 

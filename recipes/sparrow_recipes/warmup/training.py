@@ -23,9 +23,9 @@ from sparrow.models.decoder import Layer
 from sparrow.models.spec import Rope
 from sparrow.schema.loading import save_resolved
 from sparrow.tasks.base import EOS, PAD, VOCABULARY, WORDS, puzzle_tokenizer
-from sparrow.train.supervised import StepStats, Supervised, packs
 from sparrow_recipes.warmup.config import ShapeConfig, WarmupConfig
 from sparrow_recipes.warmup.documents import PuzzleDocuments
+from sparrow_recipes.warmup.supervised import StepStats, Supervised, packs
 
 CURVE, CHECKPOINTS, MODEL = "curve.jsonl", "checkpoints", "model"
 READ_EVERY = 20  # steps between looks at the device: a look waits for it
