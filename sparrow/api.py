@@ -530,7 +530,7 @@ def replay(config: ReplayConfig, *, report: Report = silent) -> Json:
 def doctor(config: DoctorConfig) -> Json:
     """Say what is on this machine, what works, what is missing and how to get it.
 
-    Looks at packages, GPUs, cores, memory, disk and models, and lets the smallest model answer a
+    Looks at packages, GPUs, cores, memory and models, and lets the smallest model answer a
     puzzle twice: dense, and sparse with room for every token, which must give the same bits. It
     uses no network and takes seconds; the first time kernels are compiled, which takes longer.
 
@@ -541,7 +541,7 @@ def doctor(config: DoctorConfig) -> Json:
 
     Exit codes: 0 the core works, 1 it does not (the last lines say what to do).
     """
-    from sparrow.bench.doctor.examination import examine
+    from sparrow.bench.doctor import examine
 
     return examine(check=config.check)
 

@@ -55,8 +55,7 @@ def test_json_has_the_same_as_plain_data() -> None:
     assert found["self_test"] is found["kernels"] is found["broken"] is None
     assert found["torch"]["threads"] >= 1
     assert {each["name"] for each in found["models"]["shipped"]} == {"small", "tiny"}
-    assert 0 < found["memory"]["available"] <= found["memory"]["total"]
-    assert {each["what"] for each in found["disk"]} == {"runs", "models", "hub"}
+    assert found["models"]["memory"] > 0
     assert {each["name"] for each in found["packages"]} >= {"torch", "numba", "math-verify"}
 
 

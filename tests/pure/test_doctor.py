@@ -1,6 +1,5 @@
 """The doctor without torch: packages against pyproject.toml, the machine's files, the verdict."""
 
-import os
 import re
 import sys
 import tomllib
@@ -9,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparrow.bench.doctor import host
-from sparrow.bench.doctor.examination import last_words, verdict
-from sparrow.bench.doctor.host import CORE, OPTIONAL, Package, package_state
+from sparrow.bench import doctor
+from sparrow.bench.doctor import CORE, OPTIONAL, Package, last_words, package_state, verdict
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -22,9 +20,11 @@ def wanted(requirements: list[str]) -> set[tuple[str, str]]:
 
 
 def test_the_table_is_that_of_pyproject() -> None:
-    assert PROJECT["name"] == host.DISTRIBUTION
+    assert PROJECT["name"] == doctor.DISTRIBUTION
     assert {(each.name, each.minimum) for each in CORE} == wanted(PROJECT["dependencies"])
-    extras = {name: own for name, own in PROJECT["optional-dependencies"].items() if name != "dev"}
+    unused = {"dev", "serve", "ray"}  # that no verb needs
+    given = PROJECT["optional-dependencies"].items()
+    extras = {name: own for name, own in given if name not in unused}
     assert {each.extra for each in OPTIONAL} == set(extras)
     for name, requirements in extras.items():
         own = {(each.name, each.minimum) for each in OPTIONAL if each.extra == name}
@@ -42,8 +42,8 @@ def test_versions_are_compared_by_their_numbers() -> None:
         (None, "1", "missing"),
     ):
         assert package_state(Package("p", minimum, "nothing"), version)["state"] == state
-    assert host.installed("pytest") is not None
-    assert host.installed("no-such-package-anywhere") is None
+    assert doctor.installed("pytest") is not None
+    assert doctor.installed("no-such-package-anywhere") is None
 
 
 def test_how_to_get_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,13 +53,13 @@ def test_how_to_get_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return package_state(package, version)["install"]
 
     python = sys.executable
-    math, browser = (next(p for p in OPTIONAL if p.extra == x) for x in ("math", host.BROWSER))
+    math, browser = (next(p for p in OPTIONAL if p.extra == x) for x in ("math", doctor.BROWSER))
     monkeypatch.setattr("shutil.which", lambda name: str(Path(python).parent / name))
-    monkeypatch.setattr(host, "installed", lambda name: "0.1.0")
+    monkeypatch.setattr(doctor, "installed", lambda name: "0.1.0")
     assert install(CORE[0]) == "pip install 'torch>=2.11'"
     assert install(math) == "pip install 'sparrow-rl[math]'"
     assert install(math, "0.1") == "pip install 'math-verify>=0.8'"
-    monkeypatch.setattr(host, "installed", lambda name: None)  # a checkout, not installed
+    monkeypatch.setattr(doctor, "installed", lambda name: None)  # a checkout, not installed
     assert install(math) == "pip install 'math-verify>=0.8'"
     after = "playwright install chromium"
     assert install(browser) == f"pip install 'playwright>=1.50' && {after}"
@@ -68,45 +68,15 @@ def test_how_to_get_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert install(browser) == wanted
 
 
-def test_memory_and_cores_are_those_of_the_container(tmp_path: Path) -> None:
-    whole = host.memory(tmp_path, tmp_path)["total"]
-    assert whole is not None
-    (tmp_path / "meminfo").write_text("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:  800 kB\n")
-    assert host.memory(tmp_path, tmp_path) == {"total": whole, "available": 819_200}
-    (tmp_path / "memory.max").write_text("max\n")
-    assert host.memory(tmp_path, tmp_path) == {"total": whole, "available": 819_200}
-    (tmp_path / "memory.max").write_text("500000\n")
-    (tmp_path / "memory.current").write_text("300000\n")
-    (tmp_path / "memory.stat").write_text("anon 100000\ninactive_file 150000\n")
-    assert host.memory(tmp_path, tmp_path) == {"total": 500_000, "available": 350_000}
-    for text, quota in (("max 100000\n", None), ("400000 100000\n", 4), ("", None)):
-        (tmp_path / "cpu.max").write_text(text)
-        assert host.cpu_quota(tmp_path) == quota
-
-
-def test_what_the_system_tells(tmp_path: Path) -> None:
-    for text, found in (
-        ("", None),
-        ("processor : 0\nflags\t\t: fpu avx512_bf16 amx_bf16 sse\n", ["amx_bf16", "avx512_bf16"]),
-        ("Features\t: fp asimd\n", []),
-    ):
-        (tmp_path / "cpuinfo").write_text(text)
-        assert host.bf16_instructions(tmp_path) == found
-    assert host.driver(tmp_path) is None
+def test_last_words_and_the_driver(tmp_path: Path) -> None:
+    assert doctor.driver(tmp_path) is None
     (tmp_path / "driver/nvidia").mkdir(parents=True)
     for text, version in (
         ("NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC 12.2", "550.54.15"),
         ("NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release\n", "570.86.10"),
     ):
         (tmp_path / "driver/nvidia/version").write_text(f"NVRM version: {text}")
-        assert host.driver(tmp_path) == version
-    found_disk = host.disk("runs", tmp_path / "a" / "b")  # a folder to come
-    assert found_disk["folder"] == str(tmp_path / "a" / "b")
-    assert 0 < found_disk["free"] <= found_disk["total"]
-    assert found_disk["writable"] == os.access(tmp_path, os.W_OK)
-
-
-def test_last_words() -> None:
+        assert doctor.driver(tmp_path) == version
     assert last_words("Traceback\n  line\nOSError: no lib\n\n", 1) == "OSError: no lib"
     assert last_words("", -11) == "the process was killed by SIGSEGV"
     assert last_words("", 3) == "the process ended with exit code 3"
@@ -129,8 +99,6 @@ def examined(**changes: Any) -> dict[str, Any]:
         "driver": None,
         "gpus": [],
         "models": {"shipped": [{"name": "tiny", "folder": "/t", "whole": True}], "fetched": []},
-        "disk": [{"what": "runs", "folder": "/r", "writable": True}],
-        "fits": [],
         "self_test": {"passed": True, "tokens": 24, "seconds": 1.0},
         "kernels": [kernel("cpu")],
         "broken": None,
@@ -172,7 +140,6 @@ def test_what_keeps_the_core_from_working() -> None:
 def test_what_could_be_added() -> None:
     more = [
         package("math-verify", extra="math", version=None, state="missing", purpose="judging"),
-        package("ray", extra="ray", version=None, state="missing", used=False),
         package("triton", extra="kernels", version=None, state="missing"),
     ]
     models = {"shipped": [], "fetched": [{"name": "smollm2-135m", "folder": None, "whole": False}]}
