@@ -730,7 +730,6 @@ def bench_rollout(config: BenchRolloutConfig, *, report: Report = silent) -> Ben
 
     workload = config.workload or ("gpu" if pick_device("auto").type == "cuda" else "cpu-tiny")
     changes: Json = {} if config.peer_tokens is None else {"peer_tokens": config.peer_tokens}
-    changes |= {} if config.batching else {"batching_tokens": 0}
     return rollout.run(
         preset=workload, dtype=config.dtype, peer=config.peer, progress=report, **changes
     )

@@ -31,7 +31,7 @@ from sparrow.engine.requests import Context, Sample, pages_for
 from sparrow.engine.runner import PAGES
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.bench import DecodeBenchmark, DecodeRow, Split
+from sparrow.schema.bench import DecodeBenchmark, Figures, Split
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
@@ -82,7 +82,7 @@ def run(
     on_gpu = target.type == "cuda"
     name = model or ("qwen3-1.7b" if on_gpu else "smollm2-135m")
     decoder = models.random(name, dtype=timing.torch_dtype(dtype), device=target)
-    rows: list[DecodeRow] = []
+    rows: list[Figures] = []
     groups = _groups(cases or (GPU_CASES if on_gpu else CPU_CASES))
     for (batch, context, dense_layers), names in groups.items():
         if progress is not None:
@@ -198,7 +198,7 @@ class Turns:
     context: int
     steps: int
 
-    def measure(self, names: Sequence[str | None], rounds: int, split: bool) -> Iterator[DecodeRow]:
+    def measure(self, names: Sequence[str | None], rounds: int, split: bool) -> Iterator[Figures]:
         """Rows of the result for these schedules."""
         flow = block_mean if self.engine.rule is None else self.engine.rule.flow
         schedules = [timing.schedule_named(name, flow) for name in names]
@@ -246,7 +246,7 @@ class Turns:
         times: Times,
         dense: float | None,
         split: Split | None,
-    ) -> DecodeRow:
+    ) -> Figures:
         """The figures of one schedule."""
         model, batch = self.engine.model, self.engine.max_running
         peak, (steps_s, device_s) = timing.peak_of(model.device), zip(*times, strict=True)
@@ -255,7 +255,7 @@ class Turns:
         reads = timing.reads(model, schedule)
         dense_kv, kept_kv, landmarks = (round(batch * part.mean()) for part in reads.rows(lengths))
         whole = reads.weights + dense_kv + kept_kv + landmarks
-        return DecodeRow(
+        return Figures(
             batch=batch,
             context=self.context,
             schedule=name,

@@ -33,7 +33,7 @@ from sparrow.bench import timing
 from sparrow.bench.timing import Case
 from sparrow.engine.memory import device_memory
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.bench import LayerBenchmark, LayerRow, StoredFlow
+from sparrow.schema.bench import Figures, LayerBenchmark
 from sparrow.sparse.rule import Rule
 
 COLD_BYTES = 256_000_000  # between two reads of one address: several times an L2 cache
@@ -132,7 +132,7 @@ def run(
         replays=replays,
         rounds=rounds,
         flows=tuple(_stored(heads, name, flow) for name, flow in named.items()),
-        rows=tuple(LayerRow(**row) for row in rows),
+        rows=tuple(Figures(**row) for row in rows),
     )
 
 
@@ -157,9 +157,9 @@ def _named(flows: Sequence[Rule]) -> Flows:
     return named
 
 
-def _stored(heads: Heads, name: str, flow: Rule) -> StoredFlow:
+def _stored(heads: Heads, name: str, flow: Rule) -> Figures:
     own, kv = heads.page_bytes(flow), heads.page_bytes()
-    return StoredFlow(flow=name, rule=repr(flow), page_bytes=own, kv_page_bytes=kv, of_kv=own / kv)
+    return Figures(flow=name, rule=repr(flow), page_bytes=own, kv_page_bytes=kv, of_kv=own / kv)
 
 
 class FlowCache(ops.PageCache):

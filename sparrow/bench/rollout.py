@@ -24,7 +24,7 @@ from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder, shipped
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.fetch import fetched, known
-from sparrow.schema.bench import RolloutBenchmark, RolloutRow, RolloutWorkload, Split
+from sparrow.schema.bench import Figures, RolloutBenchmark, RolloutWorkload, Split
 from sparrow.schema.sampling import SamplingParams
 from sparrow.sparse.rule import Rule
 
@@ -39,7 +39,6 @@ WORKLOADS = {
         new_tokens=2048,
         peer_tokens=2048,
         schedules=(DENSE, "qwen3-1.7b-0.86"),
-        batching_tokens=256,
     ),
     "cpu-tiny": RolloutWorkload(
         model="tiny",
@@ -82,27 +81,30 @@ def run(
     work = WORKLOADS[preset].model_copy(update=changes)
     model = _model(work, dtype)
     ours = [(name, work.new_tokens) for name in work.schedules]
-    if peer:
-        fewer = {work.peer_tokens, work.batching_tokens} - {0, work.new_tokens}
-        ours += [(DENSE, tokens) for tokens in sorted(fewer)]
+    if peer and work.peer_tokens != work.new_tokens:
+        ours.append((DENSE, work.peer_tokens))
     rows = []
     for name, tokens in ours:
         progress(f"sparrow {name}, {tokens} new tokens")
         rows.append(_ours(model, work.model_copy(update={"new_tokens": tokens}), name))
-    rows += _theirs(model, work, progress) if peer else []
-    plain = {row.new_tokens: row.tokens_per_s for row in rows if row.who == PEER}
+    plain = None
+    if peer:
+        progress(f"{PEER}, {work.peer_tokens} new tokens")
+        rows.append(_theirs(model, work))
+        plain = rows[-1].tokens_per_s
     return RolloutBenchmark(
         **timing.of_model(model, work.model),
         preset=preset,
         workload=work,
         weights="random" if model.source is None else "real",
-        rows=tuple(_with_ratio(row, plain.get(row.new_tokens)) for row in rows),
+        rows=tuple(_with_ratio(row, plain, work.peer_tokens) for row in rows),
     )
 
 
-def _with_ratio(row: RolloutRow, plain: float | None) -> RolloutRow:
-    ratio = row.tokens_per_s / plain if plain and row.tokens_per_s else None
-    return row.model_copy(update={"ratio": ratio})
+def _with_ratio(row: Figures, plain: float | None, tokens: int) -> Figures:
+    """Beside transformers' generate on as many new tokens."""
+    alike = plain and row.tokens_per_s and row.new_tokens == tokens
+    return row.model_copy(update={"ratio": row.tokens_per_s / plain if alike else None})
 
 
 # Ours.
@@ -122,7 +124,7 @@ def _prompts(work: RolloutWorkload, vocabulary: int, seed: int) -> list[list[int
     return draw.integers(vocabulary, size=(work.rollouts, work.prompt_tokens)).tolist()
 
 
-def _ours(model: Decoder, work: RolloutWorkload, name: str) -> RolloutRow:
+def _ours(model: Decoder, work: RolloutWorkload, name: str) -> Figures:
     """One run of the engine under a schedule, with its time split on a CPU."""
     device, rule = model.device, Rule()
     timing.free_memory(device)  # of the engine before
@@ -147,7 +149,7 @@ def _ours(model: Decoder, work: RolloutWorkload, name: str) -> RolloutRow:
     with timing.timed_ops(split):
         tokens, took = timing.timed(lambda: generate(work.new_tokens, seed=0), device)
     split["python"] = took - sum(split.values())
-    return RolloutRow(
+    return Figures(
         who=f"sparrow {name}",
         new_tokens=work.new_tokens,
         tokens=tokens,
@@ -165,41 +167,32 @@ def _warm_tokens(model: Decoder, new_tokens: int) -> int:
 # Theirs.
 
 
-def _theirs(
-    model: Decoder, work: RolloutWorkload, report: Callable[[str], None]
-) -> list[RolloutRow]:
-    """transformers on the same weights: `generate`, and its continuous batching."""
+def _theirs(model: Decoder, work: RolloutWorkload) -> Figures:
+    """transformers' `generate` on the same weights."""
     timing.free_memory(model.device)
     with tempfile.TemporaryDirectory(prefix="sparrow-bench-") as scratch:
-        folder = models.save(model, Path(scratch) / "model")
-        peer = _load_peer(folder, model)
+        peer = _load_peer(models.save(model, Path(scratch) / "model"), model)
     prompts = _prompts(work, model.spec.vocabulary, seed=0)
-    ways: list[tuple[str, Callable[..., int], int]] = [(PEER, _generate, work.peer_tokens)]
-    if work.batching_tokens:
-        ways += [
-            (PEER, _generate, work.batching_tokens),
-            ("transformers generate_batch", _generate_batch, work.batching_tokens),
-        ]
-    rows = []
-    for who, way, tokens in ways:
-        report(f"{who}, {tokens} new tokens")
-        rows.append(_attempt(who, partial(way, peer, prompts), tokens, work.rollouts, model))
-    return rows
+    return _attempt(partial(_generate, peer, prompts), work.peer_tokens, work.rollouts, model)
 
 
-def _attempt(
-    who: str, generate: Callable[[int], int], tokens: int, rollouts: int, model: Decoder
-) -> RolloutRow:
+def _attempt(generate: Callable[[int], int], tokens: int, rollouts: int, model: Decoder) -> Figures:
     """A row for the peer; that it cannot run here is a result too, with its reason."""
-    row, wanted = RolloutRow(who=who, new_tokens=tokens), rollouts * tokens
+    wanted, drawn, took = rollouts * tokens, 0, None
     try:
         generate(_warm_tokens(model, tokens))
         drawn, took = timing.timed(lambda: generate(tokens), model.device)
+        failed = None if drawn == wanted else f"{drawn} tokens came, {wanted} were asked"
     except Exception as error:  # whatever another package raises
-        return row.model_copy(update={"failed": f"{type(error).__name__}: {error}"[:300]})
-    if drawn != wanted:
-        return row.model_copy(update={"failed": f"{drawn} tokens came, {wanted} were asked"})
-    return row.model_copy(update={"tokens": drawn, "seconds": took, "tokens_per_s": drawn / took})
+        failed = f"{type(error).__name__}: {error}"[:300]
+    return Figures(
+        who=PEER,
+        new_tokens=tokens,
+        tokens=drawn,
+        seconds=took,
+        tokens_per_s=drawn / took if took and not failed else None,
+        failed=failed,
+    )
 
 
 def _load_peer(folder: Path, model: Decoder) -> Any:
@@ -216,10 +209,11 @@ def _load_peer(folder: Path, model: Decoder) -> Any:
     return peer.to(model.device).eval()
 
 
-def _settings(new_tokens: int) -> Any:
+def _generate(peer: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:
+    """How many tokens `generate` drew."""
     from transformers import GenerationConfig
 
-    return GenerationConfig(
+    peer.generation_config = GenerationConfig(
         max_new_tokens=new_tokens,
         do_sample=True,
         temperature=1.0,
@@ -229,22 +223,7 @@ def _settings(new_tokens: int) -> Any:
         pad_token_id=0,
         use_cache=True,
     )
-
-
-def _generate(peer: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:
-    """How many tokens `generate` drew."""
-    peer.generation_config = _settings(new_tokens)
     ids = torch.tensor(prompts, device=peer.device)
     with torch.inference_mode():
         out = peer.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
     return int(out[:, ids.shape[1] :].numel())
-
-
-def _generate_batch(peer: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:
-    """How many tokens continuous batching drew; memory and graphs are kept for the next call."""
-    peer.generation_config = _settings(new_tokens)
-    inputs = [list(prompt) for prompt in prompts]
-    done = peer.generate_batch(
-        inputs=inputs, generation_config=_settings(new_tokens), persistent_manager=True
-    )
-    return sum(len(output.generated_tokens) for output in done.values())

@@ -38,7 +38,7 @@ from sparrow.engine.requests import pages_for
 from sparrow.engine.runner import PAGES, batch_bucket
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.bench import TraceBenchmark, TraceCheck, TracePoint, TraceRow
+from sparrow.schema.bench import Figures, TraceBenchmark
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 
@@ -142,7 +142,7 @@ def _sums(
     trace: Trace,
     limit: cost.Limit,
     peak: float | None,
-) -> Iterator[TraceRow]:
+) -> Iterator[Figures]:
     """Measured steps over the trace, dense and sparse, beside what the bytes take at the peak."""
     for case, clock, read in zip(cases, times, (limit.dense, limit.sparse), strict=True):
         row = _row(case.who, trace.tokens, cost.rollout_seconds(trace, clock))
@@ -151,8 +151,8 @@ def _sums(
         yield row.model_copy(update={"limit_seconds": ideal, "of_limit": share})
 
 
-def _row(who: str, tokens: int, seconds: float) -> TraceRow:
-    return TraceRow(who=who, tokens=tokens, seconds=seconds, tokens_per_s=tokens / seconds)
+def _row(who: str, tokens: int, seconds: float) -> Figures:
+    return Figures(who=who, tokens=tokens, seconds=seconds, tokens_per_s=tokens / seconds)
 
 
 # The limit and the engine.
@@ -246,7 +246,7 @@ def begin(kind: Kind, lengths: IntArray) -> IntArray:
     return np.maximum(1, lengths + shift - BACK)
 
 
-def measure(case: TraceCase, traces: Sequence[Trace], report: Report) -> list[TracePoint]:
+def measure(case: TraceCase, traces: Sequence[Trace], report: Report) -> list[Figures]:
     """States of these traces, each once, with their times and the bytes they read."""
     points = []
     for kind, lengths in find_states(traces, case.width, case.sizes):
@@ -257,7 +257,7 @@ def measure(case: TraceCase, traces: Sequence[Trace], report: Report) -> list[Tr
             seconds = _step_seconds(case.engine)
         middle = contexts + MIDDLE
         points.append(
-            TracePoint(
+            Figures(
                 who=case.who,
                 batch=kind.batch,
                 pages=kind.pages,
@@ -285,7 +285,7 @@ def _step_seconds(engine: Engine) -> list[float]:
 class StepTimes:
     """Seconds of steps: those of their kind, between measured ones by bytes. A `StepSeconds`."""
 
-    def __init__(self, case: TraceCase, points: Sequence[TracePoint]) -> None:
+    def __init__(self, case: TraceCase, points: Sequence[Figures]) -> None:
         self.sizes, self.width = case.sizes, case.width
         self.measured: dict[Kind, tuple[list[int], list[float]]] = {}
         for point in sorted(points, key=lambda point: point.bytes):
@@ -313,7 +313,7 @@ def _confirm(
     short: Trace,
     capacity: int,
     report: Report,
-) -> TraceCheck:
+) -> Figures:
     """Requests cut short, from prompts to ends, against the sum of measured steps for them."""
     cutoff, took, expected = int(short.lengths.max()), [], []
     for case, clock in zip(cases, times, strict=True):
@@ -325,7 +325,7 @@ def _confirm(
         _row(case.who, short.tokens, a).model_copy(update={"expected": b, "ratio": a / b})
         for case, a, b in zip(cases, took, expected, strict=True)
     )
-    return TraceCheck(
+    return Figures(
         cutoff=cutoff,
         steps=short.steps,
         rows=rows,

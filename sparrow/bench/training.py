@@ -16,7 +16,7 @@ import torch
 from sparrow import models
 from sparrow.bench import timing
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.bench import TrainBenchmark, TrainRow, TrainWork
+from sparrow.schema.bench import Figures, TrainBenchmark, TrainWork
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
 from sparrow.train.costs import trainer_memory, training_flops
@@ -61,7 +61,7 @@ def run(
 
 def _measure(
     shape: str, changes: dict[str, Any], case: TrainWork, device: torch.device, steps: int
-) -> TrainRow:
+) -> Figures:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     decoder = models.random(shape, device=device, **changes)
     most, tokens = decoder.spec.max_positions, case.sequences * case.length
@@ -82,7 +82,7 @@ def _measure(
         gpu=device.type == "cuda",
     ).total
     per_second = flops / median(seconds)
-    return TrainRow(
+    return Figures(
         **dict(case),
         seconds=tuple(round(took, 5) for took in seconds),
         tokens_per_second=round(tokens / median(seconds), 1),

@@ -2,9 +2,9 @@
 
 import re
 from statistics import median
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import Field, PlainValidator
+from pydantic import ConfigDict, Field, PlainValidator
 
 from sparrow.schema.base import File, Record
 from sparrow.schema.common import Device
@@ -71,7 +71,6 @@ class BenchRolloutConfig(Record):
     dtype: Name | None = option(None, DTYPE)
     peer: bool = option(True, "Also run transformers' generate.")
     peer_tokens: Tokens | None = option(None, "Its new tokens. Default: by the workload.")
-    batching: bool = option(True, "On a GPU: also transformers' continuous batching.")
 
 
 class BenchTrainConfig(Record):
@@ -120,6 +119,25 @@ class Machine(Record):
         return f"{self.device}, {self.cpus} CPUs, torch {self.torch}"
 
 
+class Figures(Record):
+    """What was measured of one case: figures by the names that they have in the JSON."""
+
+    model_config = ConfigDict(extra="allow")
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def parts(self) -> str:
+        """Where its time went (`split`), the longest first, in percent; or why it `failed`."""
+        given = dict(self)
+        parts = sorted((given.get("split") or {}).items(), key=lambda item: -item[1])
+        whole = sum(took for _, took in parts)
+        told = [f"{name} {took / whole:.0%}" for name, took in parts if took > whole / 200]
+        return given.get("failed") or ", ".join(told)
+
+
 class Benchmark(Record):
     """Base of results: a machine and its figures.
 
@@ -144,45 +162,6 @@ class ModelBenchmark(Benchmark):
     dtype: str
 
 
-class SplitRow(Record):
-    """A row that may say where its time went."""
-
-    split: Split | None = None
-
-    @property
-    def parts(self) -> str:
-        """The parts of its time, the longest first, in percent."""
-        parts = sorted((self.split or {}).items(), key=lambda item: -item[1])
-        whole = sum(took for _, took in parts)
-        return ", ".join(f"{name} {took / whole:.0%}" for name, took in parts if took > whole / 200)
-
-
-class DecodeRow(SplitRow):
-    """Decode steps of one batch, context and schedule (None: dense); medians over rounds.
-
-    `split` is in milliseconds of a step.
-    """
-
-    batch: int
-    context: int
-    schedule: str | None
-    steps: int
-    mean_length: float
-    ms_step: float
-    ms_step_rounds: Rounds
-    ms_device: float
-    ms_device_rounds: Rounds
-    idle: float
-    tokens_per_s: float
-    bytes: int
-    bytes_weights: int
-    bytes_kv: int
-    bytes_landmarks: int
-    tb_per_s: float
-    of_peak: float | None
-    speed_up: float | None
-
-
 class DecodeBenchmark(ModelBenchmark):
     """`sparrow bench decode`."""
 
@@ -194,37 +173,7 @@ class DecodeBenchmark(ModelBenchmark):
     flow: str
     peak_bytes_per_s: float | None
     rounds: int
-    rows: tuple[DecodeRow, ...]
-
-
-class LayerRow(Record):
-    """One part of a layer's decode attention; `flow` is None for dense attention."""
-
-    flow: str | None
-    part: str
-    batch: int
-    context: int
-    kept: int
-    layers: int
-    calls: int
-    us: float
-    us_min: float
-    us_max: float
-    us_rounds: Rounds
-    bytes: int
-    tb_per_s: float
-    of_peak: float | None
-    of_read: float | None  # on a CPU: its speed over that of a plain read of the same memory
-
-
-class StoredFlow(Record):
-    """Bytes that a flow stores with a page, all KV heads, beside those of keys and values."""
-
-    flow: str
-    rule: str
-    page_bytes: int
-    kv_page_bytes: int
-    of_kv: float
+    rows: tuple[Figures, ...]
 
 
 class LayerBenchmark(Benchmark):
@@ -239,8 +188,8 @@ class LayerBenchmark(Benchmark):
     peak_bytes_per_s: float | None
     replays: int
     rounds: int
-    flows: tuple[StoredFlow, ...]
-    rows: tuple[LayerRow, ...]
+    flows: tuple[Figures, ...]
+    rows: tuple[Figures, ...]
 
 
 class RolloutWorkload(Record):
@@ -253,27 +202,10 @@ class RolloutWorkload(Record):
     new_tokens: int
     peer_tokens: int
     schedules: tuple[str, ...]
-    batching_tokens: int = 0  # also transformers' continuous batching, of so many new tokens
 
     @property
     def context(self) -> int:
         return self.prompt_tokens + self.new_tokens
-
-
-class RolloutRow(SplitRow):
-    """One way to roll out, with its seconds by part on a CPU, or why it `failed`."""
-
-    who: str
-    new_tokens: int
-    tokens: int = 0
-    seconds: float | None = None
-    tokens_per_s: float | None = None
-    failed: str | None = None
-    ratio: float | None = None  # to transformers' generate on as many new tokens
-
-    @property
-    def parts(self) -> str:
-        return self.failed or super().parts
 
 
 class RolloutBenchmark(ModelBenchmark):
@@ -287,7 +219,7 @@ class RolloutBenchmark(ModelBenchmark):
     preset: str
     workload: RolloutWorkload
     weights: str  # real or random
-    rows: tuple[RolloutRow, ...]
+    rows: tuple[Figures, ...]
 
 
 class TrainWork(Record):
@@ -297,17 +229,6 @@ class TrainWork(Record):
     length: int
     recompute: bool
     compiled: bool = False
-
-
-class TrainRow(TrainWork):
-    """Optimiser steps that were timed; `memory_gib` is what a GPU had allocated at most."""
-
-    seconds: Rounds
-    tokens_per_second: float
-    teraflops: float
-    utilisation: float | None
-    memory_gib: float | None
-    predicted_gib: float
 
 
 class TrainBenchmark(Benchmark):
@@ -322,45 +243,7 @@ class TrainBenchmark(Benchmark):
 
     model: str
     changes: dict[str, int]
-    cases: tuple[TrainRow, ...]
-
-
-class TraceRow(Record):
-    """A rollout by one attention: summed from steps or, where `expected` is that sum, run."""
-
-    who: str
-    tokens: int
-    seconds: float
-    tokens_per_s: float
-    limit_seconds: float | None = None
-    of_limit: float | None = None
-    expected: float | None = None
-    ratio: float | None = None
-
-
-class TraceCheck(Record):
-    """A complete run of the requests, cut short, against the sum of measured steps for it."""
-
-    cutoff: int
-    steps: int
-    rows: tuple[TraceRow, ...]
-    speed_up: float
-    expected_speed_up: float
-    confirmed: bool
-
-
-class TracePoint(Record):
-    """Measured steps of one batch bucket and width of page tables."""
-
-    who: str
-    batch: int
-    pages: int
-    rows: int
-    mean_length: float
-    longest: int
-    bytes: int
-    ms_step: float
-    ms_step_rounds: Rounds
+    cases: tuple[Figures, ...]
 
 
 class TraceBenchmark(ModelBenchmark):
@@ -379,11 +262,11 @@ class TraceBenchmark(ModelBenchmark):
     lengths: tuple[int, ...]
     memory: float
     limit: dict[str, Any]
-    rows: tuple[TraceRow, ...]
+    rows: tuple[Figures, ...]
     speed_up: float
     share: float
-    confirmation: TraceCheck
-    points: tuple[TracePoint, ...]
+    confirmation: Figures
+    points: tuple[Figures, ...]
 
 
 class SpeedCase(Record):

@@ -39,10 +39,10 @@ def test_a_peer_that_fails_or_stops_early_is_no_result() -> None:
         raise NotImplementedError("not here")
 
     model = rollout._model(rollout.WORKLOADS["cpu-tiny"], None)
-    row = rollout._attempt("peer", refuse, 4, 2, model)
+    row = rollout._attempt(refuse, 4, 2, model)
     assert row.failed == "NotImplementedError: not here"
     assert row.tokens_per_s is None
-    early = rollout._attempt("peer", lambda new_tokens: 1, 4, 2, model)
+    early = rollout._attempt(lambda new_tokens: 1, 4, 2, model)
     assert "1 tokens" in str(early.failed)
 
 
