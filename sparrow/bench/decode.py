@@ -31,7 +31,7 @@ from sparrow.engine.requests import Context, Sample, pages_for
 from sparrow.engine.runner import PAGES
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.bench import DecodeBenchmark, Figures, Split
+from sparrow.schema.bench import Benchmark, Figures, Split
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
@@ -67,7 +67,7 @@ def run(
     rounds: int = 3,
     split: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> DecodeBenchmark:
+) -> Benchmark:
     """Measure every case.
 
     flow     what chooses pages
@@ -95,7 +95,8 @@ def run(
         rows += turns.measure(names, rounds, split)
         del engine, turns
         timing.free_memory(target)
-    return DecodeBenchmark(
+    return Benchmark(
+        verb="decode",
         **timing.of_model(decoder, name),
         flow=flow.name,
         peak_bytes_per_s=timing.peak_of(target),

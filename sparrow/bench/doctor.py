@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 from sparrow import __version__
 
 PROC = Path("/proc")
-DISTRIBUTION = "sparrow-rl"
 BROWSER = "browser"  # its package needs a browser beside it
 CHECKS = ("self_test", "kernels")
 TIMEOUT = 300.0  # seconds; the first time, kernels are compiled
@@ -36,7 +35,6 @@ CHILD = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
     "from sparrow.bench.doctor import run_stages; run_stages(json.loads(sys.argv[2]))"
 )
-VERBS = ("generate", "calibrate", "plan", "train", "eval", "report")
 REPORT = "install into a fresh environment; if it stays, report it with sparrow doctor --json"
 BREAKS = {
     "torch": "torch does not load",
@@ -63,7 +61,7 @@ def examine(*, check: bool = True) -> dict[str, Any]:
     torch (version, build, threads, no_gpu: why, or None); gpus (index, name, total, free,
     capability, kernels); models (shipped, fetched, cache, memory: bytes of this host); self_test
     (passed, tokens, seconds); kernels (device, version, error, passed); broken (stage, why); and
-    the verdict: ready, ready_for, devices, problems and missing (what, how). Sizes are bytes. What
+    the verdict: ready, devices, problems and missing (what, how). Sizes are bytes. What
     a stage that broke or was not wanted would have told is None.
     """
     found: dict[str, Any] = {
@@ -130,7 +128,6 @@ def verdict(found: Found, *, check: bool) -> dict[str, Any]:
     )
     return {
         "ready": not problems,
-        "ready_for": [] if problems else list(VERBS),
         "devices": [] if problems else ["cpu", *_good_gpus(found, check)],
         "problems": problems,
         "missing": missing,
@@ -254,8 +251,6 @@ def package_state(package: Package, version: str | None) -> dict[str, Any]:
     if version is not None and _numbers(version) < _numbers(package.minimum):
         state = "old"
     install = f"{beside('pip')} install '{package.name}>={package.minimum}'"
-    if package.extra is not None and installed(DISTRIBUTION) is not None and version is None:
-        install = f"{beside('pip')} install '{DISTRIBUTION}[{package.extra}]'"
     if package.extra == BROWSER:
         install += f" && {beside('playwright')} install chromium"
     return package._asdict() | {"version": version, "state": state, "install": install}
@@ -322,7 +317,7 @@ def gpus(found: Found) -> list[Found]:
     """The GPUs that torch can use."""
     import torch
 
-    seen = []
+    seen: list[Found] = []
     for index in range(torch.cuda.device_count() if found["torch"]["no_gpu"] is None else 0):
         free, total = torch.cuda.mem_get_info(index)
         capability = torch.cuda.get_device_capability(index)

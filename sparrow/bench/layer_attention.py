@@ -33,7 +33,7 @@ from sparrow.bench import timing
 from sparrow.bench.timing import Case
 from sparrow.engine.memory import device_memory
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.bench import Figures, LayerBenchmark
+from sparrow.schema.bench import Benchmark, Figures
 from sparrow.sparse.rule import Rule
 
 COLD_BYTES = 256_000_000  # between two reads of one address: several times an L2 cache
@@ -99,7 +99,7 @@ def run(
     replays: int | None = None,
     rounds: int = 7,
     progress: Callable[[str], None] | None = None,
-) -> LayerBenchmark:
+) -> Benchmark:
     """Measure dense attention and every flow.
 
     flows    rules to measure, none with dense layers (default: block-mean)
@@ -124,7 +124,8 @@ def run(
             count = layers or _layers(heads, each.batch * each.context // heads.page, named)
             rows += _with_ratios(measure(Bed(heads, each, named, count).cases()))
             timing.free_memory(heads.device)
-    return LayerBenchmark(
+    return Benchmark(
+        verb="attention",
         machine=timing.machine(heads.device),
         heads={name: getattr(heads, name) for name in ("kv_heads", "group", "size", "page")},
         dtype=str(heads.dtype).removeprefix("torch."),

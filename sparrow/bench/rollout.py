@@ -24,7 +24,7 @@ from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder, shipped
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.fetch import fetched, known
-from sparrow.schema.bench import Figures, RolloutBenchmark, RolloutWorkload, Split
+from sparrow.schema.bench import Benchmark, Figures, RolloutWorkload, Split
 from sparrow.schema.sampling import SamplingParams
 from sparrow.sparse.rule import Rule
 
@@ -68,7 +68,7 @@ def run(
     dtype: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
     **changes: Any,
-) -> RolloutBenchmark:
+) -> Benchmark:
     """Measure a workload.
 
     preset   gpu, cpu-tiny or cpu-smollm2
@@ -92,7 +92,8 @@ def run(
         progress(f"{PEER}, {work.peer_tokens} new tokens")
         rows.append(_theirs(model, work))
         plain = rows[-1].tokens_per_s
-    return RolloutBenchmark(
+    return Benchmark(
+        verb="rollout",
         **timing.of_model(model, work.model),
         preset=preset,
         workload=work,

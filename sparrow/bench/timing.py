@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
-from importlib.metadata import PackageNotFoundError, version
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from rich.table import Table
 from torch.autograd import DeviceType
 
 from sparrow import ops
+from sparrow.bench.doctor import installed
 from sparrow.calibrate.planning import hardware
 from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.calibrate.planning.hardware import Hardware
@@ -80,7 +80,7 @@ def machine(device: torch.device) -> Machine:
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         command=shlex.join(sys.argv),
-        **{name: _version(name) for name in names},
+        **{name: installed(name) for name in names},
     )
 
 
@@ -100,25 +100,59 @@ def gpu_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
+class View(NamedTuple):
+    """What a terminal shows of a result: fields of its rows; the rest formats the result."""
+
+    title: str
+    columns: str
+    group: str | None = None  # the column that sets rows apart
+    caption: str = ""
+
+
+VIEWS = {
+    "attention": View(
+        "Attention of one layer, {0.dtype}",
+        "flow part us us_min us_max tb_per_s of_read batch context kept",
+        group="context",
+    ),
+    "decode": View(
+        "Decode, {0.model}",
+        "batch context schedule ms_step ms_device idle tb_per_s of_peak speed_up parts",
+    ),
+    "rollout": View(
+        "Rollout, {0.model} ({0.parameters} weights, {0.dtype}), {0.workload.rollouts} rollouts",
+        "who new_tokens seconds tokens_per_s ratio parts",
+    ),
+    "train": View(
+        "{0.model} {0.changes}, one optimiser step",
+        "sequences length recompute compiled tokens_per_second teraflops utilisation memory_gib "
+        "predicted_gib",
+    ),
+    "trace": View(
+        "Trace, {0.model}, {0.schedule}",
+        "who tokens seconds tokens_per_s limit_seconds of_limit",
+        caption="{0.speed_up:.3f}x of {0.limit[speed_up]:.3f}x that bytes allow: {0.share:.1%}; a "
+        "complete run to {0.confirmation.cutoff} tokens: {0.confirmation.speed_up:.3f}x, expected "
+        "{0.confirmation.expected_speed_up:.3f}x",
+    ),
+}
+
+
 def table(result: Benchmark) -> Table:
     """The result for a terminal."""
-    return figures(
-        f"{result.title.format(result)}, {result.machine.describe()}",
-        getattr(result, result.shown),
-        result.columns,
-        group=result.group,
-        caption=result.caption.format(result),
-    )
+    view = VIEWS[result.verb]
+    title = f"{view.title.format(result)}, {result.machine.describe()}"
+    caption = view.caption.format(result)
+    return figures(title, result.rows, view.columns, group=view.group, caption=caption)
 
 
-def of_model(model: Decoder, name: str | ModelSpec, **settings: Any) -> dict[str, Any]:
+def of_model(model: Decoder, name: str | ModelSpec) -> dict[str, Any]:
     """What every result of a model says first."""
     return {
         "machine": machine(model.device),
         "model": name if isinstance(name, str) else name.family,
         "parameters": model.spec.parameters(),
         "dtype": str(model.dtype).removeprefix("torch."),
-        **settings,
     }
 
 
@@ -139,13 +173,6 @@ def reads(model: Decoder, schedule: Schedule | None = None) -> ByteModel:
         page=PAGE,
         idle_landmarks=True,
     )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def torch_dtype(name: str | None) -> str:

@@ -38,7 +38,7 @@ from sparrow.engine.requests import pages_for
 from sparrow.engine.runner import PAGES, batch_bucket
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.bench import Figures, TraceBenchmark
+from sparrow.schema.bench import Benchmark, Figures
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 
@@ -94,7 +94,7 @@ def run(
     cutoff: int = 2048,
     lengths: Sequence[int] | None = None,
     progress: Report = lambda text: None,
-) -> TraceBenchmark:
+) -> Benchmark:
     """Measure one shape, dense and under a schedule.
 
     schedule  a preset's name or "fixed-N" (default: the model's at 0.86)
@@ -121,7 +121,8 @@ def run(
     times = [StepTimes(case, own) for case, own in zip(cases, points, strict=True)]
     dense, sparse = _sums(cases, times, whole, limit, timing.peak_of(target))
     speed_up = dense.seconds / sparse.seconds
-    return TraceBenchmark(
+    return Benchmark(
+        verb="trace",
         **timing.of_model(decoder, model),
         schedule=name,
         prompt=PROMPT,

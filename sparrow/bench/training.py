@@ -16,7 +16,7 @@ import torch
 from sparrow import models
 from sparrow.bench import timing
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.bench import Figures, TrainBenchmark, TrainWork
+from sparrow.schema.bench import Benchmark, Figures, TrainWork
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
 from sparrow.train.costs import trainer_memory, training_flops
@@ -43,7 +43,7 @@ def run(
     device: str = "auto",
     steps: int = TIMED,
     progress: Callable[[str], None] = lambda text: None,
-) -> TrainBenchmark:
+) -> Benchmark:
     """Every case after the other, each with a trainer of its own; the fastest device's defaults."""
     place = pick_device(device)
     on_gpu = place.type == "cuda"
@@ -54,8 +54,8 @@ def run(
         progress(f"{shape}: {case}")
         rows.append(_measure(shape, small, case, place, steps))
         timing.free_memory(place)
-    return TrainBenchmark(
-        machine=timing.machine(place), model=shape, changes=small, cases=tuple(rows)
+    return Benchmark(
+        verb="train", machine=timing.machine(place), model=shape, changes=small, rows=tuple(rows)
     )
 
 

@@ -358,8 +358,7 @@ def _words(value: Any) -> str:
 
 def _verdict(found: Examined) -> None:
     if found["ready"]:
-        verbs, where = ", ".join(found["ready_for"]), " and ".join(found["devices"])
-        ready = f"\n[bold green]ready for:[/] {verbs}, on {where}"
+        ready = f"\n[bold green]ready[/] on {' and '.join(found['devices'])}"
         console.print(ready, highlight=False, markup=True)
     else:
         console.print("\n[bold red]not ready.[/] To mend:", highlight=False, markup=True)

@@ -126,6 +126,8 @@ class Figures(Record):
 
     if TYPE_CHECKING:
 
+        def __init__(self, **figures: Any) -> None: ...
+
         def __getattr__(self, name: str) -> Any: ...
 
     @property
@@ -138,57 +140,11 @@ class Figures(Record):
         return given.get("failed") or ", ".join(told)
 
 
-class Benchmark(Record):
-    """Base of results: a machine and its figures.
+class Benchmark(Figures):
+    """A machine and its figures: rows, and what they have in common, as each verb says."""
 
-    A terminal shows `columns` of the rows in the field `shown`; `title` and `caption` are format
-    strings over the result.
-    """
-
-    title: ClassVar[str]
-    caption: ClassVar[str] = ""
-    columns: ClassVar[str]
-    group: ClassVar[str | None] = None  # the column that sets rows apart
-    shown: ClassVar[str] = "rows"
-
+    verb: str
     machine: Machine
-
-
-class ModelBenchmark(Benchmark):
-    """A benchmark of one model."""
-
-    model: str
-    parameters: int
-    dtype: str
-
-
-class DecodeBenchmark(ModelBenchmark):
-    """`sparrow bench decode`."""
-
-    title: ClassVar[str] = "Decode, {0.model}"
-    columns: ClassVar[str] = (
-        "batch context schedule ms_step ms_device idle tb_per_s of_peak speed_up parts"
-    )
-
-    flow: str
-    peak_bytes_per_s: float | None
-    rounds: int
-    rows: tuple[Figures, ...]
-
-
-class LayerBenchmark(Benchmark):
-    """`sparrow bench attention` and `sparrow flow bench`."""
-
-    title: ClassVar[str] = "Attention of one layer, {0.dtype}"
-    columns: ClassVar[str] = "flow part us us_min us_max tb_per_s of_read batch context kept"
-    group: ClassVar[str | None] = "context"
-
-    heads: dict[str, int]
-    dtype: str
-    peak_bytes_per_s: float | None
-    replays: int
-    rounds: int
-    flows: tuple[Figures, ...]
     rows: tuple[Figures, ...]
 
 
@@ -208,20 +164,6 @@ class RolloutWorkload(Record):
         return self.prompt_tokens + self.new_tokens
 
 
-class RolloutBenchmark(ModelBenchmark):
-    """`sparrow bench rollout`."""
-
-    title: ClassVar[str] = (
-        "Rollout, {0.model} ({0.parameters} weights, {0.dtype}), {0.workload.rollouts} rollouts"
-    )
-    columns: ClassVar[str] = "who new_tokens seconds tokens_per_s ratio parts"
-
-    preset: str
-    workload: RolloutWorkload
-    weights: str  # real or random
-    rows: tuple[Figures, ...]
-
-
 class TrainWork(Record):
     """Sequences of one optimiser step, and how it is taken."""
 
@@ -229,44 +171,6 @@ class TrainWork(Record):
     length: int
     recompute: bool
     compiled: bool = False
-
-
-class TrainBenchmark(Benchmark):
-    """`sparrow bench train`; `changes` are what the model is cut to."""
-
-    title: ClassVar[str] = "{0.model} {0.changes}, one optimiser step"
-    shown: ClassVar[str] = "cases"
-    columns: ClassVar[str] = (
-        "sequences length recompute compiled tokens_per_second teraflops utilisation memory_gib "
-        "predicted_gib"
-    )
-
-    model: str
-    changes: dict[str, int]
-    cases: tuple[Figures, ...]
-
-
-class TraceBenchmark(ModelBenchmark):
-    """`sparrow bench trace`; `share` is the speed-up's of that in `limit`, what bytes allow."""
-
-    title: ClassVar[str] = "Trace, {0.model}, {0.schedule}"
-    caption: ClassVar[str] = (
-        "{0.speed_up:.3f}x of {0.limit[speed_up]:.3f}x that bytes allow: {0.share:.1%}; a complete "
-        "run to {0.confirmation.cutoff} tokens: {0.confirmation.speed_up:.3f}x, expected "
-        "{0.confirmation.expected_speed_up:.3f}x"
-    )
-    columns: ClassVar[str] = "who tokens seconds tokens_per_s limit_seconds of_limit"
-
-    schedule: str
-    prompt: int
-    lengths: tuple[int, ...]
-    memory: float
-    limit: dict[str, Any]
-    rows: tuple[Figures, ...]
-    speed_up: float
-    share: float
-    confirmation: Figures
-    points: tuple[Figures, ...]
 
 
 class SpeedCase(Record):

@@ -218,8 +218,8 @@ class RunFolder:
     @property
     def longest(self) -> int | None:
         """Tokens of the longest sequence that its settings allow."""
-        ends = [self.settings.get(f"rollout.max_{part}") for part in ("prompt", "tokens")]
-        return None if None in ends else sum(ends)
+        prompt, answer = map(self.settings.get, ("rollout.max_prompt", "rollout.max_tokens"))
+        return None if prompt is None or answer is None else prompt + answer
 
     @property
     def target(self) -> float | None:

@@ -20,7 +20,6 @@ def wanted(requirements: list[str]) -> set[tuple[str, str]]:
 
 
 def test_the_table_is_that_of_pyproject() -> None:
-    assert PROJECT["name"] == doctor.DISTRIBUTION
     assert {(each.name, each.minimum) for each in CORE} == wanted(PROJECT["dependencies"])
     unused = {"dev", "serve", "ray"}  # that no verb needs
     given = PROJECT["optional-dependencies"].items()
@@ -55,11 +54,7 @@ def test_how_to_get_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     python = sys.executable
     math, browser = (next(p for p in OPTIONAL if p.extra == x) for x in ("math", doctor.BROWSER))
     monkeypatch.setattr("shutil.which", lambda name: str(Path(python).parent / name))
-    monkeypatch.setattr(doctor, "installed", lambda name: "0.1.0")
     assert install(CORE[0]) == "pip install 'torch>=2.11'"
-    assert install(math) == "pip install 'sparrow-rl[math]'"
-    assert install(math, "0.1") == "pip install 'math-verify>=0.8'"
-    monkeypatch.setattr(doctor, "installed", lambda name: None)  # a checkout, not installed
     assert install(math) == "pip install 'math-verify>=0.8'"
     after = "playwright install chromium"
     assert install(browser) == f"pip install 'playwright>=1.50' && {after}"
@@ -113,7 +108,6 @@ def kernel(device: str, **changes: Any) -> dict[str, Any]:
 def test_all_is_well_on_a_cpu() -> None:
     found = verdict(examined(), check=True)
     assert found["ready"]
-    assert {"generate", "calibrate", "plan", "train"} <= set(found["ready_for"])
     assert found["devices"] == ["cpu"]
     assert found["problems"] == found["missing"] == []
 
@@ -131,7 +125,7 @@ def test_what_keeps_the_core_from_working() -> None:
     for said, changes in cases.items():
         found = verdict(examined(**changes), check=True)
         assert not found["ready"]
-        assert found["ready_for"] == found["devices"] == []
+        assert found["devices"] == []
         (problem,) = found["problems"]
         assert said in problem["what"]
         assert problem["how"]

@@ -11,7 +11,7 @@ from sparrow import ops
 from sparrow.bench import layer_attention, timing
 from sparrow.bench.layer_attention import Bed, Heads, Shape
 from sparrow.schema.base import to_dict
-from sparrow.schema.bench import LayerBenchmark
+from sparrow.schema.bench import Benchmark
 from sparrow.sparse.rule import Rule
 
 SMALL = Shape(batch=2, context=256, kept=4)
@@ -20,7 +20,7 @@ RULE = Rule(dense_layers=frozenset())
 TOKEN = 8 * 64 * 4  # KV heads, head size, fp32
 
 
-def short_run(shape: Shape = SMALL, **changes: Any) -> LayerBenchmark:
+def short_run(shape: Shape = SMALL, **changes: Any) -> Benchmark:
     settings = {"device": "cpu", "head_size": 64, "layers": 1, "replays": 1, "rounds": 2}
     return layer_attention.run(shape=shape, **settings | changes)
 
