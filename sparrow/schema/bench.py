@@ -147,6 +147,10 @@ class Benchmark(Figures):
     machine: Machine
     rows: tuple[Figures, ...]
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **figures: Any) -> None: ...
+
 
 class RolloutWorkload(Record):
     """Prompts of equal length, one rollout each; transformers may be given fewer new tokens."""

@@ -1,10 +1,8 @@
 """`sparrow demo` as a newcomer meets it, on smaller numbers: every stage, stopped and gone on."""
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 pytest.importorskip("pydantic")
 
+from support import cli
 from support.waiting import wait_for
 
 from sparrow.files import read_lines
@@ -34,19 +33,7 @@ main()
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     script = folder.parent / "smaller.py"
     script.write_text(SMALLER, encoding="utf-8")
-    return subprocess.Popen(
-        [sys.executable, str(script), "demo", "--out", str(folder), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "160", "TERM": "dumb"},
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=240)
-    return process.returncode, said
+    return cli.start("demo", "--out", folder, *words, folder=ROOT, program=(str(script),))
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -62,10 +49,10 @@ def stopped_and_ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
     process = start(folder)
     wait_for(process, lambda: metrics(folder))
     process.send_signal(signal.SIGINT)
-    code, before = ended(process)
+    code, before = cli.ended(process)
     assert code == 130, before
     measured = (folder / "calibration" / "surface.json").stat().st_mtime_ns
-    code, after = ended(start(folder))
+    code, after = cli.ended(start(folder))
     assert code == 0, after
     assert (folder / "calibration" / "surface.json").stat().st_mtime_ns == measured
     return folder, before, after
@@ -98,6 +85,6 @@ def test_a_demo_that_has_ended_is_shown_again_at_once(
     folder, _, _ = stopped_and_ended
     names = ("train/metrics.jsonl", "speed.json", "report.html")
     before = [(folder / name).read_bytes() for name in names]
-    code, said = ended(start(folder))
+    code, said = cli.ended(start(folder))
     assert code == 0, said
     assert [(folder / name).read_bytes() for name in names] == before

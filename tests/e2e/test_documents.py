@@ -24,8 +24,7 @@ from support.documents import DOCUMENTS, MARKS, ROOT, Place, Step, fences, stage
 
 from sparrow.cli import split_verb
 from sparrow.cli.verbs import VERBS
-from sparrow.schema.loading import load_config
-from sparrow.schema.options import parse
+from sparrow.schema.loading import parse, resolve
 
 TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in DOCUMENTS}
 LANGUAGES = {"sh", "python", "toml", "json", "text", "mermaid", "bibtex"}
@@ -89,7 +88,7 @@ def configure(words: list[str]) -> None:
     verb = VERBS[name]
     parsed = parse(verb.config, rest, verb.extras)
     known = [file for file in parsed.files if not file.endswith(".toml")]  # shipped, by name
-    load_config(verb.config, known, parsed.overrides)
+    resolve(verb.config, known, parsed.layers)
 
 
 def sparrow_words(words: list[str]) -> list[str] | None:
@@ -135,12 +134,6 @@ def test_targets_of_make_exist_and_blocks_are_of_known_languages(document: str) 
         assert {word for word in words if "=" not in word} <= targets, words
     assert {language for _, language, _ in fences(TEXTS[document])} <= LANGUAGES
     assert TEXTS[document].count("```") == 2 * len(list(fences(TEXTS[document])))
-
-
-def test_the_readme_has_its_two_commands() -> None:
-    commands = [step.text for step in steps(TEXTS["README.md"])]
-    assert any(command.startswith("make demo") for command in commands)
-    assert any(command.startswith("sparrow ") for command in commands)
 
 
 def test_a_failing_step_is_told(tmp_path: Path) -> None:

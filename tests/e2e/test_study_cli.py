@@ -1,6 +1,5 @@
 """`sparrow study` as a user meets it, on few tokens: stopped, gone on, killed, done, and told."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -31,19 +30,7 @@ def written(folder: Path, *, dense_alone: bool = False, steps: int = 2) -> Path:
 
 
 def start(file: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "sparrow", "study", str(file), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=file.parent,
-        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=240)
-    return process.returncode, said
+    return cli.start("study", file, *words, folder=file.parent)
 
 
 Here = Callable[..., tuple[int, str]]
@@ -71,11 +58,11 @@ def little(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     process = start(file)
     wait_for(process, begun.exists)
     process.send_signal(signal.SIGINT)
-    code, before = ended(process)
+    code, before = cli.ended(process)
     assert code == 130, before
     assert begun.exists(), before
     looked = begun.stat().st_mtime_ns
-    code, after = ended(start(file))
+    code, after = cli.ended(start(file))
     assert code == 0, after
     assert begun.stat().st_mtime_ns == looked
     return file, before, after
@@ -174,12 +161,12 @@ def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
     process = start(file, f"--dir={old}", "--cell", "dense-0")
     wait_for(process, (old / "cells" / "dense-0" / "start.json").exists)
     process.send_signal(signal.SIGINT)
-    code, said = ended(process)
+    code, said = cli.ended(process)
     assert code == 130, said
     code, said = here(file, f"--dir={old}", "--train.run.steps=3", "--cell", "dense-0")
     assert code == 2, said
     old.rename(new)
-    code, said = ended(start(file, f"--dir={new}"))
+    code, said = cli.ended(start(file, f"--dir={new}"))
     assert code == 0, said
     assert (new / "cells" / "dense-0" / "end.json").exists()
     assert (new / "report.md").exists()
@@ -198,7 +185,7 @@ def test_a_killed_study_leaves_nothing_running_and_goes_on(tmp_path: Path, folde
         process.kill()
         process.communicate()
         assert gone(mark, 20)
-    code, said = ended(start(file))
+    code, said = cli.ended(start(file))
     assert code == 0, said
     for part in ("validation.jsonl", "start.json", "tail.json"):
         left, right = (each / "cells" / "dense-0" / part for each in (place, folder))
