@@ -64,15 +64,10 @@ def assigned(file: str, name: str) -> ast.expr:
 
 
 def test_quoted_messages_are_of_the_program() -> None:
+    assert len(MESSAGES) > 15
     for message in MESSAGES:
         assert max(map(len, pieces(message)), default=0) >= TELLING, "too little to search for"
         assert said_somewhere(message), message
-
-
-def test_the_check_notices_what_is_not_said() -> None:
-    assert len(MESSAGES) > 15
-    assert not said_somewhere("the gate stopped this walk: …")
-    assert not said_somewhere("is of another configuration … surely below the target")  # two rooms
 
 
 def test_every_gate_action_has_an_entry() -> None:
