@@ -209,8 +209,30 @@ class Turns:
                 times.append(self._round(schedule))
         dense = median(step for step, _ in taken[names.index(None)]) if None in names else None
         for name, schedule, times in zip(names, schedules, taken, strict=True):
-            parts = self._split(schedule) if split else None
-            yield self._row(name, schedule, times, dense, parts)
+            row = self._bytes(schedule)
+            (steps_s, device_s), peak = zip(*times, strict=True), timing.peak_of(self.device)
+            step, device, batch = median(steps_s), median(device_s), self.engine.max_running
+            yield Figures(
+                batch=batch,
+                context=self.context,
+                schedule=name,
+                steps=self.steps,
+                ms_step=step * 1e3,
+                ms_step_rounds=tuple(took * 1e3 for took in steps_s),
+                ms_device=device * 1e3,
+                ms_device_rounds=tuple(took * 1e3 for took in device_s),
+                idle=1 - device / step,
+                tokens_per_s=batch / step,
+                **row,
+                tb_per_s=row["bytes"] / step / 1e12,
+                of_peak=row["bytes"] / step / peak if peak else None,
+                speed_up=dense / step if dense is not None else None,
+                split=self._split(schedule) if split else None,
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return self.engine.model.device
 
     @contextmanager
     def _warm(self, schedule: Schedule | None, steps: int) -> Iterator[list[Sample]]:
@@ -240,40 +262,15 @@ class Turns:
             taken = timing.split_of(steps, self.engine.model.device)
         return {part: took * 1e3 / SPLIT_STEPS for part, took in taken.items()}
 
-    def _row(
-        self,
-        name: str | None,
-        schedule: Schedule | None,
-        times: Times,
-        dense: float | None,
-        split: Split | None,
-    ) -> Figures:
-        """The figures of one schedule."""
-        model, batch = self.engine.model, self.engine.max_running
-        peak, (steps_s, device_s) = timing.peak_of(model.device), zip(*times, strict=True)
-        step, device = median(steps_s), median(device_s)
-        lengths = np.arange(self.context - self.steps, self.context) + 1  # with the step's token
-        reads = timing.reads(model, schedule)
-        dense_kv, kept_kv, landmarks = (round(batch * part.mean()) for part in reads.rows(lengths))
-        whole = reads.weights + dense_kv + kept_kv + landmarks
-        return Figures(
-            batch=batch,
-            context=self.context,
-            schedule=name,
-            steps=self.steps,
-            mean_length=float(lengths.mean()),
-            ms_step=step * 1e3,
-            ms_step_rounds=tuple(took * 1e3 for took in steps_s),
-            ms_device=device * 1e3,
-            ms_device_rounds=tuple(took * 1e3 for took in device_s),
-            idle=1 - device / step,
-            tokens_per_s=batch / step,
-            bytes=whole,
-            bytes_weights=reads.weights,
-            bytes_kv=dense_kv + kept_kv,
-            bytes_landmarks=landmarks,
-            tb_per_s=whole / step / 1e12,
-            of_peak=whole / step / peak if peak else None,
-            speed_up=dense / step if dense is not None else None,
-            split=split,
-        )
+    def _bytes(self, schedule: Schedule | None) -> dict[str, float]:
+        """What a step reads on average, at lengths with the step's token."""
+        lengths = np.arange(self.context - self.steps, self.context) + 1
+        reads, batch = timing.reads(self.engine.model, schedule), self.engine.max_running
+        dense, kept, landmarks = (round(batch * part.mean()) for part in reads.rows(lengths))
+        return {
+            "mean_length": float(lengths.mean()),
+            "bytes": reads.weights + dense + kept + landmarks,
+            "bytes_weights": reads.weights,
+            "bytes_kv": dense + kept,
+            "bytes_landmarks": landmarks,
+        }

@@ -82,23 +82,18 @@ def probe(stages: list[str], timeout: float = TIMEOUT) -> dict[str, Any]:
     """What each stage found, run in a child, and which one is `broken`, if any."""
     command = [sys.executable, "-P", "-c", CHILD, json.dumps(sys.path), json.dumps(stages)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-        env=environment,
-    ) as child:
-        try:
-            said, errors = child.communicate(timeout=timeout)
-            why = last_words(errors, child.returncode)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            said, _ = child.communicate()
-            why = f"no end within {timeout:g} s"
+    try:
+        child = subprocess.run(command, capture_output=True, env=environment, timeout=timeout)
+        said, why = (
+            child.stdout,
+            last_words(child.stderr.decode(errors="replace"), child.returncode),
+        )
+    except subprocess.TimeoutExpired as error:
+        said, why = error.stdout or b"", f"no end within {timeout:g} s"
     found: dict[str, Any] = {}
-    for line in said.splitlines(keepends=True):  # whole ones; libraries may print others between
+    for line in said.decode(errors="replace").splitlines(
+        keepends=True
+    ):  # whole ones; libraries may print others between
         if line.startswith('{"stage": ') and line.endswith("\n"):
             told = json.loads(line)
             found[told["stage"]] = told["found"]

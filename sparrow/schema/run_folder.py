@@ -234,8 +234,6 @@ class RunFolder:
 
 def read_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
     """Every folder as a run, with names that tell them apart."""
-    if not folders:
-        raise ValueError("report: got no run directory, allowed: one or more")
     places = [Path(folder) for folder in folders]
     whole = [place.resolve() for place in places]
     for place, resolved in zip(places, whole, strict=True):
