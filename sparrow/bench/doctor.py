@@ -84,16 +84,13 @@ def probe(stages: list[str], timeout: float = TIMEOUT) -> dict[str, Any]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
         child = subprocess.run(command, capture_output=True, env=environment, timeout=timeout)
-        said, why = (
-            child.stdout,
-            last_words(child.stderr.decode(errors="replace"), child.returncode),
-        )
+        said = child.stdout.decode(errors="replace")
+        why = last_words(child.stderr.decode(errors="replace"), child.returncode)
     except subprocess.TimeoutExpired as error:
-        said, why = error.stdout or b"", f"no end within {timeout:g} s"
+        said = (error.stdout or b"").decode(errors="replace")
+        why = f"no end within {timeout:g} s"
     found: dict[str, Any] = {}
-    for line in said.decode(errors="replace").splitlines(
-        keepends=True
-    ):  # whole ones; libraries may print others between
+    for line in said.splitlines(keepends=True):  # whole ones; libraries may print others between
         if line.startswith('{"stage": ') and line.endswith("\n"):
             told = json.loads(line)
             found[told["stage"]] = told["found"]
