@@ -31,7 +31,7 @@ COLUMNS = (
     Column(title="length", metric="response_length/mean", width=7, form=".0f"),
     Column(title="p05", metric=P05, width=6),
     Column(title="kept", metric="sparse/kv_budget", width=7, form=".0f"),
-    Column(title="loss", metric="actor/pg_loss", width=9, form=".3g"),
+    Column(title="rollout", metric="timing_s/gen", width=8, form=".1f"),
     Column(title="grad", metric="actor/grad_norm", width=8, form=".3g"),
     Column(title="seconds", metric="timing_s/step", width=8, form=".1f"),
 )

@@ -14,7 +14,6 @@ import torch
 from support.cli import byte_model, refused, run
 
 import sparrow
-from sparrow import models
 from sparrow.schema.schedule import Note, Schedule
 from sparrow.sparse import preset
 
@@ -152,16 +151,6 @@ def test_limits_of_the_model_are_named_and_leave_nothing(folder: Path, tmp_path:
         assert said in refused("generate", "-m", folder, "hi", word)
     refused("generate", "hi", "-m", "no-such-model", *out)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_folder_of_a_shipped_name_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(models.locate("tiny"), tmp_path / "tiny")
-    monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    assert models.locate("tiny", report=said.append) == tmp_path / "tiny"
-    assert str(tmp_path / "tiny") in said[0]
 
 
 def test_the_program_itself() -> None:

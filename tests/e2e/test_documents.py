@@ -65,7 +65,9 @@ SLOW = [
     name for name, text in TEXTS.items() if any("takes minutes" in s.marks for s in steps(text))
 ]
 WITH_STEPS = [(name, MARKS, LONGEST) for name, text in TEXTS.items() if steps(text)]
-WITH_MINUTES = [(name, MARKS[:2], LONGEST_SLOW) for name in SLOW]
+WITH_MINUTES = [  # left to `make test-all`
+    pytest.param(name, MARKS[:2], LONGEST_SLOW, id=f"{name}-take_minutes") for name in SLOW
+]
 
 
 @pytest.mark.slow

@@ -175,7 +175,9 @@ def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
-def test_a_killed_study_leaves_nothing_running_and_goes_on(tmp_path: Path, folder: Path) -> None:
+def test_a_killed_study_leaves_nothing_running_and_goes_on_take_minutes(
+    tmp_path: Path, folder: Path
+) -> None:
     """While a cell trains; at its end the results are those of the study that was not killed."""
     file, place = written(tmp_path, dense_alone=True), tmp_path / PLACE
     with marking() as mark:

@@ -14,7 +14,7 @@ METRICS = {
     "response_length/mean": 812.4,
     "sparse/accept_p05_min": 0.871,
     "sparse/kv_budget": 512.0,
-    "actor/pg_loss": -0.00123,
+    "timing_s/gen": 6.0,
     "actor/grad_norm": 0.75,
     "timing_s/step": 10.0,
 }
@@ -43,11 +43,11 @@ def test_plain_lines() -> None:
     assert file.getvalue().splitlines() == [
         "tiny on countdown",
         "sparse rollout: preset [0.86]",
-        "  step   reward     acc   length     p05     kept       loss      grad   seconds",
-        "     3    0.250   0.500      812   0.871      512   -0.00123      0.75      10.0",
+        "  step   reward     acc   length     p05     kept   rollout      grad   seconds",
+        "     3    0.250   0.500      812   0.871      512       6.0      0.75      10.0",
         "gate: budget  [31mof bin 2 [0m [bold]raised[/]  to 768",
-        "     4        -       -    20480       -        -          -       nan       2.5",
-        "     5        -       -  2.5e+09       -        -          -         -       0.0",
+        "     4        -       -    20480       -        -         -       nan       2.5",
+        "     5        -       -  2.5e+09       -        -         -         -       0.0",
     ]
 
 
@@ -81,5 +81,5 @@ def test_on_a_terminal_lines_stay_and_the_cursor_comes_back() -> None:
     assert "rollout 34/128" in text
     assert "1/2" in text
     assert text.startswith("a [run]\n")
-    assert text.count("gate: bin 2048 runs dense") == text.count("-0.00123") == 1
+    assert text.count("gate: bin 2048 runs dense") == text.count("0.871") == 1
     assert "\x1b[?25h" in text
