@@ -44,6 +44,7 @@ from sparrow.schema.common import (
     ReplayConfig,
     ReportConfig,
 )
+from sparrow.schema.doctor import Examination
 from sparrow.schema.evaluation import EvalConfig, Evaluation
 from sparrow.schema.flow import (
     Configuration,
@@ -527,10 +528,10 @@ def replay(config: ReplayConfig, *, report: Report = silent) -> Json:
 
 
 @configured(DoctorConfig)
-def doctor(config: DoctorConfig) -> Json:
+def doctor(config: DoctorConfig) -> Examination:
     """Say what is on this machine, what works, what is missing and how to get it.
 
-    Looks at packages, GPUs, cores, memory and models, and lets the smallest model answer a
+    Looks at packages, GPUs, cores, memory, disk and models, and lets the smallest model answer a
     puzzle twice: dense, and sparse with room for every token, which must give the same bits. It
     uses no network and takes seconds; the first time kernels are compiled, which takes longer.
 

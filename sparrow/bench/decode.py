@@ -31,7 +31,7 @@ from sparrow.engine.requests import Context, Sample, pages_for
 from sparrow.engine.runner import PAGES
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.bench import Benchmark, Figures, Split
+from sparrow.schema.bench import DecodeBenchmark, DecodeRow, Split
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
@@ -67,7 +67,7 @@ def run(
     rounds: int = 3,
     split: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> Benchmark:
+) -> DecodeBenchmark:
     """Measure every case.
 
     flow     what chooses pages
@@ -82,7 +82,7 @@ def run(
     on_gpu = target.type == "cuda"
     name = model or ("qwen3-1.7b" if on_gpu else "smollm2-135m")
     decoder = models.random(name, dtype=timing.torch_dtype(dtype), device=target)
-    rows: list[Figures] = []
+    rows: list[DecodeRow] = []
     groups = _groups(cases or (GPU_CASES if on_gpu else CPU_CASES))
     for (batch, context, dense_layers), names in groups.items():
         if progress is not None:
@@ -95,8 +95,7 @@ def run(
         rows += turns.measure(names, rounds, split)
         del engine, turns
         timing.free_memory(target)
-    return Benchmark(
-        verb="decode",
+    return DecodeBenchmark(
         **timing.of_model(decoder, name),
         flow=flow.name,
         peak_bytes_per_s=timing.peak_of(target),
@@ -199,7 +198,7 @@ class Turns:
     context: int
     steps: int
 
-    def measure(self, names: Sequence[str | None], rounds: int, split: bool) -> Iterator[Figures]:
+    def measure(self, names: Sequence[str | None], rounds: int, split: bool) -> Iterator[DecodeRow]:
         """Rows of the result for these schedules."""
         flow = block_mean if self.engine.rule is None else self.engine.rule.flow
         schedules = [timing.schedule_named(name, flow) for name in names]
@@ -209,30 +208,8 @@ class Turns:
                 times.append(self._round(schedule))
         dense = median(step for step, _ in taken[names.index(None)]) if None in names else None
         for name, schedule, times in zip(names, schedules, taken, strict=True):
-            row = self._bytes(schedule)
-            (steps_s, device_s), peak = zip(*times, strict=True), timing.peak_of(self.device)
-            step, device, batch = median(steps_s), median(device_s), self.engine.max_running
-            yield Figures(
-                batch=batch,
-                context=self.context,
-                schedule=name,
-                steps=self.steps,
-                ms_step=step * 1e3,
-                ms_step_rounds=tuple(took * 1e3 for took in steps_s),
-                ms_device=device * 1e3,
-                ms_device_rounds=tuple(took * 1e3 for took in device_s),
-                idle=1 - device / step,
-                tokens_per_s=batch / step,
-                **row,
-                tb_per_s=row["bytes"] / step / 1e12,
-                of_peak=row["bytes"] / step / peak if peak else None,
-                speed_up=dense / step if dense is not None else None,
-                split=self._split(schedule) if split else None,
-            )
-
-    @property
-    def device(self) -> torch.device:
-        return self.engine.model.device
+            parts = self._split(schedule) if split else None
+            yield self._row(name, schedule, times, dense, parts)
 
     @contextmanager
     def _warm(self, schedule: Schedule | None, steps: int) -> Iterator[list[Sample]]:
@@ -262,15 +239,40 @@ class Turns:
             taken = timing.split_of(steps, self.engine.model.device)
         return {part: took * 1e3 / SPLIT_STEPS for part, took in taken.items()}
 
-    def _bytes(self, schedule: Schedule | None) -> dict[str, float]:
-        """What a step reads on average, at lengths with the step's token."""
-        lengths = np.arange(self.context - self.steps, self.context) + 1
-        reads, batch = timing.reads(self.engine.model, schedule), self.engine.max_running
-        dense, kept, landmarks = (round(batch * part.mean()) for part in reads.rows(lengths))
-        return {
-            "mean_length": float(lengths.mean()),
-            "bytes": reads.weights + dense + kept + landmarks,
-            "bytes_weights": reads.weights,
-            "bytes_kv": dense + kept,
-            "bytes_landmarks": landmarks,
-        }
+    def _row(
+        self,
+        name: str | None,
+        schedule: Schedule | None,
+        times: Times,
+        dense: float | None,
+        split: Split | None,
+    ) -> DecodeRow:
+        """The figures of one schedule."""
+        model, batch = self.engine.model, self.engine.max_running
+        peak, (steps_s, device_s) = timing.peak_of(model.device), zip(*times, strict=True)
+        step, device = median(steps_s), median(device_s)
+        lengths = np.arange(self.context - self.steps, self.context) + 1  # with the step's token
+        reads = timing.reads(model, schedule)
+        dense_kv, kept_kv, landmarks = (round(batch * part.mean()) for part in reads.rows(lengths))
+        whole = reads.weights + dense_kv + kept_kv + landmarks
+        return DecodeRow(
+            batch=batch,
+            context=self.context,
+            schedule=name,
+            steps=self.steps,
+            mean_length=float(lengths.mean()),
+            ms_step=step * 1e3,
+            ms_step_rounds=tuple(took * 1e3 for took in steps_s),
+            ms_device=device * 1e3,
+            ms_device_rounds=tuple(took * 1e3 for took in device_s),
+            idle=1 - device / step,
+            tokens_per_s=batch / step,
+            bytes=whole,
+            bytes_weights=reads.weights,
+            bytes_kv=dense_kv + kept_kv,
+            bytes_landmarks=landmarks,
+            tb_per_s=whole / step / 1e12,
+            of_peak=whole / step / peak if peak else None,
+            speed_up=dense / step if dense is not None else None,
+            split=split,
+        )

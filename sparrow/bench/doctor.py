@@ -19,12 +19,27 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from pydantic_core import to_jsonable_python
 
 from sparrow import __version__
+from sparrow.schema.doctor import (
+    Advice,
+    Broken,
+    Disk,
+    Examination,
+    Gpu,
+    KernelTest,
+    ModelState,
+    ModelStates,
+    PackageState,
+    SelfTest,
+    TorchBuild,
+)
 
 PROC = Path("/proc")
 BROWSER = "browser"  # its package needs a browser beside it
@@ -49,33 +64,20 @@ PROMPT = "countdown 23 25 47 reach 94 <think>"
 TOKENS, BUDGET = 24, 256  # the budget holds the prompt and all new tokens
 ALLOWED = {"float32": 1e-4, "bfloat16": 2e-2}  # errors of attention over standard normals
 
-Found = Mapping[str, Any]  # what is known so far, by its keys
-Advice = tuple[str, str]  # what is wrong or missing, and how to mend it
 
-
-def examine(*, check: bool = True) -> dict[str, Any]:
-    """What is here, what works, what is missing and how to get it. Uses no network.
-
-    Keys: sparrow, python, platform, executable (this Python); packages (name, version, minimum,
-    state: ok, old or missing, extra: None is core, purpose, install); driver (NVIDIA's); cores;
-    torch (version, build, threads, no_gpu: why, or None); gpus (index, name, total, free,
-    capability, kernels); models (shipped, fetched, cache, memory: bytes of this host); self_test
-    (passed, tokens, seconds); kernels (device, version, error, passed); broken (stage, why); and
-    the verdict: ready, devices, problems and missing (what, how). Sizes are bytes. What
-    a stage that broke or was not wanted would have told is None.
-    """
-    found: dict[str, Any] = {
-        "sparrow": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "executable": sys.executable,
-        "packages": [package_state(own, installed(own.name)) for own in (*CORE, *OPTIONAL)],
-        "cores": os.cpu_count(),
-        "driver": driver(),
-        **dict.fromkeys(STAGES),
+def examine(*, check: bool = True) -> Examination:
+    """What is here, what works, what is missing and how to get it. Uses no network."""
+    found = Examination(
+        sparrow=__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        executable=sys.executable,
+        packages=tuple(package_state(own, installed(own.name)) for own in (*CORE, *OPTIONAL)),
+        cores=os.cpu_count(),
+        driver=driver(),
         **probe([stage for stage in STAGES if check or stage not in CHECKS]),
-    }
-    return found | verdict(found, check=check)
+    )
+    return verdict(found, check=check)
 
 
 def probe(stages: list[str], timeout: float = TIMEOUT) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def probe(stages: list[str], timeout: float = TIMEOUT) -> dict[str, Any]:
             told = json.loads(line)
             found[told["stage"]] = told["found"]
     missing = next((stage for stage in stages if stage not in found), None)
-    return found | {"broken": None if missing is None else {"stage": missing, "why": why}}
+    return found if missing is None else found | {"broken": Broken(stage=missing, why=why)}
 
 
 def last_words(errors: str, code: int) -> str:
@@ -109,95 +111,94 @@ def last_words(errors: str, code: int) -> str:
 # The verdict.
 
 
-def verdict(found: Found, *, check: bool) -> dict[str, Any]:
-    """Whether the core works, on which devices and for what; what to mend, what to add.
-
-    `problems` keep the core from working. `missing` things would add something.
-    """
-    problems, missing = (
-        [{"what": what, "how": how} for what, how in advice]
-        for advice in (_problems(found), _missing(found))
-    )
-    return {
-        "ready": not problems,
-        "devices": [] if problems else ["cpu", *_good_gpus(found, check)],
-        "problems": problems,
-        "missing": missing,
-    }
+def verdict(found: Examination, *, check: bool) -> Examination:
+    """Whether the core works, and on which devices; what to mend, what to add."""
+    problems, missing = tuple(_problems(found)), tuple(_missing(found))
+    devices = () if problems else ("cpu", *_good_gpus(found, check))
+    return found.replace(ready=not problems, devices=devices, problems=problems, missing=missing)
 
 
-def _problems(found: Found) -> Iterator[Advice]:
+def _problems(found: Examination) -> Iterator[Advice]:
     yield from _packages(found, core=True)
-    broken = found["broken"]
+    broken = found.broken
     if broken is not None and not _only_gpus_broke(found):
         again = f"{beside('pip')} install --force-reinstall torch"
-        how = again if broken["stage"] == "torch" else REPORT
-        yield f"{BREAKS[broken['stage']]}: {broken['why']}", how
-    for model in (found["models"] or {}).get("shipped", ()):
-        if not model["whole"]:
-            yield f"the shipped model {model['name']} lacks files: {model['folder']}", REPORT
-    if found["self_test"] is not None and not found["self_test"]["passed"]:
+        how = again if broken.stage == "torch" else REPORT
+        yield Advice(what=f"{BREAKS[broken.stage]}: {broken.why}", how=how)
+    for model in found.models.shipped if found.models else ():
+        if not model.whole:
+            what = f"the shipped model {model.name} lacks files: {model.folder}"
+            yield Advice(what=what, how=REPORT)
+    if found.self_test is not None and not found.self_test.passed:
         failed = "the self-test failed: keeping every token, tiny answers otherwise than dense"
-        yield failed, REPORT
+        yield Advice(what=failed, how=REPORT)
     yield from _wrong_kernels(found, on_cpu=True)
 
 
-def _missing(found: Found) -> Iterator[Advice]:
+def _missing(found: Examination) -> Iterator[Advice]:
     yield from _packages(found, core=False)
-    for model in (found["models"] or {}).get("fetched", ()):
-        if not model["whole"]:
-            state, force = ("damaged", " --force") if model["folder"] else ("not fetched", "")
-            what = f"{model['name']}, a real model: {state}"
-            yield what, f"sparrow fetch {model['name']}{force}"
-    torch, gpus = found["torch"], found["gpus"] or ()
-    if torch is not None and not gpus and found["driver"] is not None:
-        if torch["build"] == "CPU":
+    if found.models is not None:
+        yield from _models_and_disk(found.models)
+    torch, gpus = found.torch, found.gpus or ()
+    if torch is not None and not gpus and found.driver is not None:
+        what, how = f"a GPU: {torch.no_gpu}", "look at nvidia-smi"
+        if torch.build == "CPU":
             what = "a GPU: NVIDIA's driver is here, but this torch is built for a CPU"
-            yield what, "torch for CUDA, by the command of https://pytorch.org"
-        else:
-            yield f"a GPU: {torch['no_gpu']}", "look at nvidia-smi"
-    if _only_gpus_broke(found):
-        yield f"{BREAKS['kernels']} on a GPU: {found['broken']['why']}", REPORT
+            how = "torch for CUDA, by the command of https://pytorch.org"
+        yield Advice(what=what, how=how)
+    if found.broken is not None and _only_gpus_broke(found):
+        yield Advice(what=f"{BREAKS['kernels']} on a GPU: {found.broken.why}", how=REPORT)
     for gpu in gpus:
-        if not gpu["kernels"]:
-            has, least = gpu["capability"], ".".join(map(str, LEAST_CAPABILITY))
-            what = f"compute capability {has}, our kernels want {least} by NVIDIA"
-            yield f"cuda:{gpu['index']}: {what}", "--device cpu, or another GPU"
+        if not gpu.kernels:
+            least = ".".join(map(str, LEAST_CAPABILITY))
+            what = f"compute capability {gpu.capability}, our kernels want {least} by NVIDIA"
+            yield Advice(what=f"cuda:{gpu.index}: {what}", how="--device cpu, or another GPU")
     yield from _wrong_kernels(found, on_cpu=False)
 
 
-def _packages(found: Found, *, core: bool) -> Iterator[Advice]:
+def _models_and_disk(here: ModelStates) -> Iterator[Advice]:
+    for model in here.fetched:
+        if not model.whole:
+            state, force = ("damaged", " --force") if model.folder else ("not fetched", "")
+            how = f"sparrow fetch {model.name}{force}"
+            yield Advice(what=f"{model.name}, a real model: {state}", how=how)
+    if not here.runs.writable:
+        what = f"runs cannot be written to {here.runs.folder}"
+        yield Advice(what=what, how="work in another folder")
+
+
+def _packages(found: Examination, *, core: bool) -> Iterator[Advice]:
     """Packages that are not as they should be; triton counts where there is a GPU."""
-    for package in found["packages"]:
-        counts = package["name"] != "triton" or found["gpus"]
-        if (package["extra"] is None) != core or package["state"] == "ok" or not counts:
+    for package in found.packages:
+        counts = package.name != "triton" or found.gpus
+        if (package.extra is None) != core or package.state == "ok" or not counts:
             continue
-        state = f"{package['name']} {package['version']} is older than {package['minimum']}"
-        if package["state"] == "missing":
-            state = f"{package['name']} is not installed"
-        yield f"{package['purpose']}: {state}", package["install"]
+        state = f"{package.name} {package.version} is older than {package.minimum}"
+        if package.state == "missing":
+            state = f"{package.name} is not installed"
+        yield Advice(what=f"{package.purpose}: {state}", how=package.install)
 
 
-def _wrong_kernels(found: Found, *, on_cpu: bool) -> Iterator[Advice]:
-    for kernel in found["kernels"] or ():
-        if (kernel["device"] == "cpu") == on_cpu and not kernel["passed"]:
-            where = "the CPU" if on_cpu else kernel["device"]
-            yield f"attention on {where} is wrong by {kernel['error']:.3g}", REPORT
+def _wrong_kernels(found: Examination, *, on_cpu: bool) -> Iterator[Advice]:
+    for kernel in found.kernels or ():
+        if (kernel.device == "cpu") == on_cpu and not kernel.passed:
+            where = "the CPU" if on_cpu else kernel.device
+            yield Advice(what=f"attention on {where} is wrong by {kernel.error:.3g}", how=REPORT)
 
 
-def _only_gpus_broke(found: Found) -> bool:
+def _only_gpus_broke(found: Examination) -> bool:
     """Kernels of the CPU run in the self-test too, and that went through."""
-    broken = found["broken"]
-    return broken is not None and broken["stage"] == "kernels" and bool(found["gpus"])
+    broken = found.broken
+    return broken is not None and broken.stage == "kernels" and bool(found.gpus)
 
 
-def _good_gpus(found: Found, check: bool) -> list[str]:
+def _good_gpus(found: Examination, check: bool) -> list[str]:
     """GPUs whose kernels were right or, where nothing was checked, are written for them."""
-    able = [f"cuda:{gpu['index']}" for gpu in found["gpus"] or () if gpu["kernels"]]
+    able = [f"cuda:{gpu.index}" for gpu in found.gpus or () if gpu.kernels]
     right = [
-        kernel["device"]
-        for kernel in found["kernels"] or ()
-        if kernel["passed"] and kernel["version"] != "definition"
+        kernel.device
+        for kernel in found.kernels or ()
+        if kernel.passed and kernel.version != "definition"
     ]
     return [device for device in able if device in right or not check]
 
@@ -237,15 +238,15 @@ OPTIONAL = (
 )
 
 
-def package_state(package: Package, version: str | None) -> dict[str, Any]:
+def package_state(package: Package, version: str | None) -> PackageState:
     """A package of which this version is here: ok, old or missing, and what installs it."""
-    state = "missing" if version is None else "ok"
+    state: Literal["ok", "old", "missing"] = "missing" if version is None else "ok"
     if version is not None and _numbers(version) < _numbers(package.minimum):
         state = "old"
     install = f"{beside('pip')} install '{package.name}>={package.minimum}'"
     if package.extra == BROWSER:
         install += f" && {beside('playwright')} install chromium"
-    return package._asdict() | {"version": version, "state": state, "install": install}
+    return PackageState(**package._asdict(), version=version, state=state, install=install)
 
 
 def installed(name: str) -> str | None:
@@ -285,14 +286,13 @@ def driver(proc: Path = PROC) -> str | None:
 
 def run_stages(stages: list[str]) -> None:
     """The process: every stage in its order, a JSON line each as it ends."""
-    found: dict[str, Any] = {}
     for stage in stages:
-        found[stage] = STAGES[stage](found)
-        print(json.dumps({"stage": stage, "found": found[stage]}), flush=True)
+        told = {"stage": stage, "found": to_jsonable_python(STAGES[stage]())}
+        print(json.dumps(told), flush=True)
 
 
-def torch_build(_: Found) -> Found:
-    """Which torch this is, how many threads it uses, and why it can use no GPU (None: it can)."""
+def torch_build() -> TorchBuild:
+    """Which torch this is, and what it can use."""
     import torch
 
     cuda, hip = torch.version.cuda, torch.version.hip
@@ -302,56 +302,64 @@ def torch_build(_: Found) -> Found:
         usable = torch.cuda.is_available()
     why = None if usable else str(said[0].message) if said else "torch sees none"
     threads = torch.get_num_threads()
-    return {"version": torch.__version__, "build": build, "threads": threads, "no_gpu": why}
+    return TorchBuild(version=torch.__version__, build=build, threads=threads, no_gpu=why)
 
 
-def gpus(found: Found) -> list[Found]:
+def gpus() -> list[Gpu]:
     """The GPUs that torch can use."""
     import torch
 
-    seen: list[Found] = []
-    for index in range(torch.cuda.device_count() if found["torch"]["no_gpu"] is None else 0):
+    seen = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
         capability = torch.cuda.get_device_capability(index)
         seen.append(
-            {
-                "index": index,
-                "name": torch.cuda.get_device_name(index),
-                "total": total,
-                "free": free,
-                "capability": ".".join(map(str, capability)),
-                "kernels": torch.version.hip is None and capability >= LEAST_CAPABILITY,
-            }
+            Gpu(
+                index=index,
+                name=torch.cuda.get_device_name(index),
+                total=total,
+                free=free,
+                capability=".".join(map(str, capability)),
+                kernels=torch.version.hip is None and capability >= LEAST_CAPABILITY,
+            )
         )
     return seen
 
 
-def models(_: Found) -> Found:
-    """Models that load without a network, where fetched ones are kept, and room for them."""
+def models() -> ModelStates:
+    """Models that load without a network, and room for more."""
     from sparrow.engine.memory import host_memory
     from sparrow.models import shipped
     from sparrow.models.fetch import cache_dir, fetched, known
     from sparrow.models.sources import SHIPPED
 
-    return {
-        "shipped": [_model(name, SHIPPED / name) for name in shipped()],
-        "fetched": [_model(name, fetched(name)) for name in known()],
-        "cache": str(cache_dir()),
-        "memory": host_memory(),
-    }
+    return ModelStates(
+        shipped=tuple(_model(name, SHIPPED / name) for name in shipped()),
+        fetched=tuple(_model(name, fetched(name)) for name in known()),
+        cache=disk(cache_dir()),
+        runs=disk(Path("runs")),
+        memory=host_memory(),
+    )
 
 
-def _model(name: str, folder: Path | None) -> Found:
-    """Whether the files are there; they are not read."""
+def _model(name: str, folder: Path | None) -> ModelState:
     if folder is None:
-        return {"name": name, "folder": None, "whole": False, "bytes": 0}
-    weights = [file.stat().st_size for file in folder.glob("*.safetensors")]
-    whole = all((folder / each).is_file() for each in FILES) and sum(weights) > 0
-    return {"name": name, "folder": str(folder), "whole": whole, "bytes": sum(weights)}
+        return ModelState(name=name, folder=None, whole=False, bytes=0)
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    whole = all((folder / each).is_file() for each in FILES) and weights > 0
+    return ModelState(name=name, folder=str(folder), whole=whole, bytes=weights)
 
 
-def self_test(_: Found) -> Found:
-    """tiny answers a puzzle dense, and with a budget of the length: by rule the same bits."""
+def disk(folder: Path) -> Disk:
+    """Where a folder is, or will be."""
+    folder = folder.absolute()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    free, writable = shutil.disk_usage(there).free, os.access(there, os.W_OK)
+    return Disk(folder=str(folder), free=free, writable=writable)
+
+
+def self_test() -> SelfTest:
+    """tiny answers a puzzle dense, and with a budget of the length."""
     from sparrow.engine import Engine
     from sparrow.models import load, load_tokenizer
     from sparrow.schema.sampling import SamplingParams
@@ -370,16 +378,16 @@ def self_test(_: Found) -> Found:
         for name in ("token_ids", "logprobs")
     )
     passed = equal and len(dense.token_ids) == TOKENS
-    return {"passed": passed, "tokens": TOKENS, "seconds": time.perf_counter() - start}
+    return SelfTest(passed=passed, tokens=TOKENS, seconds=time.perf_counter() - start)
 
 
-def kernels(found: Found) -> list[Found]:
+def kernels() -> list[KernelTest]:
     """Decode attention on the CPU and on every GPU that has kernels, against its definition."""
-    named = [f"cuda:{gpu['index']}" for gpu in found["gpus"] if gpu["kernels"]]
+    named = [f"cuda:{gpu.index}" for gpu in gpus() if gpu.kernels]
     return [attention("float32", "cpu"), *(attention("bfloat16", name) for name in named)]
 
 
-def attention(dtype: str, device: str) -> Found:
+def attention(dtype: str, device: str) -> KernelTest:
     """The version of decode attention that runs on a device, and its greatest error."""
     import torch
 
@@ -394,17 +402,13 @@ def attention(dtype: str, device: str) -> Found:
         exact = ops.attend_decode(*wide, scale=0.125)
     given = [each.to(device) for each in (q_BHD, k_NGPD, v_NGPD, table_BM, lengths_B)]
     found = ops.attend_decode(given[0], given[1], given[2], given[3], given[4], scale=0.125)
-    error = float((found.cpu().float() - exact).abs().nan_to_num(torch.inf).max())
+    wrong = torch.finfo(torch.float32).max  # what no number is counted as
+    error = float((found.cpu().float() - exact).abs().nan_to_num(wrong).max())
     version = ops.versions(torch.device(device).type, kind, 64).get("attend_decode", "definition")
-    return {
-        "device": device,
-        "version": version,
-        "error": error,
-        "passed": error <= ALLOWED[dtype],
-    }
+    return KernelTest(device=device, version=version, error=error, passed=error <= ALLOWED[dtype])
 
 
-STAGES = {
+STAGES: Mapping[str, Callable[[], Any]] = {
     "torch": torch_build,
     "gpus": gpus,
     "models": models,

@@ -33,7 +33,7 @@ from sparrow.bench import timing
 from sparrow.bench.timing import Case
 from sparrow.engine.memory import device_memory
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.bench import Benchmark, Figures
+from sparrow.schema.bench import LayerBenchmark, LayerRow, StoredFlow
 from sparrow.sparse.rule import Rule
 
 COLD_BYTES = 256_000_000  # between two reads of one address: several times an L2 cache
@@ -99,7 +99,7 @@ def run(
     replays: int | None = None,
     rounds: int = 7,
     progress: Callable[[str], None] | None = None,
-) -> Benchmark:
+) -> LayerBenchmark:
     """Measure dense attention and every flow.
 
     flows    rules to measure, none with dense layers (default: block-mean)
@@ -124,8 +124,7 @@ def run(
             count = layers or _layers(heads, each.batch * each.context // heads.page, named)
             rows += _with_ratios(measure(Bed(heads, each, named, count).cases()))
             timing.free_memory(heads.device)
-    return Benchmark(
-        verb="attention",
+    return LayerBenchmark(
         machine=timing.machine(heads.device),
         heads={name: getattr(heads, name) for name in ("kv_heads", "group", "size", "page")},
         dtype=str(heads.dtype).removeprefix("torch."),
@@ -133,7 +132,7 @@ def run(
         replays=replays,
         rounds=rounds,
         flows=tuple(_stored(heads, name, flow) for name, flow in named.items()),
-        rows=tuple(Figures(**row) for row in rows),
+        rows=tuple(LayerRow(**row) for row in rows),
     )
 
 
@@ -158,9 +157,9 @@ def _named(flows: Sequence[Rule]) -> Flows:
     return named
 
 
-def _stored(heads: Heads, name: str, flow: Rule) -> Figures:
+def _stored(heads: Heads, name: str, flow: Rule) -> StoredFlow:
     own, kv = heads.page_bytes(flow), heads.page_bytes()
-    return Figures(flow=name, rule=repr(flow), page_bytes=own, kv_page_bytes=kv, of_kv=own / kv)
+    return StoredFlow(flow=name, rule=repr(flow), page_bytes=own, kv_page_bytes=kv, of_kv=own / kv)
 
 
 class FlowCache(ops.PageCache):

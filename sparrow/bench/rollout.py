@@ -24,7 +24,7 @@ from sparrow.engine.requests import pages_for
 from sparrow.models import Decoder, shipped
 from sparrow.models.checkpoint import pick_device, pick_dtype
 from sparrow.models.fetch import fetched, known
-from sparrow.schema.bench import Benchmark, Figures, RolloutWorkload, Split
+from sparrow.schema.bench import RolloutBenchmark, RolloutRow, RolloutWorkload, Split
 from sparrow.schema.sampling import SamplingParams
 from sparrow.sparse.rule import Rule
 
@@ -68,7 +68,7 @@ def run(
     dtype: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
     **changes: Any,
-) -> Benchmark:
+) -> RolloutBenchmark:
     """Measure a workload.
 
     preset   gpu, cpu-tiny or cpu-smollm2
@@ -92,8 +92,7 @@ def run(
         progress(f"{PEER}, {work.peer_tokens} new tokens")
         rows.append(_theirs(model, work))
         plain = rows[-1].tokens_per_s
-    return Benchmark(
-        verb="rollout",
+    return RolloutBenchmark(
         **timing.of_model(model, work.model),
         preset=preset,
         workload=work,
@@ -102,7 +101,7 @@ def run(
     )
 
 
-def _with_ratio(row: Figures, plain: float | None, tokens: int) -> Figures:
+def _with_ratio(row: RolloutRow, plain: float | None, tokens: int) -> RolloutRow:
     """Beside transformers' generate on as many new tokens."""
     alike = plain and row.tokens_per_s and row.new_tokens == tokens
     return row.model_copy(update={"ratio": row.tokens_per_s / plain if alike else None})
@@ -125,7 +124,7 @@ def _prompts(work: RolloutWorkload, vocabulary: int, seed: int) -> list[list[int
     return draw.integers(vocabulary, size=(work.rollouts, work.prompt_tokens)).tolist()
 
 
-def _ours(model: Decoder, work: RolloutWorkload, name: str) -> Figures:
+def _ours(model: Decoder, work: RolloutWorkload, name: str) -> RolloutRow:
     """One run of the engine under a schedule, with its time split on a CPU."""
     device, rule = model.device, Rule()
     timing.free_memory(device)  # of the engine before
@@ -150,7 +149,7 @@ def _ours(model: Decoder, work: RolloutWorkload, name: str) -> Figures:
     with timing.timed_ops(split):
         tokens, took = timing.timed(lambda: generate(work.new_tokens, seed=0), device)
     split["python"] = took - sum(split.values())
-    return Figures(
+    return RolloutRow(
         who=f"sparrow {name}",
         new_tokens=work.new_tokens,
         tokens=tokens,
@@ -168,7 +167,7 @@ def _warm_tokens(model: Decoder, new_tokens: int) -> int:
 # Theirs.
 
 
-def _theirs(model: Decoder, work: RolloutWorkload) -> Figures:
+def _theirs(model: Decoder, work: RolloutWorkload) -> RolloutRow:
     """transformers' `generate` on the same weights."""
     timing.free_memory(model.device)
     with tempfile.TemporaryDirectory(prefix="sparrow-bench-") as scratch:
@@ -177,16 +176,18 @@ def _theirs(model: Decoder, work: RolloutWorkload) -> Figures:
     return _attempt(partial(_generate, peer, prompts), work.peer_tokens, work.rollouts, model)
 
 
-def _attempt(generate: Callable[[int], int], tokens: int, rollouts: int, model: Decoder) -> Figures:
+def _attempt(
+    generate: Callable[[int], int], tokens: int, rollouts: int, model: Decoder
+) -> RolloutRow:
     """A row for the peer; that it cannot run here is a result too, with its reason."""
     wanted, drawn, took = rollouts * tokens, 0, None
     try:
         generate(_warm_tokens(model, tokens))
         drawn, took = timing.timed(lambda: generate(tokens), model.device)
         failed = None if drawn == wanted else f"{drawn} tokens came, {wanted} were asked"
-    except Exception as error:  # whatever another package raises
+    except RuntimeError as error:  # out of memory, or an operation that this device lacks
         failed = f"{type(error).__name__}: {error}"[:300]
-    return Figures(
+    return RolloutRow(
         who=PEER,
         new_tokens=tokens,
         tokens=drawn,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from rich.table import Table
@@ -100,50 +100,15 @@ def gpu_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
-class View(NamedTuple):
-    """What a terminal shows of a result: fields of its rows; the rest formats the result."""
-
-    title: str
-    columns: str
-    group: str | None = None  # the column that sets rows apart
-    caption: str = ""
-
-
-VIEWS = {
-    "attention": View(
-        "Attention of one layer, {0.dtype}",
-        "flow part us us_min us_max tb_per_s of_read batch context kept",
-        group="context",
-    ),
-    "decode": View(
-        "Decode, {0.model}",
-        "batch context schedule ms_step ms_device idle tb_per_s of_peak speed_up parts",
-    ),
-    "rollout": View(
-        "Rollout, {0.model} ({0.parameters} weights, {0.dtype}), {0.workload.rollouts} rollouts",
-        "who new_tokens seconds tokens_per_s ratio parts",
-    ),
-    "train": View(
-        "{0.model} {0.changes}, one optimiser step",
-        "sequences length recompute compiled tokens_per_second teraflops utilisation memory_gib "
-        "predicted_gib",
-    ),
-    "trace": View(
-        "Trace, {0.model}, {0.schedule}",
-        "who tokens seconds tokens_per_s limit_seconds of_limit",
-        caption="{0.speed_up:.3f}x of {0.limit[speed_up]:.3f}x that bytes allow: {0.share:.1%}; a "
-        "complete run to {0.confirmation.cutoff} tokens: {0.confirmation.speed_up:.3f}x, expected "
-        "{0.confirmation.expected_speed_up:.3f}x",
-    ),
-}
-
-
 def table(result: Benchmark) -> Table:
     """The result for a terminal."""
-    view = VIEWS[result.verb]
-    title = f"{view.title.format(result)}, {result.machine.describe()}"
-    caption = view.caption.format(result)
-    return figures(title, result.rows, view.columns, group=view.group, caption=caption)
+    return figures(
+        f"{result.title.format(result)}, {result.machine.describe()}",
+        getattr(result, result.shown),
+        result.columns,
+        group=result.group,
+        caption=result.caption.format(result),
+    )
 
 
 def of_model(model: Decoder, name: str | ModelSpec) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from sparrow.engine.requests import pages_for
 from sparrow.engine.runner import PAGES, batch_bucket
 from sparrow.models import Decoder, ModelSpec
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.bench import Benchmark, Figures
+from sparrow.schema.bench import TraceBenchmark, TraceCheck, TracePoint, TraceRow
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
 
@@ -94,7 +94,7 @@ def run(
     cutoff: int = 2048,
     lengths: Sequence[int] | None = None,
     progress: Report = lambda text: None,
-) -> Benchmark:
+) -> TraceBenchmark:
     """Measure one shape, dense and under a schedule.
 
     schedule  a preset's name or "fixed-N" (default: the model's at 0.86)
@@ -121,8 +121,7 @@ def run(
     times = [StepTimes(case, own) for case, own in zip(cases, points, strict=True)]
     dense, sparse = _sums(cases, times, whole, limit, timing.peak_of(target))
     speed_up = dense.seconds / sparse.seconds
-    return Benchmark(
-        verb="trace",
+    return TraceBenchmark(
         **timing.of_model(decoder, model),
         schedule=name,
         prompt=PROMPT,
@@ -143,7 +142,7 @@ def _sums(
     trace: Trace,
     limit: cost.Limit,
     peak: float | None,
-) -> Iterator[Figures]:
+) -> Iterator[TraceRow]:
     """Measured steps over the trace, dense and sparse, beside what the bytes take at the peak."""
     for case, clock, read in zip(cases, times, (limit.dense, limit.sparse), strict=True):
         row = _row(case.who, trace.tokens, cost.rollout_seconds(trace, clock))
@@ -152,8 +151,8 @@ def _sums(
         yield row.model_copy(update={"limit_seconds": ideal, "of_limit": share})
 
 
-def _row(who: str, tokens: int, seconds: float) -> Figures:
-    return Figures(who=who, tokens=tokens, seconds=seconds, tokens_per_s=tokens / seconds)
+def _row(who: str, tokens: int, seconds: float) -> TraceRow:
+    return TraceRow(who=who, tokens=tokens, seconds=seconds, tokens_per_s=tokens / seconds)
 
 
 # The limit and the engine.
@@ -247,7 +246,7 @@ def begin(kind: Kind, lengths: IntArray) -> IntArray:
     return np.maximum(1, lengths + shift - BACK)
 
 
-def measure(case: TraceCase, traces: Sequence[Trace], report: Report) -> list[Figures]:
+def measure(case: TraceCase, traces: Sequence[Trace], report: Report) -> list[TracePoint]:
     """States of these traces, each once, with their times and the bytes they read."""
     points = []
     for kind, lengths in find_states(traces, case.width, case.sizes):
@@ -258,7 +257,7 @@ def measure(case: TraceCase, traces: Sequence[Trace], report: Report) -> list[Fi
             seconds = _step_seconds(case.engine)
         middle = contexts + MIDDLE
         points.append(
-            Figures(
+            TracePoint(
                 who=case.who,
                 batch=kind.batch,
                 pages=kind.pages,
@@ -286,7 +285,7 @@ def _step_seconds(engine: Engine) -> list[float]:
 class StepTimes:
     """Seconds of steps: those of their kind, between measured ones by bytes. A `StepSeconds`."""
 
-    def __init__(self, case: TraceCase, points: Sequence[Figures]) -> None:
+    def __init__(self, case: TraceCase, points: Sequence[TracePoint]) -> None:
         self.sizes, self.width = case.sizes, case.width
         self.measured: dict[Kind, tuple[list[int], list[float]]] = {}
         for point in sorted(points, key=lambda point: point.bytes):
@@ -314,7 +313,7 @@ def _confirm(
     short: Trace,
     capacity: int,
     report: Report,
-) -> Figures:
+) -> TraceCheck:
     """Requests cut short, from prompts to ends, against the sum of measured steps for them."""
     cutoff, took, expected = int(short.lengths.max()), [], []
     for case, clock in zip(cases, times, strict=True):
@@ -326,7 +325,7 @@ def _confirm(
         _row(case.who, short.tokens, a).model_copy(update={"expected": b, "ratio": a / b})
         for case, a, b in zip(cases, took, expected, strict=True)
     )
-    return Figures(
+    return TraceCheck(
         cutoff=cutoff,
         steps=short.steps,
         rows=rows,

@@ -16,7 +16,7 @@ import torch
 from sparrow import models
 from sparrow.bench import timing
 from sparrow.models.checkpoint import pick_device
-from sparrow.schema.bench import Benchmark, Figures, TrainWork
+from sparrow.schema.bench import TrainBenchmark, TrainRow, TrainWork
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
 from sparrow.train.costs import trainer_memory, training_flops
@@ -43,7 +43,7 @@ def run(
     device: str = "auto",
     steps: int = TIMED,
     progress: Callable[[str], None] = lambda text: None,
-) -> Benchmark:
+) -> TrainBenchmark:
     """Every case after the other, each with a trainer of its own; the fastest device's defaults."""
     place = pick_device(device)
     on_gpu = place.type == "cuda"
@@ -54,14 +54,14 @@ def run(
         progress(f"{shape}: {case}")
         rows.append(_measure(shape, small, case, place, steps))
         timing.free_memory(place)
-    return Benchmark(
-        verb="train", machine=timing.machine(place), model=shape, changes=small, rows=tuple(rows)
+    return TrainBenchmark(
+        machine=timing.machine(place), model=shape, changes=small, cases=tuple(rows)
     )
 
 
 def _measure(
     shape: str, changes: dict[str, Any], case: TrainWork, device: torch.device, steps: int
-) -> Figures:
+) -> TrainRow:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     decoder = models.random(shape, device=device, **changes)
     most, tokens = decoder.spec.max_positions, case.sequences * case.length
@@ -82,7 +82,7 @@ def _measure(
         gpu=device.type == "cuda",
     ).total
     per_second = flops / median(seconds)
-    return Figures(
+    return TrainRow(
         **dict(case),
         seconds=tuple(round(took, 5) for took in seconds),
         tokens_per_second=round(tokens / median(seconds), 1),

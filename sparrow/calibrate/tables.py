@@ -52,7 +52,7 @@ def summary(title: str, values: Mapping[str, object], caption: str | None = None
 
 
 def _field(row: Any, name: str) -> Any:
-    return row[name] if isinstance(row, Mapping) else getattr(row, name, None)
+    return row[name] if isinstance(row, Mapping) else getattr(row, name)
 
 
 def _text(value: object) -> str | Text:

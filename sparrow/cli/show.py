@@ -48,13 +48,13 @@ from sparrow.schema.common import (
     PuzzleConfig,
     ReportConfig,
 )
+from sparrow.schema.doctor import Advice, Examination
 from sparrow.schema.evaluation import Estimate, EvalConfig, Evaluation
 from sparrow.schema.flow import FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
 from sparrow.schema.surface import Surface
 
 Plots = Annotated[bool, "Also draw what is printed."]
 FEW = 5  # skipped rows that are named
-Examined = Mapping[str, Any]  # what `api.doctor` tells
 GIB = 2**30
 SECTIONS = {
     "devices": ("cores", "gpus", "driver"),
@@ -306,14 +306,14 @@ def doctor(config: DoctorConfig, *, json: AsJson = False) -> int:
         write_json(examined)
     else:
         _show_machine(examined)
-    return int(not examined["ready"])
+    return int(not examined.ready)
 
 
-def _show_machine(found: Examined) -> None:
+def _show_machine(found: Examination) -> None:
     """One screen: sections of lines, the verdict last."""
-    grid = Table.grid(padding=(0, 2))
+    grid, known = Table.grid(padding=(0, 2)), to_dict(found)
     sections = {"packages": [*_packages(found)]} | {
-        title: [line for key in keys for line in _lines(key.replace("_", "-"), found[key])]
+        title: [line for key in keys for line in _lines(key.replace("_", "-"), known[key])]
         for title, keys in SECTIONS.items()
     }
     for title, lines in sections.items():
@@ -323,13 +323,12 @@ def _show_machine(found: Examined) -> None:
     _verdict(found)
 
 
-def _packages(found: Examined) -> Iterator[str]:
-    yield f"sparrow {found['sparrow']}, Python {found['python']}, {found['platform']}"
+def _packages(found: Examination) -> Iterator[str]:
+    yield f"sparrow {found.sparrow}, Python {found.python}, {found.platform}"
+    told = {"ok": "", "old": " (too old)", "missing": "missing"}
     for title, optional in (("", False), ("optional: ", True)):
-        here = [each for each in found["packages"] if (each["extra"] is not None) == optional]
-        told = {"ok": "", "old": " (too old)", "missing": "missing"}
-        shown = [f"{p['name']} {p['version'] or ''}{told[p['state']]}" for p in here]
-        yield title + ", ".join(shown)
+        here = [each for each in found.packages if (each.extra is not None) == optional]
+        yield title + ", ".join(f"{p.name} {p.version or ''}{told[p.state]}" for p in here)
 
 
 def _lines(name: str, value: Any) -> Iterator[str]:
@@ -356,18 +355,18 @@ def _words(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _verdict(found: Examined) -> None:
-    if found["ready"]:
-        ready = f"\n[bold green]ready[/] on {' and '.join(found['devices'])}"
+def _verdict(found: Examination) -> None:
+    if found.ready:
+        ready = f"\n[bold green]ready[/] on {' and '.join(found.devices)}"
         console.print(ready, highlight=False, markup=True)
     else:
         console.print("\n[bold red]not ready.[/] To mend:", highlight=False, markup=True)
-        _advise(found["problems"])
-    if found["missing"]:
+        _advise(found.problems)
+    if found.missing:
         console.print("missing, should you need it:", style="bold", highlight=False)
-        _advise(found["missing"])
+        _advise(found.missing)
 
 
-def _advise(advice: list[dict[str, str]]) -> None:
+def _advise(advice: Sequence[Advice]) -> None:
     for each in advice:
-        console.print(f"  {each['what']}\n      {each['how']}", highlight=False)
+        console.print(f"  {each.what}\n      {each.how}", highlight=False)

@@ -2,9 +2,9 @@
 
 import re
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import ConfigDict, Field, PlainValidator
+from pydantic import Field, PlainValidator
 
 from sparrow.schema.base import File, Record
 from sparrow.schema.common import Device
@@ -119,37 +119,127 @@ class Machine(Record):
         return f"{self.device}, {self.cpus} CPUs, torch {self.torch}"
 
 
-class Figures(Record):
-    """What was measured of one case: figures by the names that they have in the JSON."""
+class Benchmark(Record):
+    """Base of results: a machine and its figures.
 
-    model_config = ConfigDict(extra="allow")
+    A terminal shows `columns` of the rows in the field `shown`; `title` and `caption` are format
+    strings over the result.
+    """
 
-    if TYPE_CHECKING:
+    title: ClassVar[str]
+    caption: ClassVar[str] = ""
+    columns: ClassVar[str]
+    group: ClassVar[str | None] = None  # the column that sets rows apart
+    shown: ClassVar[str] = "rows"
 
-        def __init__(self, **figures: Any) -> None: ...
+    machine: Machine
 
-        def __getattr__(self, name: str) -> Any: ...
+
+class ModelBenchmark(Benchmark):
+    """A benchmark of one model."""
+
+    model: str
+    parameters: int
+    dtype: str
+
+
+class SplitRow(Record):
+    """A row that may say where its time went."""
+
+    split: Split | None = None
 
     @property
     def parts(self) -> str:
-        """Where its time went (`split`), the longest first, in percent; or why it `failed`."""
-        given = dict(self)
-        parts = sorted((given.get("split") or {}).items(), key=lambda item: -item[1])
+        """The parts of its time, the longest first, in percent."""
+        parts = sorted((self.split or {}).items(), key=lambda item: -item[1])
         whole = sum(took for _, took in parts)
-        told = [f"{name} {took / whole:.0%}" for name, took in parts if took > whole / 200]
-        return given.get("failed") or ", ".join(told)
+        return ", ".join(f"{name} {took / whole:.0%}" for name, took in parts if took > whole / 200)
 
 
-class Benchmark(Figures):
-    """A machine and its figures: rows, and what they have in common, as each verb says."""
+class DecodeRow(SplitRow):
+    """Decode steps of one batch, context and schedule (None: dense); medians over rounds.
 
-    verb: str
-    machine: Machine
-    rows: tuple[Figures, ...]
+    `split` is in milliseconds of a step.
+    """
 
-    if TYPE_CHECKING:
+    batch: int
+    context: int
+    schedule: str | None
+    steps: int
+    mean_length: float
+    ms_step: float
+    ms_step_rounds: Rounds
+    ms_device: float
+    ms_device_rounds: Rounds
+    idle: float
+    tokens_per_s: float
+    bytes: int
+    bytes_weights: int
+    bytes_kv: int
+    bytes_landmarks: int
+    tb_per_s: float
+    of_peak: float | None
+    speed_up: float | None
 
-        def __init__(self, **figures: Any) -> None: ...
+
+class DecodeBenchmark(ModelBenchmark):
+    """`sparrow bench decode`."""
+
+    title: ClassVar[str] = "Decode, {0.model}"
+    columns: ClassVar[str] = (
+        "batch context schedule ms_step ms_device idle tb_per_s of_peak speed_up parts"
+    )
+
+    flow: str
+    peak_bytes_per_s: float | None
+    rounds: int
+    rows: tuple[DecodeRow, ...]
+
+
+class LayerRow(Record):
+    """One part of a layer's decode attention; `flow` is None for dense attention."""
+
+    flow: str | None
+    part: str
+    batch: int
+    context: int
+    kept: int
+    layers: int
+    calls: int
+    us: float
+    us_min: float
+    us_max: float
+    us_rounds: Rounds
+    bytes: int
+    tb_per_s: float
+    of_peak: float | None
+    of_read: float | None  # on a CPU: its speed over that of a plain read of the same memory
+
+
+class StoredFlow(Record):
+    """Bytes that a flow stores with a page, all KV heads, beside those of keys and values."""
+
+    flow: str
+    rule: str
+    page_bytes: int
+    kv_page_bytes: int
+    of_kv: float
+
+
+class LayerBenchmark(Benchmark):
+    """`sparrow bench attention` and `sparrow flow bench`."""
+
+    title: ClassVar[str] = "Attention of one layer, {0.dtype}"
+    columns: ClassVar[str] = "flow part us us_min us_max tb_per_s of_read batch context kept"
+    group: ClassVar[str | None] = "context"
+
+    heads: dict[str, int]
+    dtype: str
+    peak_bytes_per_s: float | None
+    replays: int
+    rounds: int
+    flows: tuple[StoredFlow, ...]
+    rows: tuple[LayerRow, ...]
 
 
 class RolloutWorkload(Record):
@@ -168,6 +258,36 @@ class RolloutWorkload(Record):
         return self.prompt_tokens + self.new_tokens
 
 
+class RolloutRow(SplitRow):
+    """One way to roll out, with its seconds by part on a CPU, or why it `failed`."""
+
+    who: str
+    new_tokens: int
+    tokens: int = 0
+    seconds: float | None = None
+    tokens_per_s: float | None = None
+    failed: str | None = None
+    ratio: float | None = None  # to transformers' generate on as many new tokens
+
+    @property
+    def parts(self) -> str:
+        return self.failed or super().parts
+
+
+class RolloutBenchmark(ModelBenchmark):
+    """`sparrow bench rollout`."""
+
+    title: ClassVar[str] = (
+        "Rollout, {0.model} ({0.parameters} weights, {0.dtype}), {0.workload.rollouts} rollouts"
+    )
+    columns: ClassVar[str] = "who new_tokens seconds tokens_per_s ratio parts"
+
+    preset: str
+    workload: RolloutWorkload
+    weights: str  # real or random
+    rows: tuple[RolloutRow, ...]
+
+
 class TrainWork(Record):
     """Sequences of one optimiser step, and how it is taken."""
 
@@ -175,6 +295,93 @@ class TrainWork(Record):
     length: int
     recompute: bool
     compiled: bool = False
+
+
+class TrainRow(TrainWork):
+    """Optimiser steps that were timed; `memory_gib` is what a GPU had allocated at most."""
+
+    seconds: Rounds
+    tokens_per_second: float
+    teraflops: float
+    utilisation: float | None
+    memory_gib: float | None
+    predicted_gib: float
+
+
+class TrainBenchmark(Benchmark):
+    """`sparrow bench train`; `changes` are what the model is cut to."""
+
+    title: ClassVar[str] = "{0.model} {0.changes}, one optimiser step"
+    shown: ClassVar[str] = "cases"
+    columns: ClassVar[str] = (
+        "sequences length recompute compiled tokens_per_second teraflops utilisation memory_gib "
+        "predicted_gib"
+    )
+
+    model: str
+    changes: dict[str, int]
+    cases: tuple[TrainRow, ...]
+
+
+class TraceRow(Record):
+    """A rollout by one attention: summed from steps or, where `expected` is that sum, run."""
+
+    who: str
+    tokens: int
+    seconds: float
+    tokens_per_s: float
+    limit_seconds: float | None = None
+    of_limit: float | None = None
+    expected: float | None = None
+    ratio: float | None = None
+
+
+class TraceCheck(Record):
+    """A complete run of the requests, cut short, against the sum of measured steps for it."""
+
+    cutoff: int
+    steps: int
+    rows: tuple[TraceRow, ...]
+    speed_up: float
+    expected_speed_up: float
+    confirmed: bool
+
+
+class TracePoint(Record):
+    """Measured steps of one batch bucket and width of page tables."""
+
+    who: str
+    batch: int
+    pages: int
+    rows: int
+    mean_length: float
+    longest: int
+    bytes: int
+    ms_step: float
+    ms_step_rounds: Rounds
+
+
+class TraceBenchmark(ModelBenchmark):
+    """`sparrow bench trace`; `share` is the speed-up's of that in `limit`, what bytes allow."""
+
+    title: ClassVar[str] = "Trace, {0.model}, {0.schedule}"
+    caption: ClassVar[str] = (
+        "{0.speed_up:.3f}x of {0.limit[speed_up]:.3f}x that bytes allow: {0.share:.1%}; a complete "
+        "run to {0.confirmation.cutoff} tokens: {0.confirmation.speed_up:.3f}x, expected "
+        "{0.confirmation.expected_speed_up:.3f}x"
+    )
+    columns: ClassVar[str] = "who tokens seconds tokens_per_s limit_seconds of_limit"
+
+    schedule: str
+    prompt: int
+    lengths: tuple[int, ...]
+    memory: float
+    limit: dict[str, Any]
+    rows: tuple[TraceRow, ...]
+    speed_up: float
+    share: float
+    confirmation: TraceCheck
+    points: tuple[TracePoint, ...]
 
 
 class SpeedCase(Record):

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from support import cli
 
+from sparrow.schema.base import from_dict
+from sparrow.schema.doctor import Examination
+
 ROOT = Path(__file__).parents[2]
 CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
 
@@ -46,17 +49,18 @@ def test_a_sound_installation_is_ready(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "it looks and writes nothing"
 
 
-def test_json_has_the_same_as_plain_data() -> None:
+def test_json_is_a_result_of_the_schema() -> None:
     done = cli.run("doctor", "--no-check", "--json")
     assert done.code == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["ready"]
-    assert found["devices"][0] == "cpu"
-    assert found["self_test"] is found["kernels"] is found["broken"] is None
-    assert found["torch"]["threads"] >= 1
-    assert {each["name"] for each in found["models"]["shipped"]} == {"small", "tiny"}
-    assert found["models"]["memory"] > 0
-    assert {each["name"] for each in found["packages"]} >= {"torch", "numba", "math-verify"}
+    found = from_dict(Examination, json.loads(done.stdout))
+    assert (found.format, found.ready, found.devices[0]) == (1, True, "cpu")
+    assert found.self_test is found.kernels is found.broken is None
+    assert found.torch is not None
+    assert found.torch.threads >= 1
+    assert found.models is not None
+    assert {model.name for model in found.models.shipped} == {"small", "tiny"}
+    assert min(found.models.memory, found.models.cache.free, found.models.runs.free) > 0
+    assert {each.name for each in found.packages} >= {"torch", "numba", "math-verify"}
 
 
 def test_a_broken_torch_is_a_line(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from sparrow import ops
 from sparrow.bench import layer_attention, timing
 from sparrow.bench.layer_attention import Bed, Heads, Shape
 from sparrow.schema.base import to_dict
-from sparrow.schema.bench import Benchmark
+from sparrow.schema.bench import LayerBenchmark
 from sparrow.sparse.rule import Rule
 
 SMALL = Shape(batch=2, context=256, kept=4)
@@ -19,7 +20,7 @@ RULE = Rule(dense_layers=frozenset())
 TOKEN = 8 * 64 * 4  # KV heads, head size, fp32
 
 
-def short_run(shape: Shape = SMALL, **changes: Any) -> Benchmark:
+def short_run(shape: Shape = SMALL, **changes: Any) -> LayerBenchmark:
     settings = {"device": "cpu", "head_size": 64, "layers": 1, "replays": 1, "rounds": 2}
     return layer_attention.run(shape=shape, **settings | changes)
 
@@ -50,6 +51,27 @@ def test_what_a_short_run_reports_and_bytes_by_hand() -> None:
     rows = short_run(Shape(batch=32, context=32, kept=1)).rows
     (append,) = [row.bytes for row in rows if row.part == "append"]
     assert append == 32 * 2 * TOKEN + 2 * (15 + 1) * TOKEN  # one append in a page finishes it
+
+
+def test_several_flows_and_other_shapes() -> None:
+    seen: list[str] = []
+    result = short_run(
+        flows=[RULE, Rule(first=0, dense_layers=frozenset())],
+        others=[Shape(batch=1, context=128, kept=3)],
+        layers=2,
+        progress=seen.append,
+    )
+    assert seen == ["2 rows of 256 tokens", "1 rows of 128 tokens"]
+    names = ("block-mean", "block-mean (2)")
+    assert [flow.flow for flow in result.flows] == list(names)
+    expected = [
+        (None, "dense"),
+        (None, "read"),
+        *((name, part) for name in names for part in PARTS),
+    ]
+    assert [(row.flow, row.part) for row in result.rows] == expected * 2
+    assert {row.calls for row in result.rows} == {2}
+    Console(quiet=True).print(timing.table(result))
 
 
 def test_flows_share_keys_and_have_fields_of_their_own() -> None:

@@ -10,12 +10,12 @@ from support.specs import TINY as SPEC
 from sparrow import models, ops
 from sparrow.bench import decode, timing
 from sparrow.schema.base import to_dict
-from sparrow.schema.bench import Benchmark
+from sparrow.schema.bench import DecodeBenchmark
 from sparrow.sparse.flows import library
 from sparrow.sparse.rule import Rule
 
 
-def short_run(*cases: decode.Case, split: bool = False) -> Benchmark:
+def short_run(*cases: decode.Case, split: bool = False) -> DecodeBenchmark:
     return decode.run(
         model=SPEC, dtype="fp32", device="cpu", cases=cases, steps=4, rounds=1, split=split
     )

@@ -9,9 +9,9 @@ from sparrow.bench import doctor
 
 def test_attention_is_right_on_this_cpu() -> None:
     found = doctor.attention("float32", "cpu")
-    assert found["passed"]
-    assert found["device"] == "cpu"
-    assert doctor.attention("bfloat16", "cpu")["passed"]
+    assert found.passed
+    assert found.device == "cpu"
+    assert doctor.attention("bfloat16", "cpu").passed
 
 
 def test_wrong_attention_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,9 +24,9 @@ def test_wrong_attention_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(ops, "attend_decode", attend)
         found = doctor.attention("float32", "cpu")
-        assert not found["passed"]
-        assert found["error"] >= 0.49
+        assert not found.passed
+        assert found.error >= 0.49
 
 
 def test_tiny_answers_with_the_same_bits() -> None:
-    assert doctor.self_test({})["passed"]
+    assert doctor.self_test().passed

@@ -49,7 +49,7 @@ def test_a_peer_that_fails_or_stops_early_is_no_result() -> None:
 def test_optimiser_steps() -> None:
     case = TrainWork(sequences=2, length=16, recompute=True)
     result = training.run(device="cpu", cases=[case], steps=1)
-    (row,) = result.rows
+    (row,) = result.cases
     assert (row.sequences, row.length, row.recompute) == (2, 16, True)
     assert row.tokens_per_second == pytest.approx(32 / row.seconds[0], rel=0.01)
     assert (row.utilisation, row.memory_gib) == (None, None)

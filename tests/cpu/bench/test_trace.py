@@ -72,7 +72,7 @@ def test_times_between_points() -> None:
     known: dict[str, Any] = {"who": "", "rows": 2, "mean_length": 1.0, "longest": 1}
     known |= {"batch": 2, "pages": 20, "ms_step_rounds": (1.0,)}
     points = [
-        trace.Figures(bytes=size, ms_step=1e3 * seconds, **known)
+        trace.TracePoint(bytes=size, ms_step=1e3 * seconds, **known)
         for size, seconds in ((300, 2.0), (100, 1.0))
     ]
     clock = trace.StepTimes(case, points)
