@@ -8,7 +8,7 @@ from pathlib import Path
 from sparrow.report.page import Chart, Section
 from sparrow.report.render import svg_file
 from sparrow.report.training import kept_section, learning_section, tail_section
-from sparrow.schema.run_folder import RunFolder, read_metrics
+from sparrow.schema.run_folder import RunFolder, RunSettings, read_metrics
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "docs/results/training/small.svg"
@@ -18,7 +18,7 @@ SHOWN = ("reward-by-step", "accuracy-by-step", "answer-length", "tail-worst")
 
 def run(number: int, name: str, kind: str) -> RunFolder:
     metrics, held_out = (HERE / f"{DAY}-{kind}{what}-h200.jsonl" for what in ("", "-validation"))
-    settings = {"gate.target": 0.86}
+    settings = RunSettings.model_validate({"gate": {"target": 0.86}})
     steps, validation = read_metrics(metrics), read_metrics(held_out)
     return RunFolder(
         name=name, number=number, steps=steps, validation=validation, settings=settings

@@ -11,6 +11,9 @@ from statistics import median
 from sparrow.report.page import (
     NOT_MEASURED,
     Axis,
+    Bar,
+    BarGroup,
+    Bars,
     Chart,
     Item,
     Line,
@@ -213,7 +216,7 @@ def surface_figures(surface: Surface) -> list[Section]:
     if not surface.cells:
         raise ValueError("the surface has no cells: nothing to draw")
     names = list(dict.fromkeys(cell.variant for cell in surface.cells))[:MOST_PANELS]
-    found = [tails(surface, names)]
+    found = [tails(surface, names), *([layers(surface)] if surface.layers else [])]
     for name in names:
         end = f"-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}" if len(names) > 1 else ""
         line = telling_line(surface, name)
@@ -249,6 +252,29 @@ def tails(surface: Surface, names: Sequence[str]) -> Section:
     ]
     title = "p05 of acceptance by length and tokens kept"
     return Section(key="tails", title=title, say=_about(surface), items=panels)
+
+
+def layers(surface: Surface) -> Section:
+    """Loss of the tail where only some layers are sparse, a group per variant and budget."""
+    worst = min(surface.layers, key=lambda loss: loss.p05)
+    groups: dict[str, list[Bar]] = {}
+    for loss in surface.layers:
+        name, role = layers_text(loss.layers), "sparse" if loss is worst else "quiet"
+        bar = Bar(name=name, value=1 - loss.p05, role=role, interval=(1 - loss.high, 1 - loss.low))
+        groups.setdefault(f"{loss.variant}, {loss.budget} kept tokens", []).append(bar)
+    shown = [BarGroup(name=name, bars=bars) for name, bars in groups.items()][:MOST_PANELS]
+    title = "Loss of the tail, 1 - p05 of acceptance"
+    bars = Bars(key="layers-loss", title=title, unit="", groups=shown, form=".3f")
+    title = f"The tail loses most in {layers_text(worst.layers)}: p05 {worst.p05:.2f}"
+    say = f"One group of layers is sparse, all others are dense. {_about(surface)}"
+    return Section(key="layers", title=title, say=say, items=[bars])
+
+
+def layers_text(layers: Sequence[int]) -> str:
+    """layer 3, layers 4-7, layers 0, 5, 9."""
+    if len(layers) > 1 and list(layers) == list(range(layers[0], layers[-1] + 1)):
+        return f"layers {layers[0]}-{layers[-1]}"
+    return f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
 
 
 def telling_line(surface: Surface, variant: str) -> list[Cell]:

@@ -111,8 +111,8 @@ def provenance(runs: Sequence[RunFolder]) -> list[str]:
             made = f"{run.surface.created} by `{run.surface.command}`"
             lines.append(f"{run.name}: the surface was measured on {made} ({versions}).")
         if run.steps:
-            model = run.settings.get("model.name", "model unknown")
-            seed = run.settings.get("run.seed", "unknown")
+            model = run.settings.model.name or "model unknown"
+            seed = "unknown" if run.settings.run.seed is None else run.settings.run.seed
             lines.append(f"{run.name}: {model}, {len(run.steps)} steps, seed {seed}.")
     return lines
 
@@ -160,7 +160,7 @@ def _against(run: RunFolder, other: RunFolder) -> str:
     """Accuracy less the other's, at the last step that both were evaluated after."""
     mine, theirs = ({p.step: p for p in one.held_out() if p.step > 0} for one in (run, other))
     common = sorted(mine.keys() & theirs.keys())
-    if run is other or not common or not run.settings or not other.settings:
+    if run is other or not common or not run.settings.given or not other.settings.given:
         return NOT_MEASURED  # without settings nobody knows whether they were measured alike
     if _measured_by(run) != _measured_by(other):
         return "measured otherwise"
@@ -170,7 +170,7 @@ def _against(run: RunFolder, other: RunFolder) -> str:
 
 def _measured_by(run: RunFolder) -> dict[str, Any]:
     """The settings that accuracy on held-out rows depends on, beside the weights."""
-    given = run.settings
+    given = run.settings.given
     names = [name for name in given if name.startswith("validation.")] + list(HELD_OUT)
     return {name: given.get(name) for name in names if name != "validation.every"}
 
@@ -213,9 +213,9 @@ def _seconds(run: RunFolder) -> str:
 
 
 def _gate(run: RunFolder) -> str:
-    if not run.settings:
+    if not run.settings.given:
         return NOT_MEASURED
-    if run.settings.get("gate.mode") == "off":
+    if run.settings.gate.mode == "off":
         return "off"
     if not worst_bins(run):
         return "nothing judged"
@@ -225,7 +225,7 @@ def _gate(run: RunFolder) -> str:
 
 def _differences(runs: Sequence[RunFolder]) -> Table:
     """Settings in which the runs differ, one a row."""
-    given = [run.settings for run in runs]
+    given = [run.settings.given for run in runs]
     names = sorted(set(chain.from_iterable(given)) - set(PLACES))
     differing = [name for name in names if len({repr(own.get(name)) for own in given}) > 1]
     rows = [[name, *(str(own.get(name, NOT_MEASURED)) for own in given)] for name in differing]

@@ -81,14 +81,11 @@ def resolve(cls: type[Root], files: Sequence[str | Path], layers: Sequence[Layer
     layers = [*(read_file(name, verb) for name in files), *layers]
     # From JSON, pydantic takes a list for a tuple and a text for a path while it stays strict
     # about everything else. No field takes a TOML date: as [[...]] it is refused in its place.
+    merged = merge(*(layer.table for layer in layers))
     try:
-        merged = merge(*(layer.table for layer in layers))
         return cls.model_validate_json(json.dumps(merged, default=lambda date: [[str(date)]]))
     except ValidationError as error:
         raise _explained(cls, error, layers) from None
-    except (ValueError, RecursionError):
-        given = " and ".join(layer.source for layer in layers)
-        raise ConfigError(f"{given}: nested too deep, or a number without end") from None
 
 
 def save_resolved(config: Record, directory: Path) -> Path:
@@ -145,7 +142,9 @@ def read_file(name: str | Path, verb: str) -> Layer:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     try:
-        return Layer(source, _parse(text))
+        return Layer(source, _checked(_parse(text), source))
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"{source}: not a TOML file: {error}") from error
 
@@ -159,6 +158,15 @@ def _parse(text: str) -> Table:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
+
+
+def _checked(table: Table, source: str) -> Table:
+    """The table itself; ConfigError where it nests too deep or holds an endless integer."""
+    try:
+        json.dumps(table, default=str)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{source}: nested too deep, or a number without end") from None
+    return table
 
 
 def merge(*tables: Table) -> Table:
@@ -226,7 +234,8 @@ class _Given(NamedTuple):
         node = self.value()
         for key in reversed(self.option.path):
             node = {key: node}
-        return Layer(f"option {_shown(' '.join(self.typed))}", node)
+        source = f"option {_shown(' '.join(self.typed))}"
+        return Layer(source, _checked(node, source))
 
 
 class _Reader:

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sparrow.files import Json, check_digest_line, printable, read_lines, read_text, verify
 from sparrow.schema.base import File, Record, problems
@@ -67,18 +67,22 @@ class Metrics(Record):
         return cls(step=line.get("step"), values=values)  # type: ignore[arg-type]
 
 
-class ActionLine(Record):
-    """What the gate did, or which settings changed, in words; other versions may say more."""
+class Lenient(Record):
+    """Some fields of a record that another version may have written: others are left aside."""
 
     model_config = ConfigDict(extra="ignore")
-
-    step: int
-    kind: Shown = ""
-    reason: Shown = ""
 
     @classmethod
     def from_line(cls, line: Json) -> Self:
         return cls.model_validate(line)
+
+
+class ActionLine(Lenient):
+    """What the gate did, or which settings changed, in words."""
+
+    step: int
+    kind: Shown = ""
+    reason: Shown = ""
 
 
 Line = TypeVar("Line", Metrics, ActionLine)
@@ -104,41 +108,68 @@ def _read(file: Path | None, kind: type[Line]) -> list[Line]:
     return sorted(found, key=lambda line: line.step)
 
 
-Settings = Mapping[str, Any]  # by dotted names
-NUMBER = (int, float)
-# What reports read of a run's configuration, of this version or another.
-READ: Mapping[str, tuple[type, ...]] = {
-    "model.name": (str,),
-    "run.seed": (int,),
-    "rollout.attention.dense": (bool,),
-    "rollout.attention.schedule": (str,),
-    "rollout.attention.budget": (int,),
-    "rollout.max_prompt": (int,),
-    "rollout.max_tokens": (int,),
-    "gate.mode": (str,),
-    "gate.target": NUMBER,
-    "gate.window": (int,),
-}
+class ModelSettings(Lenient):
+    """Which model ran."""
+
+    name: Shown | None = None
 
 
-def read_settings(file: Path | None) -> Settings:
-    """Every setting of a run's configuration as it was resolved; none without a file."""
+class AttentionSettings(Lenient):
+    """How the rollout attended."""
+
+    dense: bool = False
+    schedule: Shown | None = None
+    budget: int | None = None
+
+
+class RolloutSettings(Lenient):
+    """How long sequences could get."""
+
+    attention: AttentionSettings = AttentionSettings()
+    max_prompt: int | None = None
+    max_tokens: int | None = None
+
+
+class GateSettings(Lenient):
+    """What the gate was told."""
+
+    mode: Shown | None = None
+    target: float | None = None
+    window: int | None = None
+
+
+class RunPlace(Lenient):
+    """What the draws began with."""
+
+    seed: int | None = None
+
+
+class RunSettings(Lenient):
+    """What reports read of a run's configuration, of this version or another.
+
+    given: every setting by its dotted name; empty where the run has no such file.
+    """
+
+    model: ModelSettings = ModelSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    gate: GateSettings = GateSettings()
+    run: RunPlace = RunPlace()
+    given: Mapping[str, Any] = Field(default_factory=dict)
+
+
+def read_settings(file: Path | None) -> RunSettings:
+    """The configuration of a run as it was resolved."""
     if file is None:
-        return {}
+        return RunSettings()
     text = read_text(file)
     try:
         check_digest_line(text)
-        settings = dict(flat_settings(tomllib.loads(text)))
+        values = tomllib.loads(text)
+        return RunSettings.model_validate({**values, "given": dict(flat_settings(values))})
+    except ValidationError as error:
+        raise ValueError(f"{file}: {problems(error)}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no TOML: {error}") from error
-    for name, value in settings.items():
-        kinds = READ.get(name, (type(value),))
-        is_section = any(known.startswith(f"{name}.") for known in READ)
-        is_far = name in READ and type(value) in NUMBER and not abs(value) <= LARGEST
-        if is_section or is_far or type(value) not in kinds:
-            allowed = "a table" if is_section else " or ".join(kind.__name__ for kind in kinds)
-            raise ValueError(f"{file}: {name}: got {str(value)[:80]!r}, allowed: {allowed}")
-    return settings
 
 
 def flat_settings(values: Mapping[str, Any], above: str = "") -> Sequence[tuple[str, Any]]:
@@ -175,7 +206,7 @@ class RunFolder:
     steps: Sequence[Metrics] = ()
     validation: Sequence[Metrics] = ()
     actions: Sequence[ActionLine] = ()
-    settings: Settings  # empty where the run has no such file
+    settings: RunSettings
     schedule: Schedule | None = None
     surface: Surface | None = None
     plan: PlanFile | None = None
@@ -211,22 +242,25 @@ class RunFolder:
     @property
     def dense(self) -> bool:
         """Whether its settings say that the rollout was dense; without settings nobody knows."""
-        given, attention = self.settings, "rollout.attention"
-        sparse = given.get(f"{attention}.schedule") or given.get(f"{attention}.budget")
-        return bool(given) and bool(given.get(f"{attention}.dense") or not sparse)
+        chosen = self.settings.rollout.attention
+        return bool(self.settings.given) and (
+            chosen.dense or not (chosen.schedule or chosen.budget)
+        )
 
     @property
     def longest(self) -> int | None:
         """Tokens of the longest sequence that its settings allow."""
-        prompt, answer = map(self.settings.get, ("rollout.max_prompt", "rollout.max_tokens"))
-        return None if prompt is None or answer is None else prompt + answer
+        rollout = self.settings.rollout
+        if rollout.max_prompt is None or rollout.max_tokens is None:
+            return None
+        return rollout.max_prompt + rollout.max_tokens
 
     @property
     def target(self) -> float | None:
         """p05 that was to be kept: the gate's, or the plan's."""
-        guarded = self.settings.get("gate.mode") != "off" and "gate.target" in self.settings
-        if self.steps and guarded:
-            return float(self.settings["gate.target"])
+        gate = self.settings.gate
+        if self.steps and gate.mode != "off" and gate.target is not None:
+            return gate.target
         if self.plan is not None:
             return self.plan.target
         return self.surface.targets[0] if self.surface and self.surface.targets else None
@@ -260,13 +294,14 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolde
     schedule = _loaded(trained, SCHEDULE, Schedule)  # that of the training, else of the plan
     if schedule is None and isinstance(found["plan"], PlanFile):
         schedule = found["plan"].schedule
+    settings = _first(places, SETTINGS)
     return RunFolder(
         name=printable(name or folder.resolve().name),
         number=number,
         steps=read_metrics(_first(places, METRICS)),
         validation=read_metrics(_first(places, VALIDATION)),
         actions=_read(_first(places, ACTIONS), ActionLine),
-        settings=read_settings(_first(places, SETTINGS)),
+        settings=read_settings(settings),
         schedule=schedule,
         **found,  # type: ignore[arg-type]
     )

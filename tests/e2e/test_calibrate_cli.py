@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     surface = Surface.load(place / "surface.json")
     assert (surface.model, surface.budgets) == ("tiny", (64, 96))
     drawn = {file.name for file in (place / "plots").iterdir()}
-    assert "tails.svg" in drawn
+    assert {"tails.svg", "layers.svg"} <= drawn
     return place
 
 

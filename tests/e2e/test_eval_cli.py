@@ -7,6 +7,7 @@ from pathlib import Path
 from support import cli
 
 from sparrow import models
+from sparrow.schema.schedule import Schedule
 from sparrow.tasks import PUZZLES
 
 SHORT = ("-l", "100", "--max-tokens", "40", "--device", "cpu")
@@ -89,6 +90,15 @@ def test_a_run_directory_and_one_that_has_not_ended(tmp_path: Path) -> None:
     assert code == 0, said
     (tmp_path / "begun").mkdir()
     assert "begun" in cli.refused("eval", tmp_path / "begun", "-t", "graph", *SHORT)
+
+
+def test_a_schedule_of_another_family_needs_force(tmp_path: Path) -> None:
+    Schedule.fixed(64, family="llama", dense_layers=(), name="other").save(tmp_path / "s.json")
+    words = ("tiny", "-t", "graph", *SHORT, "-n", "1", "--schedule", tmp_path / "s.json")
+    assert "family 'llama'" in cli.refused("eval", *words)
+    code, said = run(*words, "--force")
+    assert code == 0, said
+    assert "FORCED, made for family llama" in " ".join(said.split())
 
 
 def test_mistakes_are_named() -> None:

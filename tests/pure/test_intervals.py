@@ -42,6 +42,16 @@ def test_tokens_of_a_prompt_are_not_counted_as_independent() -> None:
     assert by_prompt.high - by_prompt.low > 3 * (by_chance.high - by_chance.low)
 
 
+def test_known_distributions_have_known_tails() -> None:
+    """A tenth of all tokens is uniform below 0.8: p05 is 0.4."""
+    rng = np.random.default_rng(0)
+    groups = [np.where(rng.random(2000) < 0.1, 0.8 * rng.random(2000), 1.0) for _ in range(64)]
+    p05 = quantile_interval(groups)
+    assert p05.value == np.quantile(np.concatenate(groups), 0.05)
+    assert p05.low < 0.4 < p05.high
+    assert p05.high - p05.low < 0.04
+
+
 def test_ends_by_hand() -> None:
     """Twenty equal prompts: any draw is the sample, so nothing is in doubt."""
     found = quantile_interval([np.array([0.2, 0.5, 0.8])] * 20, 0.4)

@@ -8,6 +8,14 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_ci_runs_lint_and_test() -> None:
+    assert re.search(
+        r"^make lint test test-slow test-browser test-kernels$",
+        (ROOT / ".ci/run").read_text(),
+        flags=re.MULTILINE,
+    )
+
+
 def test_every_folder_in_the_map_exists() -> None:
     tree = re.search(r"```text\n(.*?)```", README, flags=re.DOTALL)
     assert tree is not None

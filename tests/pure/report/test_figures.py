@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.surfaces import cell, plan, surface
+from support.surfaces import cell, layer_loss, plan, surface
 
 from sparrow.report.calibration import (
     estimators,
+    layers_text,
     plan_figures,
     surface_figures,
     telling_line,
 )
-from sparrow.report.page import Chart, Section
+from sparrow.report.page import Bars, Chart, Section
 from sparrow.report.render import svg_file, write_figures
 from sparrow.schema.base import from_dict
 from sparrow.schema.plan import PlanFile
@@ -71,7 +72,7 @@ def test_every_figure_draws_and_draws_the_same_twice() -> None:
 def test_lines_are_the_cells_of_a_budget() -> None:
     made = measured()
     found = by_key(surface_figures(made))
-    assert list(found) == ["tails", "estimators"]
+    assert list(found) == ["tails", "layers", "estimators"]
     (tails,) = charts(found["tails"])
     assert [line.name for line in tails.lines] == ["128 kept", "256 kept", "512 kept", "dense"]
     first = [c for c in made.cells if c.budget == 128]
@@ -81,6 +82,17 @@ def test_lines_are_the_cells_of_a_budget() -> None:
     few = [cell("block_mean", 128, 0, 500, prompts=12)]
     assert "Fewer than 48" in surface_figures(measured(cells=few))[0].say
     assert "Fewer" not in found["tails"].say
+
+
+def test_layers_are_bars_of_what_the_tail_loses() -> None:
+    losses = [layer_loss("block_mean", 64 * n, 4, 24) for n in range(1, 7)]
+    made = from_dict(Surface, surface(prompt_tokens=0) | {"layers": losses})
+    (bars,) = by_key(surface_figures(made))["layers"].items
+    assert isinstance(bars, Bars)
+    assert len(bars.groups) == 4  # more groups than fit are cut
+    assert bars.groups[0].bars[0].value == pytest.approx(1 - losses[0]["p05"])
+    said = [layers_text(layers) for layers in ([3], [4, 5, 6], [0, 5])]
+    assert said == ["layer 3", "layers 4-6", "layers 0, 5"]
 
 
 def test_figures_follow_what_the_data_allow(tmp_path: Path) -> None:

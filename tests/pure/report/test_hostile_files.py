@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.damage import damaged
 from support.pages import Reader
 from support.run_folders import demo
 from support.study_folders import controlled, plan
@@ -178,11 +179,14 @@ def refused_or_read(folder: Path, file: Path) -> None:
     assert file.name in told, told
 
 
-def test_odd_values_in_files_of_a_run_are_named(tmp_path: Path) -> None:
+def test_damage_and_odd_values_in_files_of_a_run_are_named(tmp_path: Path) -> None:
     folder, draw = demo(tmp_path / "run"), random.Random(0)
-    for file in folder.rglob("*.json"):
+    for file in [*folder.rglob("*.json"), *folder.rglob("*.jsonl"), *folder.rglob("*.toml")]:
         whole = file.read_bytes()
-        data = json.loads(whole)
+        for seed in range(15):
+            file.write_bytes(damaged(whole, seed))
+            refused_or_read(folder, file)
+        data = json.loads(whole) if file.suffix == ".json" else {}
         inside = [*places(data)]
         for holder, key in draw.sample(inside, min(15, len(inside))):
             plain = holder[key]

@@ -8,7 +8,7 @@ import re
 from importlib.resources import files
 from itertools import combinations, pairwise, product
 
-from support.pages import Reader, reward, rich_page, schedule, surface, table
+from support.pages import HOSTILE, Reader, reward, rich_page, schedule, surface, table, times
 
 from sparrow.report.page import Axis, Chart, Item, Line, Page, Remarks, Section, Table
 from sparrow.report.render import html, placed, tips
@@ -60,6 +60,14 @@ def test_the_policy_allows_this_style_and_this_script() -> None:
         assert (tag, text) in READ.texts
 
 
+def test_hostile_names_are_words() -> None:
+    assert TEXT.count("<script>") == 1
+    scripts = [looks.get("type") for tag, looks in READ.elements if tag == "script"]
+    assert scripts[-1] is None
+    assert set(scripts[:-1]) == {"application/json"}
+    assert ("h3", HOSTILE) in READ.texts
+
+
 def test_backticks_are_code_in_sentences_alone() -> None:
     assert ("code", "sparrow report RUN") in READ.texts
     item = Table(key="t", columns=("`a`",), rows=())
@@ -98,6 +106,12 @@ def test_no_row_is_half_empty() -> None:
     assert looks(one, said) == ["", ""]
     assert looks(said, one) == ["full", "full alone"]
     assert looks(one, two, said, rows) == ["", "", "full", "full"]
+
+
+def test_an_empty_page_is_a_page() -> None:
+    Reader(html(Page(title="", lead="")))
+    Reader(html(page_with()))
+    Reader(html(page_with(times(), Remarks(key="r", lines=()))))
 
 
 # Colours, as the style sheet has them.
