@@ -87,24 +87,23 @@ def run(
     for name, tokens in ours:
         progress(f"sparrow {name}, {tokens} new tokens")
         rows.append(_ours(model, work.model_copy(update={"new_tokens": tokens}), name))
-    plain = None
     if peer:
         progress(f"{PEER}, {work.peer_tokens} new tokens")
         rows.append(_theirs(model, work))
-        plain = rows[-1].tokens_per_s
+    plain = {row.new_tokens: row.tokens_per_s for row in rows if row.who == PEER}
     return RolloutBenchmark(
         **timing.of_model(model, work.model),
         preset=preset,
         workload=work,
         weights="random" if model.source is None else "real",
-        rows=tuple(_with_ratio(row, plain, work.peer_tokens) for row in rows),
+        rows=tuple(_with_ratio(row, plain.get(row.new_tokens)) for row in rows),
     )
 
 
-def _with_ratio(row: RolloutRow, plain: float | None, tokens: int) -> RolloutRow:
+def _with_ratio(row: RolloutRow, plain: float | None) -> RolloutRow:
     """Beside transformers' generate on as many new tokens."""
-    alike = plain and row.tokens_per_s and row.new_tokens == tokens
-    return row.model_copy(update={"ratio": row.tokens_per_s / plain if alike else None})
+    ratio = row.tokens_per_s / plain if plain and row.tokens_per_s else None
+    return row.model_copy(update={"ratio": ratio})
 
 
 # Ours.

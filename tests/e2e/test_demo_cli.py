@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pydantic")
-
 from support import cli
 from support.waiting import wait_for
 

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("gguf")
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -7,9 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pydantic")
-
 from support import cli
 from support.leftovers import gone, marked, marking
 from support.waiting import wait_for
