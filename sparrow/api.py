@@ -705,10 +705,9 @@ def bench_decode(config: BenchDecodeConfig, *, report: Report = silent) -> Bench
     from sparrow.bench import decode
     from sparrow.sparse.flows.loading import load_flow
 
-    cases = [(case.rows, case.tokens, case.rest or None) for case in config.case]
     return decode.run(
         model=config.model,
-        cases=cases or None,
+        cases=config.case,
         flow=load_flow(config.flow),
         dtype=config.dtype,
         steps=config.steps,
@@ -727,13 +726,8 @@ def bench_rollout(config: BenchRolloutConfig, *, report: Report = silent) -> Ben
       sparrow bench rollout cpu-tiny
     """
     from sparrow.bench import rollout
-    from sparrow.models.checkpoint import pick_device
 
-    workload = config.workload or ("gpu" if pick_device("auto").type == "cuda" else "cpu-tiny")
-    changes: Json = {} if config.peer_tokens is None else {"peer_tokens": config.peer_tokens}
-    return rollout.run(
-        preset=workload, dtype=config.dtype, peer=config.peer, progress=report, **changes
-    )
+    return rollout.run(**dict(config), progress=report)
 
 
 @configured(BenchTrainConfig)
@@ -749,17 +743,8 @@ def bench_train(config: BenchTrainConfig, *, report: Report = silent) -> Benchma
     """
     from sparrow.bench import training
 
-    cases = [
-        TrainWork(
-            sequences=case.rows,
-            length=case.tokens,
-            recompute="recompute" in case.rest,
-            compiled="compiled" in case.rest,
-        )
-        for case in config.case
-    ]
-    given: Json = {"model": config.model, "device": config.device, "steps": config.steps}
-    return training.run(cases=cases or None, progress=report, **given)
+    given = dict(config) | {"case": [*map(TrainWork.of, config.case)]}
+    return training.run(**given, progress=report)
 
 
 @configured(BenchTraceConfig)

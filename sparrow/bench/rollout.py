@@ -63,22 +63,26 @@ WORKLOADS = {
 
 def run(
     *,
-    preset: str = "cpu-tiny",
+    workload: str | None = None,
     peer: bool = True,
+    peer_tokens: int | None = None,
     dtype: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
     **changes: Any,
 ) -> RolloutBenchmark:
     """Measure a workload.
 
-    preset   gpu, cpu-tiny or cpu-smollm2
-    peer     also run transformers
-    dtype    bf16, fp32 (default: bf16 on a GPU, fp32 on a CPU)
-    changes  replace fields of the preset's workload (rollouts, new_tokens, peer_tokens, ...)
+    workload     gpu, cpu-tiny or cpu-smollm2 (default: by the machine)
+    peer         also run transformers
+    peer_tokens  its new tokens (default: by the workload)
+    dtype        bf16, fp32 (default: bf16 on a GPU, fp32 on a CPU)
+    changes      replace fields of the workload (rollouts, new_tokens, ...)
     """
+    preset = workload or ("gpu" if pick_device("auto").type == "cuda" else "cpu-tiny")
     if preset not in WORKLOADS:
         raise ValueError(f"no workload {preset!r}; known are {', '.join(WORKLOADS)}")
-    work = WORKLOADS[preset].model_copy(update=changes)
+    work = WORKLOADS[preset]
+    work = work.model_copy(update={"peer_tokens": peer_tokens or work.peer_tokens, **changes})
     model = _model(work, dtype)
     ours = [(name, work.new_tokens) for name in work.schedules]
     if peer and work.peer_tokens != work.new_tokens:
