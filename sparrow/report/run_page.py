@@ -111,8 +111,8 @@ def provenance(runs: Sequence[RunFolder]) -> list[str]:
             made = f"{run.surface.created} by `{run.surface.command}`"
             lines.append(f"{run.name}: the surface was measured on {made} ({versions}).")
         if run.steps:
-            model = run.settings.model.name or "model unknown"
-            seed = "unknown" if run.settings.run.seed is None else run.settings.run.seed
+            model = run.settings.model or "model unknown"
+            seed = "unknown" if run.settings.seed is None else run.settings.seed
             lines.append(f"{run.name}: {model}, {len(run.steps)} steps, seed {seed}.")
     return lines
 
@@ -215,7 +215,7 @@ def _seconds(run: RunFolder) -> str:
 def _gate(run: RunFolder) -> str:
     if not run.settings.given:
         return NOT_MEASURED
-    if run.settings.gate.mode == "off":
+    if run.settings.gate == "off":
         return "off"
     if not worst_bins(run):
         return "nothing judged"

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from support import cli
@@ -15,21 +13,10 @@ ROOT = Path(__file__).parents[2]
 CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
 
 
-def run(
-    *words: str, first: Path | None = None, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """The verb, with modules of a folder before all others."""
-    paths = [str(first)] if first is not None else []
-    environment = {
-        **os.environ,
-        "COLUMNS": "80",
-        "TERM": "dumb",
-        "PYTHONPATH": os.pathsep.join([*paths, str(ROOT)]),
-    }
-    command = [sys.executable, "-m", "sparrow", "doctor", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=280, cwd=cwd
-    )
+def run(*words: str, first: Path | None = None, folder: Path = ROOT) -> tuple[int, str]:
+    """The verb, with modules of a folder before all others; its exit code, and what it said."""
+    path = os.pathsep.join(map(str, filter(None, [first, ROOT])))
+    return cli.ended(cli.start("doctor", *words, folder=folder, COLUMNS="80", PYTHONPATH=path))
 
 
 def broken(folder: Path, name: str, text: str) -> Path:
@@ -39,13 +26,13 @@ def broken(folder: Path, name: str, text: str) -> Path:
 
 
 def test_a_sound_installation_is_ready(tmp_path: Path) -> None:
-    done = run(cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = " ".join(done.stdout.split())
+    code, shown = run(folder=tmp_path)
+    assert code == 0, shown
+    said = " ".join(shown.split())
     assert "torch" in said
     assert "self-test: passed yes" in said
     assert "ready on cpu" in said
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert max(map(len, shown.splitlines())) <= 80
     assert not list(tmp_path.iterdir()), "it looks and writes nothing"
 
 
@@ -71,19 +58,19 @@ def test_a_broken_torch_is_a_line(tmp_path: Path) -> None:
         )
     ):
         (tmp_path / str(number)).mkdir()
-        done = run(first=broken(tmp_path / str(number), "torch", text))
-        assert done.returncode == 1
-        assert "Traceback" not in done.stdout + done.stderr
-        shown = " ".join(done.stdout.split())
+        code, shown = run(first=broken(tmp_path / str(number), "torch", text))
+        assert code == 1
+        assert "Traceback" not in shown
+        shown = " ".join(shown.split())
         for part in (said, "not ready", "--force-reinstall torch"):
             assert part in shown
 
 
 def test_a_broken_numba_is_a_line_and_the_rest_is_told(tmp_path: Path) -> None:
     place = broken(tmp_path, "numba", "raise RuntimeError('numba needs another numpy')")
-    done = run("--json", first=place)
-    assert done.returncode == 1
-    found = json.loads(done.stdout)
+    code, said = run("--json", first=place)
+    assert code == 1
+    found = json.loads(said)
     assert "numba needs another numpy" in found["broken"]["why"]
     assert found["torch"]["threads"] >= 1
     assert "numba needs another numpy" in found["problems"][0]["what"]
@@ -93,8 +80,8 @@ def test_a_package_that_is_too_old_is_named(tmp_path: Path) -> None:
     old = tmp_path / "torch-2.5.1.dist-info"
     old.mkdir()
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.5.1\n")
-    done = run("--no-check", first=tmp_path)
-    assert done.returncode == 1
-    shown = " ".join(done.stdout.split())
+    code, said = run("--no-check", first=tmp_path)
+    assert code == 1
+    shown = " ".join(said.split())
     assert "torch 2.5.1 is older than 2.11" in shown
     assert "install 'torch>=2.11'" in shown

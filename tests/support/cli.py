@@ -48,7 +48,10 @@ def run(*words: str | Path, stdin: str = "", columns: int = 1000) -> Ended:
 
 
 def start(
-    *words: str | Path, folder: Path, program: tuple[str, ...] = ("-m", "sparrow")
+    *words: str | Path,
+    folder: Path,
+    program: tuple[str, ...] = ("-m", "sparrow"),
+    **environment: str,
 ) -> subprocess.Popen[str]:
     """`sparrow WORDS` in a folder, as a process; `ended` waits for it."""
     return subprocess.Popen(
@@ -57,7 +60,7 @@ def start(
         stderr=subprocess.STDOUT,
         text=True,
         cwd=folder,
-        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb", **environment},
     )
 
 
