@@ -97,7 +97,7 @@ def going_on(folder: object) -> Iterator[None]:
         sys.exit(STOPPED)
 
 
-def progress_bar(console: Console = notes) -> "Progress":
+def progress_bar(console: Console | None = None) -> "Progress":
     """A progress bar, on standard error unless told otherwise, that leaves nothing behind."""
     from rich.progress import (
         BarColumn,
@@ -109,4 +109,4 @@ def progress_bar(console: Console = notes) -> "Progress":
 
     description = TextColumn("{task.description}", markup=False)
     columns = (description, BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+    return Progress(*columns, TimeRemainingColumn(), console=console or notes, transient=True)
