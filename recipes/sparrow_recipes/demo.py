@@ -12,7 +12,7 @@ import time
 import tomllib
 import webbrowser
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -142,7 +142,15 @@ def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
         raise ValueError(f"{place.folder} holds other runs; name another folder with --out")
     place.folder.mkdir(parents=True, exist_ok=True)
     refuse_links(made)
-    lock = FolderLock(place.folder, setting="--out")
+    with ExitStack() as on_failure:
+        lock = on_failure.enter_context(closing(FolderLock(place.folder, setting="--out")))
+        _prepare(place, fresh=fresh)
+        on_failure.pop_all()
+    return lock
+
+
+def _prepare(place: Place, *, fresh: bool) -> None:
+    """Delete what is left of killed processes, or all of an older demo, and check its version."""
     remove_unfinished(place.folder)
     if fresh:
         for folder in (place.calibration, place.train):
@@ -154,7 +162,6 @@ def open_folder(place: Place, *, fresh: bool = False) -> FolderLock:
     with _or_fresh():
         if read_document(place.about) != describe():
             raise ValueError(f"{place.folder} is of another version of the demo")
-    return lock
 
 
 @contextmanager

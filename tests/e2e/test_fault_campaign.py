@@ -11,7 +11,7 @@ PROGRAM = Path(__file__).parents[2] / "bench" / "fault_campaign.py"
 
 
 SLOW = [pytest.param(part, marks=pytest.mark.slow) for part in ("files=60", "rewards=16")]
-KILLS = pytest.param("kills=3", marks=pytest.mark.slow, id="kills-take_minutes")
+KILLS = pytest.param("kills=3", marks=pytest.mark.slow, id="kills")
 
 
 @pytest.mark.parametrize("part", ["settings=40", *SLOW, KILLS])
