@@ -450,12 +450,10 @@ def generate(
       sparrow generate "Tell me a story" --attention.budget=192
       sparrow generate -m tiny --raw "countdown 3 5 7 reach 22 <think>"
     """
-    from sparrow.engine.answer import Session
+    from sparrow.engine.answer import answer
 
     config.require(any(config.prompts), "prompts", "one at least")
-    session = Session.open(config, report=report)
-    report(session.header())
-    return session.answer(config.prompts, chat=not config.raw, on_text=on_text)
+    return answer(config, report=report, on_text=on_text)
 
 
 class Puzzle(NamedTuple):

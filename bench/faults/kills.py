@@ -132,7 +132,10 @@ def _killed(verb: Verb, folder: Path, seconds: float, rng: random.Random) -> Kil
                 time.sleep(0.002)
             until = time.monotonic() + seconds
             while writing and process.poll() is None and time.monotonic() < until:
-                if any(folder.rglob(".*.unfinished")):
+                try:
+                    if any(folder.rglob(".*.unfinished")):
+                        break
+                except FileNotFoundError:  # a folder was renamed or removed as we looked into it
                     break
             if process.poll() is not None:
                 return None

@@ -84,19 +84,15 @@ class Collector:
         if self.mode == "forced":
             self.force(places)
             return
+        jobs = [  # prompt by prompt, so that arms advance together
+            Job(one, prompt, self._params(prompt))
+            for prompt, lacking in self._missing(places, self.config.samples).items()
+            for one in lacking
+        ]
         arms = list(wanted)
         for first in range(0, len(arms), MOST_ARMS):
             together = arms[first : first + MOST_ARMS]
-            missing = self._missing(places, self.config.samples)
-            # Prompt by prompt, so that arms advance together.
-            self._roll_out(
-                [
-                    Job(one, prompt, self._params(prompt))
-                    for prompt, lacking in missing.items()
-                    for one in lacking
-                    if one in together
-                ]
-            )
+            self._roll_out([job for job in jobs if job.arm in together])
 
     def _missing(
         self, places: Mapping[Prompt, Sequence[Arm]], samples: int
@@ -208,6 +204,7 @@ class Calibration:
         report: Report | None = None,
     ) -> None:
         self.collector, self.config = collector, collector.config
+        self.prompts = collector.prompts
         self.budgets, self.edges, self.targets = budgets, edges, targets
         self.spec = collector.model.spec
         self.found = Found()
@@ -232,10 +229,9 @@ class Calibration:
         about = {name: getattr(schedule, name) for name in names}
         variant = variant_of(flow, flow.name, self.spec, **about)
         own = arm(variant, flow, None, schedule=schedule)
-        every = len(self.collector.prompts)
-        self.collector.collect({own: every, DENSE: self._enough})
+        self.collector.collect({own: len(self.prompts), DENSE: self._enough})
         self.found.variants.append(variant)
-        tokens = self._tokens(own, every)
+        tokens = self.collector.tokens(own, self.prompts)
         self._add(own, tokens, self._cells(own, tokens))
         self._floor()
         return self.found
@@ -245,16 +241,13 @@ class Calibration:
     @property
     def _enough(self) -> int:
         """Prompts of which the floor is known well enough."""
-        return min(LEAST_PROMPTS, len(self.collector.prompts))
-
-    def _tokens(self, one: Arm, count: int) -> Tokens:
-        return self.collector.tokens(one, self.collector.prompts[:count])
+        return min(LEAST_PROMPTS, len(self.prompts))
 
     def _variant(
         self, flow: Flow, variant: Variant, beside: Mapping[Arm, int] | None = None
     ) -> None:
         """Rounds until the plan for this variant stands; `beside` runs along in the first."""
-        most = len(self.collector.prompts)
+        most = len(self.prompts)
         arms = [arm(variant, flow, budget) for budget in self.budgets]
         wanted = dict.fromkeys(arms, min(self.config.first_round, most))
         tokens: dict[Arm, Tokens] = {}
@@ -263,7 +256,7 @@ class Calibration:
         while True:
             self.collector.collect({**wanted, **(beside or {})})
             for one in more:
-                tokens[one] = self._tokens(one, wanted[one])
+                tokens[one] = self.collector.tokens(one, self.prompts[: wanted[one]])
                 found[one] = self._cells(one, tokens[one])
             known = [
                 cell
@@ -288,8 +281,7 @@ class Calibration:
 
     def _floor(self) -> None:
         """Dense against dense: what rounding alone costs, and how long answers are."""
-        prompts = self.collector.prompts[: self._enough]
-        measured = list(self.collector.measured(DENSE, prompts))
+        measured = list(self.collector.measured(DENSE, self.prompts[: self._enough]))
         self.found.floor += self._cells(DENSE, Tokens.of(measured))
         self.found.lengths += [len(one.ids) for one in measured]
         self.found.prompt_tokens += [one.prompt_tokens for one in measured]

@@ -15,7 +15,7 @@ use it.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,35 +48,32 @@ class Tokens:
     entropy: Array
     below: Array
     above: Array
-    ratio: Array | None
+    ratio: Array  # NaN where the token was not sampled
 
     @classmethod
     def of(cls, trajectories: Iterable[Measured]) -> "Tokens":
-        found = sorted(trajectories, key=lambda one: (one.prompt, one.sample))
-        sizes = [len(one.alpha) for one in found]
-        ratios = [one.ratio for one in found]
-        drawn = bool(found) and all(ratio is not None for ratio in ratios)
+        ordered = sorted(trajectories, key=lambda one: (one.prompt, one.sample))
+        sizes = [len(one.alpha) for one in ordered]
+        ratios = [
+            np.full(len(one.alpha), np.nan) if one.ratio is None else one.ratio for one in ordered
+        ]
         return cls(
-            prompt=np.repeat(np.array([one.prompt for one in found], np.int64), sizes),
-            sequence=np.repeat(np.arange(len(found)), sizes),
-            length=_joined([one.lengths for one in found], np.int64),
-            position=_joined([one.lengths - one.prompt_tokens for one in found], np.int64),
+            prompt=np.repeat(np.array([one.prompt for one in ordered], np.int64), sizes),
+            sequence=np.repeat(np.arange(len(ordered)), sizes),
+            length=_joined([one.lengths for one in ordered], np.int64),
+            position=_joined([one.lengths - one.prompt_tokens for one in ordered], np.int64),
             **{
-                name: _joined([getattr(one, name) for one in found], np.float32)
+                name: _joined([getattr(one, name) for one in ordered], np.float32)
                 for name in ("alpha", "entropy", "below", "above")
             },
-            ratio=_joined([r for r in ratios if r is not None], np.float32) if drawn else None,
+            ratio=_joined(ratios, np.float32),
         )
 
     def __len__(self) -> int:
         return len(self.alpha)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> "Tokens":
-        kept: dict[str, Any] = {
-            each.name: None if (part := getattr(self, each.name)) is None else part[mask]
-            for each in fields(self)
-        }
-        return Tokens(**kept)
+        return Tokens(**{each.name: getattr(self, each.name)[mask] for each in fields(self)})
 
     def within(self, start: int, stop: int, by: By = "length") -> "Tokens":
         place = getattr(self, by)
@@ -89,7 +86,7 @@ class Tokens:
 
 
 def _joined(parts: Sequence[npt.ArrayLike], dtype: npt.DTypeLike) -> npt.NDArray:
-    return np.concatenate(parts).astype(dtype) if len(parts) else np.empty(0, dtype)
+    return np.concatenate([np.empty(0), *parts]).astype(dtype)
 
 
 def tail_of(tokens: Tokens) -> Interval:
@@ -145,7 +142,7 @@ def estimators(tokens: Tokens, top_k: int) -> Estimators:
     # Gaps are kept in 16 bits, whose rounding can lead out of what acceptance can be.
     lower = np.clip(tokens.alpha - tokens.below, 0.0, 1.0)
     upper = np.clip(tokens.alpha + tokens.above, 0.0, 1.0)
-    ratio = tokens.ratio
+    ratio = None if np.isnan(tokens.ratio).any() else tokens.ratio
     return Estimators(
         top_k=top_k,
         lower_p05=float(np.quantile(lower, TAIL)),

@@ -24,11 +24,12 @@ from sparrow import ops
 from sparrow.calibrate.store import Measured
 from sparrow.engine.answer import Query, outputs
 from sparrow.engine.engine import Engine
+from sparrow.engine.memory import page_cache
 from sparrow.engine.pool import PAGE
 from sparrow.models import Attention, Decoder, ModelSpec
 from sparrow.models.attention import Packed, PackedSparse, PagedPrefill
 from sparrow.schema.base import to_dict
-from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.sampling import OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Variant
 from sparrow.sparse.budgets import BudgetTable
@@ -159,10 +160,9 @@ def _bounds(ids_T: Tensor) -> Tensor:
 
 def _budgets(model: Decoder, schedule: Schedule, tokens: int) -> Tensor:
     """The budget of each token in every layer and KV head, by the length that includes it."""
-    spec = model.spec
     table = BudgetTable(
-        layers=spec.layers,
-        kv_heads=spec.kv_heads,
+        layers=model.spec.layers,
+        kv_heads=model.spec.kv_heads,
         schedules=1,
         bins=len(schedule.lengths),
         device=model.device,
@@ -185,6 +185,7 @@ class Prompt:
     start: int | None = None
 
 
+@torch.no_grad()
 def _compare(
     model: Decoder,
     dense: Dense,
@@ -226,7 +227,6 @@ def _compare(
 # Given sequences.
 
 
-@torch.no_grad()
 def force(
     model: Decoder, prompt: Prompt, arms: Sequence[Arm], temperature: float = 1.0
 ) -> Iterator[tuple[Arm, Measured]]:
@@ -254,17 +254,9 @@ def force(
 @torch.no_grad()
 def through_cache(model: Decoder, ids_T: Tensor) -> Tensor:
     """A dense pass as the engine makes it: in chunks, over pages. What rounding alone changes."""
-    spec, device = model.spec, model.device
-    pages = -(-len(ids_T) // PAGE)
-    cache = ops.PageCache(
-        layers=spec.layers,
-        kv_heads=spec.kv_heads,
-        page=PAGE,
-        pages=pages,
-        page_fields=ops.kv_fields(PAGE, spec.head_size, model.dtype),
-        device=device,
-    )
+    pages, device = -(-len(ids_T) // PAGE), model.device
     parts = []
+    cache = page_cache(model, None, pages=pages, slots=0, width=pages)
     for begin in range(0, len(ids_T), CHUNK):
         place_T = torch.arange(begin, min(begin + CHUNK, len(ids_T)), device=device)
         attention = PagedPrefill(
@@ -290,30 +282,26 @@ class Job(NamedTuple):
 
 
 def roll_out(engine: Engine, jobs: Sequence[Job]) -> Iterator[tuple[Job, Measured]]:
-    """Every sample of every job as it ends."""
+    """Every sample of every job as it ends, seen by the dense policy from its second token on."""
     options = OutputOptions(hidden_states=True, training=True)
     queries = [Query(job.prompt.ids, job.params, job.arm.schedule, options) for job in jobs]
+    model = engine.model
     for number, output in outputs(engine, queries, ahead=AHEAD * engine.max_running):
-        assert output.completion is not None, "tokens are not streamed"
-        job = jobs[number]
-        yield job, _measure(engine.model, job, output.sample, output.completion)
-
-
-@torch.no_grad()
-def _measure(model: Decoder, job: Job, sample: int, completion: Completion) -> Measured:
-    """What the dense policy thinks of a completion, token by token from its second on."""
-    if completion.error is not None:
-        raise ValueError(
-            f"{job.arm.name}, prompt {job.prompt.name}: the engine failed: {completion.error}"
+        job, completion = jobs[number], output.completion
+        assert completion is not None, "tokens are not streamed"
+        if completion.error is not None:
+            who = f"{job.arm.name}, prompt {job.prompt.name}"
+            raise ValueError(f"{who}: the engine failed: {completion.error}")
+        assert completion.hidden is not None, "hidden states were asked for"
+        dense = read(model, [*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
+        hidden_TC = torch.tensor(completion.hidden[1:], device=model.device).to(model.dtype)
+        measured = _compare(
+            model,
+            dense,
+            hidden_TC,
+            len(completion.prompt_ids),
+            number=job.prompt.number,
+            sample=output.sample,
+            temperature=job.params.temperature,
         )
-    assert completion.hidden is not None, "hidden states were asked for"
-    dense = read(model, [*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
-    return _compare(
-        model,
-        dense,
-        torch.tensor(completion.hidden[1:], device=model.device).to(model.dtype),
-        len(completion.prompt_ids),
-        number=job.prompt.number,
-        sample=sample,
-        temperature=job.params.temperature,
-    )
+        yield job, measured

@@ -183,13 +183,15 @@ def flow_check_tables(check: FlowCheck) -> list[Table]:
     about: dict[str, object] = {"bytes": f"{check.of_mean:.2f}x of one 16-bit mean"}
     about |= {"of_kv": f"{check.of_kv:.2%} of K and V"}
     for field in ("state", "operations", "over_pages", "mass", "kernels", "unordered"):
-        about[field] = getattr(check, field)
+        about[field] = _text(getattr(check, field))  # which may break: some are long
     said = ("same pages", "") if check.passed else ("other pages", "bold red")
     title = Text.assemble(f"On random pages ({check.device}): ", said)
-    tests = figures(
-        title, check.tests, "sequence compared choices different near_ties first", group="compared"
-    )
-    return [figures(name, check.fields, "name kind shape bytes"), summary(name, about), tests]
+    tests = "sequence compared choices different near_ties first"
+    return [
+        figures(name, check.fields, "name kind shape bytes"),
+        summary(name, about),
+        figures(title, check.tests, tests, group="compared"),
+    ]
 
 
 def flow_score_table(scores: FlowScores) -> Table:

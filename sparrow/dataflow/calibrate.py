@@ -50,7 +50,7 @@ def calibrate(
 
     One process at a time may have the folder.
     """
-    place, weights = config.folder, fingerprint(model)
+    place = config.folder
     place.mkdir(parents=True, exist_ok=True)
     longest = max(len(prompt.ids) for prompt in source.prompts)
     if source.mode == "generated":

@@ -78,6 +78,10 @@ class FileAbout(Record):
     bytes: int
     sha256: str
 
+    @classmethod
+    def of(cls, file: Path) -> "FileAbout":
+        return cls(bytes=file.stat().st_size, sha256=file_digest(file))
+
 
 class Meta(File):
     """What a checkpoint says of itself."""
@@ -128,18 +132,24 @@ class Checkpoints:
         if newest == step:
             self._refuse_other(step, identity)
             return self._place(step)
-        size = tensor_bytes(state)
+        structure, tensors = _parts(state)
         make_folder(self.folder)
         remove_unfinished(self.folder)
         unfinished = unfinished_path(self._place(step))
         try:
-            _write(unfinished, step, state, identity)
+            _write(unfinished, structure, tensors)
+            Meta(
+                format=FORMAT,
+                step=step,
+                identity=_digest(identity),
+                files={name: FileAbout.of(unfinished / name) for name in FILES},
+            ).save(unfinished / META)
             if self._place(step).exists():  # damaged
                 self._remove(step)
             os.rename(unfinished, self._place(step))
             sync_folder(self.folder)
         except OSError as error:
-            raise self._no_space(error, size) from error
+            raise self._no_space(error, sum(map(_bytes, tensors.values()))) from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         self._remove_old()
@@ -207,16 +217,6 @@ class Checkpoints:
         return explained(error, f"{what}; free space and start again: it goes on from there")
 
 
-def _write(folder: Path, step: int, state: State, identity: str) -> None:
-    folder.mkdir()
-    write_state(folder, state)
-    files = {
-        name: FileAbout(bytes=(folder / name).stat().st_size, sha256=file_digest(folder / name))
-        for name in FILES
-    }
-    Meta(format=FORMAT, step=step, identity=_digest(identity), files=files).save(folder / META)
-
-
 def _meta(place: Path, step: int) -> Meta:
     """What a checkpoint says of itself, if its files are as long as it says."""
     try:
@@ -230,14 +230,14 @@ def _meta(place: Path, step: int) -> Meta:
         )
     try:
         meta = from_dict(Meta, data)
-        sizes = {name: ((place / name).stat().st_size, meta.files[name].bytes) for name in FILES}
+        if meta.step != step:
+            raise ValueError(f"{META} is not that of step {step}")
+        for name in FILES:
+            size, written = (place / name).stat().st_size, meta.files[name].bytes
+            if size != written:
+                raise ValueError(f"{name} has {size} of {written} bytes")
     except (OSError, KeyError, ValueError) as error:
         raise Damaged(f"{place} is damaged ({type(error).__name__}: {error})") from error
-    if meta.step != step:
-        raise Damaged(f"{place} is damaged ({META} is not that of step {step})")
-    for name, (size, written) in sizes.items():
-        if size != written:
-            raise Damaged(f"{place} is damaged ({name} has {size} of {written} bytes)")
     return meta
 
 
@@ -248,18 +248,9 @@ def _digest(identity: str) -> str:
 # The state.
 
 
-def tensor_bytes(state: State) -> int:
-    """Bytes of the tensors in a state; ValueError where something in it cannot be written."""
-    _, tensors = _parts(state)
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
-def write_state(folder: Path, state: State) -> None:
-    """Write both files into a folder; a tensor is copied to the host only while it is written.
-
-    Raises ValueError where the state holds what could not be read back, OSError as the disk does.
-    """
-    structure, tensors = _parts(state)
+def _write(folder: Path, structure: Any, tensors: Tensors) -> None:
+    """Write both files into a folder; a tensor is copied to the host only while it is written."""
+    folder.mkdir()
     with (folder / TENSORS).open("wb") as file:
         _write_tensors(file, tensors)
         sync(file)
@@ -283,6 +274,7 @@ def read_state(folder: Path) -> State:
 
 
 def _parts(state: State) -> tuple[Any, Tensors]:
+    """Structure and tensors of a state; ValueError where some of it could not be read back."""
     tensors: Tensors = {}
     return _plain(state, "state", tensors), tensors
 
@@ -314,6 +306,10 @@ def _is_writable(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.dtype in DTYPES and not tensor.is_meta
 
 
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
 def _value(plain: Any, tensors: Tensors) -> Any:
     """Inverse of `_plain`."""
     if isinstance(plain, list):
@@ -335,7 +331,7 @@ def _write_tensors(file: IO[bytes], tensors: Tensors) -> None:
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     header, end = {}, 0
     for name, tensor in ordered:
-        begin, end = end, end + tensor.numel() * tensor.element_size()
+        begin, end = end, end + _bytes(tensor)
         header[name] = {
             "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),

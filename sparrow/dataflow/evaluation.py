@@ -170,22 +170,16 @@ def attending(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Schedu
         raise ValueError(f"give one of a budget, a window and a schedule, got {several}")
     if config.flow is not None and several not in (["budget"], ["schedule"]):
         raise ValueError(f"flow {config.flow!r} goes with a budget or a schedule")
-    if config.force and config.schedule is None:
-        raise ValueError("force goes with a schedule")
-    schedule: Schedule | None = None
-    rule: Rule | None = None
-    if config.schedule is not None:
-        names = {name: getattr(config, name) for name in ("schedule", "flow", "force")}
-        schedule, flow = placed_schedule(AttentionConfig(**names), model.spec.family)
-        assert schedule is not None
-        rule = Rule.of(schedule, flow)
-    elif config.window is not None:
-        rule = Rule(first=0, last=config.window // PAGE, dense_layers=frozenset())
-        kept = {"first": rule.first, "last": rule.last, "dense_layers": ()}
+    own_flow = None if config.budget else config.flow
+    attention = AttentionConfig(schedule=config.schedule, flow=own_flow, force=config.force)
+    schedule, flow = placed_schedule(attention, model.spec.family)
+    if config.window is not None:
+        kept = {"first": 0, "last": config.window // PAGE, "dense_layers": ()}
         schedule = Schedule.fixed(config.window, **kept, name=f"window-{config.window}")
     elif config.budget is not None:
-        rule = Rule(flow=load_flow(config.flow or "block_mean"), dense_layers=frozenset())
-        schedule = Schedule.fixed(config.budget, flow=rule.flow.name, dense_layers=())
+        flow = load_flow(config.flow or "block_mean")
+        schedule = Schedule.fixed(config.budget, flow=flow.name, dense_layers=())
+    rule = None if schedule is None else Rule.like(schedule, flow)
     return open_backend(model, rule), schedule
 
 

@@ -218,10 +218,10 @@ class _Planner:
         heads = self.spec.kv_heads
         layers = [schedule.kept_of_heads(lengths, n, heads) for n in range(self.spec.layers)]
         means = np.mean(layers, axis=0).tolist()
-        budgets = {length: schedule.budget(length) for length in lengths.tolist()}
+        budgets = [schedule.budget(length) for length in lengths.tolist()]
         return tuple(
             Kept(length=length, budget=None if budget == DENSE else budget, kept=kept)
-            for (length, budget), kept in zip(budgets.items(), means, strict=True)
+            for length, budget, kept in zip(lengths.tolist(), budgets, means, strict=True)
         )
 
     # Memory.
@@ -359,10 +359,11 @@ def model_of(name: str) -> tuple[ModelSpec, str]:
     Nothing is downloaded.
     """
     at_hand = name in fetchable() and fetched(name) is not None
-    if expanded(name).is_dir() or name in shipped() or at_hand:
-        return _read(locate(name) / CONFIG)
-    if (place := _downloaded(name)) is not None:
-        return _read(place)
+    here = expanded(name).is_dir() or name in shipped() or at_hand
+    file = locate(name) / CONFIG if here else _downloaded(name)
+    if file is not None:
+        verify(file.parent, (CONFIG,))
+        return spec_from_hf(read_json(file), str(file)), str(file)
     repository = split_revision(name)[0]
     short = repository.rpartition("/")[2].lower()
     if short in SHAPES and (name in fetchable() or repository.count("/") == 1):
@@ -384,11 +385,6 @@ def _downloaded(name: str) -> Path | None:
     except HFValidationError:
         return None
     return Path(found) if isinstance(found, str) else None
-
-
-def _read(file: Path) -> tuple[ModelSpec, str]:
-    verify(file.parent, (CONFIG,))
-    return spec_from_hf(read_json(file), str(file)), str(file)
 
 
 def machine_of(device: str) -> TargetMachine:

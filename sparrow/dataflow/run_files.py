@@ -95,7 +95,6 @@ class RunFiles:
         ]
         # What is measured after n steps stands under n, before the checkpoint of n is made.
         kept[VALIDATION] = self._before(VALIDATION, next_step + 1) if next_step else []
-        open_writer = _summary_writer() if self._tensorboard else None
         (self.folder / SUMS).unlink(missing_ok=True)  # it had ended, and is made longer
         save_resolved(config, self.folder)
         for name, lines in kept.items():
@@ -103,9 +102,11 @@ class RunFiles:
         self._remove_rollouts(next_step)
         for name in kept:
             self._lines[name] = self._open.enter_context(closing(LineFile(self.folder / name)))
-        if open_writer is not None:
+        if self._tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
             place = str(self.folder / TENSORBOARD)
-            self._writer = open_writer(place, purge_step=next_step, flush_secs=FLUSH_SECONDS)
+            self._writer = SummaryWriter(place, purge_step=next_step, flush_secs=FLUSH_SECONDS)
             self._open.callback(self._writer.close)
             self._chart_again(next_step, kept[VALIDATION])
         return sorted(set(range(next_step)) - {step for step, _ in kept[METRICS]})
@@ -140,10 +141,6 @@ class RunFiles:
         """Add a line that says what was done at a step and why. It names its "step"."""
         self._lines[ACTIONS].append(dict(what))
 
-    def rollouts(self, step: int, groups: Sequence[Group]) -> Path:
-        """Keep a step's trajectories, with text, without hidden states."""
-        return write_rollouts(self.folder, step, groups)
-
     def _before(self, name: str, next_step: int) -> list[tuple[int, str]]:
         lines = lines_by_step(self.folder / name)
         return [(step, line) for step, line in lines if step < next_step]
@@ -164,17 +161,6 @@ class RunFiles:
         for step in rollout_steps(self.folder):
             if step >= next_step:
                 rollouts_file(self.folder, step).unlink()
-
-
-def _summary_writer() -> "type[SummaryWriter]":
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"run.tensorboard needs the package {error.name!r}: "
-            "pip install tensorboard, or set run.tensorboard=false"
-        ) from error
-    return SummaryWriter
 
 
 class LineFile:
@@ -271,11 +257,15 @@ def read_rollouts(folder: Path, step: int) -> list[Group]:
     if not path.exists():
         known = ", ".join(map(str, rollout_steps(folder))) or "none"
         raise ValueError(f"{folder} has no rollouts of step {step}; it has those of: {known}")
-    by_group = itertools.groupby(_trajectories(path), key=lambda kept: kept[:2])
-    return [
-        _group(path, baseline, [trajectory for *_, trajectory in members])
-        for (_, baseline), members in by_group
-    ]
+    groups = list[Group]()
+    for (_, baseline), kept in itertools.groupby(_trajectories(path), key=lambda kept: kept[:2]):
+        members = tuple(trajectory for *_, trajectory in kept)
+        group = {"prompt_id": members[0].prompt_id, "trajectories": members, "baseline": baseline}
+        try:
+            groups.append(from_dict(Group, group))
+        except ValueError as error:
+            raise ValueError(f"{path} has a group that is none: {error}") from error
+    return groups
 
 
 def _lines(groups: Sequence[Group]) -> Iterator[str]:
@@ -323,11 +313,3 @@ def _read(path: Path, number: int, line: bytes) -> tuple[Kept, int | None]:
         return (index, baseline, from_dict(Trajectory, {**data, "hidden": None})), count
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{path}, line {number} is no trajectory: {error}") from error
-
-
-def _group(path: Path, baseline: float | None, trajectories: list[Trajectory]) -> Group:
-    members = {"prompt_id": trajectories[0].prompt_id, "trajectories": tuple(trajectories)}
-    try:
-        return from_dict(Group, {**members, "baseline": baseline})
-    except ValueError as error:
-        raise ValueError(f"{path} has a group that is none: {error}") from error

@@ -1,22 +1,20 @@
 """Prompts answered through the engine, and text around it.
 
-    for number, output in outputs(engine, queries): ...    # as it comes
-    complete(engine, queries, decode)                      # all, in order, with text
+    for number, output in outputs(engine, queries): ...
 
-`Session` is what `sparrow generate` does: a run directory, where one is asked for, gets the
+`answer` is what `sparrow generate` does: a run directory, where one is asked for, gets the
 resolved configuration and one JSON line per completion.
 """
 
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sparrow.engine.engine import Engine, describe_model, describe_ops
 from sparrow.engine.loop import Output
 from sparrow.engine.pool import PAGE
-from sparrow.models import Decoder, load, load_tokenizer, provenance
+from sparrow.models import load, load_tokenizer, provenance
 from sparrow.models.tokenizer import library_errors
 from sparrow.schema.base import to_dict
 from sparrow.schema.common import AttentionConfig, GenerateConfig
@@ -80,96 +78,61 @@ def outputs(
             engine.abort(request)
 
 
-def complete(
-    engine: Engine,
-    queries: Sequence[Query],
-    decode: Callable[[list[int]], str],
+def answer(
+    config: GenerateConfig,
     *,
-    on_output: Callable[[int, Output], None] | None = None,
-    streamed: bool = False,
-) -> list[list[Completion]]:
-    """Completions with their text: of every query, in the order of its samples."""
-    done: list[dict[int, Completion]] = [{} for _ in queries]
-    for number, output in outputs(engine, queries, streamed=streamed):
-        if on_output is not None:
-            on_output(number, output)
+    report: Callable[[str], None],
+    on_text: OnText | None = None,
+) -> list[Completion]:
+    """Completions of a configuration's prompts, with their text.
+
+    `report` is told what runs, `on_text(row, piece)` is called as pieces of text come.
+    """
+    folder = config.run.dir
+    if folder is not None and (folder / COMPLETIONS).exists():
+        raise ValueError(f"{folder / COMPLETIONS} exists; give the run a directory of its own")
+    schedule_of(config.attention)  # what is wrong with it is told before the model is loaded
+    name, sampling = config.model.name, config.sampling
+    model = load(name, dtype=config.model.dtype, device=config.model.device, report=report)
+    tokenizer = load_tokenizer(model.source or name)
+    schedule, flow = placed_schedule(config.attention, model.spec.family)
+    if folder is not None:
+        save_resolved(config, folder)
+    report(
+        f"{name} ({provenance(model)}) | {describe_model(model)} | "
+        f"attention: {'dense' if schedule is None else schedule.describe()} | "
+        f"{describe_ops(model)}"
+    )
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    chat = not config.raw
+    prompts = [encode_prompt(tokenizer, text, chat=chat, model=name) for text in config.prompts]
+    engine = Engine(  # just large enough; for a reader, so single answers need not be padded
+        model,
+        max_running=min(MOST_AT_ONCE, len(prompts) * sampling.n),
+        max_context=min(max(map(len, prompts)) + sampling.max_tokens, model.spec.max_positions),
+        rule=Rule() if schedule is None else Rule.of(schedule, flow),
+        exact_batches=False,
+    )
+    queries = [Query(ids, sampling, schedule) for ids in prompts]
+    stream = None if on_text is None else _Stream(decode, on_text)
+    done: dict[int, Completion] = {}
+    for number, output in outputs(engine, queries, streamed=stream is not None):
+        row = number * sampling.n + output.sample
+        if stream is not None:
+            stream.take(row, output.tokens)
         if output.completion is not None:
-            done[number][output.sample] = output.completion
-    return [
-        [one.replace(text=decode(one.token_ids.tolist())) for _, one in sorted(samples.items())]
-        for samples in done
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """A loaded model with its tokenizer, under one configuration."""
-
-    config: GenerateConfig
-    model: Decoder
-    tokenizer: Any
-    schedule: Schedule | None  # read once: what is shown is what runs
-    flow: Flow
-
-    @classmethod
-    def open(cls, config: GenerateConfig, report: Callable[[str], None] | None = None) -> "Session":
-        """Load what the configuration names; write it, resolved, into its run directory."""
-        if config.run.dir is not None and (config.run.dir / COMPLETIONS).exists():
-            taken = config.run.dir / COMPLETIONS
-            raise ValueError(f"{taken} exists; give the run a directory of its own")
-        schedule_of(config.attention)
-        chosen = config.model
-        model = load(chosen.name, dtype=chosen.dtype, device=chosen.device, report=report)
-        tokenizer = load_tokenizer(model.source or chosen.name)
-        schedule, flow = placed_schedule(config.attention, model.spec.family)
-        if config.run.dir is not None:
-            save_resolved(config, config.run.dir)
-        return cls(config=config, model=model, tokenizer=tokenizer, schedule=schedule, flow=flow)
-
-    def header(self) -> str:
-        """One line that says what runs."""
-        return (
-            f"{self.config.model.name} ({provenance(self.model)}) | {describe_model(self.model)} | "
-            f"attention: {'dense' if self.schedule is None else self.schedule.describe()} | "
-            f"{describe_ops(self.model)}"
-        )
-
-    def answer(
-        self, prompts: Sequence[str], *, chat: bool = True, on_text: OnText | None = None
-    ) -> list[Completion]:
-        """Completions with their text; `on_text(row, piece)` is called as pieces come."""
-        sampling, name = self.config.sampling, self.config.model.name
-        ids = [encode_prompt(self.tokenizer, each, chat=chat, model=name) for each in prompts]
-        queries = [Query(prompt, sampling, self.schedule) for prompt in ids]
-        stream = _Stream(self.decode, on_text or (lambda row, piece: None))
-
-        def on_output(number: int, output: Output) -> None:
-            stream.take(number * sampling.n + output.sample, output.tokens)
-
-        how: dict[str, Any] = {} if on_text is None else {"streamed": True, "on_output": on_output}
-        found = complete(self._engine(queries), queries, self.decode, **how)
+            text = decode(output.completion.token_ids.tolist())
+            done[row] = output.completion.replace(text=text)
+    if stream is not None:
         stream.finish()
-        completions = [completion for samples in found for completion in samples]
-        if self.config.run.dir is not None:
-            with (self.config.run.dir / COMPLETIONS).open("a", encoding="utf-8") as lines:
-                lines.writelines(json.dumps(to_dict(each)) + "\n" for each in completions)
-        return completions
-
-    def _engine(self, queries: Sequence[Query]) -> Engine:
-        """An engine just large enough; for a reader, so single answers need not be padded."""
-        params = self.config.sampling
-        rule = Rule() if self.schedule is None else Rule.of(self.schedule, self.flow)
-        longest = max(len(query.ids) for query in queries) + params.max_tokens
-        return Engine(
-            self.model,
-            max_running=min(MOST_AT_ONCE, len(queries) * params.n),
-            max_context=min(longest, self.model.spec.max_positions),
-            rule=rule,
-            exact_batches=False,
-        )
-
-    def decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+    completions = [done[row] for row in sorted(done)]
+    if folder is not None:
+        with (folder / COMPLETIONS).open("a", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(to_dict(each)) + "\n" for each in completions)
+    return completions
 
 
 class _Stream:

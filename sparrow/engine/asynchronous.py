@@ -10,10 +10,10 @@ block aborts what is left.
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +25,7 @@ from sparrow.schema.sampling import Completion, SamplingParams
 T = TypeVar("T")
 
 
+Order = tuple[Callable[[], Any], Future[Any]]  # what to do between steps, and who waits for it
 # Where the outputs of a request go; an error is the last.
 Listener = asyncio.Queue[Output | BaseException]
 
@@ -34,10 +35,10 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._orders: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._orders: SimpleQueue[Order | None] = SimpleQueue()  # None: the end
         self._listeners: dict[int, Listener] = {}  # touched by the engine's thread alone
-        self._wanted = threading.Condition()
-        self._closing = False
+        self._ending = threading.Lock()
+        self._ended = False
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -54,9 +55,7 @@ class AsyncEngine:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._thread is not None
-        with self._wanted:
-            self._closing = True
-            self._wanted.notify()
+        self._orders.put(None)
         await asyncio.to_thread(self._thread.join)
 
     async def generate(
@@ -67,7 +66,7 @@ class AsyncEngine:
         A coroutine that is cancelled while it waits aborts its request.
         """
         done: dict[int, Completion] = {}
-        async for output in self._outputs(prompt, params, settings | {"streamed": False}):
+        async for output in self.stream(prompt, params, **settings, streamed=False):
             if output.completion is not None:
                 done[output.sample] = output.completion
         return [done[sample] for sample in sorted(done)]
@@ -76,17 +75,6 @@ class AsyncEngine:
         self, prompt: Sequence[int], params: SamplingParams, **settings: Any
     ) -> AsyncIterator[Output]:
         """What each step brings for one prompt, as it comes."""
-        async for output in self._outputs(prompt, params, settings):
-            yield output
-
-    async def run(self, work: Callable[[Engine], T]) -> T:
-        """Do something with the engine between steps: update weights, reschedule, sleep."""
-        self._require_own_loop()
-        return await asyncio.shield(asyncio.wrap_future(self._place(lambda: work(self._engine))))
-
-    async def _outputs(
-        self, prompt: Sequence[int], params: SamplingParams, settings: dict[str, Any]
-    ) -> AsyncIterator[Output]:
         listener: Listener = asyncio.Queue()
 
         def add() -> int:
@@ -107,6 +95,11 @@ class AsyncEngine:
                 yield output
         finally:
             added.add_done_callback(self._forget)
+
+    async def run(self, work: Callable[[Engine], T]) -> T:
+        """Do something with the engine between steps: update weights, reschedule, sleep."""
+        self._require_own_loop()
+        return await asyncio.shield(asyncio.wrap_future(self._place(lambda: work(self._engine))))
 
     def _require_own_loop(self) -> None:
         if self._thread is not None and asyncio.get_running_loop() is not self._loop:
@@ -130,11 +123,10 @@ class AsyncEngine:
         if self._thread is None:
             raise ValueError("enter the asynchronous engine first: async with AsyncEngine(engine)")
         future: Future[T] = Future()
-        with self._wanted:
-            if self._closing or self._failure is not None:
+        with self._ending:
+            if self._ended:
                 raise RuntimeError("the asynchronous engine has ended") from self._failure
-            self._orders.append((work, future))
-            self._wanted.notify()
+            self._orders.put((work, future))
         return future
 
     # The engine's thread.
@@ -145,34 +137,27 @@ class AsyncEngine:
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # a thread starts on the first one
             while self._serve_orders():
-                if self._busy():
-                    for output in self._engine.step():
-                        if (listener := self._listeners.get(output.request)) is not None:
-                            self._say(listener, output)
-        except BaseException as error:  # handed to whoever waits, never lost
+                for output in self._engine.step():
+                    if (listener := self._listeners.get(output.request)) is not None:
+                        self._say(listener, output)
+        except BaseException as error:  # of a thread: handed to whoever waits, or it is lost
             self._failure = error
         finally:
             self._close()
 
     def _serve_orders(self) -> bool:
-        """Do what was asked; wait while there is nothing to do; False at the end."""
-        with self._wanted:
-            while not (self._orders or self._closing or self._busy()):
-                self._wanted.wait()
-            orders, self._orders = self._orders, deque()
-        for work, future in orders:
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = work()
-            except Exception as error:  # it belongs to whoever asked
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-        return not self._closing
-
-    def _busy(self) -> bool:
-        return not (self._engine.idle or self._engine.asleep)
+        """Do what was asked, until there is a step to run; False at the end."""
+        while self._engine.idle or self._engine.asleep or not self._orders.empty():
+            order = self._orders.get()
+            if order is None:
+                return False
+            work, future = order
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except Exception as error:  # raised again where it was asked for
+                    future.set_exception(error)
+        return True
 
     def _say(self, listener: Listener, news: Output | BaseException) -> None:
         with suppress(RuntimeError):  # the caller's event loop has been closed
@@ -181,11 +166,12 @@ class AsyncEngine:
     def _close(self) -> None:
         """Nobody waits for ever: requests are aborted and orders refused."""
         gone = self._failure or RuntimeError("the asynchronous engine was left")
-        with self._wanted:
-            orders, self._orders, self._closing = self._orders, deque(), True
-        for _, future in orders:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(gone)
+        with self._ending:
+            self._ended = True
+        while not self._orders.empty():
+            order = self._orders.get()
+            if order is not None and order[1].set_running_or_notify_cancel():
+                order[1].set_exception(gone)
         for listener in self._listeners.values():
             self._say(listener, gone)
         self._listeners.clear()

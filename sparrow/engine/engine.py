@@ -19,7 +19,7 @@ from sparrow.engine.memory import allocate, host_memory
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Request, stop_ids
 from sparrow.engine.runner import Runner, without_kernel
-from sparrow.engine.scheduler import Policy, Preempt, Reuse, Scheduler
+from sparrow.engine.scheduler import Policy, Reuse, Scheduler
 from sparrow.engine.weights import Items, Stay, WeightStore
 from sparrow.models import Decoder
 from sparrow.models.lora import Adapter, AdapterBank
@@ -40,9 +40,7 @@ class Engine:
     max_context    longest sequence, prompt and answer (default: the model's)
     kv_bytes       memory for keys and values (default: a quarter of a host's, 90 % of a GPU's free)
     rule           the selection rule of sparse requests; None: dense only, without its memory
-    preempt        what happens to the youngest sample when pages run out
-    reuse          which pages later prompts may share: those of prompts, also of dense answers
-                   (equal up to rounding), or none
+    reuse          which pages later prompts may share: those of prompts, or none
     swap_bytes     host memory for samples that are out (default: half of the host's)
     exact_batches  on a CPU: pad small batches so that a sample's bits do not depend on how many
                    others run beside it (BLAS rounds products of few rows differently)
@@ -59,7 +57,6 @@ class Engine:
         max_context: int | None = None,
         kv_bytes: int | None = None,
         rule: Rule | None = Rule(),  # noqa: B008 (immutable)
-        preempt: Preempt = "swap",
         reuse: Reuse = "prompts",
         swap_bytes: int | None = None,
         exact_batches: bool = True,
@@ -81,13 +78,7 @@ class Engine:
             most = model.spec.max_positions
             raise ValueError(f"max_context={max_context}, but the model's context is {most}")
         swap_bytes = host_memory() // 2 if swap_bytes is None else swap_bytes
-        self.policy = Policy(pack=on_gpu, preempt=preempt, reuse=reuse, swap_bytes=swap_bytes)
-        if preempt == "recompute" and rule is not None and rule.flow.state:
-            raise ValueError(
-                f"preempt='recompute' with the flow {rule.name!r}: its state "
-                f"({', '.join(rule.flow.state)}) comes from the steps of a sample and cannot be "
-                "computed anew; use preempt='swap'"
-            )
+        self.policy = Policy(pack=on_gpu, reuse=reuse, swap_bytes=swap_bytes)
         self.version = 0
         self.owned = False  # whether an AsyncEngine steps it
         self._kv_bytes = kv_bytes
@@ -100,7 +91,7 @@ class Engine:
         self._graphs = graphs and on_gpu and not without_kernel(model, rule)
         self._ids = itertools.count()
         self.asleep = False
-        self.loop = Loop(self.policy, spec=model.spec, rule=rule, late=on_gpu)
+        self.loop = Loop(self.policy, spec=model.spec, rule=rule)
         self._allocate()
 
     @property
@@ -238,7 +229,7 @@ class Engine:
             for prompt, own in zip(prompts, each, strict=True):
                 ids.add(self.add(prompt, own, **settings, streamed=False))
             outputs = list(self.stream())
-        except BaseException:
+        except BaseException:  # an interrupt too: nobody is left who could take the rest
             self.loop.abandon(ids)
             raise
         self.loop.outputs = [output for output in outputs if output.request not in ids]

@@ -32,11 +32,11 @@ class Output(NamedTuple):
 class Loop:
     """Requests on their way through steps."""
 
-    def __init__(self, policy: Policy, *, spec: ModelSpec, rule: Rule | None, late: bool) -> None:
+    def __init__(self, policy: Policy, *, spec: ModelSpec, rule: Rule | None) -> None:
         self.scheduler = Scheduler(policy, self.drain)
         self.requests: dict[int, Request] = {}
         self.outputs: list[Output] = []
-        self.late = late
+        self.late = policy.pack  # on a GPU
         self._spec, self._rule = spec, rule
         self._pending: list[Delivery] = []
         self._broken = False

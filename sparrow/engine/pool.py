@@ -12,7 +12,7 @@ Each resident sample has a row: the state that a decode step needs without askin
 M pages of a table, S stop ids; other letters as in sparrow/ops/types.py.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
@@ -107,27 +107,14 @@ class PagePool:
 
     def check(self, held: Iterable[int]) -> None:
         """Every page is free, cached, or held exactly as often as it is referenced."""
-        expected = _counts(held, self.pages)
-        references = np.array(self._references, dtype=np.int64)
-        free, idle = _counts(self._free, self.pages), _counts(self._idle, self.pages)
-        wrong = (free + idle + (references > 0) != 1).nonzero()[0]
-        assert not len(wrong), f"pages {wrong[:5]} are not exactly one of free, cached, owned"
-        wrong = (references != expected).nonzero()[0]
-        assert not len(wrong), (
-            f"pages {wrong[:5]} have {references[wrong[:5]]} references, "
-            f"but are held {expected[wrong[:5]]} times"
-        )
-        for key, page in self._page_of.items():
-            assert self._key_of[page] == key, (
-                f"page {page} is found under a key that is not its own"
-            )
-        assert len(self._page_of) == len(self._key_of)
+        owned = Counter(held)
+        wrong = [page for page, count in enumerate(self._references) if count != owned[page]]
+        assert not wrong, f"pages {wrong[:5]} are held more or less often than referenced"
+        once = sorted([*self._free, *self._idle, *owned]) == list(range(self.pages))
+        assert once, "a page is not exactly one of free, cached, owned"
+        found = {page: key for key, page in self._page_of.items()}
+        assert found == self._key_of, "a page is found under a key that is not its own"
         assert self._idle.keys() <= self._key_of.keys(), "a cached page has no key"
-
-
-def _counts(pages: Iterable[int], size: int) -> npt.NDArray[np.int64]:
-    """How often each page is named."""
-    return np.bincount(np.fromiter(pages, dtype=np.int64), minlength=size)
 
 
 def page_keys(root: bytes, ids: Sequence[int], page: int) -> Iterator[bytes]:

@@ -16,8 +16,7 @@ from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Request, Sample, pages_for, stop_ids
 from sparrow.models import Decoder
 from sparrow.models.attention import PagedDecode, PagedPrefill
-from sparrow.models.lora import NO_ADAPTER
-from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.flows.flow import Flow
@@ -76,10 +75,7 @@ def _samples(
             prompt=list(prompt),
             params=params,
             stop_ids=stop_ids(model.spec, params),
-            options=OutputOptions(),
             schedule=schedule,
-            adapter=None,
-            adapter_slot=NO_ADAPTER,
         )
         request.check(model.spec, model.spec.max_positions)
         samples += request.samples

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sparrow.models import ModelSpec
-from sparrow.models.lora import AdapterSlot
+from sparrow.models.lora import NO_ADAPTER, AdapterSlot
 from sparrow.schema.sampling import Completion, FinishReason, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.rule import Rule
@@ -36,11 +36,6 @@ class ScheduleHistory:
 
     def __init__(self, schedule: Schedule | None) -> None:
         self._starts: list[tuple[int, Schedule | None]] = [(0, schedule)]
-
-    @property
-    def dense(self) -> bool:
-        """Whether nothing but dense attention has ever run."""
-        return all(schedule is None for _, schedule in self._starts)
 
     def change(self, drawn: int, schedule: Schedule | None) -> None:
         """Another schedule from the next token on, after this many.
@@ -85,10 +80,10 @@ class Request:
     prompt: list[int]
     params: SamplingParams
     stop_ids: frozenset[int]
-    options: OutputOptions
-    schedule: Schedule | None
-    adapter: str | None
-    adapter_slot: AdapterSlot
+    options: OutputOptions = OutputOptions()  # noqa: RUF009 (immutable)
+    schedule: Schedule | None = None
+    adapter: str | None = None
+    adapter_slot: AdapterSlot = NO_ADAPTER
     streamed: bool = True  # whether somebody wants tokens as they come, not completions alone
     schedule_slot: int = 0
     context: Context = field(default_factory=Context)

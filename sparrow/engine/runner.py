@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -148,7 +147,8 @@ class Graphs:
 
     A graph has one shape: a batch bucket, a width of page tables, and which parts of the step take
     part. Everything it reads and writes has a fixed address; its one input is copied in before the
-    replay. Capturing runs the step on spare rows alone, so no sequence notices.
+    replay. Capturing runs the step on spare rows alone, so no sequence notices. It keeps no
+    reference to whoever runs it: memory goes back as soon as an engine sleeps.
     """
 
     def __init__(self, device: torch.device, spare: int) -> None:
@@ -234,19 +234,30 @@ class Runner:
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[Chunk]) -> None:
         """Compute keys and values of these chunks; a prompt's last one also gives its logits."""
-        pack = _pack(chunks, self.cache.page)
-        ids_T, positions_T, slots_T, adapter_T = self.rows.upload(pack.tokens_4T).unbind(0)
+        page, width = self.cache.page, max(len(chunk.pages) for chunk in chunks)
+        table_BM = np.full((len(chunks), width), -1)
+        parts = []  # id, position, slot and adapter of each token
+        for table_M, chunk in zip(table_BM, chunks, strict=True):
+            table_M[: len(chunk.pages)] = chunk.pages
+            ids = chunk.owner.ids[chunk.start : chunk.stop]
+            position = np.arange(chunk.start, chunk.stop)
+            slot = table_M[position // page] * page + position % page
+            adapter = np.full_like(position, chunk.owner.request.adapter_slot.slot)
+            parts.append(np.stack([ids, position, slot, adapter]))
+        tokens_4T = np.concatenate(parts, axis=1)
+        ids_T, positions_T, slots_T, adapter_T = self.rows.upload(tokens_4T).unbind(0)
+        bounds = np.cumsum([0, *(chunk.stop - chunk.start for chunk in chunks)])
         attention = PagedPrefill(
             cache=self.cache,
-            table_BM=self.rows.upload(pack.table_BM),
+            table_BM=self.rows.upload(table_BM),
             lengths_B=self.rows.upload([chunk.stop for chunk in chunks]),
-            bounds=self.rows.upload(pack.bounds),
+            bounds=self.rows.upload(bounds),
             slots_T=slots_T,
             rule=self.rule,
         )
-        lora = self.adapters.rows(adapter_T) if pack.tokens_4T[3].any() else None
+        lora = self.adapters.rows(adapter_T) if tokens_4T[3].any() else None
         hidden_TC = self.model(ids_T, positions_T, attention, lora)
-        for chunk, end in zip(chunks, pack.bounds[1:].tolist(), strict=True):
+        for chunk, end in zip(chunks, bounds[1:].tolist(), strict=True):
             if chunk.last and isinstance(chunk.owner, Request):
                 chunk.owner.hidden_C = hidden_TC[end - 1].clone()
                 chunk.owner.logits_V = self.model.logits(hidden_TC[end - 1 : end])[0]
@@ -302,13 +313,16 @@ class Runner:
         """The whole step as device work: no value of it depends on the host."""
         rows, state = self.rows, self.rows.state
         step = ops.step_inputs(at_B, state, page=self.cache.page, width=kind.pages)
+        budgets = None
+        if kind.sparse:
+            budgets = self.budgets.lookup(rows.schedule_R[at_B], step.lengths_B)
         attention = PagedDecode(
             cache=self.cache,
             table_BM=step.table_BM,
             lengths_B=step.lengths_B,
             slots_B=step.slots_B,
             rule=self.rule,
-            budgets=self._budgets(at_B, step.lengths_B) if kind.sparse else None,
+            budgets=budgets,
             rows_B=at_B,
         )
         lora = self.adapters.rows(rows.adapter_R[at_B]) if kind.adapted else None
@@ -320,31 +334,6 @@ class Runner:
             hidden_BC=hidden_BC if kind.extras else None,
             logits_BV=logits_BV if kind.extras else None,
         )
-
-    def _budgets(self, at_B: Tensor, lengths_B: Tensor) -> Tensor:
-        return self.budgets.lookup(self.rows.schedule_R[at_B], lengths_B)
-
-
-class _Pack(NamedTuple):
-    """Chunks side by side: id, position, slot and adapter of each token, tables and edges."""
-
-    tokens_4T: npt.NDArray[np.int64]
-    table_BM: npt.NDArray[np.int64]
-    bounds: npt.NDArray[np.int64]
-
-
-def _pack(chunks: Sequence[Chunk], page: int) -> _Pack:
-    width = max(len(chunk.pages) for chunk in chunks)
-    table_BM = np.full((len(chunks), width), -1)
-    parts = []
-    for table_M, chunk in zip(table_BM, chunks, strict=True):
-        table_M[: len(chunk.pages)] = chunk.pages
-        position = np.arange(chunk.start, chunk.stop)
-        slot = table_M[position // page] * page + position % page
-        adapter = np.full_like(position, chunk.owner.request.adapter_slot.slot)
-        parts.append(np.stack([chunk.owner.ids[chunk.start : chunk.stop], position, slot, adapter]))
-    bounds = np.cumsum([0, *(part.shape[1] for part in parts)])
-    return _Pack(np.concatenate(parts, axis=1), table_BM, bounds)
 
 
 def _row(sample: Sample) -> int:

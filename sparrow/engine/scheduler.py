@@ -2,8 +2,7 @@
 
 Older requests go first and are never preempted for younger ones. A step decodes every resident
 sample that may draw, and beside that computes at most `chunk` prompt tokens, so long prompts do
-not hold up the others. When pages run out the youngest sample leaves: it is moved to host memory
-whole, or, where the user asked for that, computed anew later.
+not hold up the others. When pages run out the youngest sample is moved to host memory, whole.
 """
 
 from bisect import insort
@@ -18,8 +17,7 @@ from sparrow.engine.requests import Context, Request, Sample, pages_for
 from sparrow.engine.runner import Chunk
 
 CPU_CHUNK, GPU_CHUNK = 128, 4096  # prompt tokens of a step
-Preempt = Literal["swap", "recompute"]
-Reuse = Literal["prompts", "all", "none"]
+Reuse = Literal["prompts", "none"]
 
 
 class SwapFull(RuntimeError):
@@ -35,7 +33,6 @@ class Policy:
     """
 
     pack: bool
-    preempt: Preempt
     reuse: Reuse
     swap_bytes: int
 
@@ -50,9 +47,8 @@ class Policy:
         return PAGE if self.pack else CPU_CHUNK
 
     def __post_init__(self) -> None:
-        for name, kind in (("preempt", Preempt), ("reuse", Reuse)):
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(f"{name}={getattr(self, name)!r}, allowed are {get_args(kind)}")
+        if self.reuse not in get_args(Reuse):
+            raise ValueError(f"reuse={self.reuse!r}, allowed are {get_args(Reuse)}")
         if self.swap_bytes < 0:
             raise ValueError(f"swap_bytes={self.swap_bytes}, allowed are 0 and more")
 
@@ -102,7 +98,7 @@ class Scheduler:
     def vacate(self) -> None:
         """Move every sample to host memory and drop what can be computed again; then let go."""
         for sample in reversed(self.running[:]):
-            self.preempt(sample, "swap")
+            self.preempt(sample)
         for request in self.waiting:
             self.drop_prompt(request)
         for sample in self.returning:
@@ -157,7 +153,7 @@ class Scheduler:
         if not self.pool.available:
             self._drop_beginnings()
         while not self.pool.available and sample.row is not None:
-            self.preempt(self.running[-1], self.policy.preempt)
+            self.preempt(self.running[-1])
 
     def _drop_beginnings(self, spared: Sample | None = None) -> None:
         """What was computed for those who do not run yet can be had again."""
@@ -176,11 +172,14 @@ class Scheduler:
 
     # Leaving and coming back.
 
-    def preempt(self, sample: Sample, how: Preempt) -> None:
-        """Move a resident sample out; everything launched for it has been read."""
+    def preempt(self, sample: Sample, *, swap: bool = True) -> None:
+        """Move a resident sample out; everything launched for it has been read.
+
+        Without swapping what is in its pages is dropped, and computed anew when it comes back.
+        """
         assert sample.drawn == len(sample.tokens), "a sample leaves while its draw is on its way"
         sample.context.computed = sample.length - 1
-        if how == "swap":
+        if swap:
             self._swap_out(sample)
         else:
             sample.recomputed.append(sample.context.computed)
@@ -191,7 +190,7 @@ class Scheduler:
         """What was computed for a request is no longer valid; samples restart or are recomputed."""
         for sample in (sample for sample in request.samples if sample.live and sample.started):
             if sample.row is not None:
-                self.preempt(sample, "recompute")
+                self.preempt(sample, swap=False)
             elif sample.swapped is not None:
                 sample.swapped = None
                 sample.recomputed.append(sample.context.computed)
@@ -291,7 +290,10 @@ class Scheduler:
             context.computed = stop
             pages = tuple(context.pages)
             self._add(work, Chunk(owner=owner, start=start, stop=stop, pages=pages))
-            self._publish(owner, stop)
+            if self.policy.reuse != "none":
+                full = context.pages[: stop // self.pool.page]
+                for page, key in zip(full, _keys(owner, self.pool.page), strict=False):
+                    self.pool.publish(page, key)
             tokens -= stop - start
         return tokens
 
@@ -312,14 +314,6 @@ class Scheduler:
         owner.context.pages = found[: shared // page]
         owner.context.computed = shared
         self.pool.share(owner.context.pages)
-
-    def _publish(self, owner: Request | Sample, computed: int) -> None:
-        if self.policy.reuse != "none":
-            keys = _keys(owner, self.pool.page)
-            for key, page, _ in zip(
-                keys, owner.context.pages, range(computed // self.pool.page), strict=False
-            ):
-                self.pool.publish(page, key)
 
     def _start_samples(self, request: Request, work: Work) -> None:
         """Start samples from the computed prompt while there is room."""
@@ -355,10 +349,6 @@ class Scheduler:
 
     def retire(self, sample: Sample) -> None:
         """A sample has ended, wherever it stood."""
-        # Pages that dense decoding wrote may serve a prompt that continues the answer.
-        dense = sample.row is not None and sample.history.dense
-        if self.policy.reuse == "all" and dense and sample.tokens:
-            self._publish(sample, len(sample.ids))
         if sample in self.returning:
             self.returning.remove(sample)
         sample.swapped = None

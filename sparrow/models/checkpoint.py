@@ -1,4 +1,4 @@
-"""Models in and out: loading a folder or a name, random weights, saving, and cutting narrower.
+"""Models in and out: loading a folder or a name, random weights, and saving.
 
 A model is whole or it is not there: everything that can be wrong with the files is found before
 memory is taken, and a folder is written beside its place and moved in when complete.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparrow.files import remove_unfinished, unfinished_path, verify, write_sums
-from sparrow.models.decoder import Decoder, Layer
+from sparrow.models.decoder import Decoder
 from sparrow.models.sources import locate
 from sparrow.models.spec import (
     CONFIG,
@@ -178,26 +178,3 @@ def _write_tokenizer(place: Path, tokenizer: Any) -> None:
     for name in (name for name in names if (source / name).is_file()):
         (place / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source / name, place / name)
-
-
-def narrowed(model: Decoder, spec: ModelSpec) -> Decoder:
-    """The model in another spec, which may differ from its own in context and MLP width alone.
-
-    Of every MLP the channels whose weights are largest stay, in their order.
-    """
-    width = min(spec.intermediate, model.spec.intermediate)
-    if replace(model.spec, intermediate=width, max_positions=spec.max_positions) != spec:
-        allowed = "the context and fewer MLP channels"
-        raise ValueError(f"{model.spec} cannot become {spec}, only {allowed} may differ")
-    small = random(spec, dtype=model.dtype, device=model.device)
-    state = model.state_dict()
-    for index, layer in enumerate(model.layers):
-        assert isinstance(layer, Layer)
-        gate, up = layer.mlp.gate_up.weight.detach().chunk(2)
-        down = layer.mlp.down.weight.detach()
-        weight = gate.float().norm(dim=1) * up.float().norm(dim=1) * down.float().norm(dim=0)
-        keep = weight.topk(width).indices.sort().values
-        state[f"layers.{index}.mlp.gate_up.weight"] = torch.cat((gate[keep], up[keep]))
-        state[f"layers.{index}.mlp.down.weight"] = down[:, keep]
-    small.load_state_dict(state)
-    return small

@@ -45,10 +45,7 @@ _PARENT = {
     for name, modules in FUSED.items()
     for module in modules
 }
-_NAME = re.compile(
-    r"(?:base_model\.model\.)?model\.layers\.(\d+)\.(self_attn|mlp)\.(\w+)"
-    r"\.lora_([AB])(?:\.default)?\.weight"
-)
+_NAME = re.compile(r"(?:base_model\.model\.)?(model\..*\.lora_[AB])(?:\.default)?\.weight")
 
 # Keys of PEFT that ask for more than plain LoRA, unless they are false or empty.
 _MORE = (
@@ -116,9 +113,16 @@ def _checked_tensors(
     spec: ModelSpec, tensors: Mapping[str, Tensor]
 ) -> dict[tuple[Place, str], Tensor]:
     """The tensors by place and matrix, once every name, partner, shape and dtype is right."""
+    places = [Place(layer, module) for layer in range(spec.layers) for module in MODULES]
+    known = {place.tensor(matrix): (place, matrix) for place in places for matrix in "AB"}
     found: dict[tuple[Place, str], Tensor] = {}
     for name, tensor in tensors.items():
-        key = _parse(spec, name)
+        key = known.get(_NAME.sub(r"base_model.model.\1.weight", name))
+        if key is None:
+            raise ValueError(
+                f"tensor {name} is not known: expected {places[0].tensor('A')} or the like, a "
+                f"lora_A or lora_B of {', '.join(MODULES)} in layers 0 to {spec.layers - 1}"
+            )
         if key in found:
             raise ValueError(f"tensor {name} is there twice, under two names")
         if not tensor.is_floating_point():
@@ -132,18 +136,6 @@ def _checked_tensors(
                 raise ValueError(f"tensor {place.tensor(matrix)} is missing beside its partner")
         _check_shapes(spec, place, found[place, "A"], found[place, "B"])
     return found
-
-
-def _parse(spec: ModelSpec, name: str) -> tuple[Place, str]:
-    match = _NAME.fullmatch(name)
-    if match is None or _PARENT.get(match[3]) != match[2]:
-        raise ValueError(
-            f"tensor {name} is not known: expected {Place(0, 'q_proj').tensor('A')} or the like, "
-            f"a lora_A or lora_B of {', '.join(MODULES)}"
-        )
-    if int(match[1]) >= spec.layers:
-        raise ValueError(f"tensor {name}: the model has {spec.layers} layers, counted from 0")
-    return Place(int(match[1]), match[3]), match[4]
 
 
 def _check_shapes(spec: ModelSpec, place: Place, a: Tensor, b: Tensor) -> None:

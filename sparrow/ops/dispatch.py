@@ -23,8 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Choice = Literal["fastest", "reference", "compiled"]
 
-# Device type -> its package, and what that needs beyond torch.
-PACKAGES = {"cpu": ("sparrow.ops.cpu", "numba"), "cuda": ("sparrow.ops.kernels", "triton")}
+PACKAGES = {"cpu": "sparrow.ops.cpu", "cuda": "sparrow.ops.kernels"}
 # Device type -> op -> the module that has a function of the op's name, `supports(op, *arguments)`
 # and `fits(op, dtype, head size)`.
 FASTER = {
@@ -79,6 +78,10 @@ def settled_weights() -> Iterator[None]:
 def fastest() -> bool:
     """Whether faster versions may run here, and not only definitions."""
     return _choice.get() == "fastest"
+
+
+def needs_gradients(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def weights_settled() -> bool:
@@ -147,11 +150,10 @@ def _compiled(definition: Callable[..., Any]) -> Callable[..., Any]:
 def _faster(op: str, device: str) -> ModuleType | None:
     if op not in FASTER.get(device, {}):
         return None
-    package, needs = PACKAGES[device]
     try:
-        return import_module(f"{package}.{FASTER[device][op]}")
+        return import_module(f"{PACKAGES[device]}.{FASTER[device][op]}")
     except ModuleNotFoundError as error:
-        if error.name != needs:
+        if error.name != "triton":
             raise
-        warn(f"{needs} is not installed: {op} runs its slow definition on {device}", stacklevel=4)
+        warn(f"triton is not installed: {op} runs its slow definition on {device}", stacklevel=4)
         return None

@@ -112,9 +112,6 @@ class PageCache:
         state_fields: Sequence[Field] = (),
         device: torch.device | str = "cpu",
     ) -> None:
-        names = [field.name for field in (*page_fields, *state_fields)]
-        if len(set(names)) != len(names):
-            raise ValueError(f"cache field names must differ, got {names}")
         self.page = page
         self.pages = pages
         self.page_fields = tuple(page_fields)
@@ -128,11 +125,11 @@ class PageCache:
 
     def field(self, name: str, layer: int) -> Tensor:
         """A page field of one layer, [N, G, *shape]."""
-        return _named(self._blocks, name, "page")[layer]
+        return self._blocks[name][layer]
 
     def state(self, name: str, layer: int) -> Tensor:
         """A state field of one layer, [slots, G, *shape]."""
-        return _named(self._states, name, "state")[layer]
+        return self._states[name][layer]
 
     def begin(self, slot: int) -> None:
         """A request starts in this slot: its state is what it is at first."""
@@ -154,7 +151,7 @@ class PageCache:
     def write(self, copies: Mapping[str, Tensor], pages: Tensor, slot: int | None = None) -> None:
         """Put back what `read` gave, into these pages and this slot, bit for bit."""
         for name, field in self._blocks.items():
-            for layer, copy in zip(_bits(field), _bits(copies[name]), strict=True):
+            for layer, copy in zip(bits(field), bits(copies[name]), strict=True):
                 layer.index_copy_(0, pages, copy.to(field.device, non_blocking=True))
         if slot is not None:
             for name, field in self._states.items():
@@ -162,7 +159,7 @@ class PageCache:
 
     def copy_pages(self, source: Tensor, target: Tensor) -> None:
         """Copy whole pages, all fields and layers."""
-        for field in map(_bits, self._blocks.values()):
+        for field in map(bits, self._blocks.values()):
             field[:, target] = field[:, source]
 
 
@@ -189,19 +186,13 @@ def _gather(field: Tensor, pages: Tensor) -> Tensor:
     """[layers, pages, ...] of one field in host memory, pinned where it comes from a GPU."""
     shape = (field.shape[0], len(pages), *field.shape[2:])
     host = torch.empty(shape, dtype=field.dtype, pin_memory=field.is_cuda)
-    for layer, copy in zip(_bits(field), _bits(host), strict=True):
+    for layer, copy in zip(bits(field), bits(host), strict=True):
         copy.copy_(layer.index_select(0, pages), non_blocking=True)
     if field.is_cuda:
         torch.cuda.current_stream(field.device).synchronize()
     return host
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def bits(tensor: Tensor) -> Tensor:
     """What can be moved: torch does not index all 8-bit floats everywhere."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
-
-
-def _named(fields: Mapping[str, Tensor], name: str, kind: str) -> Tensor:
-    if name not in fields:
-        raise ValueError(f"the cache has no {kind} field {name!r}; it has {sorted(fields)}")
-    return fields[name]

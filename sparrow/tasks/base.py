@@ -14,6 +14,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 THINK, END_THINK, ANSWER, END_ANSWER = MARKS = "<think>", "</think>", "<answer>", "</answer>"
@@ -149,6 +150,16 @@ class Puzzle(ABC):
     @abstractmethod
     def _judge(self, data: Data, answer: list[str]) -> str:
         """What is wrong with the words of an answer, or nothing."""
+
+
+def optional_package(name: str, extra: str, what: str) -> Any:
+    """A package that only some tasks need; a ValueError says which of our extras has it."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{what} needs {name}: pip install 'sparrow-rl[{extra}]' ({error})"
+        ) from error
 
 
 def drawn(*key: object) -> random.Random:

@@ -11,7 +11,6 @@ where the answer is of plain characters. Both were found in reasoning-gym 0.1.25
 import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from importlib import import_module
 from typing import Any, ClassVar
 
 from sparrow.tasks.base import (
@@ -26,6 +25,7 @@ from sparrow.tasks.base import (
     answer_text,
     check_dial,
     check_row,
+    optional_package,
     wrong,
 )
 
@@ -124,9 +124,4 @@ class Gym:
 
 
 def _package() -> Any:
-    try:
-        return import_module("reasoning_gym")
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"tasks of reasoning-gym need it: pip install 'sparrow-rl[gym]' ({error})"
-        ) from error
+    return optional_package("reasoning_gym", "gym", "a task of reasoning-gym")

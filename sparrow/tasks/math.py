@@ -9,10 +9,9 @@ import functools
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
-from sparrow.tasks.base import END_THINK
+from sparrow.tasks.base import END_THINK, optional_package
 
 PACKAGE = "math_verify"
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -89,11 +88,6 @@ def _parsed(text: str) -> list[Any]:
 @functools.cache
 def load() -> Any:
     """math-verify, without its warning that a deadline is wanted: there is one."""
-    try:
-        package = import_module(PACKAGE)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"rewards for mathematics need math-verify: pip install 'sparrow-rl[math]' ({error})"
-        ) from error
+    package = optional_package(PACKAGE, "math", "a reward for mathematics")
     logging.getLogger(PACKAGE).setLevel(logging.ERROR)
     return package

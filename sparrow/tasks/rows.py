@@ -11,11 +11,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 from sparrow.files import expanded, read_text
-from sparrow.tasks.base import Example, Message, Source, check_json, drawn
+from sparrow.tasks.base import Example, Message, Source, check_json, drawn, optional_package
 
 LINES = (".jsonl", ".json", ".ndjson")
 PARQUET = ".parquet"
@@ -248,15 +249,10 @@ def _json(text: str, where: str) -> Any:
 
 
 def _parquet(file: Path) -> list[Any]:
+    pyarrow = optional_package("pyarrow", "parquet", f"{file}: parquet")
+    parquet = import_module("pyarrow.parquet")
     try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{file}: parquet needs pyarrow: pip install 'sparrow-rl[parquet]' ({error})"
-        ) from error
-    try:
-        return pyarrow.parquet.read_table(file).to_pylist()
+        return parquet.read_table(file).to_pylist()
     except (pyarrow.ArrowException, ValueError, OSError, OverflowError) as error:
         raise ValueError(f"{file} is no parquet that can be read: {error}") from error
 

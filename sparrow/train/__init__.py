@@ -1,1 +1,1 @@
-"""Train: packs of documents, an optimiser step, supervised warm-up."""
+"""Train: packs of documents, an objective, an optimiser step."""

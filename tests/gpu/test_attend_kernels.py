@@ -1,84 +1,34 @@
 """The attention kernels on a GPU: exactness, poisoned memory, equal bits, CUDA graphs."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 
 pytest.importorskip("triton")
 from support.kernels import (
-    attend,
     attend_chunks,
     batch_of,
-    check_bits_of_decode,
     check_bits_of_prefill,
-    chosen,
+    check_prefill,
     poisoned_memory,
     queries_of,
 )
-from support.paging import Batch
+from support.paging import attend, check_bits_of_decode, check_decode, chosen
 
 from sparrow.ops import PageLists
 from sparrow.ops.kernels import attend_decode as decode
-from sparrow.ops.kernels import attend_prefill as prefill
-from sparrow.ops.reference.attention import attend_causal_paged, attend_decode
 
 LENGTHS = [1, 15, 16, 17, 0, 1000, 5003]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-SCALE = 0.125
 LARGE = {"heads": 4, "kv_heads": 2, "head_size": 128, "dtype": torch.bfloat16}
 pytestmark = pytest.mark.usefixtures(poisoned_memory.__name__)
 
 
-def assert_no_less_exact(
-    kernel: Callable[..., Tensor],
-    plain: Callable[..., Tensor],
-    q: Tensor,
-    batch: Batch,
-    *rest: Tensor | PageLists | None,
-) -> None:
-    """The error against float64 is at most twice that of the definition in the same dtype.
-
-    In fp32 it may be eight times that: exponentials are the GPU's own approximation, which bf16 and
-    fp16 do not notice.
-    """
-    where = batch.table_BM, batch.lengths_B, *rest
-    pool = batch.k_NGPD, batch.v_NGPD
-    exact = plain(q.double(), *(t.double() for t in pool), *where, scale=SCALE)
-    found = kernel(q, *pool, *where, scale=SCALE)
-    error = (found.double() - exact).abs()
-    allowed = (plain(q, *pool, *where, scale=SCALE).double() - exact).abs()
-    rounding = torch.finfo(torch.float32).eps
-    factor = 8 if q.dtype == torch.float32 else 2
-    assert found.isfinite().all()
-    assert error.max() <= factor * allowed.max() + rounding
-    assert error.norm() <= factor * allowed.norm() + rounding
-
-
-def assert_decodes(batch: Batch, lists: PageLists | None = None) -> None:
-    assert_no_less_exact(decode.attend_decode, attend_decode.definition, batch.q_BHD, batch, lists)
-
-
-def assert_prefills(batch: Batch, counts: list[int]) -> None:
-    q, bounds = queries_of(batch, counts)
-    plain = attend_causal_paged.definition
-    assert_no_less_exact(prefill.attend_causal_paged, plain, q, batch, bounds)
-
-
 # Every pair of dtype and head size, every ratio of heads; all triples would be compiled for long.
 SHAPES = [
-    (128, torch.bfloat16, 2),
-    (128, torch.bfloat16, 5),
-    (64, torch.bfloat16, 8),
-    (128, torch.float16, 1),
-    (64, torch.float16, 3),
-    (128, torch.float32, 2),
-    (64, torch.float32, 3),
-    (80, torch.bfloat16, 5),
-    (96, torch.bfloat16, 4),
-    (112, torch.float16, 7),
-    (160, torch.bfloat16, 64),
+    *((128, torch.bfloat16, 2), (128, torch.bfloat16, 5), (64, torch.bfloat16, 8)),
+    *((128, torch.float16, 1), (64, torch.float16, 3), (128, torch.float32, 2)),
+    *((64, torch.float32, 3), (80, torch.bfloat16, 5), (96, torch.bfloat16, 4)),
+    *((112, torch.float16, 7), (160, torch.bfloat16, 64)),
 ]
 CHUNKS = [LENGTHS, [1, 1, 5, 0, 0, 300, 129], [0, 0, 0, 1, 0, 0, 2000]]
 
@@ -87,9 +37,9 @@ CHUNKS = [LENGTHS, [1, 1, 5, 0, 0, 300, 129], [0, 0, 0, 1, 0, 0, 2000]]
 def test_decode_and_prefill(head_size: int, dtype: torch.dtype, ratio: int) -> None:
     batch = batch_of(LENGTHS, heads=2 * ratio, kv_heads=2, head_size=head_size, dtype=dtype)
     for lists in (None, chosen(batch, 64), chosen(batch, 800)):
-        assert_decodes(batch, lists)
+        check_decode(decode, batch, lists)
     for counts in CHUNKS:
-        assert_prefills(batch, counts)
+        check_prefill(batch, counts)
 
 
 OTHER_SHAPES = [
@@ -103,14 +53,14 @@ OTHER_SHAPES = [
 @pytest.mark.parametrize(("head_size", "page", "dtype"), OTHER_SHAPES)
 def test_other_shapes(head_size: int, page: int, dtype: torch.dtype) -> None:
     batch = batch_of([700, 3], head_size=head_size, page=page, dtype=dtype)
-    assert_decodes(batch)
-    assert_prefills(batch, [300, 3])
+    check_decode(decode, batch)
+    check_prefill(batch, [300, 3])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_lists_layouts_and_other_rows_change_no_bit(dtype: torch.dtype) -> None:
     for lengths in (LENGTHS, [40, 100], [30_000]):
-        check_bits_of_decode(batch_of(lengths, **LARGE | {"dtype": dtype}), 256)
+        check_bits_of_decode(decode, batch_of(lengths, **LARGE | {"dtype": dtype}), 256)
     check_bits_of_prefill(batch_of(LENGTHS, **LARGE | {"dtype": dtype}), CHUNKS[1])
 
 
@@ -119,18 +69,18 @@ def test_few_pages_of_a_wide_table(kept: int) -> None:
     """One long row: its kept pages are shared by many programs, whatever their number."""
     batch = batch_of([60_000], **LARGE)
     lists = chosen(batch, max(3, kept) * 16)
-    assert_decodes(batch, PageLists(lists.pages, lists.counts.clamp(max=kept)))
+    check_decode(decode, batch, PageLists(lists.pages, lists.counts.clamp(max=kept)))
 
 
 @pytest.mark.parametrize("listed", [False, True])
 def test_a_graph_replays_what_eager_gives(listed: bool) -> None:
     batch = batch_of(LENGTHS, **LARGE)
     lists = chosen(batch, 256) if listed else None
-    attend(batch, lists)
+    attend(decode, batch, lists)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = attend(batch, lists)
+        out = attend(decode, batch, lists)
     for shift in (0, 3, 7):
         batch.q_BHD.copy_(batch.q_BHD.roll(1, 1))
         batch.lengths_B.copy_((batch.lengths_B - shift).clamp(min=0))
@@ -139,7 +89,7 @@ def test_a_graph_replays_what_eager_gives(listed: bool) -> None:
             lists.pages.copy_(fewer.pages)
             lists.counts.copy_(fewer.counts)
         graph.replay()
-        assert torch.equal(out, attend(batch, lists))
+        assert torch.equal(out, attend(decode, batch, lists))
 
 
 def test_prefill_waits_for_nothing() -> None:

@@ -127,12 +127,6 @@ def test_a_document_sees_itself_alone() -> None:
     assert not torch.equal(first[:40], second[:40])
 
 
-def test_a_lone_token_gives_its_value() -> None:
-    case = draw([1, 1, 1, 1], 4, 2, 64, torch.bfloat16)
-    out = flash(case, torch.bfloat16)(0, case.q, case.k, case.v, scale=SCALE)
-    assert torch.equal(out, case.v.repeat_interleave(2, dim=1))
-
-
 def test_which_attention_a_pack_gets() -> None:
     documents = [Document(ids=[1, 2, 3], prompt=1), Document(ids=[4, 5], prompt=1)]
     here, there = pack(documents), pack(documents).to(torch.device("cuda"))

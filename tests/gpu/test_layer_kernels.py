@@ -1,49 +1,43 @@
 """Kernels of the dense parts at the sizes of Qwen3-1.7B: error, rows apart, repeats, graphs."""
 
+from functools import partial
+
 import pytest
 import torch
 
+pytest.importorskip("triton")
+from support.kernels import EPS, check_as_exact, check_heads, heads, product
+
 from sparrow import ops
 from sparrow.ops.dispatch import using
+from sparrow.ops.kernels import overlap
+from sparrow.ops.reference import layers
 
-EPS = 1e-6
 HIDDEN, MLP, Q_HEADS, KV_HEADS, SIZE = 2048, 6144, 16, 8, 128
 QKV = (Q_HEADS + 2 * KV_HEADS) * SIZE
 VOCABULARY = 151_936
-PRODUCTS = ["qkv", "qkv_bias", "out", "gate_up", "down"]
+PRODUCTS = {
+    "qkv": ("norm_linear", QKV, HIDDEN),
+    "qkv_bias": ("norm_linear", QKV, HIDDEN),
+    "out": ("linear_add", HIDDEN, HIDDEN),
+    "gate_up": ("norm_gated", MLP, HIDDEN),
+    "down": ("linear_add", HIDDEN, MLP),
+}
 
 
 def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(*shape, device="cuda") * scale).bfloat16()
 
 
-def product(name: str, tokens: int):
-    """(op of x and the residual alone, the same op in float64, x, residual)."""
-    torch.manual_seed(tokens)
-    depth = MLP if name == "down" else HIDDEN
-    width = {"out": HIDDEN, "down": HIDDEN, "gate_up": 2 * MLP}.get(name, QKV)
-    weight, norm, bias = draw(width, depth, scale=depth**-0.5), draw(depth), draw(width)
-
-    def run(x, residual, *tensors):
-        weight, norm, bias = tensors
-        if name in ("out", "down"):
-            return ops.linear_add(x, weight, residual)
-        if name == "gate_up":
-            return ops.norm_gated(x, norm, weight, eps=EPS)
-        return ops.norm_linear(x, norm, weight, bias if name == "qkv_bias" else None, eps=EPS)
-
-    wide = [tensor.double() for tensor in (weight, norm, bias)]
-    return (
-        lambda x, residual: run(x, residual, weight, norm, bias),
-        lambda x, residual: run(x.double(), residual.double(), *wide),
-        draw(tokens, depth, scale=3.0),
-        draw(tokens, HIDDEN),
-    )
+def case(name: str, tokens: int):
+    """(op of its tensors, its definition, tensors, options)"""
+    op, width, depth = PRODUCTS[name]
+    tensors, options = product(op, tokens, width, depth, draw, bias=name == "qkv_bias")
+    return partial(getattr(ops, op), *tensors, **options), getattr(layers, op), tensors, options
 
 
 @pytest.fixture(autouse=True)
 def _no_gradients():
-    pytest.importorskip("triton")
     with torch.no_grad():
         yield
 
@@ -51,13 +45,8 @@ def _no_gradients():
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("tokens", [1, 3, 16, 17, 33, 64])
 def test_products_are_as_exact_as_the_definitions(name: str, tokens: int) -> None:
-    op, in_float64, x, residual = product(name, tokens)
-    exact, out = in_float64(x, residual), op(x, residual)
-    with using("reference"):
-        near = op(x, residual)
-    assert out.dtype == near.dtype
-    assert (out - exact).norm() <= 2 * (near - exact).norm()
-    assert (out - exact).abs().max() <= 2 * (near - exact).abs().max()
+    run, op, tensors, options = case(name, tokens)
+    check_as_exact(run(), op.definition, tensors, options)
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 33, 64])
@@ -76,33 +65,32 @@ def test_logits_are_as_exact_as_the_definition(tokens: int) -> None:
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("tokens", [16, 33])
 def test_rows_do_not_know_each_other_and_results_repeat(name: str, tokens: int) -> None:
-    op, _, x, residual = product(name, tokens)
-    first = op(x, residual)
+    run, _, tensors, _ = case(name, tokens)
+    first = run()
     for _ in range(20):
-        assert torch.equal(op(x, residual), first)
+        assert torch.equal(run(), first)
     others = torch.arange(tokens, device="cuda") != 5
-    x[others], residual[others] = draw(*x[others].shape), draw(*residual[others].shape)
-    changed = op(x, residual)
+    for rows in (tensors[0], tensors[-1]) if name in ("out", "down") else tensors[:1]:
+        rows[others] = draw(*rows[others].shape)
+    changed = run()
     assert torch.equal(changed[5], first[5])
     assert not torch.equal(changed[6], first[6])
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_replayed_graph_gives_the_eager_result(name: str) -> None:
-    op, _, x, residual = product(name, 16)
-    op(x, residual)
+    run, _, (x, *_), _ = case(name, 16)
+    run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = op(x, residual)
+        out = run()
     for _ in range(3):
         x.copy_(draw(*x.shape))
         graph.replay()
-        assert torch.equal(out, op(x, residual))
+        assert torch.equal(out, run())
 
 
 def test_overlapped_launches_give_the_same_bits(monkeypatch) -> None:
-    from sparrow.ops.kernels import layers
-
     qkv, out = draw(QKV, HIDDEN, scale=0.01), draw(HIDDEN, HIDDEN, scale=0.01)
     gate_up, down = draw(2 * MLP, HIDDEN, scale=0.01), draw(HIDDEN, MLP, scale=0.01)
     given, norm, angle = draw(16, HIDDEN), draw(HIDDEN), torch.randn(16, SIZE // 2, device="cuda")
@@ -117,7 +105,7 @@ def test_overlapped_launches_give_the_same_bits(monkeypatch) -> None:
         return x
 
     with monkeypatch.context() as patch:
-        patch.setattr(layers, "overlaps", lambda _: False)
+        patch.setattr(overlap, "overlaps", lambda _: False)
         plain = chain()
     assert plain.isfinite().all()
     for _ in range(5):
@@ -127,17 +115,5 @@ def test_overlapped_launches_give_the_same_bits(monkeypatch) -> None:
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("tokens", [1, 16, 33, 4099])
 def test_heads_are_as_exact_as_the_definition(tokens: int, normed: bool) -> None:
-    torch.manual_seed(tokens)
-    qkv, angle = draw(tokens, QKV), torch.randn(tokens, SIZE // 2, device="cuda") * 100
-    norms = (draw(SIZE), draw(SIZE)) if normed else (None, None)
-    options = {"kv_heads": KV_HEADS, "eps": EPS}
-    fast = ops.split_heads(qkv, angle.cos(), angle.sin(), *norms, **options)
-    with using("reference"):
-        near = ops.split_heads(qkv, angle.cos(), angle.sin(), *norms, **options)
-        wide = [None if norm is None else norm.float() for norm in norms]
-        exact = ops.split_heads(qkv.float(), angle.cos(), angle.sin(), *wide, **options)
-    assert torch.equal(fast[2], near[2])
-    for ours, theirs, truth in zip(fast[:2], near[:2], exact[:2], strict=True):
-        assert ours.is_contiguous()
-        assert ours.dtype == torch.bfloat16
-        assert (ours - truth).norm() <= 2 * (theirs - truth).norm()
+    tensors, options = heads(tokens, Q_HEADS, KV_HEADS, SIZE, normed, draw)
+    check_heads(ops.split_heads(*tensors, **options), tensors, options)

@@ -5,8 +5,6 @@ import pytest
 import torch
 from support.loud import loud
 
-pytest.importorskip("pydantic")
-
 from sparrow import ops
 from sparrow.engine import Engine
 from sparrow.schema.episode import TrainSample

@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "sparse": BASE | {"ops"},
     "models": BASE | {"ops", "sparse"},
     "engine": ROLLOUT,
-    "train": ROLLOUT | {"processes"},
+    "train": ROLLOUT,
     "tasks": BASE | {"processes"},
     "gate": BASE,
     "calibrate": ROLLOUT | {"engine"},
@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"report", "api", "processes"},
     # The programs of sparrow_recipes: nothing imports them, the command line finds them by name.
     "recipes": BASE
-    | {"sparse", "models", "processes", "engine", "train", "tasks", "dataflow", "bench"}
+    | {"ops", "sparse", "models", "processes", "engine", "train", "tasks", "dataflow", "bench"}
     | {"report", "api", "cli"},
 }
 
@@ -120,6 +120,7 @@ assert run(["--help"]) == run(["calibrate", "--help"]) == run(["study", "--help"
         "import sparrow",
         "import sparrow.sparse",
         "import sparrow.schema.train, sparrow.schema.surface, sparrow.schema.episode",
+        "import sparrow.calibrate.planning.hardware, sparrow.calibrate.planning.plan",
         "import sparrow_recipes.warmup.documents",  # what worker processes import
         HELP,
     ],

@@ -8,12 +8,6 @@ import pytest
 from sparrow.stats import attempts, mean_at_k, pass_at_k
 
 
-def test_the_mean_is_over_rows_not_over_answers() -> None:
-    """Row means 1, 0.5 and 0; there are seven answers, five of them right."""
-    found = mean_at_k([[1, 1, 1, 1], [1, 0], [0]])
-    assert found.value == pytest.approx(0.5)
-
-
 def test_an_interval_by_hand() -> None:
     """20 rows, 6 right. Variance 0.3 * 0.7 * 20/19, so 19 observations: below 20 rows, hence 20.
 
@@ -25,6 +19,8 @@ def test_an_interval_by_hand() -> None:
     assert found.value == pytest.approx(0.3)
     assert found.low == pytest.approx((0.3 + d / 2 - half) / (1 + d), abs=1e-4)
     assert found.high == pytest.approx((0.3 + d / 2 + half) / (1 + d), abs=1e-4)
+    # The mean is over rows, of means 1, 0.5 and 0, and not over answers, of which 5 of 7 are right.
+    assert mean_at_k([[1, 1, 1, 1], [1, 0], [0]]).value == pytest.approx(0.5)
 
 
 def test_more_answers_narrow_it_where_rows_are_alike_and_not_where_they_differ() -> None:
@@ -40,7 +36,6 @@ def test_all_right_is_not_surely_right() -> None:
     for rows in (4, 16, 64):
         found = mean_at_k([[1, 1, 1]] * rows)
         assert (found.value, found.high) == (1.0, 1.0)
-        assert found.low is not None
         assert found.low < 1 - 2 / rows
         none = mean_at_k([[0, 0, 0]] * rows)
         assert none.low == 0
@@ -48,10 +43,7 @@ def test_all_right_is_not_surely_right() -> None:
     one = mean_at_k([[1, 0, 0, 1]])
     assert (one.value, one.low, one.high) == (0.5, None, None)
     two = mean_at_k([[1], [0]])
-    assert two.low is not None
-    assert two.high is not None
-    assert two.low < 0.01
-    assert two.high > 0.99
+    assert two.low < 0.01 < 0.99 < two.high
 
 
 def test_intervals_hold_the_truth() -> None:
@@ -60,8 +52,6 @@ def test_intervals_hold_the_truth() -> None:
     held = 0
     for _ in range(300):
         found = mean_at_k(list((draw.random((16, 2)) < draw.random((16, 1))).astype(float)))
-        assert found.low is not None
-        assert found.high is not None
         held += found.low <= 0.5 <= found.high
     assert held >= 0.93 * 300
 
@@ -78,17 +68,12 @@ def test_pass_at_k_counts_choices() -> None:
             for k in range(1, samples + 1):
                 found = pass_at_k([right], [samples], k).value
                 assert found == pytest.approx(drawn_at_random(right, samples, k), abs=1e-12)
-
-
-def test_pass_at_k_by_hand() -> None:
-    """1 right of 4: 1 - C(3,2)/C(4,2) = 1/2. 0 right: 0. 3 right: 1, never both wrong."""
+    # 1 right of 4: 1 - C(3,2)/C(4,2) = 1/2. 0 right: 0. 3 right: 1, never both wrong.
     assert pass_at_k([1, 0, 3], [4, 4, 4], 2).value == pytest.approx(0.5)
     # 1 right of 100 000: k / n, where binomials would have thousands of digits.
     assert pass_at_k([1], [100_000], 5_000).value == pytest.approx(0.05)
     assert pass_at_k([99_999], [100_000], 2).value == 1.0
-
-
-def test_k_are_powers_of_two_and_all() -> None:
+    # They are told for powers of two, and for all.
     assert [attempts(n) for n in (1, 3, 8, 12)] == [
         *((1,), (1, 2, 3), (1, 2, 4, 8), (1, 2, 4, 8, 12)),
     ]

@@ -1,9 +1,6 @@
 """The command line in this process, as a user meets it."""
 
 import io
-import os
-import subprocess
-import sys
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,29 +42,6 @@ def run(*words: str | Path, stdin: str = "", columns: int = 1000) -> Ended:
         except SystemExit as end:
             return Ended(end.code or 0, out.getvalue(), err.getvalue())
     raise AssertionError("main() exits always")
-
-
-def start(
-    *words: str | Path,
-    folder: Path,
-    program: tuple[str, ...] = ("-m", "sparrow"),
-    **environment: str,
-) -> subprocess.Popen[str]:
-    """`sparrow WORDS` in a folder, as a process; `ended` waits for it."""
-    return subprocess.Popen(
-        [sys.executable, *program, *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "COLUMNS": "200", "TERM": "dumb", **environment},
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its exit code, and everything that it said."""
-    said, _ = process.communicate(timeout=240)
-    return process.returncode, said
 
 
 def refused(*words: str | Path) -> str:

@@ -5,7 +5,6 @@ memory, compiles every launch they make, and prints one line of JSON for each. I
 TRITON_INTERPRET, and so in a process of its own where tests interpret kernels.
 """
 
-import ast
 import inspect
 import json
 import re
@@ -13,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -31,13 +31,13 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from sparrow.ops import PageLists, kernels
 from sparrow.ops.dispatch import settled_weights
 from sparrow.ops.reference.sampling import Draws
-from sparrow.ops.types import PageCache, RowState, kv_fields
+from sparrow.ops.types import RowState
 from sparrow.sparse.compile import launch
 from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.rule import Rule
+from support.flows import LIBRARY, ODD, ON_GPU, make_cache
 
 HOPPER = GPUTarget("cuda", 90, 32)
-SHARED_MEMORY = 227 * 1024  # bytes that a program may have
 
 
 class Launch(NamedTuple):
@@ -55,10 +55,9 @@ def compile_launch(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str,
     """
     source, options = source_of(kernel, args, kwargs)
     compiled = triton.compile(source, target=HOPPER, options=options)
-    constants = {name: value for name, value in kwargs.items() if name.isupper()}
     return {
         "name": f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}",
-        "constants": constants,
+        "constants": {name: value for name, value in kwargs.items() if name.isupper()},
         "warps": compiled.metadata.num_warps,
         "shared": compiled.metadata.shared,
         **_resources(compiled.asm["cubin"]),
@@ -98,21 +97,9 @@ def recording() -> Iterator[list[Launch]]:
     def keep(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         launches.append(Launch(kernel, args, kwargs))
 
-    with patch.object(JITFunction, "run", keep), _overlapping():
+    overlapping = patch.object(kernels.overlap, "overlaps", lambda _: True)
+    with patch.object(JITFunction, "run", keep), overlapping:
         yield launches
-
-
-@contextmanager
-def _overlapping() -> Iterator[None]:
-    modules = [module for module in (*kernel_modules(), launch) if hasattr(module, "overlaps")]
-    before = [module.overlaps for module in modules]
-    for module in modules:
-        module.overlaps = lambda _: True
-    try:
-        yield
-    finally:
-        for module, overlaps in zip(modules, before, strict=True):
-            module.overlaps = overlaps
 
 
 def kernel_modules() -> list[ModuleType]:
@@ -121,15 +108,8 @@ def kernel_modules() -> list[ModuleType]:
 
 
 def launched_by(module: ModuleType) -> set[str]:
-    """The kernels that a module launches: its jit functions f with `f[...](...)` in the source."""
-    calls = (node for node in ast.walk(ast.parse(inspect.getsource(module))))
-    names = {
-        node.func.value.id
-        for node in calls
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Subscript)
-        and isinstance(node.func.value, ast.Name)
-    }
+    """The kernels that a module launches: its jit functions f with `f[...]` in the source."""
+    names = set(re.findall(r"(\w+)\[", inspect.getsource(module)))
     return {name for name in names if isinstance(getattr(module, name, None), JITFunction)}
 
 
@@ -137,8 +117,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def ints(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-    return empty(*shape, dtype=dtype)
+ints = partial(empty, dtype=torch.int32)
 
 
 def select() -> None:
@@ -149,21 +128,19 @@ def select() -> None:
 
 
 def attend_decode() -> None:
-    lists = PageLists(ints(32, 8, 2048), ints(32, 8))
-    for size, group, listed in ((128, 2, lists), (128, 5, None), (64, 5, lists), (256, 2, None)):
-        decode(32, 8 * group, size, 2048, listed)
-    decode(256, 16, 128, 128, None)  # a row, a program
-    decode(32, 16, 80, 2048, lists)
-    decode(32, 16, 128, 2048, lists, dtype=torch.float32)
-
-
-def decode(
-    rows: int, heads: int, size: int, width: int, lists: PageLists | None, **dtype: torch.dtype
-) -> None:
-    pool = empty(1000, 8, 16, size, **dtype)
-    kernels.attend_decode.attend_decode(
-        empty(rows, heads, size, **dtype), pool, pool, ints(rows, width), ints(rows), lists, scale=1
-    )
+    lists, wide = PageLists(ints(32, 8, 2048), ints(32, 8)), {"dtype": torch.float32}
+    for rows, group, size, width, listed, dtype in (
+        (32, 2, 128, 2048, lists, {}),
+        (32, 5, 128, 2048, None, {}),
+        (32, 5, 64, 2048, lists, {}),
+        (32, 2, 256, 2048, None, {}),
+        (256, 2, 128, 128, None, {}),  # a row, a program
+        (32, 2, 80, 2048, lists, {}),
+        (32, 2, 128, 2048, lists, wide),
+    ):
+        pool, q = empty(1000, 8, 16, size, **dtype), empty(rows, 8 * group, size, **dtype)
+        where = ints(rows, width), ints(rows), listed
+        kernels.attend_decode.attend_decode(q, pool, pool, *where, scale=1)
 
 
 def attend_prefill() -> None:
@@ -217,8 +194,6 @@ def sample() -> None:
 
 def flows() -> None:
     """The generated kernels of every flow, in the library and not."""
-    from support.flows import LIBRARY, ODD, ON_GPU
-
     for flow in (*LIBRARY, *ODD, *ON_GPU):
         if flow.name != "learned":  # made for two layers of two KV heads
             flow_kernels(flow, size=128, group=2)
@@ -226,20 +201,8 @@ def flows() -> None:
 
 
 def flow_kernels(flow: Flow, *, size: int, group: int) -> None:
-    rule = Rule(flow=flow)
-    cache = PageCache(
-        layers=1,
-        kv_heads=8,
-        page=16,
-        pages=1000,
-        page_fields=(
-            *kv_fields(16, size, torch.bfloat16),
-            *rule.fields(page=16, head_size=size, dtype=torch.bfloat16),
-        ),
-        slots=48,
-        state_fields=rule.states(2048),
-        device="meta",
-    )
+    shape = {"layers": 1, "kv_heads": 8, "slots": 48, "width": 2048, "device": "meta"}
+    cache = make_cache(Rule(flow=flow), 16, size, 1000, torch.bfloat16, **shape)
     made = launch.Compiled(trace(flow, 16, size, group), torch.bfloat16)
     tokens, whole = empty(32, 8, size), ints(32, dtype=torch.int64)
     for write in (True, False):
@@ -249,12 +212,8 @@ def flow_kernels(flow: Flow, *, size: int, group: int) -> None:
     made.select(cache, 0, *given, first=1, last=2)
 
 
-CASES: dict[str, Callable[[], None]] = {
-    case.__name__: case
-    for case in (
-        *(select, attend_decode, attend_prefill, store, heads, linear, rows, sample, flows),
-    )
-}
+EVERY = (select, attend_decode, attend_prefill, store, heads, linear, rows, sample, flows)
+CASES: dict[str, Callable[[], None]] = {case.__name__: case for case in EVERY}
 
 
 def main(cases: list[str]) -> None:

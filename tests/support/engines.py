@@ -129,14 +129,9 @@ def same_bits(left: Sequence[Completion], right: Sequence[Completion]) -> None:
         assert_same_bits(mine, other)
 
 
-def ids_of(completion: Completion) -> Tensor:
-    """Prompt and answer."""
-    return torch.tensor([*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
-
-
 def dense_hidden(model: models.Decoder, completion: Completion, lora: Any = None) -> Tensor:
     """The hidden states that the answer's tokens come from, by one dense pass over everything."""
-    ids = ids_of(completion)
+    ids = torch.tensor([*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
     with torch.no_grad():
         bounds = torch.tensor([0, len(ids)])
         hidden = model(ids, torch.arange(len(ids)), Packed(bounds=bounds), lora)

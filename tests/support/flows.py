@@ -2,7 +2,8 @@
 every operation.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -103,25 +104,32 @@ def named(keys, values):
     return {"m": keys.mean(0), "m_scale": keys.norm(1).mean()}
 
 
+def mean_flow(name: str, score: Callable[..., Any], *, field: str = "mean", **more: Any) -> Flow:
+    """A flow over the mean key of a page."""
+    return Flow(
+        name=name,
+        fields={field: lang.as_keys(lang.D)},
+        summarise=lambda keys, values: {field: keys.mean(0)},
+        score=score,
+        **more,
+    )
+
+
+def quarters(name: str, form: Callable[..., Any]) -> Flow:
+    """A flow over four parts of a page, stored in a format."""
+    fields = {"a": form(lang.P // 4, lang.D), "b": form(lang.D)}
+    return Flow(name=name, fields=fields, summarise=eighths, score=coarse)
+
+
 SIDE = {"mean": lang.as_keys(lang.D), "spread": lang.fp32()}
+PARTS = {"low": lang.fp16(2, lang.D), "first": lang.as_keys(lang.D), "few": lang.fp32(2)}
 ODD = [
-    Flow(name="arithmetic", fields=SIDE, summarise=means, score=arithmetic),
-    Flow(name="distance", fields=SIDE, summarise=means, score=distance),
-    Flow(
-        name="pieces",
-        fields={"low": lang.fp16(2, lang.D), "first": lang.as_keys(lang.D), "few": lang.fp32(2)},
-        summarise=parts,
-        score=pieces,
+    *(
+        Flow(name=score.__name__, fields=SIDE, summarise=means, score=score)
+        for score in (arithmetic, distance, over_pages, smoothed, learned)
     ),
-    Flow(name="over-pages", fields=SIDE, summarise=means, score=over_pages),
-    Flow(name="smoothed", fields=SIDE, summarise=means, score=smoothed),
-    Flow(name="learned", fields=SIDE, summarise=means, score=learned),
-    Flow(
-        name="int4",
-        fields={"a": lang.int4(lang.P // 4, lang.D), "b": lang.int4(lang.D)},
-        summarise=eighths,
-        score=coarse,
-    ),
+    Flow(name="pieces", fields=PARTS, summarise=parts, score=pieces),
+    quarters("int4", lang.int4),
     Flow(
         name="far-below",
         fields={"m": lang.int4(lang.D), "m_scale": lang.fp32()},
@@ -129,29 +137,10 @@ ODD = [
         summarise=named,
         score=far_below,
     ),
-    Flow(
-        name="half-mass",
-        fields={"mean": lang.as_keys(lang.D)},
-        summarise=lambda keys, values: {"mean": keys.mean(0)},
-        score=lambda query, fields, position: lang.softmax_over_pages(query @ fields.mean).sum(),
-        mass=0.5,
-    ),
+    mean_flow("half-mass", lambda q, f, p: lang.softmax_over_pages(q @ f.mean).sum(), mass=0.5),
 ]
 # What Triton's interpreter does not do as a GPU does: bf16 and fp8.
-ON_GPU = [
-    Flow(
-        name="fp8",
-        fields={"a": lang.fp8(lang.P // 4, lang.D), "b": lang.fp8(lang.D)},
-        summarise=eighths,
-        score=coarse,
-    ),
-    Flow(
-        name="bf16",
-        fields={"a": lang.bf16(lang.P // 4, lang.D), "b": lang.bf16(lang.D)},
-        summarise=eighths,
-        score=coarse,
-    ),
-]
+ON_GPU = [quarters("fp8", lang.fp8), quarters("bf16", lang.bf16)]
 
 
 class Bed(NamedTuple):
@@ -183,6 +172,33 @@ class Bed(NamedTuple):
         return interpret.score_cache(self.program, self.defined, *given)
 
 
+def make_cache(
+    rule: Rule,
+    page: int,
+    size: int,
+    pages: int,
+    dtype: torch.dtype,
+    *,
+    layers: int = LAYERS,
+    kv_heads: int = KV_HEADS,
+    slots: int = 0,
+    width: int = 0,
+    device: str = "cpu",
+) -> ops.PageCache:
+    """Keys, values and what the rule keeps of a page and (`width` pages a slot) of a sequence."""
+    fields = rule.fields(page=page, head_size=size, dtype=dtype)
+    return ops.PageCache(
+        layers=layers,
+        kv_heads=kv_heads,
+        page=page,
+        pages=pages,
+        page_fields=(*ops.kv_fields(page, size, dtype), *fields),
+        slots=slots,
+        state_fields=rule.states(width) if slots else (),
+        device=device,
+    )
+
+
 def make_bed(
     flow: Flow,
     lengths: list[int],
@@ -198,10 +214,6 @@ def make_bed(
     rule = Rule(flow=flow)
     width = max(-(-length // page) for length in lengths) + 1
     count = len(lengths) * width + 3
-    fields = (
-        *ops.kv_fields(page, size, dtype),
-        *rule.fields(page=page, head_size=size, dtype=dtype),
-    )
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> Tensor:
@@ -212,15 +224,8 @@ def make_bed(
     k, v = (numbers(count, KV_HEADS, page, size) for _ in range(2))
     caches = []
     for _ in range(2):
-        cache = ops.PageCache(
-            layers=LAYERS,
-            kv_heads=KV_HEADS,
-            page=page,
-            pages=count,
-            page_fields=fields,
-            slots=len(lengths),
-            state_fields=rule.states(width),
-            device=device,
+        cache = make_cache(
+            rule, page, size, count, dtype, slots=len(lengths), width=width, device=device
         )
         cache.field("k", LAYER).copy_(k)
         cache.field("v", LAYER).copy_(v)

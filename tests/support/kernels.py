@@ -2,6 +2,7 @@
 (tests/cpu/kernels), which gets bf16 wrong, and real sizes in bf16 on a GPU (tests/gpu).
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,26 +11,28 @@ from torch import Tensor
 
 from sparrow import ops
 from sparrow.ops import PageLists
-from sparrow.ops.kernels import attend_decode as decode
 from sparrow.ops.kernels import attend_prefill as prefill
 from sparrow.ops.kernels import pages
-from sparrow.ops.reference import pages as definition
+from sparrow.ops.reference import layers
 from sparrow.sparse.compile.launch import Compiled
 from sparrow.sparse.flows import interpret
 from support.flows import LAYER, Bed, same_choice
-from support.paging import Batch, make_batch, mean_scores
+from support.paging import (
+    DENSE,
+    SCALE,
+    Batch,
+    check_error,
+    check_select,
+    make_batch,
+    relaid,
+)
 
+Product = tuple[tuple[Tensor | None, ...], dict[str, Any]]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DENSE = 2**31 - 1  # the budget of a dense row
 
 
 def batch_of(lengths: list[int], **options: Any) -> Batch:
-    batch = make_batch(lengths, **options)
-    return Batch(*(x.to(DEVICE) if isinstance(x, Tensor) else x for x in batch))
-
-
-def same(left: Tensor, right: Tensor) -> None:
-    torch.testing.assert_close(left, right, rtol=0, atol=0, equal_nan=True)
+    return make_batch(lengths, **options).to(DEVICE)
 
 
 @pytest.fixture
@@ -47,25 +50,8 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 # Attention.
 
 
-def attend(batch: Batch, lists: PageLists | None = None, *, scale: float = 0.125) -> Tensor:
-    arguments = batch.q_BHD, *batch.pool, lists
-    assert decode.supports("attend_decode", *arguments, scale=scale)
-    return decode.attend_decode(*arguments, scale=scale)
-
-
-def attend_chunks(batch: Batch, q_THD: Tensor, bounds: Tensor, *, scale: float = 0.125) -> Tensor:
-    arguments = q_THD, *batch.pool, bounds
-    assert prefill.supports("attend_causal_paged", *arguments, scale=scale)
-    return prefill.attend_causal_paged(*arguments, scale=scale)
-
-
-def chosen(batch: Batch, budget: int, *, width: int | None = None) -> PageLists:
-    """Lists by the mean key, by definition."""
-    budgets = torch.full_like(batch.lengths_B, budget)
-    with ops.using("reference"):
-        return ops.select_pages(
-            mean_scores(batch), batch.lengths_B, budgets, page=batch.page, width=width
-        )
+def attend_chunks(batch: Batch, q_THD: Tensor, bounds: Tensor) -> Tensor:
+    return prefill.attend_causal_paged(q_THD, *batch.pool, bounds, scale=SCALE)
 
 
 def queries_of(batch: Batch, counts: list[int]) -> tuple[Tensor, Tensor]:
@@ -76,37 +62,9 @@ def queries_of(batch: Batch, counts: list[int]) -> tuple[Tensor, Tensor]:
     return q.to(batch.q_BHD), bounds
 
 
-def relaid(batch: Batch) -> Batch:
-    """The same values: queries out of a fused row, a table that is part of a wider one, int64."""
-    table = torch.nn.functional.pad(batch.table_BM, (0, 3), value=2**20)
-    fused = torch.cat([batch.q_BHD, torch.full_like(batch.q_BHD, torch.nan)], dim=1)
-    return batch._replace(
-        q_BHD=fused[:, : batch.q_BHD.shape[1]],
-        table_BM=table[:, :-3],
-        lengths_B=batch.lengths_B.long().repeat_interleave(2)[::2],
-    )
-
-
-def check_bits_of_decode(batch: Batch, budget: int) -> None:
-    """The list of all pages is no list; widths, layouts, integers and other rows change no bit."""
-    dense, lists = attend(batch), chosen(batch, budget)
-    assert dense.isfinite().all()
-    width = batch.table_BM.shape[1]
-    assert torch.equal(attend(batch, chosen(batch, 10**6)), dense)
-    assert torch.equal(attend(batch, chosen(batch, 10**6, width=2 * width)), dense)
-    sparse = attend(batch, lists)
-    assert torch.equal(attend(batch, chosen(batch, budget, width=budget // batch.page)), sparse)
-    long = PageLists(lists.pages.long(), lists.counts.long())
-    assert torch.equal(attend(relaid(batch), long), sparse)
-    assert torch.equal(attend(relaid(batch)), dense)
-    turned = batch._replace(
-        q_BHD=batch.q_BHD.transpose(0, 2).contiguous().transpose(0, 2),
-        table_BM=batch.table_BM.int().T.contiguous().T,
-    )
-    assert torch.equal(attend(turned, lists), sparse)
-    lengths = batch.lengths_B.clone()
-    lengths[:-2] = 0
-    assert torch.equal(attend(batch._replace(lengths_B=lengths))[-2:], dense[-2:])
+def check_prefill(batch: Batch, counts: list[int]) -> None:
+    q, bounds = queries_of(batch, counts)
+    check_error(prefill, "attend_causal_paged", q, batch, bounds)
 
 
 def check_bits_of_prefill(batch: Batch, counts: list[int]) -> None:
@@ -123,19 +81,19 @@ def check_bits_of_prefill(batch: Batch, counts: list[int]) -> None:
 # Choice of pages.
 
 
-def check_select(scores: Tensor, lengths: Any, budgets: Any, **options: Any) -> None:
-    """The lists of the kernel are those of the definition."""
-    arguments = (
-        scores.to(DEVICE),
-        torch.as_tensor(lengths, device=DEVICE, dtype=torch.int32),
-        torch.as_tensor(budgets, device=DEVICE),
-    )
-    assert pages.supports("select_pages", *arguments, **options)
-    expected = definition.select_pages.definition(*arguments, **options)
-    actual = pages.select_pages(*arguments, **options)
-    assert actual.counts.dtype == actual.pages.dtype == torch.int32
-    same(actual.counts, expected.counts)
-    same(actual.pages, expected.pages)
+def check_shares(
+    count: int, mass: float, most: int = 40, *, heads: int = 2, page: int = 4, **options: Any
+) -> None:
+    """Multiples of 1/64, of which sums are exact in any order, with ties and with what is none."""
+    torch.manual_seed(count)
+    masses = torch.randint(-1, most, (10, heads, count), device=DEVICE) / 64
+    masses[1, :, ::3], masses[2, :, ::2], masses[3] = torch.nan, -torch.inf, 0.0
+    lengths = torch.tensor([count * page - row for row in range(10)], device=DEVICE)
+    lengths[4], lengths[5] = 0, page * (count // 3) + 1
+    budgets = torch.randint(0, count * page, (10, heads), device=DEVICE)
+    budgets[6:] = DENSE
+    for paid, share in ((budgets, None), (budgets, mass), (torch.full_like(budgets, DENSE), mass)):
+        check_select(pages, masses, lengths, paid, page=page, mass=share, **options)
 
 
 def check_rows_of_every_size(counts: list[int], width: int, mass: float | None, ties: int) -> None:
@@ -145,8 +103,8 @@ def check_rows_of_every_size(counts: list[int], width: int, mass: float | None, 
     lengths = [count * 4 - row % 2 for row, count in enumerate(counts)]
     for row, length in enumerate(lengths):
         masses[row, :, length // 4 :] = torch.inf
-    check_select(masses, lengths, [count * 2 for count in counts], page=4, mass=mass)
-    check_select(masses, lengths, [DENSE] * len(counts), page=4, mass=mass)
+    for budgets in ([count * 2 for count in counts], [DENSE] * len(counts)):
+        check_select(pages, masses.to(DEVICE), lengths, budgets, page=4, mass=mass)
 
 
 # Generated kernels.
@@ -175,3 +133,83 @@ def check_choice(bed: Bed, kernels: Compiled, budgets: Tensor, tolerance: float 
     for name, _ in bed.program.state:
         left, right = (c.state(name, LAYER) for c in (bed.defined, bed.compiled))
         torch.testing.assert_close(right, left, rtol=tolerance / 10, atol=tolerance)
+
+
+# The dense parts.
+
+EPS = 1e-6
+
+
+def product(
+    op: str,
+    tokens: int,
+    width: int,
+    depth: int,
+    draw: Callable[..., Tensor],
+    *,
+    bias: bool,
+    gaps: bool = False,
+) -> Product:
+    """An op's tensors and options: rows maybe with gaps between them, and with a bias."""
+    torch.manual_seed(tokens)
+    x = draw(tokens, (1 + gaps) * depth, scale=3.0)[:, :depth]
+    norm, bias_E = draw(depth), draw(width)
+    weight = draw(width * (2 if op == "norm_gated" else 1), depth, scale=depth**-0.5)
+    if op == "norm_linear":
+        return (x, norm, weight, bias_E if bias else None), {"eps": EPS}
+    if op == "norm_gated":
+        return (x, norm, weight), {"eps": EPS}
+    return (x, weight, draw(tokens, width)) if op == "linear_add" else (x.contiguous(), weight), {}
+
+
+def heads(
+    tokens: int, q_heads: int, kv_heads: int, size: int, normed: bool, draw: Callable[..., Tensor]
+) -> Product:
+    torch.manual_seed(tokens)
+    width = (q_heads + 2 * kv_heads) * size
+    angle = torch.randn(tokens, size // 2, device=DEVICE) * 100
+    norms = (draw(size), draw(size)) if normed else (None, None)
+    qkv = draw(tokens, width + 16)[:, :width]
+    return (qkv, angle.cos(), angle.sin(), *norms), {"kv_heads": kv_heads, "eps": EPS}
+
+
+def check_as_exact(
+    out: Tensor,
+    plain: Callable[..., Tensor],
+    tensors: Sequence[Tensor | None],
+    options: Any,
+    *,
+    slack: float = 0.0,
+) -> None:
+    """The error against float64 is at most twice that of the definition, and some slack."""
+    exact = plain(*(None if x is None else x.double() for x in tensors), **options)
+    near = plain(*tensors, **options)
+    assert out.dtype == near.dtype
+    assert out.shape == near.shape
+    for size in (torch.linalg.vector_norm, torch.amax):
+        assert size((out - exact).abs()) <= 2 * size((near - exact).abs()) + slack
+
+
+def check_heads(
+    found: Sequence[Tensor], tensors: Sequence[Tensor | None], options: Any, *, slack: float = 0.0
+) -> None:
+    q, k, v = found
+    assert torch.equal(v, layers.split_heads.definition(*tensors, **options)[2])
+    for index, out in enumerate((q, k)):
+        assert out.is_contiguous()
+        plain = lambda *given, i=index, **options: exact_heads(*given, **options)[i]  # noqa: E731
+        check_as_exact(out, plain, tensors, options, slack=slack)
+
+
+def exact_heads(qkv: Tensor, *others: Tensor | None, **options: Any) -> Sequence[Tensor]:
+    """The definition, whose rotation is always fp32, in the dtype given."""
+    if qkv.dtype != torch.float64:
+        return layers.split_heads.definition(qkv, *others, **options)
+    cos, sin, *norms = others
+    still = torch.ones_like(cos), torch.zeros_like(sin)
+    pair = layers.split_heads.definition(qkv, *still, *norms, **options)[:2]
+    return [
+        torch.cat((a * c - b * s, b * c + a * s), dim=2)
+        for a, b in (x.chunk(2, dim=2) for x in pair)
+        for c, s in [(cos[:, None], sin[:, None])]
+    ]

@@ -1,11 +1,20 @@
-"""Random sequences in shuffled pages, with NaN wherever nothing was written."""
+"""Random sequences in shuffled pages, with NaN wherever nothing was written; and what every version
+of decode attention and of the choice of pages (numba, Triton) must do on them.
+"""
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.ops import PageLists
+from sparrow.ops.reference import attention as definition
+from sparrow.ops.reference.pages import select_pages, write_pages
+
+DENSE = 2**31 - 1  # the budget of a dense row
+SCALE = 0.125
 
 
 class Batch(NamedTuple):
@@ -25,6 +34,9 @@ class Batch(NamedTuple):
     def pool(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The arguments after q that the paged attentions take."""
         return self.k_NGPD, self.v_NGPD, self.table_BM, self.lengths_B
+
+    def to(self, device: str) -> "Batch":
+        return Batch(*(x.to(device) if isinstance(x, Tensor) else x for x in self))
 
 
 def make_batch(
@@ -95,3 +107,191 @@ def plain_attention(q_RD: Tensor, k_SD: Tensor, v_SD: Tensor, scale: float) -> T
     score_RS = q_RD.double() @ k_SD.double().T * scale
     weight_RS = (score_RS - score_RS.max(1, keepdim=True).values).exp()
     return weight_RS / weight_RS.sum(1, keepdim=True) @ v_SD.double()
+
+
+def same(left: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(left, right, rtol=0, atol=0, equal_nan=True)
+
+
+# Decode attention.
+
+
+def attend(module: Any, batch: Batch, lists: PageLists | None = None) -> Tensor:
+    arguments = batch.q_BHD, *batch.pool, lists
+    assert module.supports("attend_decode", *arguments, scale=SCALE)
+    return module.attend_decode(*arguments, scale=SCALE)
+
+
+def chosen(batch: Batch, budget: int, *, width: int | None = None) -> PageLists:
+    """Lists by the mean key, by definition; `width`: how many pages they have room for."""
+    budgets = torch.full_like(batch.lengths_B, budget)
+    with ops.using("reference"):
+        lists = ops.select_pages(mean_scores(batch), batch.lengths_B, budgets, page=batch.page)
+    pages = lists.pages
+    more = 0 if width is None else width - pages.shape[2]
+    return PageLists(torch.nn.functional.pad(pages, (0, more), value=-1), lists.counts)
+
+
+def check_error(
+    module: Any, op: str, q: Tensor, batch: Batch, *rest: Any, factor: float | None = None
+) -> None:
+    """The error against float64 is at most `factor` times that of the definition: twice, but in
+    fp32 eight times on a GPU, whose exponentials are its own approximation. 16 bits do not notice.
+    """
+    factor = factor or (8 if q.dtype == torch.float32 else 2)
+    where = batch.table_BM, batch.lengths_B, *rest
+    pool, plain = (batch.k_NGPD, batch.v_NGPD), getattr(definition, op).definition
+    assert module.supports(op, q, *pool, *where, scale=SCALE)
+    exact = plain(q.double(), *(t.double() for t in pool), *where, scale=SCALE)
+    found = getattr(module, op)(q, *pool, *where, scale=SCALE)
+    error = (found.double() - exact).abs()
+    allowed = (plain(q, *pool, *where, scale=SCALE).double() - exact).abs()
+    rounding = torch.finfo(torch.float32).eps  # sums of few tokens may be exact by luck
+    assert found.isfinite().all()
+    assert error.max() <= factor * allowed.max() + rounding
+    assert error.norm() <= factor * allowed.norm() + rounding
+
+
+def check_decode(
+    module: Any, batch: Batch, lists: PageLists | None = None, *, factor: float | None = None
+) -> None:
+    check_error(module, "attend_decode", batch.q_BHD, batch, lists, factor=factor)
+
+
+def relaid(batch: Batch) -> Batch:
+    """The same values: queries out of a fused row, a table that is part of a wider one, int64."""
+    table = torch.nn.functional.pad(batch.table_BM, (0, 3), value=2**20)
+    fused = torch.cat([batch.q_BHD, torch.full_like(batch.q_BHD, torch.nan)], dim=1)
+    return batch._replace(
+        q_BHD=fused[:, : batch.q_BHD.shape[1]],
+        table_BM=table[:, :-3],
+        lengths_B=batch.lengths_B.long().repeat_interleave(2)[::2],
+    )
+
+
+def check_bits_of_decode(module: Any, batch: Batch, budget: int) -> None:
+    """The list of all pages is no list; widths, layouts, integers and other rows change no bit."""
+    before = [tensor.clone() for tensor in (batch.q_BHD, *batch.pool)]
+    dense, lists = attend(module, batch), chosen(batch, budget)
+    assert dense.isfinite().all()
+    width = batch.table_BM.shape[1]
+    assert torch.equal(attend(module, batch, chosen(batch, 10**6)), dense)
+    assert torch.equal(attend(module, batch, chosen(batch, 10**6, width=2 * width)), dense)
+    sparse = attend(module, batch, lists)
+    narrow = chosen(batch, budget, width=budget // batch.page)
+    assert torch.equal(attend(module, batch, narrow), sparse)
+    long = PageLists(lists.pages.long(), lists.counts.long())
+    assert torch.equal(attend(module, relaid(batch), long), sparse)
+    assert torch.equal(attend(module, relaid(batch)), dense)
+    turned = batch._replace(
+        q_BHD=batch.q_BHD.transpose(0, 2).contiguous().transpose(0, 2),
+        table_BM=batch.table_BM.int().T.contiguous().T,
+    )
+    assert torch.equal(attend(module, turned, lists), sparse)
+    lengths = batch.lengths_B.clone()
+    lengths[:-2] = 0
+    assert torch.equal(attend(module, batch._replace(lengths_B=lengths))[-2:], dense[-2:])
+    for old, new in zip(before, (batch.q_BHD, *batch.pool), strict=True):
+        same(old, new)  # inputs are left alone
+
+
+def check_rows_without_pages_and_nan(module: Any, device: str = "cpu") -> None:
+    """Nothing to attend to gives zeros; NaN stays in its own heads."""
+
+    def batch_of(lengths: list[int], heads: int = 4) -> Batch:
+        return make_batch(lengths, heads=heads, kv_heads=2, head_size=32).to(device)
+
+    batch = batch_of([0, 40, 0])
+    assert (attend(module, batch)[[0, 2]] == 0).all()
+    pages = torch.tensor([[[-1], [-1]], [[-1], [1]], [[0], [0]]], device=device)
+    out = attend(module, batch, PageLists(pages, (pages >= 0).sum(2)))
+    assert (out[[0, 2]] == 0).all()
+    assert (out[1, :2] == 0).all()
+    assert out[1, 2:].isfinite().all()
+    for lengths in ([], [0, 0]):
+        batch = batch_of(lengths)
+        assert torch.equal(attend(module, batch), torch.zeros_like(batch.q_BHD))
+    batch = batch_of([70, 70], heads=6)
+    batch.k_NGPD[batch.table_BM[0, 3], 1, 5, 7] = math.nan
+    out = attend(module, batch)
+    assert out[0, 3:].isnan().all()
+    assert out[0, :3].isfinite().all()
+    assert out[1].isfinite().all()
+
+
+# Pages written and chosen.
+
+
+def check_write(
+    module: Any,
+    dtype: torch.dtype,
+    page: int,
+    size: int,
+    *,
+    kv_heads: int = 2,
+    tokens: torch.dtype | None = None,
+    device: str = "cpu",
+) -> None:
+    """Tokens of strided views land where the definition puts them, at once or one by one."""
+    fused = torch.randn(2 * page + 3, kv_heads, 3 * size, device=device).to(tokens or dtype)
+    k, v = fused[..., :size], fused[..., size : 2 * size]
+    slots = torch.randperm(5 * page)[: 2 * page + 3].to(device)
+    slots[1:3] = torch.tensor([-1, -7])  # padding
+    shape = (5, kv_heads, page, size)
+    for integer in (torch.int32, torch.int64):
+        expected, whole, grown = (
+            [torch.full(shape, math.nan, dtype=dtype, device=device) for _ in "kv"]
+            for _ in range(3)
+        )
+        places = slots.to(integer)
+        write_pages.definition(*expected, k, v, places)
+        assert module.supports("write_pages", *whole, k, v, places)
+        module.write_pages(*whole, k, v, places)
+        module.write_pages(*whole, k[:0], v[:0], places[:0])
+        for one in torch.arange(len(slots), device=device).split(1):
+            module.write_pages(*grown, k[one], v[one], places[one])
+        for pools in zip(expected, whole, grown, strict=True):
+            same(pools[1], pools[0])
+            same(pools[2], pools[0])
+
+
+ODD_SCORES = [math.inf, -math.inf, math.nan, -math.nan, 0.0, -0.0, 3.4e38, -3.4e38, 1e-45, -1e-45]
+
+
+def check_select(module: Any, scores: Tensor, lengths: Any, budgets: Any, **options: Any) -> None:
+    """The lists of a version are those of the definition."""
+    arguments = (scores, *(torch.as_tensor(x, device=scores.device) for x in (lengths, budgets)))
+    assert module.supports("select_pages", *arguments, **options)
+    expected = select_pages.definition(*arguments, **options)
+    actual = module.select_pages(*arguments, **options)
+    for left, right in zip(actual, expected, strict=True):
+        assert left.dtype == right.dtype == torch.int32
+        same(left, right)
+
+
+def check_selections(module: Any, rows: int, width: int, device: str = "cpu") -> None:
+    """Usual scores, ties and odd ones, budgets of rows and of heads, strides and integers."""
+    generator = torch.Generator().manual_seed(0)
+    reserved = [(1, 2), (0, 1), (2, 2), (3, 4), (3, 6), (100, 1), (0, 100)]
+    for number, (first, last) in enumerate(reserved):
+        scores = torch.randn(rows, 2, width, generator=generator)
+        odd = torch.randint(len(ODD_SCORES), scores.shape, generator=generator)
+        odd_scores = torch.tensor(ODD_SCORES)[odd]
+        odd_scores[3], odd_scores[4] = math.nan, 5.0
+        lengths = torch.randint(0, width * 4 + 1, (rows,), generator=generator)
+        lengths[:3] = torch.tensor([0, width * 4, 1])
+        budgets = torch.randint(0, width * 4 + 9, (2, rows), generator=generator)
+        budgets[0, ::5] = DENSE
+        integer = (torch.int32, torch.int64)[number % 2]
+        options = {"page": 4, "first": first, "last": last}
+        for given, paid in (
+            (scores, budgets[0]),
+            (scores.round(), budgets[1]),  # with minus zeros among the zeros
+            (odd_scores, budgets[0]),
+            (odd_scores, budgets[1]),
+            (scores, budgets.T),
+            (scores, budgets.T.contiguous()),
+            (torch.cat([scores, scores], 2)[..., :width], budgets[0]),
+        ):
+            numbers = (x.to(integer).to(device) for x in (lengths, paid))
+            check_select(module, given.to(device), *numbers, **options)

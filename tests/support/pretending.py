@@ -20,11 +20,6 @@ from pathlib import Path
 BY_RATE = json.loads(Path("finals.json").read_text())
 
 
-def wait_for(path):
-    while not Path(path).exists():
-        time.sleep(0.01)
-
-
 def study(file, place, what, name=None):
     """What a cell leaves: its accuracy by step, and that it has ended."""
     folder = Path(place.removeprefix("--dir="))
@@ -51,21 +46,22 @@ elif verb == "write":
     Path(words[0]).touch()
 elif verb == "meet":  # ends when the other is there too
     Path(words[0]).touch()
-    wait_for(words[1])
+    while not Path(words[1]).exists():
+        time.sleep(0.01)
 elif verb == "fail":
     print("x" * 1000, "this went wrong")
     sys.exit(3)
 elif verb == "wait":  # until it is asked to end
     try:
         Path(words[0]).touch()
-        wait_for("never")
+        signal.pause()
     except KeyboardInterrupt:
         Path(words[0] + ".asked").touch()
         sys.exit(130)
 elif verb == "deaf":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Path(words[0]).touch()
-    wait_for("never")
+    signal.pause()
 '''
 
 

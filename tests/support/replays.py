@@ -1,7 +1,7 @@
 """Answers of a sparse actor seen again: what a calibration must come to, by another way."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,24 +9,17 @@ import torch
 from sparrow import ops
 from sparrow.calibrate.replay import acceptances, read
 from sparrow.models import Decoder
-from sparrow.schema.base import Float32Array
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.library import block_mean
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Replay:
+class Replay(NamedTuple):
     """Per sampled token of one sequence."""
 
-    prompt: int  # tokens before the first of them
-    alpha: Float32Array  # exact acceptance, sum_v min(p(v), q(v))
-    entropy: Float32Array  # of the dense policy
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The total length at which each token was drawn: what a schedule looks up."""
-        return self.prompt + np.arange(len(self.alpha))
+    lengths: np.ndarray  # total, at which each token was drawn: what a schedule looks up
+    alpha: np.ndarray  # exact acceptance, sum_v min(p(v), q(v))
+    entropy: np.ndarray  # of the dense policy
 
 
 @torch.no_grad()
@@ -46,5 +39,5 @@ def replay(
     alpha_T = acceptances(model, dense, len(prompt), schedule, flow)
     sources = slice(len(prompt) - 1, -1)
     stats = ops.token_stats(dense.hidden_TC[sources], model.head, dense.ids_T[len(prompt) :])
-    entropy = stats.entropy.cpu().numpy()
-    return Replay(prompt=len(prompt), alpha=alpha_T.cpu().numpy(), entropy=entropy)
+    lengths = len(prompt) + np.arange(len(answer))
+    return Replay(lengths, alpha_T.cpu().numpy(), stats.entropy.cpu().numpy())

@@ -13,18 +13,16 @@ from sparrow.schema.schedule import Schedule
 Plain = dict[str, Any]
 
 
-def p05_at(budget: float, length: float, quality: float = 1.0) -> float:
-    """Falls with length, rises with the budget, 1 where all is kept."""
-    if budget >= length:
-        return 0.9985
-    return 1 / (1 + 0.055 / quality * (length / budget - 1) ** 0.75 * (1 + length / 40_000))
-
-
 def cell(variant: str, budget: int | None, start: int, stop: int, **changes: Any) -> Plain:
-    """One cell; `quality` makes the flow better, `noise` moves p05."""
+    """One cell, whose p05 falls with length and rises with the budget.
+
+    `quality` makes the flow better, `noise` moves p05.
+    """
     quality, noise = changes.pop("quality", 1.0), changes.pop("noise", 0.0)
-    length = (start + stop) / 2
-    p05 = p05_at(budget or math.inf, length, quality)
+    length, p05 = (start + stop) / 2, 0.9985
+    if budget is not None and budget < length:
+        lost = (length / budget - 1) ** 0.75 * (1 + length / 40_000)
+        p05 = 1 / (1 + 0.055 / quality * lost)
     p05 = float(np.clip(p05 + noise * (1 - p05), 0.02, 0.9995))
     loss = 1 - p05
     tokens = int(60 * (stop - start) * math.exp(-length / 15_000)) + 40
@@ -93,8 +91,10 @@ def plan(count: int = 3, width: int = 1000, dense_from: int | None = None, **cha
     moved = ((0.84, 0.8, 1.1), (0.86, 1.0, 1.0), (0.88, 1.3, 0.9))
     made = {"format": 1, "model": "qwen3-1.7b", "variant": "block_mean", "target": 0.86}
     made |= {"by": "low", "bins": bins, "speed_up": ratio, "limit": 1.3 * ratio}
+    aside = {"reached": True, "variant": "block_mean", "nearest": None}
     made["sensitivity"] = [
-        _moved(target, [b and int(b * share) for b in budgets], gain * ratio)
+        {"target": target, "budgets": [b and int(b * share) for b in budgets]}
+        | {"speed_up": gain * ratio, **aside}
         for target, share, gain in moved
     ]
     made |= {"eflops": 1.7 * ratio, "eflops_printed": 1.5 * ratio, "hardware": "NVIDIA H200"}
@@ -104,11 +104,6 @@ def plan(count: int = 3, width: int = 1000, dense_from: int | None = None, **cha
     made |= {"bytes": 10**9, "dense_bytes": 2 * 10**9, "hardware_note": "", "variants": []}
     made |= {"compare": None, "check": None, "notes": []}
     return made | {"schedule": to_dict(Schedule.fixed(256))} | changes
-
-
-def _moved(target: float, budgets: list[int | None], speed_up: float) -> Plain:
-    aside = {"target": target, "budgets": budgets, "speed_up": speed_up, "reached": True}
-    return aside | {"variant": "block_mean", "nearest": None}
 
 
 def plan_bin(index: int, width: int, count: int, budget: int | None) -> Plain:

@@ -39,7 +39,7 @@ async def episode(actor: Actor, example: Example) -> list[Trajectory]:
     """One turn with noisy rewards."""
     found = await single_turn(replace(actor, judge=noisy), example)
     if _at("rollout", actor.key[1]):
-        await asyncio.sleep(60)  # it is in the middle of something long
+        await asyncio.Event().wait()  # it is in the middle of something long
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 
 from sparrow import models
 from sparrow.dataflow.local.loop import train
-from sparrow.dataflow.local.messages import Watcher
+from sparrow.dataflow.local.messages import Nobody, Watcher
 from sparrow.dataflow.local.run import Run, open_run
 from sparrow.files import read_lines as lines
 from sparrow.schema.train import TrainConfig
@@ -67,6 +67,16 @@ def settings(model: Path, folder: Path, **changes: Mapping[str, Any]) -> Json:
 
 def config(model: Path, folder: Path, **changes: Mapping[str, Any]) -> TrainConfig:
     return TrainConfig.model_validate_json(json.dumps(settings(model, folder, **changes)))
+
+
+class Hears(Nobody):
+    """A watcher that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def event(self, text: str, style: str = "") -> None:
+        self.told.append(text)
 
 
 async def noisy(example: Example, text: str) -> Verdict:

@@ -1,8 +1,31 @@
-"""Waiting for what another process does, where there is nothing to listen to."""
+"""Commands in processes of their own, and waiting for what they do where nothing tells."""
 
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+LONGEST = 600.0  # seconds that a command may take on a machine with much else to do
+
+
+def start(cwd: Path, *words: str | Path, **environment: str) -> "subprocess.Popen[str]":
+    """`python WORDS` in a folder; what it says comes in one stream, in wide lines."""
+    return subprocess.Popen(
+        [sys.executable, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb", **environment},
+    )
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """How a command ended, and all that it said."""
+    said, _ = process.communicate(timeout=LONGEST)
+    return process.returncode, said
 
 
 def until(happened: Callable[[], object], seconds: float = 60.0) -> bool:
@@ -17,4 +40,4 @@ def until(happened: Callable[[], object], seconds: float = 60.0) -> bool:
 
 def wait_for(process: "subprocess.Popen[str]", happened: Callable[[], object]) -> None:
     """Until it happened, or the process has ended."""
-    assert until(lambda: process.poll() is not None or happened(), seconds=600)
+    assert until(lambda: process.poll() is not None or happened(), LONGEST)

@@ -129,10 +129,8 @@ class StudyConfig(Record):
                 raise FieldError("StudyConfig", {field: (given, allowed)})
 
     def _arm_rules(self) -> Iterator[Rule]:
-        runs, once = (
-            sum(len(self.seeds_of(arm)) for arm in self.arms),
-            "one at least, and each once",
-        )
+        runs = sum(len(self.seeds_of(arm)) for arm in self.arms)
+        once = "one at least, and each once"
         yield "runs of all arms", runs, runs > MOST_RUNS, f"at most {MOST_RUNS} runs"
         for field, values in (("seeds", self.seeds), ("arms: names", [a.name for a in self.arms])):
             yield field, _repeated(values), bool(_repeated(values)), once
@@ -147,11 +145,9 @@ class StudyConfig(Record):
         allowed = "a baseline that is dense, at the rate of the study"
         yield f"arms: {base.name}", "otherwise", not base.dense or base.rate is not None, allowed
         targets = [arm.name for arm in self.arms if arm.target is not None]
+        like = f"an arm with a target: {', '.join(targets) or 'none'}"
         for arm in self.arms:
-            seeds, like = (
-                self.seeds_of(arm),
-                f"an arm with a target: {', '.join(targets) or 'none'}",
-            )
+            seeds = self.seeds_of(arm)
             yield f"{arm.name}.seeds", _repeated(seeds), bool(_repeated(seeds)), once
             yield f"{arm.name}.like", arm.like, arm.like not in (None, *targets), like
             stray = sorted(set(seeds) - set(self.seeds_of(base)))

@@ -7,6 +7,7 @@ checkpoint, and at the end the model. Started again, it goes on where it stopped
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from sparrow.dataflow.checkpoints import Checkpoints
 from sparrow.dataflow.run_files import LineFile, lines_by_step
 from sparrow.engine.memory import host_memory
 from sparrow.files import FolderLock, remove_unfinished, write_whole
-from sparrow.models import ModelSpec, load, random, save
-from sparrow.models.checkpoint import narrowed, pick_device, pick_dtype
+from sparrow.models import Decoder, ModelSpec, load, random, save
+from sparrow.models.checkpoint import pick_device, pick_dtype
+from sparrow.models.decoder import Layer
 from sparrow.models.spec import Rope
 from sparrow.schema.loading import save_resolved
 from sparrow.tasks.base import EOS, PAD, VOCABULARY, WORDS, puzzle_tokenizer
-from sparrow.train.supervised import StepStats, Supervised, packs
 from sparrow_recipes.warmup.config import ShapeConfig, WarmupConfig
 from sparrow_recipes.warmup.documents import PuzzleDocuments
+from sparrow_recipes.warmup.supervised import StepStats, Supervised, packs
 
 CURVE, CHECKPOINTS, MODEL = "curve.jsonl", "checkpoints", "model"
 READ_EVERY = 20  # steps between looks at the device: a look waits for it
@@ -57,6 +59,29 @@ def new_trainer(config: WarmupConfig, *, resumed: bool = False) -> Supervised:
         model = narrowed(load(config.model.start, dtype="float32", device="cpu"), spec)
     dtype = pick_dtype(config.run.dtype, device, {})
     return Supervised(model.to(device), config.optimiser, steps=config.steps, dtype=dtype)
+
+
+def narrowed(model: Decoder, spec: ModelSpec) -> Decoder:
+    """The model in another spec, which may differ from its own in context and MLP width alone.
+
+    Of every MLP the channels whose weights are largest stay, in their order.
+    """
+    width = min(spec.intermediate, model.spec.intermediate)
+    if replace(model.spec, intermediate=width, max_positions=spec.max_positions) != spec:
+        allowed = "the context and fewer MLP channels"
+        raise ValueError(f"{model.spec} cannot become {spec}, only {allowed} may differ")
+    small = random(spec, dtype=model.dtype, device=model.device)
+    state = model.state_dict()
+    for index, layer in enumerate(model.layers):
+        assert isinstance(layer, Layer)
+        gate, up = layer.mlp.gate_up.weight.detach().chunk(2)
+        down = layer.mlp.down.weight.detach()
+        weight = gate.float().norm(dim=1) * up.float().norm(dim=1) * down.float().norm(dim=0)
+        keep = weight.topk(width).indices.sort().values
+        state[f"layers.{index}.mlp.gate_up.weight"] = torch.cat((gate[keep], up[keep]))
+        state[f"layers.{index}.mlp.down.weight"] = down[:, keep]
+    small.load_state_dict(state)
+    return small
 
 
 def warm_up(

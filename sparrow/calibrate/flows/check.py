@@ -7,14 +7,14 @@ Legend of the dimension letters: sparrow/ops/types.py.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sparrow import ops
-from sparrow.calibrate.flows.attention_error import Case, kept_pages, mask_of
+from sparrow.calibrate.flows.score import Case, kept_pages, mask_of
 from sparrow.schema.flow import FlowCheck, FlowField, FlowTest
 from sparrow.sparse.compile.kernels import module
 from sparrow.sparse.flows.flow import Flow, Program, trace
@@ -92,8 +92,8 @@ def check(
 
     `passed` is the verdict.
     """
-    program = trace(flow, page, head_size, group)
-    mean, stored = 2 * head_size, program.bytes(torch.bfloat16)
+    program, keys = trace(flow, page, head_size, group), torch.bfloat16
+    mean, stored = 2 * head_size, program.bytes(keys)
     counts = Counter(node.op for node in program.nodes if node.inputs)
     bed = None if program.score is None else _Bed(flow, program, torch.device(device), seed)
     tests = () if bed is None else tuple(bed.compare())
@@ -104,13 +104,8 @@ def check(
         head_size=head_size,
         group=group,
         fields=tuple(
-            FlowField(
-                name=field.name,
-                kind=field.form.kind,
-                shape=field.shape,
-                bytes=field.bytes(torch.bfloat16),
-            )
-            for field in program.fields
+            FlowField(name=own.name, kind=own.form.kind, shape=own.shape, bytes=own.bytes(keys))
+            for own in program.fields
         ),
         bytes=stored,
         of_mean=stored / mean,
@@ -118,9 +113,7 @@ def check(
         state=dict(program.state),
         mass=program.mass,
         operations=sum(counts.values()),
-        over_pages={
-            op: n for op, n in counts.items() if op.startswith("pages_") or op == "convolve"
-        },
+        over_pages={op: n for op, n in counts.items() if op.startswith(("pages_", "convolve"))},
         kernels=kernels(program),
         device=str(device),
         tests=tests,
@@ -203,15 +196,15 @@ class _Bed:
         lengths = torch.tensor([case.length for case in self.cases], device=self.device)
         budgets_B = torch.tensor([case.budget for case in self.cases], device=self.device)
         rows_B = torch.arange(count, device=self.device)
+        q_SBHD, k_SBGD, v_SBGD = (pad_sequence([*x]) for x in (self.q, self.k, self.v))
         kept = []
         for at in range(int(lengths.max())):
             length_B = torch.where(lengths > at, at + 1, 0)
             block_B = self.table_BM[:, at // self.program.page].long()
             slots_B = block_B * self.program.page + at % self.program.page
             slots_B = torch.where(length_B > 0, slots_B, -1)
-            q, k, v = (self._at(x, at) for x in (self.q, self.k, self.v))
-            self.rule.append(cache, 0, k, v, slots_B)
-            given = (q, self.table_BM, length_B, budgets_B, rows_B)
+            self.rule.append(cache, 0, k_SBGD[at], v_SBGD[at], slots_B)
+            given = (q_SBHD[at], self.table_BM, length_B, budgets_B, rows_B)
             lists = self.rule.select(cache, 0, *given)
             assert lists is not None
             kept.append(mask_of(lists, self.width))
@@ -220,11 +213,6 @@ class _Bed:
             every_SBGM[: case.length, row, :, : -(-case.length // self.program.page)]
             for row, case in enumerate(self.cases)
         ]
-
-    def _at(self, tokens: Sequence[Tensor], at: int) -> Tensor:
-        """One token of every sequence; of those that have ended, zeros."""
-        rows = [x[at] if at < len(x) else torch.zeros_like(x[0]) for x in tokens]
-        return torch.stack(rows)
 
     def _cache(self) -> ops.PageCache:
         page, head_size = self.program.page, self.program.head_size
@@ -278,15 +266,13 @@ class _Bed:
         finite = score_M[score_M.isfinite()].abs()
         room = self._rounding() * float(finite.max()) if len(finite) else 0.0
         if self.rule.mass is not None and int(a_M.sum()) != int(b_M.sum()):
-            return self._near_mass(a_M if int(a_M.sum()) < int(b_M.sum()) else b_M, score_M)
+            # The shorter list must hold the asked share of mass, up to rounding.
+            fewer_M = a_M if int(a_M.sum()) < int(b_M.sum()) else b_M
+            mass_M = score_M.nan_to_num(nan=0.0, neginf=0.0).clamp(min=0)
+            held = float(mass_M[fewer_M].sum()) / max(float(mass_M.sum()), 1e-30)
+            return abs(held - self.rule.mass) <= self._rounding()
         own, other = (score_M[x & ~y].sort().values for x, y in ((a_M, b_M), (b_M, a_M)))
         return len(own) == len(other) and bool(((own - other).abs() <= room).all())
-
-    def _near_mass(self, fewer_M: Tensor, score_M: Tensor) -> bool:
-        """Whether the shorter list holds the asked share of mass, up to rounding."""
-        mass_M = score_M.nan_to_num(nan=0.0, neginf=0.0).clamp(min=0)
-        held = float(mass_M[fewer_M].sum()) / max(float(mass_M.sum()), 1e-30)
-        return abs(held - (self.rule.mass or 0.0)) <= self._rounding()
 
     def _rounding(self) -> float:
         kinds = [field.form.kind for field in self.program.fields]

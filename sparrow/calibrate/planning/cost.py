@@ -265,10 +265,10 @@ def trace(
     return Trace(lengths=final, prompts=np.full_like(final, prompt), starts=np.array(starts))
 
 
-def published_lengths(requests: int = 60, *, cutoff: int = 32_768) -> IntArray:
-    """Final lengths of the workload that rollouts are judged by; a cut-off may shorten it."""
+def published_lengths(requests: int = 60) -> IntArray:
+    """Final lengths of the workload that rollouts are judged by."""
     drawn = np.random.default_rng(0).lognormal(np.log(14_000), 0.65, requests)
-    return np.minimum(np.clip(drawn, 800, 32_768).astype(np.int64), cutoff)
+    return np.clip(drawn, 800, 32_768).astype(np.int64)
 
 
 # Sums over a trace.

@@ -10,18 +10,15 @@ none: its steps take as long as their bytes at the published rate, and its note 
 bench/fit_hardware.py fits them to measured steps. numpy and no torch: plans read this too.
 """
 
-import json
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from sparrow.calibrate.planning.cost import RESERVE, ByteModel, FloatArray, IntArray
-from sparrow.files import parse_document, read_text
-from sparrow.schema.base import Record, from_dict, to_dict
+from sparrow.schema.base import File, Record
 
 if TYPE_CHECKING:  # that room loads torch
     from sparrow.models.spec import ModelSpec
@@ -29,7 +26,7 @@ if TYPE_CHECKING:  # that room loads torch
 UNMEASURED = "not measured: bytes alone, all at the published rate, which no engine reaches"
 PRODUCT_ROWS = 16  # rows of the narrowest tile of our products
 NARROW_PAGES = 128  # of a table, up to which choosing pages is short work
-MOST_BYTES = 2**20  # of a machine's file
+MACHINES = Path(__file__).parent / "machines"
 MOST_COUNT = 2**60  # of bytes, weights, microseconds
 BOOK = 16_384  # lengths that are looked up at first
 
@@ -79,12 +76,13 @@ class EngineTimes(Record):
 
     def row_costs(self) -> FloatArray:
         """Seconds of a byte of each of `RowBytes`."""
-        rates = self.dense_bytes_per_s, self.kept_bytes_per_s, self.landmark_bytes_per_s
-        return np.array(_per_unit(*rates))
+        return _per_unit(self.dense_bytes_per_s, self.kept_bytes_per_s, self.landmark_bytes_per_s)
 
 
-class Hardware(Record):
+class Hardware(File):
     """A machine: published figures, and the times of our engine where they were measured."""
+
+    what: ClassVar[str] = "machine"
 
     name: Annotated[str, Field(min_length=1)]
     bytes_per_s: Rate  # of its memory, published
@@ -105,22 +103,12 @@ class Hardware(Record):
     @classmethod
     def load(cls, source: str | Path) -> "Hardware":
         """A machine of the package by name, or any that `save` wrote by path."""
-        place = files(__package__).joinpath("machines", f"{source}.json")
         if str(source) in known():
-            text = place.read_text(encoding="utf-8")
-        elif Path(source).suffix == ".json":
-            text = read_text(source, "machine", most=MOST_BYTES)
-        else:
-            names = ", ".join(known())
-            raise ValueError(f"no machine {str(source)!r}; known: {names}, or a .json file of one")
-        try:
-            return from_dict(cls, parse_document(text))
-        except ValueError as error:
-            raise ValueError(f"machine {source}: {error}") from error
-
-    def save(self, path: str | Path) -> None:
-        """Write JSON, one constant a line."""
-        Path(path).write_text(json.dumps(to_dict(self), indent=2) + "\n", encoding="utf-8")
+            return super().load(MACHINES / f"{source}.json")
+        if Path(source).suffix == ".json":
+            return super().load(source)
+        names = ", ".join(known())
+        raise ValueError(f"no machine {str(source)!r}; known: {names}, or a .json file of one")
 
     @property
     def intensity(self) -> float:
@@ -130,8 +118,7 @@ class Hardware(Record):
 
 def known() -> tuple[str, ...]:
     """Names of the machines that the package knows."""
-    found = files(__package__).joinpath("machines").iterdir()
-    return tuple(sorted(Path(item.name).stem for item in found if item.name.endswith(".json")))
+    return tuple(sorted(file.stem for file in MACHINES.glob("*.json")))
 
 
 class StepModel:
@@ -180,11 +167,11 @@ class StepModel:
 
 def stretched(hardware: Hardware, spec: "ModelSpec", rows: int) -> list[str]:
     """In words, how far steps of a model are from those that the machine was measured with."""
-    engine = hardware.engine
+    engine, size = hardware.engine, spec.parameters()
     if engine is None:
         return [hardware.note]
-    size, said = spec.parameters(), []
     least, most = engine.least_parameters, engine.most_parameters
+    said = []
     if not least <= size <= most:
         said.append(
             f"step times on {hardware.name} were fitted to models of {least / 1e9:.1f} to "
@@ -215,5 +202,5 @@ def fixed_work(
     return np.array([reads.spec.layers, reads.weights, products, scored, scored * wide], np.float64)
 
 
-def _per_unit(*rates: float | None) -> list[float]:
-    return [0.0 if rate is None else 1 / rate for rate in rates]
+def _per_unit(*rates: float | None) -> FloatArray:
+    return np.array([0.0 if rate is None else 1 / rate for rate in rates])

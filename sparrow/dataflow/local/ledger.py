@@ -17,7 +17,7 @@ from sparrow.dataflow.local.messages import (
     Watcher,
 )
 from sparrow.dataflow.local.metrics import validation_metrics
-from sparrow.dataflow.run_files import RunFiles
+from sparrow.dataflow.run_files import RunFiles, write_rollouts
 from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.gate import Look
@@ -58,7 +58,6 @@ class Ledger:
     config: TrainConfig
     identity: str  # of the configuration: a checkpoint of another one is refused
     checkpoints: Checkpoints
-    max_prompt: int  # tokens
     files: RunFiles | None = None
     left_out: Sequence[str] = ()  # rows of a file that cannot be used, and why
     watch: Watcher = field(default_factory=Nobody)
@@ -94,7 +93,7 @@ class Ledger:
         if self.files is not None:
             self.files.metrics(number, values)
             if (every := self.config.run.rollouts) and number % every == 0:
-                self.files.rollouts(number, played.groups)
+                write_rollouts(self.files.folder, number, played.groups)
             for action in look.actions:
                 self.files.action(to_dict(action))
         for action in look.actions:
@@ -121,8 +120,7 @@ class Ledger:
         self.counts["overlong_prompts"] += len(overlong)
         if overlong:
             named = ", ".join(overlong[:NAMED]) + (" ..." if len(overlong) > NAMED else "")
-            count, most = len(overlong), self.max_prompt
-            self._say(number, f"{count} prompts over {most} tokens were left out: {named}")
+            self._say(number, f"{len(overlong)} prompts are too long and were left out: {named}")
 
     def _count_skips(self, number: int, updates: Sequence[UpdateStats]) -> None:
         skipped = [one for one in updates if one.skipped]

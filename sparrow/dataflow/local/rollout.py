@@ -79,7 +79,7 @@ class RolloutSide:
     language: Language
     episode: Episode
     algorithm: Algorithm  # which groups it can learn from, whether it wants a greedy answer
-    max_prompt: int
+    max_prompt: int  # tokens
     validation: list[Part]
     world: World = field(default_factory=World)
     stopping: Stopping = field(default_factory=Stopping)
@@ -175,7 +175,7 @@ class RolloutSide:
                 seats.append(Seat(example, position, each + (len(seats) < more)))
                 in_a_row = 0
             else:
-                overlong.append(f"{example.id} ({tokens} tokens)")
+                overlong.append(f"{example.id} ({tokens} of at most {self.max_prompt} tokens)")
                 in_a_row += 1
             if in_a_row > MOST_OVERLONG:
                 raise ValueError(
@@ -257,7 +257,7 @@ class RolloutSide:
         """What the episode gives, which may be anybody's code: any exception can come of it."""
         try:
             found = await self.episode(actor, example)
-        except Exception as error:
+        except Exception as error:  # told with its type, and chained: nothing is hidden
             raise EpisodeFailed(f"{type(error).__name__}: {error}") from error
         if not found or not all(isinstance(one, Trajectory) for one in found):
             raise EpisodeFailed(f"it gave {found!r:.80}, not trajectories")

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import torch
 
-from sparrow.dataflow.backend import open_backend
+from sparrow.dataflow.backend import RolloutBackend, open_backend
 from sparrow.dataflow.checkpoints import Checkpoints, Damaged
 from sparrow.dataflow.episodes import Episode, episode_of
 from sparrow.dataflow.language import Language, language_of
@@ -45,7 +45,7 @@ from sparrow.tasks.base import Example, Examples, Judge
 from sparrow.tasks.choosing import judge_of, rows_of
 from sparrow.tasks.rows import FileRows
 from sparrow.train.learner import Learner
-from sparrow.train.objectives.algorithms import algorithm_of
+from sparrow.train.objectives.algorithms import Algorithm, algorithm_of
 from sparrow.train.policy import Policy, shard
 from sparrow.train.world import World, join_world, own_device
 from sparrow.train.world import own_rank as own_rank  # for the command line
@@ -66,8 +66,6 @@ class Run:
     learner: LearnerSide
     gate: Gate
     ledger: Ledger
-    stopping: Stopping
-    world: World
 
     def __enter__(self) -> Self:
         return self
@@ -80,6 +78,10 @@ class Run:
             self.ledger.files.close()
         self.rollout.close()
         self.world.leave()
+
+    @property
+    def world(self) -> World:
+        return self.rollout.world
 
     @property
     def step(self) -> int:
@@ -107,7 +109,7 @@ class Run:
 
     def begin(self) -> Clock:
         """The beginning of a step, unless the run is to end, which all ranks decide together."""
-        if any(self.world.collect(self.stopping.wanted)):
+        if any(self.world.collect(self.rollout.stopping.wanted)):
             raise Stopped
         return Clock()
 
@@ -250,59 +252,84 @@ def open_parts(
     stopping: Stopping | None = None,
     report: Report | None = None,
 ) -> Run:
-    """Everything of a run at its start, without its files."""
+    """Everything of a run at its start, without its files.
+
+    The learner comes before the engine, which takes the memory that it finds.
+    """
     say, rollout = report or (lambda text: None), config.rollout
     device = own_device(pick_device(config.model.device))
-    world, stopping = join_world(device), stopping or Stopping()
-    if rollout.prompts < world.size:  # every rank plays some of them
-        given = f"got {rollout.prompts}, allowed: {world.size} or more, as ranks"
-        raise ValueError(f"rollout.prompts: {given}")
+    dtype = pick_dtype(config.model.dtype, device, {})
+    world, stopping = _ranks(config, device), stopping or Stopping()
     algorithm = algorithm_of(config.algorithm, max_tokens=rollout.max_tokens)
     episode = episode or episode_of(rollout.episode)
-    every_row = rows_of(config.data, seed=config.run.seed)
-    dtype = pick_dtype(config.model.dtype, device, {})
+    rows: Examples = rows_of(config.data, seed=config.run.seed)
     model = load(config.model.name, dtype="float32", device=device, report=report)
-    language = language_of(model, config.data.task in PUZZLES)
     schedule, flow = placed_schedule(rollout.attention, model.spec.family)
     max_prompt = prompt_room(rollout, model.spec)
     longest = max_prompt + rollout.max_tokens
-    rows = _fitting(every_row, language, max_prompt, say)
+    language = language_of(model, config.data.task in PUZZLES)
+    rows = _fitting(rows, language, max_prompt, say)
     for note in schedule_notes(schedule, config.model.name, longest):
         say(note)
-    identity = _identity(config, dtype, model, rows, schedule)
-    validation = validation_of(config)
-    learner = _learner(config, model, dtype, world)  # before the engine, which takes what it finds
-    rule = None if schedule is None else Rule.of(schedule, flow)
-    weights = load(config.model.name, dtype=dtype, device=device)  # of its own
-    kv_bytes = None if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
-    limits = {"max_running": rollout.max_running, "max_context": longest, "kv_bytes": kv_bytes}
-    return Run(
+    ledger = Ledger(
         config=config,
-        rollout=RolloutSide(
-            config=config,
-            backend=open_backend(weights, rule, **limits),
-            rows=rows,
-            judge=judge or judge_of(config.data, rows),
-            language=language,
-            episode=episode,
-            algorithm=algorithm,
-            max_prompt=max_prompt,
-            validation=validation,
-            world=world,
-            stopping=stopping,
-        ),
-        learner=LearnerSide(config=config, learner=learner, algorithm=algorithm),
-        gate=Gate(config.gate, schedule, longest=longest, mass=flow.mass is not None),
-        ledger=Ledger(
-            config=config,
-            identity=identity,
-            checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=say),
-            max_prompt=max_prompt,
-            left_out=getattr(rows, "problems", ()),
-        ),
+        identity=_identity(config, dtype, model, rows, schedule),
+        checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=say),
+        left_out=getattr(rows, "problems", ()),
+    )
+    validation = validation_of(config)
+    learner = _learner_side(config, model, dtype, algorithm, world)
+    rule = None if schedule is None else Rule.of(schedule, flow)
+    side = RolloutSide(
+        config=config,
+        backend=_backend(config, rule, dtype, device, longest),
+        rows=rows,
+        judge=judge or judge_of(config.data, rows),
+        language=language,
+        episode=episode,
+        algorithm=algorithm,
+        max_prompt=max_prompt,
+        validation=validation,
+        world=world,
         stopping=stopping,
+    )
+    gate = Gate(config.gate, schedule, longest=longest, mass=flow.mass is not None)
+    return Run(config=config, rollout=side, learner=learner, gate=gate, ledger=ledger)
+
+
+def _ranks(config: TrainConfig, device: torch.device) -> World:
+    """The processes that train together; every one plays some of the prompts of a step."""
+    world, prompts = join_world(device), config.rollout.prompts
+    if prompts < world.size:
+        allowed = f"{world.size} or more, as ranks"
+        raise ValueError(f"rollout.prompts: got {prompts}, allowed: {allowed}")
+    return world
+
+
+def _learner_side(
+    config: TrainConfig, model: Decoder, dtype: torch.dtype, algorithm: Algorithm, world: World
+) -> LearnerSide:
+    batch = config.batch
+    joined = model.device.type == "cuda" if batch.compile is None else batch.compile
+    policy = Policy(model, dtype=dtype, recompute=batch.recompute, compiled=joined)
+    learner = Learner(
+        shard(policy) if world.size > 1 else policy,
+        config.optimiser,
+        steps=config.run.steps * batch.updates,
+        tokens=batch.tokens,
         world=world,
     )
+    return LearnerSide(config=config, learner=learner, algorithm=algorithm)
+
+
+def _backend(
+    config: TrainConfig, rule: Rule | None, dtype: torch.dtype, device: torch.device, longest: int
+) -> RolloutBackend:
+    """The engine, with weights of its own."""
+    rollout = config.rollout
+    kv_bytes = None if rollout.kv_gib is None else int(rollout.kv_gib * GIB)
+    limits = {"max_running": rollout.max_running, "max_context": longest, "kv_bytes": kv_bytes}
+    return open_backend(load(config.model.name, dtype=dtype, device=device), rule, **limits)
 
 
 def _fitting(rows: Examples, language: Language, most: int, say: Report) -> Examples:
@@ -320,19 +347,6 @@ def _fitting(rows: Examples, language: Language, most: int, say: Report) -> Exam
         for problem in kept.problems[:10]:
             say(f"  {problem}")
     return kept
-
-
-def _learner(config: TrainConfig, model: Decoder, dtype: torch.dtype, world: World) -> Learner:
-    batch = config.batch
-    joined = model.device.type == "cuda" if batch.compile is None else batch.compile
-    policy = Policy(model, dtype=dtype, recompute=batch.recompute, compiled=joined)
-    return Learner(
-        shard(policy) if world.size > 1 else policy,
-        config.optimiser,
-        steps=config.run.steps * batch.updates,
-        tokens=batch.tokens,
-        world=world,
-    )
 
 
 def _identity(

@@ -94,7 +94,8 @@ def attend_decode(
     fault = _find_fault(table, lengths, pages, counts, lists is None, page, len(k_NGPD))
     if fault:
         raise ValueError(f"{FAULTS[fault]} (pool: {len(k_NGPD)} pages, table: {table.shape[1]})")
-    start_B = _block_starts(counts, block)
+    start_B = np.zeros(len(counts) + 1, np.int64)  # of each row's blocks among those of all rows
+    np.cumsum(-(-counts.max(axis=1, initial=0) // block), out=start_B[1:])
     # Scores are kept in base 2: one multiplication here spares one per exponential.
     q = (q_BHD.detach().float() * (scale * math.log2(math.e))).contiguous().numpy()
     top, total = np.empty((2, start_B[-1], q.shape[1]), np.float32)
@@ -122,13 +123,6 @@ def _lists(
     return integers(lists.pages, np.int32), integers(lists.counts, np.int32) * (
         lengths_B[:, None] > 0
     )
-
-
-def _block_starts(counts_BG: Array, block: int) -> Array:
-    """Where the blocks of each row start among those of all rows, [B + 1]."""
-    start_B = np.zeros(len(counts_BG) + 1, np.int64)
-    np.cumsum(-(-counts_BG.max(axis=1, initial=0) // block), out=start_B[1:])
-    return start_B
 
 
 # The kernels.
@@ -262,18 +256,23 @@ def _score(
         h, end = g * ratio, (g + 1) * ratio
         while h < end:
             i, s = q_at + h * size, h * width + slot * stride
-            if end - h == 1:
+            heads = _heads_together(end - h)
+            if heads == 1:
                 _score1(q, i, k, span, score_HW, s)
-                h += 1
-            elif end - h == 2 or end - h == 4:
+            elif heads == 2:
                 _score2(q, i, k, span, score_HW, s, width)
-                h += 2
             else:
                 _score3(q, i, k, span, score_HW, s, width)
-                h += 3
+            h += heads
         for h in range(g * ratio, end):
             for w in range(slot * stride + tokens, (slot + 1) * stride):
                 score_HW[h, w] = _NO_SCORE
+
+
+@_inline
+def _heads_together(left: int) -> int:
+    """How many of the heads that are left of a group go through a page at once: at most three."""
+    return 2 if left == 4 else min(left, 3)
 
 
 @_inline
@@ -396,15 +395,14 @@ def _weigh(
         h, end = g * ratio, (g + 1) * ratio
         while h < end:
             w, i = h * width + slot * stride, value_at + h * size
-            if end - h == 1:
+            heads = _heads_together(end - h)
+            if heads == 1:
                 _weigh1(weight_HW, w, v, span, value, i)
-                h += 1
-            elif end - h == 2 or end - h == 4:
+            elif heads == 2:
                 _weigh2(weight_HW, w, width, v, span, value, i)
-                h += 2
             else:
                 _weigh3(weight_HW, w, width, v, span, value, i)
-                h += 3
+            h += heads
 
 
 @_inline

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparrow.ops.dispatch import needs_gradients
 from sparrow.ops.reference import logprob
 
 TOKENS = 256  # above, widening costs little beside the product
@@ -23,11 +24,10 @@ def fits(_op: str, dtype: torch.dtype, _head_size: int) -> bool:
 
 
 def supports(op: str, hidden_TC: Tensor, head_VC: Tensor, *_: Any, **__: Any) -> bool:
-    differentiated = torch.is_grad_enabled() and (hidden_TC.requires_grad or head_VC.requires_grad)
     return (
         fits(op, head_VC.dtype, 0)
         and len(hidden_TC) <= TOKENS
-        and not differentiated
+        and not needs_gradients(hidden_TC, head_VC)
         and not head_VC.is_inference()  # whose changes cannot be noticed
     )
 

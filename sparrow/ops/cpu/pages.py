@@ -113,20 +113,16 @@ def select_pages(
     page: int,
     first: int = 1,
     last: int = 2,
-    width: int | None = None,
     mass: None = None,
 ) -> PageLists:
     score = np.ascontiguousarray(score_BGM.detach().numpy())
     rows, kv_heads, scores = score.shape
-    width = scores if width is None else width
     budgets_BG = integers(budgets if budgets.ndim == 2 else budgets[:, None].expand(-1, kv_heads))
     plan_BG2 = np.empty((rows, kv_heads, 2), np.int64)
-    pages, kept = _plan(integers(lengths_B), budgets_BG, page, first + last, plan_BG2)
+    pages = _plan(integers(lengths_B), budgets_BG, page, first + last, plan_BG2)
     if pages > scores:
         raise ValueError(f"{pages} pages of a sequence, but {scores} scores")
-    if kept > width:
-        raise ValueError(f"a page list holds {kept} pages, its width is {width}")
-    list_BGK = np.empty((rows, kv_heads, width), np.int32)
+    list_BGK = np.empty(score.shape, np.int32)
     count_BG = np.empty((rows, kv_heads), np.int32)
     share(
         lambda begin, end: _list(score, plan_BG2, first, last, list_BGK, count_BG, begin, end),
@@ -138,7 +134,7 @@ def select_pages(
 
 def _refuse_outside(slots: Array, k_NGPD: Array) -> None:
     pages, _, page, _ = k_NGPD.shape
-    highest = _highest(slots)
+    highest = slots.max(initial=-1)
     if highest >= pages * page:
         raise ValueError(f"slot {highest} is outside the pool of {pages} pages")
 
@@ -169,11 +165,6 @@ def _put_of(array: Any, index: Any, value: Any) -> Any:
         array[index] = value
 
     return put_bits if array.dtype == types.uint16 else put_float
-
-
-@kernel
-def _highest(slots_T: Array) -> np.int64:
-    return slots_T.max() if len(slots_T) else np.int64(-1)
 
 
 @kernel
@@ -288,9 +279,9 @@ def _score_row(query_GD: Array, landmark_NGD: Array, table_M: Array, score_GM: A
 @kernel
 def _plan(
     lengths_B: Array, budgets_BG: Array, page: int, reserved: int, plan_BG2: Array
-) -> tuple[np.int64, np.int64]:
-    """Per row and head, how many pages it has and how many it keeps; returns the most of each."""
-    most_pages = most_kept = np.int64(0)
+) -> np.int64:
+    """Per row and head, how many pages it has and how many it keeps; returns the most it has."""
+    most_pages = np.int64(0)
     for b in range(len(lengths_B)):
         pages = max((lengths_B[b] + page - 1) // page, np.int64(0))
         tail = lengths_B[b] - (pages - 1) * page
@@ -299,8 +290,7 @@ def _plan(
             affordable = (budgets_BG[b, g] - tail) // page + 1
             kept = min(max(affordable, min(pages, np.int64(reserved))), pages)
             plan_BG2[b, g, 0], plan_BG2[b, g, 1] = pages, kept
-            most_kept = max(most_kept, kept)
-    return most_pages, most_kept
+    return most_pages
 
 
 @kernel

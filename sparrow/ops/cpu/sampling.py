@@ -90,14 +90,14 @@ def _draw_rows(
         top, ok_B[b] = _scale(logits_BV[b], np.float32(1) if greedy else temperature_B[b], scaled_V)
         tokens_B[b], logprobs_B[b], entropies_B[b] = 0, 0, 0
         if ok_B[b] and greedy:
-            tokens_B[b] = _first_equal(scaled_V, top)
+            tokens_B[b] = np.argmax(scaled_V == top)
         elif ok_B[b]:
             uniform = _uniform(np.uint64(seeds_B[b]), np.uint64(counters_B[b]))
             moment = _climb(scaled_V, top, ladder_J)
             total = ladder_J[-1]
             tokens_B[b] = _invert(scaled_V, top, ladder_J, uniform * total)
             logprobs_B[b] = np.float64(scaled_V[tokens_B[b]] - top) - np.log(total)
-            entropies_B[b] = _not_below_zero(np.log(total) - moment / total)
+            entropies_B[b] = max(np.log(total) - moment / total, 0.0)  # against rounding
 
 
 @njit(error_model="numpy")
@@ -116,14 +116,6 @@ def _scale(
         magnitude = np.float32(logits_V[v]).view(np.int32) & np.int32(0x7FFFFFFF)
         most = max(most, np.int32(magnitude))
     return np.int32(ordered(largest)).view(np.float32), most < _INFINITE
-
-
-@njit
-def _first_equal(values_V: Array, wanted: np.float32) -> int:
-    for v in range(len(values_V)):
-        if values_V[v] == wanted:
-            return v
-    return 0
 
 
 @njit
@@ -192,12 +184,6 @@ def _invert(scaled_V: Array, top: np.float32, ladder_J: Array, goal: float) -> i
         if reached > goal:
             break
     return token
-
-
-@njit
-def _not_below_zero(value: float) -> float:
-    """Against rounding; NaN stays."""
-    return 0.0 if value < 0 else value
 
 
 @njit

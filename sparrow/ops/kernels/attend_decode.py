@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparrow.ops.kernels.overlap import overlaps, wait
+from sparrow.ops.kernels.overlap import overlap_options, wait
 from sparrow.ops.types import PageLists
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -103,14 +103,24 @@ def attend_decode(
     lengths_B = lengths_B.contiguous()
     # Without lists the kernels look at no list: any pointer will do.
     pages, counts = (lengths_B, lengths_B) if lists is None else (t.contiguous() for t in lists)
-    shape = _shape(q_BHD, k_NGPD, cut.tile, listed=lists is not None)
+    group = q_BHD.shape[1] // kv_heads
+    shape = {  # what both kernels are compiled for
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "SIZE": size,
+        "WIDE": triton.next_power_of_2(size),
+        "PAGE": page,
+        "TILE": cut.tile,
+        "LISTED": lists is not None,
+        **overlap_options(q_BHD),
+    }
     sizes = width, splits, cut.splits, least
     _attend_split[kv_heads, len(q_BHD), splits](
         *(q_BHD, k_NGPD, v_NGPD, table_BM, lengths_B, pages, counts),
         *(out_BHD, *partials, scale * math.log2(math.e), *sizes),
         *(*q_BHD.stride()[:2], *table_BM.stride()),
         **shape,
-        PADDED=max(16, triton.next_power_of_2(shape["GROUP"])),
+        PADDED=max(16, triton.next_power_of_2(group)),
         DIRECT=splits == 1,
         num_warps=cut.warps,
         num_stages=cut.stages,
@@ -122,22 +132,6 @@ def attend_decode(
             JOINED=JOIN_TILE,
         )
     return out_BHD
-
-
-def _shape(q_BHD: Tensor, k_NGPD: Tensor, tile: int, *, listed: bool) -> dict[str, int]:
-    """What both kernels are compiled for."""
-    kv_heads, page, size = k_NGPD.shape[1:]
-    return {
-        "KV_HEADS": kv_heads,
-        "GROUP": q_BHD.shape[1] // kv_heads,
-        "SIZE": size,
-        "WIDE": triton.next_power_of_2(size),
-        "PAGE": page,
-        "TILE": tile,
-        "LISTED": listed,
-        "OVERLAP": overlaps(q_BHD),
-        "launch_pdl": overlaps(q_BHD),
-    }
 
 
 def _partials(out_BHD: Tensor, splits: int) -> tuple[Tensor, Tensor, Tensor]:

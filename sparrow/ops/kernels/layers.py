@@ -27,8 +27,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparrow.ops.dispatch import weights_settled
-from sparrow.ops.kernels.overlap import let_next_start, overlaps, wait, when_ready
+from sparrow.ops.dispatch import needs_gradients, weights_settled
+from sparrow.ops.kernels.overlap import let_next_start, overlap_options, wait, when_ready
 
 TOKENS = 64  # most tokens in a call; beyond, cuBLAS is as fast
 ARRIVALS = 4096  # most column blocks of a split product
@@ -47,9 +47,8 @@ def fits(op: str, dtype: torch.dtype, head_size: int) -> bool:
 def supports(op: str, x_TK: Tensor, *others: Tensor | None, **options: Any) -> bool:
     """No gradients and rows without gaps; a product of few tokens, in one dtype."""
     tensors = [x_TK, *(tensor for tensor in others if tensor is not None)]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return False
-    return (_heads_fit if op == "split_heads" else _product_fits)(*tensors, **options)
+    fits_op = _heads_fit if op == "split_heads" else _product_fits
+    return not needs_gradients(*tensors) and fits_op(*tensors, **options)
 
 
 def _heads_fit(qkv_TE: Tensor, cos_TD: Tensor, sin_TD: Tensor, *norms: Tensor, **_: Any) -> bool:
@@ -155,7 +154,6 @@ def _product(
     (tokens, width), depth = out_TN.shape, weight.shape[1]
     launch = launch_for(op, tokens, width, depth)
     grid = triton.cdiv(width, launch.columns), launch.splits
-    overlap = overlaps(x_TK) and weights_settled()  # weights are read before the wait
     shares = arrivals = None
     if launch.splits > 1:
         assert grid[0] <= ARRIVALS
@@ -172,8 +170,7 @@ def _product(
         DEPTH=launch.depth,
         SPLITS=launch.splits,
         EVEN=depth % launch.depth == 0,
-        OVERLAP=overlap,
-        launch_pdl=overlap,
+        **overlap_options(x_TK, weights_settled()),  # weights are read before the wait
         num_warps=launch.warps,
         num_stages=launch.stages,
     )
@@ -402,8 +399,7 @@ def split_heads(
         G=kv_heads,
         HALF=half,
         HEADS=HEADS,
-        OVERLAP=overlaps(qkv_TE),
-        launch_pdl=overlaps(qkv_TE),
+        **overlap_options(qkv_TE),
         num_warps=max(1, HEADS * half // 256),  # 16 bytes of each half a thread
     )
     return q_THD, k_TGD, qkv_TE.unflatten(1, (-1, 2 * half))[:, heads + kv_heads :]

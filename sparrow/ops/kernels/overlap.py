@@ -22,6 +22,12 @@ def overlaps(tensor: Tensor) -> bool:
     return tensor.is_cuda and _can(tensor.device)
 
 
+def overlap_options(tensor: Tensor, allowed: bool = True) -> dict[str, bool]:
+    """The options of a launch that overlaps the one before, where it can and may."""
+    overlap = allowed and overlaps(tensor)
+    return {"OVERLAP": overlap, "launch_pdl": overlap}
+
+
 @cache
 def _can(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)

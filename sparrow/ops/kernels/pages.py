@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparrow.ops.kernels.overlap import overlaps, wait
+from sparrow.ops.kernels.overlap import overlap_options, wait
 from sparrow.ops.types import PageLists
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -65,8 +65,7 @@ def write_pages(
         SIZE=size,
         HEADS=heads,
         WIDE=wide,
-        OVERLAP=overlaps(k_NGPD),
-        launch_pdl=overlaps(k_NGPD),
+        **overlap_options(k_NGPD),
         num_warps=max(1, min(8, heads * wide // 256)),
     )
 
@@ -116,26 +115,23 @@ def select_pages(
     page: int,
     first: int = 1,
     last: int = 2,
-    width: int | None = None,
     mass: float | None = None,
 ) -> PageLists:
     rows, kv_heads, pages = score_BGM.shape
-    width = pages if width is None else width
-    list_BGK = score_BGM.new_empty((rows, kv_heads, width), dtype=torch.int32)
+    list_BGK = score_BGM.new_empty(score_BGM.shape, dtype=torch.int32)
     count_BG = score_BGM.new_empty((rows, kv_heads), dtype=torch.int32)
     budgets_BG = budgets if budgets.ndim == 2 else budgets[:, None].expand(rows, kv_heads)
     block = triton.next_power_of_2(pages)
     if rows:
         _select[(rows, kv_heads)](
-            *(list_BGK, count_BG, score_BGM, lengths_B.contiguous(), budgets_BG, pages, width),
+            *(list_BGK, count_BG, score_BGM, lengths_B.contiguous(), budgets_BG, pages),
             *(*score_BGM.stride()[:2], *budgets_BG.stride()),
             PAGE=page,
             FIRST=first,
             LAST=last,
             MASS=mass,
             BLOCK=block,
-            OVERLAP=overlaps(score_BGM),
-            launch_pdl=overlaps(score_BGM),
+            **overlap_options(score_BGM),
             num_warps=warps_of(block),
         )
     return PageLists(pages=list_BGK, counts=count_BG)
@@ -146,14 +142,13 @@ def warps_of(block: int) -> int:
     return 1 if block <= 256 else max(4, min(16, block // 256))
 
 
-@triton.jit(do_not_specialize=["columns", "width", "score_row", "budget_row"])
+@triton.jit(do_not_specialize=["width", "score_row", "budget_row"])
 def _select(
     list_BGK: tl.tensor,
     count_BG: tl.tensor,
     score_BGM: tl.tensor,
     lengths_B: tl.tensor,
     budgets_BG: tl.tensor,
-    columns: tl.tensor,
     width: tl.tensor,
     score_row: tl.tensor,
     score_head: tl.tensor,
@@ -170,7 +165,7 @@ def _select(
     wait(OVERLAP)
     b, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths_B + b).to(tl.int64)
-    length = tl.minimum(length, columns.to(tl.int64) * PAGE)
+    length = tl.minimum(length, width.to(tl.int64) * PAGE)
     budget = tl.load(budgets_BG + b * budget_row + g * budget_head)
     item = b * tl.num_programs(1) + g
     score_M = score_BGM + b * score_row + g * score_head

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparrow.ops.kernels.overlap import overlaps, wait
+from sparrow.ops.kernels.overlap import overlap_options, wait
 from sparrow.ops.reference.sampling import Draws
 from sparrow.ops.types import RowState, StepInputs
 
@@ -67,17 +67,16 @@ def sample(
         return draws
     temperature_B = temperature_B.contiguous()
     common = (logits_BV, temperature_B, *sums, logits_BV.stride(0), vocabulary, chunks)
-    overlap = {"OVERLAP": overlaps(logits_BV), "launch_pdl": overlaps(logits_BV)}
-    _sum_chunks[(chunks, rows)](*common, CHUNK=CHUNK, num_warps=SUM_WARPS, **overlap)
+    options = {"CHUNK": CHUNK, **overlap_options(logits_BV)}
+    _sum_chunks[(chunks, rows)](*common, num_warps=SUM_WARPS, **options)
     _draw[(rows,)](
         *common,
         seeds_B.contiguous(),
         counters_B.contiguous(),
         *draws,
-        CHUNK=CHUNK,
         WIDE=triton.next_power_of_2(chunks),
         num_warps=DRAW_WARPS,
-        **overlap,
+        **options,
     )
     return draws
 

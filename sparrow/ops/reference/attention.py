@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from sparrow.ops.dispatch import op
+from sparrow.ops.dispatch import needs_gradients, op
 from sparrow.ops.reference.pages import DENSE, accumulator, keep_pages
 from sparrow.ops.types import PageLists, Scorer, Scores
 
@@ -52,21 +52,16 @@ def attend_decode(
     q_BGRD = q_BHD.unflatten(1, (kv_heads, -1))
     for row, length in enumerate(lengths_B.tolist()):
         for head in range(kv_heads if length else 0):
-            pages_K = _row_pages(lists, row, head, length, page, q_BHD.device)
+            if lists is None:
+                pages_K = torch.arange(-(-length // page), device=q_BHD.device)
+            else:
+                pages_K = lists.pages[row, head, : int(lists.counts[row, head])].long()
             block_K = table_BM[row, pages_K]
             real_S = (pages_K[:, None] * page + pages_K.new_tensor(range(page))).flatten() < length
             k_SD = k_NGPD[block_K, head].flatten(0, 1)[real_S]
             v_SD = v_NGPD[block_K, head].flatten(0, 1)[real_S]
             out_BGRD[row, head] = _attend_rows(q_BGRD[row, head], k_SD, v_SD, scale)
     return out_BHD
-
-
-def _row_pages(
-    lists: PageLists | None, row: int, head: int, length: int, page: int, device: torch.device
-) -> Tensor:
-    if lists is None:
-        return torch.arange(-(-length // page), device=device)
-    return lists.pages[row, head, : int(lists.counts[row, head])].long()
 
 
 def _attend_rows(q_RD: Tensor, k_SD: Tensor, v_SD: Tensor, scale: float) -> Tensor:
@@ -109,11 +104,15 @@ def attend_causal_paged(
     outputs = []
     spans = _spans(bounds, len(q_THD))
     for row, (span, length) in enumerate(zip(spans, lengths_B.tolist(), strict=True)):
-        _check_row(row, span.stop - span.start, length, table_BM.shape[1] * k_NGPD.shape[2])
+        queries, room = span.stop - span.start, table_BM.shape[1] * k_NGPD.shape[2]
+        if not queries <= length <= room:
+            raise ValueError(
+                f"row {row}: {queries} queries, {length} tokens, a table for {room}; "
+                f"queries must be among the tokens, and these in the table"
+            )
         k_SGD = gather_sequence(k_NGPD, table_BM[row], length)
         v_SGD = gather_sequence(v_NGPD, table_BM[row], length)
-        q_nHD = q_THD[span]
-        outputs.append(_attend_sequence(q_nHD, k_SGD, v_SGD, length - len(q_nHD), None, scale))
+        outputs.append(_attend_sequence(q_THD[span], k_SGD, v_SGD, length - queries, None, scale))
     return torch.cat([q_THD[:0], *outputs])
 
 
@@ -181,21 +180,17 @@ def _attend_sequence(
     q_nHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, offset: int, keep: Keep | None, scale: float
 ) -> Tensor:
     """Causal attention of the queries at positions offset.. of one sequence, by blocks."""
-    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q_nHD, k_SGD, v_SGD))
+    attend: Callable[..., Tensor] = _attend_block
+    if needs_gradients(q_nHD, k_SGD, v_SGD):
+        attend = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
     outputs = []
     size = _block_size(q_nHD, len(k_SGD))
     for begin in range(0, len(q_nHD), size):
         q_block = q_nHD[begin : begin + size]
         start, stop = offset + begin, offset + begin + len(q_block)
         arguments = (q_block, k_SGD[:stop], v_SGD[:stop], start, keep, scale)
-        if needs_grad:
-            # Choice and weights are made again in the backward pass: memory stays linear.
-            block = checkpoint(
-                _attend_block, *arguments, use_reentrant=False, preserve_rng_state=False
-            )
-            outputs.append(block)
-        else:
-            outputs.append(_attend_block(*arguments))
+        # With gradients, choice and weights are made again on the way back: memory stays linear.
+        outputs.append(attend(*arguments))
     return torch.cat([q_nHD[:0], *outputs])
 
 
@@ -235,11 +230,3 @@ def _spans(bounds: Tensor, tokens: int) -> Iterator[slice]:
     if edges[0] != 0 or edges[-1] != tokens or edges != sorted(edges):
         raise ValueError(f"bounds must rise from 0 to the {tokens} tokens, got {edges}")
     return (slice(start, stop) for start, stop in pairwise(edges))
-
-
-def _check_row(row: int, queries: int, length: int, room: int) -> None:
-    if not queries <= length <= room:
-        raise ValueError(
-            f"row {row}: {queries} queries, {length} tokens, a table for {room}; "
-            f"queries must be among the tokens, and these in the table"
-        )

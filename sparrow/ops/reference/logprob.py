@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparrow.ops.dispatch import joiner, op
+from sparrow.ops.dispatch import joiner, needs_gradients, op
 from sparrow.ops.reference.pages import accumulator
 
 CHUNK_BYTES = 64 * 2**20
@@ -33,7 +33,7 @@ def logits(hidden_TC: Tensor, head_VC: Tensor) -> Tensor:
     For a handful of tokens; whole sequences go through the chunked ops below.
     """
     wide = accumulator(hidden_TC.dtype)
-    if hidden_TC.is_cuda and hidden_TC.dtype != wide and not _differentiated(hidden_TC, head_VC):
+    if hidden_TC.is_cuda and hidden_TC.dtype != wide and not needs_gradients(hidden_TC, head_VC):
         return torch.mm(hidden_TC, head_VC.T, out_dtype=wide)
     return hidden_TC.to(wide) @ head_VC.to(wide).T
 
@@ -54,17 +54,13 @@ def token_stats(
     Works through `chunk` tokens at a time (default: 64 MiB of logits). temperature divides the
     logits; one number or one per token, above 0, without gradient.
     """
-    temperature_T = None if is_one(temperature) else per_token(temperature, hidden_TC)
+    one = isinstance(temperature, int | float) and temperature == 1  # a tensor is not looked at
+    temperature_T = None if one else per_token(temperature, hidden_TC)
     chunk = chunk or chunk_tokens(len(head_VC))
     logprob_T, entropy_T = _TokenStats.apply(
         hidden_TC, head_VC, ids_T, temperature_T, chunk, joiner()
     )
     return TokenStats(logprob=logprob_T, entropy=entropy_T)
-
-
-def is_one(temperature: float | Tensor) -> bool:
-    """Whether logits stay as they are; a tensor is not looked at, which might wait for a GPU."""
-    return isinstance(temperature, int | float) and temperature == 1
 
 
 class _TokenStats(torch.autograd.Function):
@@ -193,7 +189,3 @@ def per_token(temperature: float | Tensor, hidden_TC: Tensor) -> Tensor:
 
 def chunks(total: int, chunk: int) -> Iterator[slice]:
     return (slice(start, min(start + chunk, total)) for start in range(0, total, chunk))
-
-
-def _differentiated(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

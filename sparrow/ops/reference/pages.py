@@ -43,7 +43,7 @@ def keep_pages(
 ) -> Tensor:
     """Which pages each row and KV head keeps, bool [B, G, M]; the rule is `select_pages`'s."""
     index_M = torch.arange(score_BGM.shape[2], device=score_BGM.device)
-    pages_B1 = pages_of(lengths_B, page)[:, None]
+    pages_B1 = (lengths_B[:, None] + page - 1) // page  # the unfinished one included
     if len(pages_B1) and int(pages_B1.max()) > len(index_M):
         raise ValueError(f"{int(pages_B1.max())} pages of a sequence, but {len(index_M)} scores")
     exists_BM = index_M < pages_B1
@@ -98,7 +98,6 @@ def select_pages(
     page: int,
     first: int = 1,
     last: int = 2,
-    width: int | None = None,
     mass: float | None = None,
 ) -> PageLists:
     """Choose the pages that each row and KV head keeps under a budget of tokens.
@@ -110,8 +109,7 @@ def select_pages(
     under a smaller budget; of the others the best-scored ones, as many whole pages as the budget
     still pays. Kept tokens therefore never exceed max(budget, reserved tokens), and a budget of
     at least the length keeps everything. Equal scores go to the earlier page; NaN scores last.
-    Lists are ascending and padded with -1 to `width` (default: M). A list longer than `width`
-    is an error.
+    Lists are ascending and padded with -1.
 
     With `mass`, a share above 0 and up to 1, scores are masses (a negative or NaN score is none,
     and an unfinished page has none), and the choice may end earlier: after the reserved pages, the
@@ -123,26 +121,11 @@ def select_pages(
     keep_BGM = keep_pages(
         score_BGM, lengths_B, budgets, page=page, first=first, last=last, mass=mass
     )
-    return lists_of(keep_BGM, width=width)
-
-
-def lists_of(keep_BGM: Tensor, *, width: int | None = None) -> PageLists:
-    """The kept pages of a mask as ascending lists, padded with -1 to `width` (default: M)."""
     pages = keep_BGM.shape[2]
-    width = pages if width is None else width
-    count_BG = keep_BGM.sum(2)
-    if count_BG.numel() and int(count_BG.max()) > width:
-        raise ValueError(f"a page list holds {int(count_BG.max())} pages, its width is {width}")
     index_M = torch.arange(pages, device=keep_BGM.device)
-    list_BGM = torch.where(keep_BGM, index_M, pages).sort(dim=2).values[..., :width]
-    list_BGK = torch.nn.functional.pad(list_BGM, (0, width - list_BGM.shape[2]), value=pages)
-    list_BGK = list_BGK.masked_fill(list_BGK == pages, -1)
-    return PageLists(pages=list_BGK.int(), counts=count_BG.int())
-
-
-def pages_of(lengths_B: Tensor, page: int) -> Tensor:
-    """How many pages a sequence of each length has, the unfinished one included."""
-    return (lengths_B + page - 1) // page
+    list_BGM = torch.where(keep_BGM, index_M, pages).sort(dim=2).values
+    list_BGM = list_BGM.masked_fill(list_BGM == pages, -1)
+    return PageLists(pages=list_BGM.int(), counts=keep_BGM.sum(2).int())
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

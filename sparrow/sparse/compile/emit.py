@@ -352,7 +352,7 @@ class PageEmitter(Emitter):
         shape, kind = field.shape, field.form.kind
         if not field.form.scaled:
             return f"{self.load(field.name, shape)}.to(tl.float32)"
-        scale = self.fresh(f"{self.load(scale_of(field.name), shape[:-1])}.to(tl.float32)")
+        scale = self._field_scale(field)
         axes = ", ".join([":"] * len(shape) + ["None"])
         if kind == "fp8":
             return f"{self.load(field.name, shape)}.to(tl.float32) * {scale}[{axes}]"
@@ -405,7 +405,8 @@ class PageEmitter(Emitter):
         if between > 1:
             parts = (rows, padded(heads), between)
             total = self.fresh(f"tl.sum(tl.reshape({total}, {parts}), 2)")
-        scale = self._field_scale(field)
+        item = self.fields[field.given[0]]
+        scale = self._field_scale(item) if item.form.scaled else None
         if vectors == 1 and len(field.shape) == 1:
             return total if scale is None else f"{total} * {scale}[:, None]"
         total = self.fresh(
@@ -465,10 +466,7 @@ class PageEmitter(Emitter):
             inside += f" & ({d} < {depth})[:, None]"
         return self.lines.name(f"tl.load(q + {at}, {inside}, other=0.0).to({kind})", once=True)
 
-    def _field_scale(self, field: Node) -> str | None:
-        item = self.fields[field.given[0]]
-        if not item.form.scaled:
-            return None
+    def _field_scale(self, item: PageField) -> str:
         return self.fresh(f"{self.load(scale_of(item.name), item.shape[:-1])}.to(tl.float32)")
 
 

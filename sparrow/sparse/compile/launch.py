@@ -13,7 +13,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.ops.kernels.overlap import overlaps
+from sparrow.ops.kernels.overlap import overlap_options
 from sparrow.ops.kernels.pages import MOST_PAGES, select_pages, warps_of
 from sparrow.sparse.compile import kernels
 from sparrow.sparse.compile.emit import constants, padded
@@ -76,11 +76,10 @@ class Compiled:
             *(k_NGPD, v_NGPD, k_TGD, v_TGD, slots_T.contiguous()),
             *self._blocks(cache, layer),
             *self._arrays("summary", k_NGPD.device),
-            *(k_TGD.stride(0), k_TGD.stride(1), v_TGD.stride(0), v_TGD.stride(1)),
+            *(*k_TGD.stride()[:2], *v_TGD.stride()[:2]),
             KV_HEADS=kv_heads,
             WRITE=write,
-            OVERLAP=overlaps(k_NGPD),
-            launch_pdl=overlaps(k_NGPD),
+            **overlap_options(k_NGPD),
             num_warps=max(1, min(8, numbers // 1024)),
         )
 
@@ -113,41 +112,15 @@ class Compiled:
             q_BHD.new_empty((rows, kv_heads, math.prod(cut.shape), width), dtype=torch.float32)
             for cut in kernels.cuts(self.program)
         ]
-        shape = {
-            "KV_HEADS": kv_heads,
-            "FIRST": first,
-            "LAST": last,
-            "OVERLAP": overlaps(q_BHD),
-            "launch_pdl": overlaps(q_BHD),
-        }
-        given = (q_BHD, lengths_B, budgets_BG)
-        staged = kernels.staged(self.program)
-        out = cuts if staged else [score_BGM]
-        self._score(given, out, cache, layer, table_BM, rows_B, shape)
-        if staged:
-            return self._choose(given, score_BGM, cuts, layer, shape)
-        chosen, mass = (score_BGM, lengths_B, budgets_BG), self.program.mass
-        return select_pages(*chosen, page=cache.page, first=first, last=last, mass=mass)
-
-    def _score(
-        self,
-        given: tuple[Tensor, Tensor, Tensor],
-        out: list[Tensor],
-        cache: ops.PageCache,
-        layer: int,
-        table_BM: Tensor,
-        rows_B: Tensor | None,
-        shape: dict[str, Any],
-    ) -> None:
-        """Scores of all pages, or what `_choose` needs of them, into `out`."""
-        q_BHD, lengths_B, budgets_BG = given
+        shape = {"KV_HEADS": kv_heads, "FIRST": first, "LAST": last, **overlap_options(q_BHD)}
+        staged, arrays = kernels.staged(self.program), self._arrays("score", q_BHD.device)
         launch, states = self.launch, [cache.state(n, layer) for n, _ in self.program.state]
-        rows, width = table_BM.shape
         blocks = triton.cdiv(width, launch.block * launch.loops)
         read = lengths_B if rows_B is None else rows_B  # rows are read for their state only
-        self.module.score_pages[(shape["KV_HEADS"], blocks, rows)](
-            *(*out, q_BHD, table_BM, lengths_B, budgets_BG, read),
-            *(*self._blocks(cache, layer), *self._arrays("score", q_BHD.device)),
+        self.module.score_pages[(kv_heads, blocks, rows)](
+            *(cuts if staged else [score_BGM]),
+            *(q_BHD, table_BM, lengths_B, budgets_BG, read),
+            *(*self._blocks(cache, layer), *arrays),
             *(*states, layer, width, states[0].shape[2] if states else 0),
             *(*q_BHD.stride()[:2], *table_BM.stride(), *budgets_BG.stride()),
             **shape,
@@ -155,22 +128,13 @@ class Compiled:
             STAGES=launch.stages,
             num_warps=launch.warps,
         )
-
-    def _choose(
-        self,
-        given: tuple[Tensor, Tensor, Tensor],
-        score_BGM: Tensor,
-        cuts: list[Tensor],
-        layer: int,
-        shape: dict[str, Any],
-    ) -> ops.PageLists:
-        """Finish the scores over all pages, and choose."""
-        q_BHD, _, budgets_BG = given
-        rows, kv_heads, width = score_BGM.shape
+        if not staged:
+            chosen, mass = (score_BGM, lengths_B, budgets_BG), self.program.mass
+            return select_pages(*chosen, page=cache.page, first=first, last=last, mass=mass)
         lists, size = _lists(score_BGM, rows, kv_heads, width), triton.next_power_of_2(width)
         self.module.choose[(rows, kv_heads)](
-            *(*lists, score_BGM, *cuts, *given),
-            *(*self._arrays("score", q_BHD.device), layer, width),
+            *(*lists, score_BGM, *cuts, q_BHD, lengths_B, budgets_BG),
+            *(*arrays, layer, width),
             *(*q_BHD.stride()[:2], *budgets_BG.stride()),
             **shape,
             MASS=self.program.mass,

@@ -17,7 +17,6 @@ import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, NoReturn
 
@@ -30,6 +29,7 @@ from sparrow.sparse.flows.tensor import (
     Node,
     Place,
     Tensor,
+    did_you_mean,
     fail,
     here,
     in_order,
@@ -249,7 +249,10 @@ def _check_returned(
     """What a function returns by name is what the flow declares."""
     for name in returned:
         if name not in declared:
-            hint = _close(name, declared) or f"; declare it or do not return it{_there(declared)}"
+            hint = (
+                did_you_mean(name, declared)
+                or f"; declare it or do not return it{_there(declared)}"
+            )
             raise fail(f"{function} returns {name!r}, which is no declared {kind}{hint}", start)
     for name in declared:
         if name not in returned:
@@ -267,7 +270,7 @@ class Fields:
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._values:
-            hint = _close(name, self._values) + _there(self._values)
+            hint = did_you_mean(name, self._values) + _there(self._values)
             raise fail(f"there is no field {name!r}{hint}")
         self._read.add(name)
         return self._values[name]
@@ -379,11 +382,6 @@ def _start(flow: Flow, function: Function) -> Place:
 
 def _input(op: str, shape: tuple[int, ...], *given: str, paged: bool = False) -> Tensor:
     return Tensor(Node(op, (), shape, paged, given))
-
-
-def _close(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def _there(known: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.ops.types import bits
 from sparrow.sparse.flows.flow import Program, check_weights
 from sparrow.sparse.flows.tensor import Node, in_order
 
@@ -259,7 +260,7 @@ def summarise_slots(program: Program, cache: ops.PageCache, layer: int, slots_T:
     pools = (cache.field(name, layer) for name in ("k", "v"))
     blocks = summarise(program, *(pool[finished] for pool in pools), layer=layer)
     for name, block in blocks.items():
-        _as_bytes(cache.field(name, layer))[finished] = _as_bytes(block)
+        bits(cache.field(name, layer))[finished] = bits(block)
 
 
 def score_cache(
@@ -278,7 +279,7 @@ def score_cache(
     exists_BM = torch.arange(pages, device=table_BM.device) < finished_B1
     place_BM = torch.where(exists_BM, table_BM, 0).long()
     fields = {name: cache.field(name, layer) for name in program.blocks(q_BHD.dtype)}
-    blocks = {name: _as_bytes(f)[place_BM].view(f.dtype) for name, f in fields.items()}
+    blocks = {name: bits(f)[place_BM].view(f.dtype) for name, f in fields.items()}
     state = {name: cache.state(name, layer)[rows_B][:, :, :pages] for name, _ in program.state}
     score_BGM, fresh = score(program, q_BHD, blocks, scene, state, pages=pages)
     for name, value in fresh.items():
@@ -286,11 +287,6 @@ def score_cache(
         real = scene.lengths > 0
         cache.state(name, layer)[rows_B[real], :, :pages] = value[real]
     return score_BGM
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    """8-bit numbers as what any device can index: torch cannot do that with fp8 everywhere."""
-    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 def score_sequence(

@@ -18,7 +18,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +26,7 @@ from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import names_code
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.tensor import FlowError, Place
+from sparrow.sparse.flows.tensor import FlowError, Place, did_you_mean
 
 FORMS = "path/to/file.py[:name], module:name, or a built-in flow such as quest or fine_means(2)"
 LIBRARY = "sparrow.sparse.flows.library"
@@ -202,5 +201,4 @@ def _call(text: str, where: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 def _hint(module: ModuleType, name: str) -> str:
     known = built_in(module)
-    close = get_close_matches(name, known, n=1)
-    return f", did you mean {close[0]}?" if close else f"; it has {', '.join(known) or 'none'}"
+    return did_you_mean(name, known) or f"; it has {', '.join(known) or 'none'}"

@@ -90,6 +90,12 @@ def fail(message: str, place: Place | None = None) -> FlowError:
     return FlowError(f"{place or here()}: {message}")
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that is nearest, or nothing."""
+    close = get_close_matches(name, list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
 def in_order(roots: Iterable[Node]) -> Iterator[Node]:
     """Every node that the roots depend on, inputs first, each once."""
     seen: set[int] = set()
@@ -223,7 +229,16 @@ class Tensor:
     # Shapes and products.
 
     def __matmul__(self, other: "Tensor") -> "Tensor":
-        return _matmul(self, other)
+        if not isinstance(other, Tensor):
+            kind = type(other).__name__
+            raise fail(f"@ takes two tensors, got a {kind}; wrap arrays in constant(...)")
+        a, b = as_tensors("@", (self, other))
+        if a.ndim not in (1, 2) or b.ndim not in (1, 2):
+            raise fail(f"@ takes vectors and matrices, got shapes {a.shape} and {b.shape}")
+        if a.shape[-1] != b.shape[0]:
+            hint = "; transpose the second with .T" if a.shape[-1] == b.shape[-1] else ""
+            raise fail(f"@: inner sizes of {a.shape} and {b.shape} differ{hint}")
+        return make("matmul", (a, b), (*a.shape[:-1], *b.shape[1:]))
 
     @property
     def T(self) -> "Tensor":
@@ -384,18 +399,6 @@ def _reduce(op: str, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
     at = axis_of(x, axis)
     reduced = make(op, (x,), (*x.shape[:at], *x.shape[at + 1 :]), (at,))
     return reduced.reshape(*x.shape[:at], 1, *x.shape[at + 1 :]) if keepdims else reduced
-
-
-def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    if not isinstance(b, Tensor):
-        raise fail(f"@ takes two tensors, got a {type(b).__name__}; wrap arrays in constant(...)")
-    a, b = as_tensors("@", (a, b))
-    if a.ndim not in (1, 2) or b.ndim not in (1, 2):
-        raise fail(f"@ takes vectors and matrices, got shapes {a.shape} and {b.shape}")
-    if a.shape[-1] != b.shape[0]:
-        hint = "; transpose the second with .T" if a.shape[-1] == b.shape[-1] else ""
-        raise fail(f"@: inner sizes of {a.shape} and {b.shape} differ{hint}")
-    return make("matmul", (a, b), (*a.shape[:-1], *b.shape[1:]))
 
 
 # Functions of tensors, and of constants.

@@ -81,8 +81,6 @@ def overlong_penalty(length: int, *, limit: int, cushion: int) -> float:
     0 up to limit - cushion tokens, from there along a line to -1 at the limit, -1 beyond. Without
     a cushion it is a step behind the limit.
     """
-    if not 0 <= cushion <= limit:
-        raise ValueError(f"overlong_penalty: got cushion {cushion}, allowed: 0 to limit, {limit}")
     over = length - (limit - cushion)
     if over <= 0:
         return 0.0

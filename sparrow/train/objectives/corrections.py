@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from sparrow.train.objectives.surrogates import (
+    NotNegative,
+    Positive,
     bounded,
     by_sequence,
-    check_band,
-    check_positive,
     ratio,
     sequence_mean,
 )
@@ -41,47 +41,46 @@ def combine(corrections: Sequence[Correction], log_rho_T: Tensor, sequence_T: Te
     return weight_T
 
 
-def token_tis(log_rho_T: Tensor, sequence_T: Tensor, *, cap: float = 2.0) -> Tensor:
+def token_tis(log_rho_T: Tensor, sequence_T: Tensor, *, cap: Positive = 2.0) -> Tensor:
     """Truncated importance sampling: min(rho, cap)."""
-    check_positive("token_tis: cap", cap)
     return _rho(log_rho_T).clamp(max=cap)
 
 
-def sequence_tis(log_rho_T: Tensor, sequence_T: Tensor, *, cap: float = 2.0) -> Tensor:
+def sequence_tis(log_rho_T: Tensor, sequence_T: Tensor, *, cap: Positive = 2.0) -> Tensor:
     """min(product of rho over the sequence, cap), for each of its tokens.
 
     Of little use on long answers: a hundred tokens of rho 1.1 have the product 13 780.
     """
-    check_positive("sequence_tis: cap", cap)
     whole_T = ratio(by_sequence("sum", log_rho_T.detach(), sequence_T))
     return whole_T.clamp(max=cap).to(log_rho_T.dtype)
 
 
-def icepop(log_rho_T: Tensor, sequence_T: Tensor, *, low: float = 0.5, high: float = 5.0) -> Tensor:
+def icepop(
+    log_rho_T: Tensor, sequence_T: Tensor, *, low: NotNegative = 0.5, high: float = 5.0
+) -> Tensor:
     """rho where low <= rho <= high, otherwise 0."""
-    check_band("icepop", low, high)
     rho_T = _rho(log_rho_T)
     return rho_T * _within(rho_T, low, high)
 
 
-def geometric_mask(log_rho_T: Tensor, sequence_T: Tensor, *, low: float, high: float) -> Tensor:
+def geometric_mask(
+    log_rho_T: Tensor, sequence_T: Tensor, *, low: NotNegative, high: float
+) -> Tensor:
     """1 for sequences with low <= exp(mean log rho) <= high, otherwise 0.
 
     No defaults: the mean shrinks with the share of tokens that agree, so a band fits one sparsity.
     """
-    check_band("geometric_mask", low, high)
     mean_T = ratio(sequence_mean(log_rho_T.detach(), sequence_T))
     return _within(mean_T, low, high).to(log_rho_T.dtype)
 
 
-def veto(log_rho_T: Tensor, sequence_T: Tensor, *, least: float = 1e-4) -> Tensor:
+def veto(log_rho_T: Tensor, sequence_T: Tensor, *, least: Positive = 1e-4) -> Tensor:
     """0 for sequences with any rho < least, otherwise 1."""
-    check_positive("veto: least", least)
     lowest_T = by_sequence("min", log_rho_T.detach(), sequence_T)
     return (lowest_T >= math.log(least)).to(log_rho_T.dtype)
 
 
-def sparse_rl_paper(log_rho_T: Tensor, sequence_T: Tensor, *, least: float = 1e-4) -> Tensor:
+def sparse_rl_paper(log_rho_T: Tensor, sequence_T: Tensor, *, least: Positive = 1e-4) -> Tensor:
     """Sparse-RL (arXiv 2601.10079) as written: xi, and 0 for trajectories with any xi < least."""
     return _rho(log_rho_T) * veto(log_rho_T, sequence_T, least=least)
 
@@ -90,9 +89,9 @@ def sparse_rl_release(
     log_rho_T: Tensor,
     sequence_T: Tensor,
     *,
-    least: float = 1e-4,
-    cap: float = 1.5,
-    low: float = 0.5,
+    least: Positive = 1e-4,
+    cap: Positive = 1.5,
+    low: NotNegative = 0.5,
     high: float = 1.5,
 ) -> Tensor:
     """Sparse-RL as released: min(xi, cap) over its batch mean, with tokens and trajectories masked.
@@ -101,8 +100,6 @@ def sparse_rl_release(
     that of min(xi, cap) over all tokens in the loss, the masked ones included. That is our reading:
     taken over the others alone, a cap at `high` would change nothing.
     """
-    check_positive("sparse_rl_release: cap", cap)
-    check_band("sparse_rl_release", low, high)
     xi_T = _rho(log_rho_T)
     weight_T = xi_T.clamp(max=cap)
     mean = weight_T.double().mean().to(xi_T.dtype)
@@ -110,7 +107,7 @@ def sparse_rl_release(
     return weight_T / mean * kept_T
 
 
-def m2po(log_rho_T: Tensor, sequence_T: Tensor, *, most: float = 0.04) -> Tensor:
+def m2po(log_rho_T: Tensor, sequence_T: Tensor, *, most: Positive = 0.04) -> Tensor:
     """M2PO (arXiv 2510.01161), the masking form: 1 for tokens that are kept, otherwise 0.
 
     The tokens of largest (log rho)^2 are masked, one after the other, until the mean of (log rho)^2
@@ -118,7 +115,6 @@ def m2po(log_rho_T: Tensor, sequence_T: Tensor, *, most: float = 0.04) -> Tensor
     whatever their advantage, and at pi_old / mu, once per rollout; among equals the earlier token
     is kept.
     """
-    check_positive("m2po: most", most)
     square_T, order_T = log_rho_T.detach().double().square().sort(stable=True)
     counts_T = torch.arange(1, len(square_T) + 1, dtype=torch.float64)
     mean_T = square_T.cumsum(0) / counts_T  # of the smallest 1, 2, ... tokens; never falls
@@ -133,6 +129,8 @@ def _rho(log_rho_T: Tensor) -> Tensor:
 
 
 def _within(ratio_T: Tensor, low: float, high: float) -> Tensor:
+    if not low <= high:
+        raise ValueError(f"got low {low} and high {high}, allowed: low <= high")
     return (ratio_T >= low) & (ratio_T <= high)
 
 

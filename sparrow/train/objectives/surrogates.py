@@ -16,14 +16,21 @@ are finite.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
 from torch import Tensor
 
 LIMIT = 20.0  # log-ratios are clamped to [-LIMIT, LIMIT] before exp
+
+# Ranges of settings: checked where a configuration names the function (`algorithms.bind`).
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+AboveOne = Annotated[float, Field(gt=1)]
 
 
 class Terms(NamedTuple):
@@ -47,15 +54,12 @@ class Surrogate(NamedTuple):
 
 
 def ppo(
-    terms: Terms, *, low: float = 0.2, high: float = 0.2, dual: float | None = None
+    terms: Terms, *, low: Share = 0.2, high: NotNegative = 0.2, dual: AboveOne | None = None
 ) -> Surrogate:
     """-min(r A, clip(r, 1 - low, 1 + high) A); with `dual`, at most -dual A where A < 0.
 
     A clipped token has no gradient. At r = 1 the gradient by the log-prob is -A.
     """
-    _check_clip("ppo", low, high)
-    if dual is not None and not dual > 1:
-        raise ValueError(f"ppo: got dual {dual}, allowed: above 1")
     ratio_T = ratio(terms.logprob_T - terms.old_T)
     found = _clipped(ratio_T, terms.advantage_T, low, high)
     if dual is None:
@@ -65,7 +69,7 @@ def ppo(
     return Surrogate(loss_T, found.clipped_T | over_T)
 
 
-def gspo(terms: Terms, *, low: float = 3e-4, high: float = 4e-4) -> Surrogate:
+def gspo(terms: Terms, *, low: Share = 3e-4, high: NotNegative = 4e-4) -> Surrogate:
     """PPO's clip on the sequence's ratio s = exp(mean_t log r_t), in the form of one loss a token.
 
     Published is -min(s A, clip(s) A) once per sequence, with gradient
@@ -75,33 +79,30 @@ def gspo(terms: Terms, *, low: float = 3e-4, high: float = 4e-4) -> Surrogate:
     (1 / n) sum_t -s A grad log pi_t. That wants the aggregate seq-mean-token-mean. In this form an
     importance weight acts on the gradient of its own token and of no other.
     """
-    _check_clip("gspo", low, high)
     log_T = (terms.logprob_T - terms.old_T).detach()
     whole_T = ratio(sequence_mean(log_T, terms.sequence_T)).to(log_T.dtype)
     ratio_T = whole_T * (terms.logprob_T - terms.logprob_T.detach()).exp()
     return _clipped(ratio_T, terms.advantage_T, low, high)
 
 
-def cispo(terms: Terms, *, low: float = 1.0, high: float = 4.0) -> Surrogate:
+def cispo(terms: Terms, *, low: Share = 1.0, high: NotNegative = 4.0) -> Surrogate:
     """-sg(clip(r, 1 - low, 1 + high)) A log pi: every token keeps a gradient, none a large one.
 
     `clipped_T` tells whose ratio was bounded. By default there is no lower bound, as published,
     and the upper one is 5.
     """
-    _check_clip("cispo", low, high)
     ratio_T = ratio(terms.logprob_T - terms.old_T).detach()
     held_T = ratio_T.clamp(1 - low, 1 + high)
     return Surrogate(-held_T * terms.advantage_T * terms.logprob_T, held_T != ratio_T)
 
 
-def dppo_tv(terms: Terms, *, most: float = 0.2) -> Surrogate:
+def dppo_tv(terms: Terms, *, most: Positive = 0.2) -> Surrogate:
     """-r A, without tokens whose probability has moved more than `most` from mu in A's direction.
 
     Dropped (loss 0) where A > 0 and pi - mu > most, or A < 0 and mu - pi > most. The trust region
     is around mu, the actor that sampled; r is pi / pi_old as everywhere, so that with a weight of
     pi_old / mu the whole ratio is the published pi / mu. Ratios are not bounded otherwise.
     """
-    check_positive("dppo_tv: most", most)
     moved_T = (terms.logprob_T.exp() - terms.rollout_T.exp()).detach()
     advantage_T = terms.advantage_T
     up_T = (advantage_T > 0) & (moved_T > most)
@@ -122,12 +123,6 @@ def _clipped(ratio_T: Tensor, advantage_T: Tensor, low: float, high: float) -> S
     held_T = -ratio_T.detach().clamp(1 - low, 1 + high) * advantage_T
     clipped_T = held_T > plain_T.detach()
     return Surrogate(torch.where(clipped_T, held_T, plain_T), clipped_T)
-
-
-def _check_clip(what: str, low: float, high: float) -> None:
-    if not (0 <= low <= 1 and high >= 0):
-        allowed = "low from 0 to 1, high from 0"
-        raise ValueError(f"{what}: got low {low} and high {high}, allowed: {allowed}")
 
 
 IntArray = npt.NDArray[np.integer]
@@ -158,8 +153,6 @@ def seq_mean_token_mean(lengths: IntArray) -> FloatArray:
 
 def seq_mean_token_sum_norm(lengths: IntArray, *, longest: int) -> FloatArray:
     """The mean over sequences of the sum over their tokens by a constant (Dr.GRPO)."""
-    if longest < 1:
-        raise ValueError(f"seq_mean_token_sum_norm: got longest {longest}, allowed: 1 or more")
     return np.full(len(lengths), 1.0 / (_sequences(lengths) * longest))
 
 
@@ -197,14 +190,3 @@ def sequence_mean(values_T: Tensor, sequence_T: Tensor) -> Tensor:
     """The mean over a sequence, given to each of its tokens, float64."""
     sums_T = by_sequence("sum", values_T, sequence_T)
     return sums_T / torch.bincount(sequence_T)[sequence_T]
-
-
-def check_band(what: str, low: float, high: float) -> None:
-    """Refuse a band of ratios that nothing, or nothing sensible, lies in."""
-    if not 0 <= low <= high:
-        raise ValueError(f"{what}: got low {low} and high {high}, allowed: 0 <= low <= high")
-
-
-def check_positive(what: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{what}: got {value}, allowed: above 0")

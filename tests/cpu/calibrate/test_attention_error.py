@@ -8,7 +8,7 @@ from support.engines import prompt, tiny
 from torch import Tensor
 
 from sparrow import models
-from sparrow.calibrate.flows.attention_error import BLOCKS, QUERIES, Case, Probe, blocks
+from sparrow.calibrate.flows.score import BLOCKS, QUERIES, Case, Probe, blocks
 from sparrow.calibrate.replay import read
 from sparrow.models.attention import Packed
 from sparrow.sparse.flows.library import block_mean, dense, oracle, running_average, window
@@ -24,11 +24,6 @@ def model() -> models.Decoder:
 
 def case(flow, budget: int = 64, **settings) -> Case:
     return Case(rule=Rule(flow=flow, dense_layers=NONE_DENSE, **settings), page=16, budget=budget)
-
-
-def layer_of(length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    rng = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(length, heads, 8, generator=rng) for heads in (4, 2, 2))
 
 
 def test_blocks_are_spread_and_end_with_the_sequence() -> None:
@@ -53,15 +48,12 @@ def test_the_pass_is_dense_bit_for_bit(model) -> None:
 
 def test_by_hand() -> None:
     """One query, one page of three free ones kept: everything from the definition of softmax."""
-    q, k, v = layer_of(96)
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(96, heads, 8, generator=rng) for heads in (4, 2, 2))
     probe = Probe([case(block_mean, 64)])  # of six pages the first, the last two and one more
     probe(0, q, k, v, scale=8**-0.5)
-    (sums,) = (probe._sums[0, 0],)
-    found = torch.zeros(5, dtype=torch.float64)
-    for start, stop in blocks(96):
-        for at in range(start, stop):
-            found += by_hand(q, k, v, at, budget=64)
-    torch.testing.assert_close(sums, found, atol=1e-5, rtol=1e-5)
+    every = [by_hand(q, k, v, at, budget=64) for block in blocks(96) for at in range(*block)]
+    torch.testing.assert_close(probe._sums[0, 0], sum(every), atol=1e-5, rtol=1e-5)
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor, at: int, *, budget: int) -> Tensor:
@@ -95,21 +87,18 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, at: int, *, budget: int) -> Tensor:
 
 def test_the_oracle_finds_nearly_every_page_and_beats_a_window(model) -> None:
     """Nearly: it leaves the weight of tokens in unfinished pages out of its sums."""
-    probe = Probe([case(oracle), case(window), case(block_mean)])
+    rule = Rule(flow=block_mean, dense_layers=frozenset((0, 1)))
+    others = [Case(rule=rule, page=16, budget=64), case(running_average())]
+    others += [case(block_mean, budget) for budget in (48, 96, 160)]
+    probe = Probe([case(oracle), case(window), case(block_mean), *others])
     read(model, prompt(300), probe)
-    best, recent, mean = (found for found, _ in probe.results())
+    results = probe.results()
+    best, recent, mean = (found for found, _ in results[:3])
     assert best.recall > 0.99
     assert best.recall > mean.recall > recent.recall
     assert best.mass > mean.mass > recent.mass
     assert best.error < recent.error
-
-
-def test_layers_that_a_rule_keeps_dense_are_left_out_and_more_budget_keeps_more(model) -> None:
-    rule = Rule(flow=block_mean, dense_layers=frozenset((0, 1)))
-    budgets = [case(block_mean, budget) for budget in (48, 96, 160)]
-    probe = Probe([Case(rule=rule, page=16, budget=64), case(running_average()), *budgets])
-    read(model, prompt(300), probe)
-    few, every, *others = probe.results()
-    assert (sorted(few[1]), sorted(every[1])) == ([2], [0, 1, 2])
-    masses = [found.mass for found, _ in others]
+    # Layers that a rule keeps dense are left out, and more budget keeps more.
+    assert [sorted(layers) for _, layers in results[3:5]] == [[2], [0, 1, 2]]
+    masses = [found.mass for found, _ in results[5:]]
     assert masses == sorted(masses)

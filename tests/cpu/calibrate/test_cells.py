@@ -74,10 +74,8 @@ def test_cells_by_hand() -> None:
 def test_estimators_by_hand() -> None:
     tokens = Tokens.of([measured(0, [0.5, 0.75], ratio=0.5), measured(1, [0.5, 0.75], ratio=0.75)])
     found = estimators(tokens, 20)
-    assert found.lower_mean == pytest.approx(0.5)
-    assert found.upper_mean == pytest.approx(0.875)
-    assert found.widest == pytest.approx(0.375)
-    assert found.ratio_mean == pytest.approx(0.625)
+    means = found.lower_mean, found.upper_mean, found.widest, found.ratio_mean
+    assert means == pytest.approx((0.5, 0.875, 0.375, 0.625))
     # Differences to alpha add up to -0.25 and 0.25 in two prompts: their spread is 0.354.
     assert found.ratio_error == pytest.approx(0.25 * 2**0.5 * 2**0.5 / 4)
     given = estimators(Tokens.of([measured(0, [0.5], ratio=None)]), 20)
@@ -97,9 +95,8 @@ def seen(budget: int, p05: float, start: int = 0, prompts: int = 48) -> Cell:
     return Cell(**cell("v", budget, start, start + 1, p05=p05, prompts=prompts, beta=(), **ends))
 
 
-@pytest.mark.parametrize(
-    ("known", "asked"),
-    [
+def test_open_questions_are_between_the_careful_and_the_bold_plan() -> None:
+    for known, asked in (
         # Every interval is on one side.
         ([seen(64, 0.8), seen(64, 0.7, 1), seen(128, 0.9), seen(128, 0.89, 1)], set()),
         # One that crosses, below the careful choice.
@@ -115,21 +112,15 @@ def seen(budget: int, p05: float, start: int = 0, prompts: int = 48) -> Cell:
         ([seen(64, 0.7, prompts=16), seen(128, 0.95, prompts=16)], {(128, 0)}),
         ([seen(64, 0.9, 1)], set()),
         ([], set()),
-    ],
-)
-def test_open_questions_are_between_the_careful_and_the_bold_plan(
-    known: list[Cell], asked: set[tuple[int, int]]
-) -> None:
-    assert {(q.cell.budget, q.cell.start) for q in open_questions(known, (0.86,))} == asked
-
-
-def test_every_target_asks() -> None:
+    ):
+        found = {(q.cell.budget, q.cell.start) for q in open_questions(known, (0.86,))}
+        assert found == asked
+    # Every target asks.
     questions = open_questions([seen(64, 0.8), seen(128, 0.9)], (0.8, 0.9))
     assert [(q.cell.budget, q.target, q.why) for q in questions] == [
         (64, 0.8, "crosses"),
         (128, 0.9, "crosses"),
     ]
-    assert str(questions[0]) == "v, 64 tokens, lengths 0 to 1: crosses at target 0.8"
 
 
 # Layers.
@@ -140,14 +131,12 @@ def loss(layers: tuple[int, ...], p05: float) -> LayerLoss:
     return LayerLoss(variant="v", budget=64, layers=layers, p05=p05, tokens=9, prompts=9, **ends)
 
 
-def test_groups() -> None:
+def test_groups_and_their_shares() -> None:
     assert groups_of(5, 2) == [(0, 1, 2), (3, 4)]
     assert groups_of(4, 9) == [(0,), (1,), (2,), (3,)]
     assert groups_of(4, 2, dense=[0, 1]) == [(2,), (3,)]
     assert groups_of(2, 1, dense=[0, 1]) == []
-
-
-def test_shares_follow_what_groups_lose() -> None:
+    # Shares follow what groups lose.
     law = [seen(b, 1 - 20 * b**-0.7, 4096) for b in (128, 256, 512)]
     assert slope(law) == pytest.approx(0.7)
     assert slope(law[:1]) == 1.0
@@ -163,14 +152,11 @@ def test_shares_follow_what_groups_lose() -> None:
     assert max(extreme) == 4.0
     assert min(extreme) >= 0.25
     assert np.mean(extreme) == pytest.approx(1, abs=0.03)
-
-
-def test_shares_become_budgets_of_layers() -> None:
+    # They become budgets of layers, never below reserved pages.
     variant = variant_of(block_mean, "block_mean", TINY, shares=(0.25, 1.0, 2.0))
     schedule = variant.schedule([0, 100], [96, EVERYTHING])
-    assert schedule.budgets_of(0).tolist() == [48, EVERYTHING]  # never below reserved pages
-    assert schedule.budgets_of(1).tolist() == [96, EVERYTHING]
-    assert schedule.budgets_of(2).tolist() == [192, EVERYTHING]
+    budgets = [schedule.budgets_of(layer).tolist() for layer in range(3)]
+    assert budgets == [[48, EVERYTHING], [96, EVERYTHING], [192, EVERYTHING]]
 
 
 def test_arms_of_equal_content_are_equal() -> None:

@@ -60,13 +60,9 @@ def test_a_step_by_hand() -> None:
     apart = ByteModel(spec=replace(SPEC, tied=False))
     assert apart.weights == tied.weights
     assert apart.resident == tied.resident + 64 * 32 * 2
-
-
-def test_everything_dense_is_dense() -> None:
-    dense = ByteModel(spec=SPEC)
+    # Everything dense is dense.
     full = ByteModel(spec=SPEC, schedule=Schedule.fixed(DENSE))
-    assert full.step([100, 30]) == dense.step([100, 30])
-    assert limit(Schedule.fixed(DENSE), [200, 300]).speed_up == 1
+    assert full.step([100, 30]) == tied.step([100, 30])
     assert limit(Schedule.fixed(300), [200, 300]).speed_up == 1
 
 
@@ -95,11 +91,11 @@ def test_two_requests_by_hand() -> None:
 def test_who_waits_for_memory() -> None:
     # In whole pages 48, 16, 32 and 16 tokens: 64 hold the first two, and the third needs more than
     # the second leaves behind.
-    over = cost.trace([40, 10, 20, 5], capacity=64)
-    assert over.starts.tolist() == [0, 0, 40, 40]  # in order: the fourth passes nobody
-    assert over.steps == 60
-    assert cost.trace([40, 10, 20, 5], capacity=96).starts.tolist() == [0, 0, 0, 10]
-    assert cost.trace([40, 10, 20, 5]).starts.tolist() == [0, 0, 0, 0]
+    lengths = [40, 10, 20, 5]
+    assert cost.trace(lengths, capacity=64).starts.tolist() == [0, 0, 40, 40]  # in order
+    assert cost.trace(lengths, capacity=96).starts.tolist() == [0, 0, 0, 10]
+    assert cost.trace(lengths, capacity=64).steps == 60
+    assert cost.trace(lengths).starts.tolist() == [0, 0, 0, 0]
     assert cost.trace([9, 4, 6, 5], most=2).starts.tolist() == [0, 0, 4, 9]
     for lengths, settings in (([], {}), ([5, 3], {"prompt": 3}), ([5, 33], {"capacity": 32})):
         with pytest.raises(ValueError, match="trace"):
@@ -123,15 +119,12 @@ def test_smaller_budgets_gain_more_and_less_memory_less() -> None:
     budgets = (48, 64, 128, 256, 512)
     gains = [limit(Schedule.fixed(budget), [400, 900, 700]).speed_up for budget in budgets]
     assert gains == sorted(gains, reverse=True)
-    assert gains[0] > gains[-1] > 1
-    room = 3 * (16 * VECTOR + LANDMARK) * 60  # 60 pages
+    assert gains[-1] > 1
+    memory = WEIGHTS + 60 * 3 * (16 * VECTOR + LANDMARK)  # 60 pages
     tight, wide = (
-        limit(FIXED, [900, 800, 700], memory=memory, reserve=0)
-        for memory in (WEIGHTS + room, 10 * (WEIGHTS + room))
+        limit(FIXED, [900, 800, 700], memory=given, reserve=0) for given in (memory, 10 * memory)
     )
     assert (tight.capacity, tight.steps, wide.steps) == (960, 2400, 900)
-    assert tight.mean_batch < wide.mean_batch
-    assert tight.sparse.weights > wide.sparse.weights  # read more often
     assert tight.sparse.kv == wide.sparse.kv
     assert tight.speed_up < wide.speed_up
 

@@ -1,14 +1,17 @@
 """`flow check`: what it says of a program, and that its comparison notices what is wrong."""
 
 import json
+from io import StringIO
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from sparrow import ops
 from sparrow.calibrate.flows.check import check
+from sparrow.calibrate.tables import flow_check_tables
 from sparrow.schema.base import to_dict
 from sparrow.schema.flow import FlowCheck, FlowField
 from sparrow.sparse.flows import interpret
@@ -43,30 +46,28 @@ def test_what_is_said_of_a_program() -> None:
     assert result.over_pages == {"pages_max": 1, "pages_sum": 1}
     assert {"odd length", "ties", "one page", "one below it"} <= {t.sequence for t in result.tests}
     assert check(dense).tests == ()
+    console = Console(width=80, file=StringIO())  # every figure is there in a narrow terminal
+    console.print(*flow_check_tables(result))
+    for figure in ("1.03x", "3.22%", "pages_max 1", "finishes scores"):
+        assert figure in console.file.getvalue()
 
 
-def test_wrong_scores_while_decoding_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = interpret.score_cache
+def test_wrong_scores_and_fields_while_decoding_are_noticed(monkeypatch) -> None:
+    scores, summaries = interpret.score_cache, interpret.summarise
 
     def reversed_(*given, **named) -> Tensor:
-        score = inner(*given, **named)
+        score = scores(*given, **named)
         return torch.where(score.isfinite(), -score, score)
 
-    monkeypatch.setattr(interpret, "score_cache", reversed_)
-    result = check(quest, **SMALL)
-    assert not result.passed
-    assert ("decode and one pass", "odd length") in failed(result)
-    assert "length" in next(t.first for t in result.tests if t.first)
+    def of_other_pages(*given, **named) -> dict[str, Tensor]:
+        return {name: block.roll(1, 0) for name, block in summaries(*given, **named).items()}
 
-
-def test_fields_of_the_wrong_page_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = interpret.summarise
-
-    def rolled(*given, **named) -> dict[str, Tensor]:
-        return {name: block.roll(1, 0) for name, block in inner(*given, **named).items()}
-
-    monkeypatch.setattr(interpret, "summarise", rolled)
-    assert not check(quest, **SMALL).passed
+    for name, wrong in {"score_cache": reversed_, "summarise": of_other_pages}.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(interpret, name, wrong)
+            result = check(quest, **SMALL)
+        assert ("decode and one pass", "odd length") in failed(result)
+        assert "length" in next(t.first for t in result.tests if t.first)
 
 
 def test_a_version_that_breaks_ties_otherwise_is_not_held_against_it(monkeypatch) -> None:

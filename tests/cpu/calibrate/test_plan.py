@@ -1,6 +1,5 @@
 """Plans of made-up surfaces: optimal, honest about what cannot be reached, priced."""
 
-import json
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,7 +15,6 @@ from sparrow.calibrate.planning.context import PlanningContext, Workload
 from sparrow.calibrate.planning.hardware import Hardware
 from sparrow.calibrate.planning.plan import Option, Unreachable, least_kept, plan_options, write
 from sparrow.calibrate.tables import plan_tables
-from sparrow.models.spec import spec_to_hf
 from sparrow.schema.calibrate import PlanConfig
 from sparrow.schema.plan import ComparedBin, PlanFile
 from sparrow.schema.schedule import DENSE, Schedule
@@ -47,17 +45,11 @@ def variant(name: str = "block-mean", **changes: Any) -> Variant:
 
 def surface(figures: dict[int, dict[int, float]] | None = None, **changes: Any) -> Surface:
     found = RISING if figures is None else figures
-    given: dict[str, Any] = {
-        "model": "mine",
-        "fingerprint": "cd",
-        "shape": json.dumps(spec_to_hf(SPEC, "bfloat16")),
-        "bins": BINS,
-        "budgets": BUDGETS,
-        "variants": (variant(),),
+    given: dict[str, Any] = {"model": "mine", "fingerprint": "cd", "prompt_tokens": 16}
+    given |= {"bins": BINS, "budgets": BUDGETS, "variants": (variant(),)}
+    given |= {
         "cells": [cell("block-mean", b, s, p) for s, row in found.items() for b, p in row.items()],
         "floor": [cell("dense", None, start, 0.999, low=0.998, high=1.0) for start in found],
-        "lengths": (700, 700, 300, 500),
-        "prompt_tokens": 16,
     }
     return Surface(**surfaces.surface(**given | changes))
 
@@ -104,31 +96,27 @@ def test_the_least_budget_of_every_bin_that_surely_reaches_the_target() -> None:
 PLAIN = Hardware.plain("plain", bytes_per_s=1e11, memory=10**11, flops_per_s=1e12)
 
 
-@pytest.mark.parametrize("target", [0.75, 0.86, 0.9])
-@pytest.mark.parametrize("machine", ["h200", PLAIN])
-def test_no_other_schedule_that_keeps_the_target_is_faster(
-    target: float, machine: str | Hardware
-) -> None:
+def test_no_other_schedule_that_keeps_the_target_is_faster() -> None:
     """Every rising schedule over the measured budgets, priced as a whole."""
-    place = context(machine=machine)
-    found = best(place, target)
-    reached = {(c.start, c.budget): c.low for c in place.surface.cells}
-    others = [
-        place.rollout(variant(), variant().schedule(BINS[:-1], choice))
-        for choice in product(BUDGETS, repeat=3)
-        if list(choice) == sorted(choice)
-        and all(
-            b >= stop or reached[start, b] >= target
-            for start, stop, b in zip(BINS[:-1], BINS[1:], choice, strict=True)
-        )
-    ]
-    assert len(others) > 1
-    assert found.seconds == pytest.approx(min(others))
-    assert place.rollout(variant(), found.schedule) == pytest.approx(found.seconds)
+    for target, place in product((0.75, 0.86, 0.9), (context(), context(machine=PLAIN))):
+        found = best(place, target)
+        reached = {(c.start, c.budget): c.low for c in place.surface.cells}
+        others = [
+            place.rollout(variant(), variant().schedule(BINS[:-1], choice))
+            for choice in product(BUDGETS, repeat=3)
+            if list(choice) == sorted(choice)
+            and all(
+                b >= stop or reached[start, b] >= target
+                for start, stop, b in zip(BINS[:-1], BINS[1:], choice, strict=True)
+            )
+        ]
+        assert len(others) > 1
+        assert found.seconds == pytest.approx(min(others))
+        assert place.rollout(variant(), found.schedule) == pytest.approx(found.seconds)
 
 
 def test_a_target_out_of_reach_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(Unreachable, match="512 to 768") as raised:
+    with pytest.raises(Unreachable, match="512") as raised:
         plan(context(), 0.98)
     assert raised.value.nearest == pytest.approx(0.96)
     assert best(context(), raised.value.nearest).budgets == (256, 512, 512)
@@ -155,19 +143,14 @@ def test_layers_that_get_less_are_not_taken_for_dense() -> None:
 
 
 def test_the_cheapest_variant_wins_and_the_others_are_told() -> None:
-    better = [
-        one.replace(
-            variant="better", low=min(1, one.p05 + 0.04), p05=min(1, one.p05 + 0.05), high=1
-        )
-        for one in surface().cells
-    ]
+    better = [cell("better", one.budget, one.start, 1.0, high=1.0) for one in surface().cells]
     names = ("unmeasured", "block-mean", "better")
     both = surface(cells=(*surface().cells, *better), variants=tuple(map(variant, names)))
     found = plan_options(context(both, PLAIN), config())
     assert [one.variant.name for one in found] == ["better", "block-mean"]
     assert found[0].seconds < found[1].seconds
-    only = plan_options(context(both, PLAIN), config(variant=("block-mean",)))
-    assert [one.variant.name for one in only] == ["block-mean"]
+    (only,) = plan_options(context(both, PLAIN), config(variant=("block-mean",)))
+    assert only.variant.name == "block-mean"
     with pytest.raises(ValueError, match="worse"):
         plan(context(both), 0.86, variant=("worse",))
 
@@ -199,9 +182,7 @@ def test_provenance_and_doubts_are_said() -> None:
     found = best(context()).schedule
     assert (found.name, found.model, found.family) == ("mine-0.86", "mine", "qwen3")
     told = {note.key: note.text for note in found.provenance}
-    assert "0.86" in told["target"]
-    assert told["weights"] == "cd"
-    assert "60 to 60" in told["prompts"]
+    assert ("0.86" in told["target"], told["weights"]) == (True, "cd")
     assert "no faster than dense" in notes(context())
     thin = tuple(c.replace(prompts=20) if c.start == 512 else c for c in surface().cells)
     said = notes(context(surface(cells=thin, undecided=("something",))), 0.85)
@@ -223,38 +204,28 @@ def test_a_plan_is_a_file_with_everything_beside_it(tmp_path: Any) -> None:
     assert Schedule.load(schedule) == planned.schedule
     assert PlanFile.load(written) == planned
     assert [one.budget for one in planned.bins] == [64, 128, 256]
-    assert [one.target for one in planned.sensitivity] == [0.84, 0.88]
-    assert planned.sensitivity[1].budgets == (64, 128, 512)
+    asides = [(one.target, one.budgets) for one in planned.sensitivity]
+    assert asides[1] == (0.88, (64, 128, 512))
     assert planned.compare is not None
     assert planned.compare.differs == ("dense layers (0, 1) (the plan: ())",)
-    unknown = ComparedBin(start=0, budget=512, measured=None, p05=None)  # of its dense layers
-    assert planned.compare.bins[0] == unknown
+    assert planned.compare.bins[0].measured is None  # with its dense layers
     assert planned.check is not None
     assert planned.check[0].p05 == 0.87
-    assert planned.seconds == pytest.approx(sum(one.seconds for one in planned.bins))
     assert planned.speed_up == pytest.approx(planned.dense_seconds / planned.seconds)
     assert min(planned.limit, planned.eflops) > 1
     assert all(0 < one.kept_share < 1 for one in planned.bins)
     assert len(plan_tables(planned)) == 4
     with pytest.raises(ValueError, match="check"):
         plan(context(), 0.86, check=surface())
-
-
-def test_plans_of_this_week_open() -> None:
-    files = sorted(BENCH.glob("*-plan-*.json"))
-    assert len(files) > 2
-    for file in files:
-        assert PlanFile.load(file).bins
-
-
-def test_what_stands_beside_a_plan() -> None:
     other = preset("qwen3-1.7b-0.86").forced_onto(dense_layers=())  # of the same rule
     planned = plan(context(), 0.95, compare=other)
     assert planned.compare is not None
     assert planned.compare.bins[2] == ComparedBin(start=512, budget=512, measured=512, p05=0.97)
     low, high = planned.sensitivity
-    assert (low.reached, high.reached) == (True, False)
-    assert high.nearest == pytest.approx(0.96)
+    assert (low.reached, high.reached, high.nearest) == (True, False, pytest.approx(0.96))
+    files = sorted(BENCH.glob("*-plan-*.json"))  # plans of earlier weeks open
+    assert len(files) > 2
+    assert all(PlanFile.load(file).bins for file in files)
 
 
 def test_surfaces_that_cannot_be() -> None:

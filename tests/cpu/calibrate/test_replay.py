@@ -10,7 +10,6 @@ from support.replays import Replay, replay
 from torch import Tensor
 
 from sparrow import models, ops
-from sparrow.models.attention import Packed
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import LayerBudgets, Schedule
 from sparrow.sparse.flows import library
@@ -51,19 +50,9 @@ def sampled(
     return completion
 
 
-def replayed(
-    model: models.Decoder,
-    completion: Completion,
-    schedule: Schedule,
-    flow: Flow = library.block_mean,
-) -> Replay:
-    answer = completion.token_ids.tolist()
-    return replay(model, completion.prompt_ids.tolist(), answer, schedule, flow)
-
-
-def acceptance(p_TV: Tensor, q_TV: Tensor) -> np.ndarray:
-    """sum_v min(p(v), q(v)) of log-probs, in double precision."""
-    return torch.minimum(p_TV.double().exp(), q_TV.double().exp()).sum(1).numpy()
+def replayed(model: models.Decoder, completion: Completion, *given: Any) -> Replay:
+    """Under a schedule, by the block mean or another flow."""
+    return replay(model, completion.prompt_ids.tolist(), completion.token_ids.tolist(), *given)
 
 
 @pytest.fixture
@@ -89,11 +78,9 @@ def test_the_replay_sees_what_the_engine_sampled_from(model, hidden, name: str) 
     schedule = SCHEDULES[name]
     completion = sampled(model, schedule, prompt(150, 2))
     alpha = replayed(model, completion, schedule).alpha
-    ((dense_TC, sparse_TC),) = hidden
     answer = torch.tensor(completion.token_ids.tolist())[:, None]
-    sparse = logp(model, sparse_TC).gather(1, answer)[:, 0]
+    dense, sparse = (logp(model, x_TC).gather(1, answer)[:, 0] for x_TC in hidden[0])
     np.testing.assert_allclose(completion.logprobs, sparse, atol=1e-4)
-    dense = logp(model, dense_TC).gather(1, answer)[:, 0]
     assert not np.allclose(completion.logprobs, dense, atol=1e-1)  # or it would say nothing
     wanted = wanted_alpha(model, completion)
     np.testing.assert_allclose(alpha, wanted, atol=1e-4)
@@ -104,26 +91,24 @@ def test_the_replay_sees_what_the_engine_sampled_from(model, hidden, name: str) 
 
 
 def wanted_alpha(model: models.Decoder, completion: Completion) -> np.ndarray:
-    p_TV = logp(model, dense_hidden(model, completion))
-    return acceptance(p_TV, logp(model, recorded_hidden(completion)))
+    """sum_v min(p(v), q(v)) in double precision."""
+    passes = (dense_hidden(model, completion), recorded_hidden(completion))
+    p_TV, q_TV = (logp(model, hidden_TC).double().exp() for hidden_TC in passes)
+    return torch.minimum(p_TV, q_TV).sum(1).numpy()
 
 
 def test_a_budget_of_the_whole_length_gives_alpha_1(model, hidden) -> None:
     """Both passes see the same bits; alpha is 1 but for the rounding of a sum over words."""
-    every = replay(model, prompt(70, 4), prompt(50, 5), Schedule.fixed(120, dense_layers=()))
+    ids, answer = prompt(70, 4), prompt(50, 5)
+    every = replay(model, ids, answer, Schedule.fixed(120, dense_layers=()))
     ((dense_TC, sparse_TC),) = hidden
     assert torch.equal(dense_TC, sparse_TC)
     np.testing.assert_allclose(every.alpha, 1, atol=1e-6, rtol=0)
-
-
-def test_entropy_is_that_of_the_dense_policy(model) -> None:
-    ids, answer = prompt(70, 4), prompt(30, 5)
-    whole = torch.tensor([*ids, *answer])
-    with torch.no_grad():
-        hidden = model(whole, torch.arange(100), Packed(bounds=torch.tensor([0, 100])))
-    logp_TV = logp(model, hidden[69:-1]).double()
+    # Entropy is that of the dense policy, also where the actor is sparse.
+    logp_TV = logp(model, dense_TC).double()
     found = replay(model, ids, answer, SCHEDULES["fixed"])
     np.testing.assert_allclose(found.entropy, -(logp_TV.exp() * logp_TV).sum(1), atol=1e-4)
+    assert found.alpha.min() < 0.999
 
 
 def test_budgets_go_by_the_length_with_the_current_token(model) -> None:

@@ -5,12 +5,12 @@ import json
 import os
 import random
 import shutil
-import subprocess
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -126,12 +126,9 @@ def truncate(place: Path) -> None:
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "short state": truncate,
-    "no tensors": lambda place: (place / "state.safetensors").unlink(),
     "no structure": lambda place: (place / "state.json").unlink(),
     "no meta": lambda place: (place / "meta.json").unlink(),
-    "garbage": lambda place: (place / "meta.json").write_text("\0\0\0"),
     "no text": lambda place: (place / "meta.json").write_bytes(b"\xff\xfe\xff"),
-    "no object": lambda place: (place / "meta.json").write_text("[1]"),
     "lacks keys": lambda place: (place / "meta.json").write_text('{"format": 2}'),
     "empty": lambda place: [(place / name).unlink() for name in FILES],
 }
@@ -249,16 +246,11 @@ def test_plain_values_come_back_with_their_types(kept: Checkpoints) -> None:
 
 def test_unfinished_ones_are_ignored_then_cleared(kept: Checkpoints) -> None:
     kept.save(10, state(10), CONFIG)
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    unfinished = kept.folder / f".step_000020.{ended.pid}.unfinished"
+    unfinished = kept.folder / ".step_000020.4194305.unfinished"  # beyond any process
     shutil.copytree(kept.folder / "step_000010", unfinished)
-    (kept.folder / f".removed_5.{ended.pid}.unfinished").mkdir()
-    (kept.folder / ".notes").write_text("not ours")
-    assert kept.steps() == [10]
-    assert kept.latest() == 10
+    assert (kept.steps(), kept.latest()) == ([10], 10)
     kept.save(20, state(20), CONFIG)
-    assert sorted(os.listdir(kept.folder)) == [".notes", "step_000010", "step_000020"]
+    assert sorted(os.listdir(kept.folder)) == ["step_000010", "step_000020"]
 
 
 class Killed(BaseException):
@@ -324,28 +316,15 @@ def test_dying_anywhere_leaves_a_whole_checkpoint(
     assert seen == {10, 20}
 
 
-def test_an_error_while_writing_leaves_nothing(
-    kept: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A full disk is explained, also at the last moment; other errors are as they are."""
-    for broken, name, told in (
-        (OSError(errno.EIO, os.strerror(errno.EIO)), "_write_tensors", "Input/output error"),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "sync", "none before"),
-        (KeyboardInterrupt("now"), "_write_tensors", "now"),
-    ):
-
-        def fail(*_: object, error: BaseException = broken) -> None:
-            raise error
-
-        with monkeypatch.context() as patched:
-            patched.setattr(states, name, fail)
-            with pytest.raises(type(broken), match=told):
-                kept.save(20, state(20), CONFIG)
-        assert os.listdir(kept.folder) == []
-
-
 def test_a_full_disk_says_what_to_do(kept: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (OSError(errno.EIO, "broken"), KeyboardInterrupt("broken")):  # as they are
+        with monkeypatch.context() as patched:
+            patched.setattr(states, "_write_tensors", Mock(side_effect=error))
+            with pytest.raises(type(error), match="broken"):
+                kept.save(10, state(10), CONFIG)
+        assert os.listdir(kept.folder) == []
     kept.save(10, state(10), CONFIG)
+    (kept.folder / ".notes").write_text("not ours")
     open_path = Path.open
     for name in ("state.json", "state.safetensors"):
 
@@ -360,7 +339,7 @@ def test_a_full_disk_says_what_to_do(kept: Checkpoints, monkeypatch: pytest.Monk
         size = 300 * 7 * 4 + 3 * 8 + 4 + len(torch.Generator().get_state())
         assert f"{size / 2**20:.1f} MiB in {kept.folder}" in str(caught.value)
         assert caught.value.errno == errno.ENOSPC
-        assert os.listdir(kept.folder) == ["step_000010"]
+        assert sorted(os.listdir(kept.folder)) == [".notes", "step_000010"]
         assert loaded_step(kept, 10) == 10
 
 

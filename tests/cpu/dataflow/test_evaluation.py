@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("pydantic")
-
 from sparrow import models
 from sparrow.dataflow.backend import EngineBackend, open_backend
 from sparrow.dataflow.evaluation import (
@@ -69,7 +67,8 @@ class Recorder:
         self.asked: list[tuple[str, str]] = []
 
     async def __call__(self, example: Example, text: str) -> Verdict:
-        await asyncio.sleep(0.001 * (10 - example.ground_truth))
+        for _ in range(10 - example.ground_truth):
+            await asyncio.sleep(0)
         self.asked.append((example.id, text))
         return Verdict(0.5, float(example.ground_truth % 2), f"judged {example.id}")
 
@@ -128,26 +127,7 @@ class TestAnswer:
         assert judge.asked == []
 
 
-class Rows:
-    """Five rows of two sources, without end."""
-
-    name, digest = "five rows", "5"
-
-    def at(self, position: int) -> Example:
-        return example(position, source="odd" if position % 2 else "", max_tokens=None)
-
-
 class TestParts:
-    def test_rows_by_source(self) -> None:
-        judge = Recorder()
-        parts = Part.of(Rows(), judge, first=1, count=4, length=7, max_tokens=9)
-        assert [(part.source, part.length) for part in parts] == [("odd", 7), ("five rows", 7)]
-        assert [[one.id for one in part.examples] for part in parts] == [
-            ["row 1", "row 3"],
-            ["row 2", "row 4"],
-        ]
-        assert {one.max_tokens for part in parts for one in part.examples} == {9}
-
     def test_of_a_task(self) -> None:
         with ExitStack() as judges:
             settings = {"task": ("graph",), "length": (100, 200)}
@@ -160,7 +140,7 @@ class TestParts:
             assert part.examples[0].max_tokens == 999
             with pytest.raises(ValueError, match="sudoku"):
                 open_parts(asked(task=("sudoku",)), judges)
-            with pytest.raises(ValueError, match="100 to 8000"):
+            with pytest.raises(ValueError, match="8000"):
                 open_parts(asked(task=("graph",), length=(50,)), judges)
 
     def test_of_a_file(self, tmp_path: Path) -> None:
@@ -181,7 +161,7 @@ class TestParts:
             assert left_out[0].startswith("row 1: no reward_model.ground_truth")
             parts, _ = open_parts(asked(rows=str(file), skip=1, prompts=2), judges)
             assert [one.prompt for part in parts for one in part.examples] == ["p1", "p2"]
-            with pytest.raises(ValueError, match="4 usable rows"):
+            with pytest.raises(ValueError, match=r"rows\.jsonl.* 4\b"):
                 open_parts(asked(rows=str(file), skip=4), judges)
 
 
@@ -257,7 +237,7 @@ class TestEvaluate:
         sparse = answers(model, ROWS[:1], schedule=schedule)
         assert sparse[0].completion.attention == schedule.describe()
         assert cell.skipped == ("the prompt of row 1 has 256 tokens, the context 256",)
-        with pytest.raises(ValueError, match="b of length 9"):
+        with pytest.raises(ValueError, match=r"\bb\b.*\b9\b"):
             evaluate(engine_of(model), [some, none], PUZZLE_LANGUAGE, params(), model="m")
 
 
@@ -292,14 +272,9 @@ class TestCell:
         assert (found.tokens, found.median) == (4, 4)
         assert found.entropy == pytest.approx((1 + 15 + 6 + 6) / 16)
         assert found.cut_off == 0.25
-        assert [(one.text, one.count) for one in found.reasons] == [
-            ("right", 2),
-            ("length", 1),
-            ("no", 1),
-        ]
+        counts = [(one.text, one.count) for one in found.reasons]
+        assert counts == [("right", 2), ("length", 1), ("no", 1)]
         assert found.skipped == ("row 9",)
-
-    def test_nothing_sampled_has_no_entropy(self) -> None:
         assert cell_of("s", None, [answered(0, 0, 0), answered(1, 0, 0)]).entropy is None
 
 

@@ -3,9 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("pydantic")
-
-
 from sparrow.dataflow.local.metrics import _tail_of_step, validation_metrics
 from sparrow.schema.evaluation import Estimate, Evaluation, EvaluationCell
 from sparrow.schema.gate import BinLook, Figures, Look, Reading

@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("pydantic")
-pytest.importorskip("tomli_w")
-
 from sparrow.dataflow import run_files as rollouts
 from sparrow.dataflow.run_files import RunFiles, read_rollouts, rollout_steps
 from sparrow.files import parse_line, read_lines
@@ -42,7 +39,7 @@ def run(folder: Path, first: int, stop: int) -> None:
             files.metrics(step, {"critic/score/mean": step / 3, "actor/pg_loss": -0.5})
             files.validation(step + 1, {"val-core/countdown/acc/mean@1": step / 7})
             files.action({"step": step, "bin": 1, "reason": "p05 0.80 < 0.86"})
-            files.rollouts(step, groups(step))
+            rollouts.write_rollouts(folder, step, groups(step))
 
 
 def trajectory(prompt: str, seed: int, **more: Any) -> Trajectory:
@@ -143,34 +140,29 @@ def test_missing_lines_are_told_and_the_others_stay(tmp_path: Path) -> None:
 def test_a_changed_line_is_refused_wherever_it_stands(tmp_path: Path) -> None:
     """Also as the last one: a line that was torn is no JSON, one that was changed may be."""
     run(tmp_path, 0, 3)
-    file = tmp_path / "metrics.jsonl"
-    whole = file.read_text()
-    for line in ("nonsense", "[1]", '{"step": "1"}', '{"loss": 1}', "", "true"):
-        file.write_text(line + "\n" + whole)
-        with (
-            open_files(tmp_path) as files,
-            pytest.raises(ValueError, match=r"metrics\.jsonl, line 1"),
-        ):
-            files.begin(CONFIG, 1)
+    for name in ("metrics.jsonl", "validation.jsonl", "actions.jsonl"):
+        file = tmp_path / name
+        whole = file.read_text()
+        first, *others, last = whole.splitlines(keepends=True)
+        changed = [line.replace('"step": ', '"step": 1') for line in (first, last)]
+        damages = {
+            "".join([changed[0], *others, last]): "line 1: .*digest",
+            "".join([first, *others, changed[1]]): rf"line {len(others) + 2}: .*digest",
+        }
+        for line in ("nonsense", "[1]", '{"step": "1"}', '{"loss": 1}', "", "true"):
+            damages[f"{line}\n{whole}"] = "line 1"
+        for text, told in damages.items():
+            file.write_text(text)
+            with (
+                open_files(tmp_path) as files,
+                pytest.raises(ValueError, match=f"{name}, {told}"),
+            ):
+                files.begin(CONFIG, 1)
+        file.write_text(whole)
     file.unlink()
     os.mkfifo(file)
     with open_files(tmp_path) as files, pytest.raises(ValueError, match="regular"):
         files.begin(CONFIG, 1)
-    file.unlink()
-    file.write_text(whole)
-    for name in ("metrics.jsonl", "validation.jsonl", "actions.jsonl"):
-        file = tmp_path / name
-        whole = file.read_text()
-        lines = whole.splitlines(keepends=True)
-        for number in (1, len(lines)):
-            changed = lines[number - 1].replace('"step": ', '"step": 1')
-            file.write_text("".join([*lines[: number - 1], changed, *lines[number:]]))
-            with (
-                open_files(tmp_path) as files,
-                pytest.raises(ValueError, match=rf"{name}, line {number}: .*digest"),
-            ):
-                files.begin(CONFIG, 1)
-        file.write_text(whole)
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,28 +185,47 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 0, "a": 1.0}, {"step": 1, "a": 3.0}]
 
 
-def test_rollouts_come_back_equal(tmp_path: Path) -> None:
-    """Without hidden states."""
+def test_rollouts_come_back_equal_without_hidden_states(tmp_path: Path) -> None:
     written = groups(4)
-    bare = written[1].trajectories[0]
+    (bare,) = written[1].trajectories
     states = np.ones(((bare.weight_version >= 0).sum(), 4), dtype=np.float32)
-    given = [
-        written[0],
-        written[1].replace(trajectories=(bare.replace(hidden=states),)),
-        written[2],
-    ]
-    count = sum(len(group.trajectories) for group in written)
-    with open_files(tmp_path) as files:
-        files.begin(CONFIG, 0)
-        path = files.rollouts(12, given)
-        assert path == tmp_path / "rollouts" / "step_000012.jsonl"
-        assert read_rollouts(tmp_path, 12) == written
+    seen = written[1].replace(trajectories=(bare.replace(hidden=states),))
+    path = rollouts.write_rollouts(tmp_path, 12, [written[0], seen, written[2]])
+    assert read_rollouts(tmp_path, 12) == written
     lines = read_lines(path)
-    assert len(lines) == count
     assert [line["group_index"] for line in lines] == [0, 0, 1, 2]
     assert [line["baseline"] for line in lines] == [None, None, None, 0.1]
     assert "hidden" not in lines[0]
     assert rollout_steps(tmp_path) == [12]
+    with pytest.raises(ValueError, match="step 4"):
+        read_rollouts(tmp_path, 4)
+
+
+def test_damaged_rollouts_are_named(tmp_path: Path) -> None:
+    """Changed bits, lines that are none or in another order, a group of two prompts, a pipe."""
+    path, chance = rollouts.write_rollouts(tmp_path, 3, groups(3)), random.Random(0)
+    whole = path.read_bytes()
+    first, second, *others = whole.splitlines(keepends=True)
+    parsed = list(map(parse_line, whole.decode().splitlines()))
+    parsed[0]["prompt_id"] = "b"
+    damaged = [
+        b"".join(lines)
+        for lines in ([second, first, *others], [first, *others], [first, first, *others], [])
+    ]
+    damaged += [whole + line for line in (b"{\n", b"[]\n", b'{"group_index": 0}\n')]
+    damaged.append("".join(json.dumps(line) + "\n" for line in parsed).encode())
+    for _ in range(100):
+        bits = bytearray(whole)
+        bits[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        damaged.append(bytes(bits))
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"step_000003\.jsonl"):
+            read_rollouts(tmp_path, 3)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="regular"):
+        read_rollouts(tmp_path, 3)
 
 
 def test_rollouts_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,43 +239,6 @@ def test_rollouts_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(OSError, match=f"step_00000{step}.jsonl"):
             rollouts.write_rollouts(tmp_path, step, groups(4))
     assert tree(tmp_path) == {"rollouts/step_000003.jsonl": before}
-
-
-def test_rollouts_that_are_none(tmp_path: Path) -> None:
-    path = rollouts.write_rollouts(tmp_path, 3, groups(3))
-    with pytest.raises(ValueError, match="step 4"):
-        read_rollouts(tmp_path, 4)
-    whole = path.read_text()
-    for line in ("{", "[]", '{"group_index": 0}', '{"group_index": 0, "baseline": 1}'):
-        path.write_text(whole + line + "\n")
-        with pytest.raises(ValueError, match=r"step_000003\.jsonl, line 5"):
-            read_rollouts(tmp_path, 3)
-    lines = list(map(parse_line, whole.splitlines()))
-    lines[0]["prompt_id"] = "b"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ValueError, match=r"step_000003\.jsonl"):
-        read_rollouts(tmp_path, 3)
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(ValueError, match="regular"):
-        read_rollouts(tmp_path, 3)
-
-
-def test_damaged_rollouts_are_named(tmp_path: Path) -> None:
-    """One changed bit, or a line that is gone: the file is named, or the groups are the same."""
-    path = rollouts.write_rollouts(tmp_path, 3, groups(3))
-    whole, chance = path.read_bytes(), random.Random(0)
-    for _ in range(100):
-        damaged = bytearray(whole)
-        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"step_000003\.jsonl, line \d"):
-            read_rollouts(tmp_path, 3)
-    first, second, *others = whole.splitlines(keepends=True)
-    for lines in ([second, first, *others], [first, *others], [first, first, *others], []):
-        path.write_bytes(b"".join(lines))
-        with pytest.raises(ValueError, match=r"step_000003\.jsonl"):
-            read_rollouts(tmp_path, 3)
 
 
 def test_the_files_of_a_run_that_has_ended_lose_no_line(tmp_path: Path) -> None:
@@ -317,7 +291,6 @@ os.kill(os.getpid(), 9)
 
 
 def test_tensorboard_has_one_curve_after_going_on(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for first, stop, value in ((0, 4, 1.0), (2, 5, 2.0)):
@@ -335,23 +308,7 @@ def test_tensorboard_has_one_curve_after_going_on(tmp_path: Path) -> None:
     assert found == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
 
 
-def test_without_tensorboard_the_choice_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    for name in [name for name in sys.modules if name.split(".")[0] == "tensorboard"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with (
-        RunFiles(tmp_path) as files,
-        pytest.raises(ValueError, match=r"run\.tensorboard"),
-    ):
-        files.begin(CONFIG, 0)
-    assert tree(tmp_path) == {}
-
-
 def test_a_validation_that_is_no_number_names_the_file(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     run(tmp_path, 0, 1)
     (tmp_path / "validation.jsonl").write_text('{"step": 1, "acc": "text"}\n')
     with (
@@ -366,7 +323,7 @@ def test_folders_that_are_links_or_files_are_refused(tmp_path: Path) -> None:
         folder = tmp_path / f"with {name}"
         folder.mkdir()
         (folder / name).symlink_to(tmp_path)
-        with pytest.raises(ValueError, match=f"{name} is a symbolic link"):
+        with pytest.raises(ValueError, match=f"{name}.*link"):
             open_files(folder)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"run\.dir"):

@@ -102,17 +102,18 @@ def test_refusals_reach_the_one_who_asked(engine) -> None:
         asyncio.run(AsyncEngine(engine).generate(PROMPTS[0], params()))
 
 
-def test_a_failure_of_the_engine_reaches_everybody(engine) -> None:
-    def broken() -> Any:
-        raise MemoryError("no memory")
+def test_a_failure_of_the_engine_reaches_everybody(model) -> None:
+    """And another asynchronous engine may go on with what is left: nothing."""
+    engine = engine_of(model, pages=14, max_context=200, swap_bytes=0)
 
     async def work(rollouts: AsyncEngine) -> None:
-        engine.step = broken
         for told in ("failed", "ended"):
             with pytest.raises(RuntimeError, match=told):
-                await rollouts.generate(PROMPTS[0], params())
+                await rollouts.generate(list(range(30)), params(n=3, max_tokens=60))
 
     play(engine, work)
+    assert len(play(engine, lambda rollouts: rollouts.generate([1, 2], params()))) == 1
+    engine.check_integrity()
 
 
 def test_weights_change_between_steps() -> None:

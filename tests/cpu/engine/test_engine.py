@@ -33,19 +33,12 @@ SHORT = [1, 2, 3]
 # Requests.
 
 
-def test_completions_come_prompt_by_prompt(engine) -> None:
-    given = engine.generate([[1, 2], [3]], [params(n=2, max_tokens=3), params(max_tokens=5)])
-    assert [each.prompt_ids.tolist() for each in given] == [[1, 2], [1, 2], [3]]
-    assert [len(each.token_ids) for each in given] == [3, 3, 5]
-    assert engine.generate([], params()) == []
-    assert engine.idle
-
-
 def test_streamed_tokens_come_once_and_completions_alone_where_that_is_asked(engine) -> None:
     """Both hold the same bits, stops included; who is not streamed has one output a sample."""
     stops = params(n=2, stop_token_ids=tuple(range(0, 60, 3)))
     quiet, loud = (engine.add(SHORT, stops, streamed=each) for each in (False, True))
     outputs = list(engine.stream())
+    assert engine.generate([], params()) == []
     came: dict[tuple[int, int], list[list[int]]] = {}
     for output in outputs:
         came.setdefault((output.request, output.sample), []).append(output.tokens)
@@ -170,64 +163,29 @@ def test_a_later_request_reuses_the_prefix(engine, model) -> None:
     assert alike.pool.cached == 0
 
 
-def test_answers_are_reused_where_asked_for_and_dense(model) -> None:
-    """A second turn: prompt, answer and 39 more tokens, the answer's last one included."""
-    for reuse, schedule, computed in (
-        ("all", None, 40),
-        ("prompts", None, 168),
-        ("all", SPARSE, 168),
-    ):
-        engine = engine_of(model, reuse=reuse)
-        (first,) = engine.generate([LONG[:200]], params(max_tokens=60), schedule=schedule)
-        turn = [*LONG[:200], *first.token_ids.tolist(), *prompt(36, 3)]
-        passes = count_prefill(engine)
-        (second,) = engine.generate([turn], params(max_tokens=4))
-        assert tokens_of(passes) == computed
-        fresh = alone(model, turn, params(max_tokens=4))
-        assert second.token_ids.tolist() == fresh.token_ids.tolist()
-        np.testing.assert_allclose(second.logprobs, fresh.logprobs, atol=1e-4)
-
-
 # What completions hold.
 
 
 @pytest.mark.parametrize("schedule", [None, SPARSE], ids=["dense", "sparse"])
 def test_statistics_are_of_the_recorded_hidden_states(engine, model, schedule) -> None:
-    options, own = OutputOptions(hidden_states=True, top_logprobs=5), params(temperature=0.6, n=2)
-    for completion in engine.generate([prompt(100)], own, schedule=schedule, options=options):
-        hidden, head = recorded_hidden(completion), model.head.detach()
+    """Options of one request are not those of another in its batch."""
+    own = params(temperature=0.6, n=2)
+    for top, hidden in ((5, True), (2, False), (0, False)):
+        options = OutputOptions(top_logprobs=top, hidden_states=hidden)
+        engine.add(prompt(100), own, schedule=schedule, options=options)
+    done = run(engine)
+    for sample in range(2):
+        completion, two, none = (done[request, sample] for request in range(3))
+        hidden_TC, head = recorded_hidden(completion), model.head.detach()
         ids = torch.tensor(completion.token_ids)
-        stats = ops.token_stats(hidden, head, ids, temperature=0.6)
+        stats = ops.token_stats(hidden_TC, head, ids, temperature=0.6)
         np.testing.assert_allclose(completion.logprobs, stats.logprob, atol=1e-5)
         np.testing.assert_allclose(completion.entropies, stats.entropy, atol=1e-4)
-        best = logp(model, hidden, 0.6).topk(5, dim=1)
+        best = logp(model, hidden_TC, 0.6).topk(5, dim=1)
         np.testing.assert_allclose(completion.top_logprobs, best.values, atol=1e-5)
         assert completion.top_ids.tolist() == best.indices.tolist()
-
-
-def test_options_of_one_request_are_not_those_of_another(engine) -> None:
-    """Also not where they share a batch and ask for different numbers of tokens."""
-    wants = [{}, {"top_logprobs": 2}, {"top_logprobs": 7, "hidden_states": True}]
-    for seed, want in enumerate(wants):
-        engine.add([1, 2], params(max_tokens=4, seed=seed), options=OutputOptions(**want))
-    done = run(engine)
-    none, two, seven = (done[number, 0] for number in range(3))
-    assert none.top_ids is none.hidden is two.hidden is None
-    assert two.top_ids.shape == two.top_logprobs.shape == (4, 2)
-    assert seven.top_ids.shape == (4, 7)
-    assert seven.hidden.shape == (4, 64)
-
-
-def test_the_record_and_the_header_say_what_ran(engine) -> None:
-    (dense,) = engine.generate([[1, 2]], params(max_tokens=3))
-    assert dense.attention == "dense"
-    assert dense.weight_versions.tolist() == [0, 0, 0]
-    assert dense.kept.tolist() == [1, 1, 1]
-    assert (dense.swaps, dense.restarts, dense.recomputed, dense.adapter) == (0, 0, (), None)
-    (sparse,) = engine.generate([[1, 2]], params(max_tokens=3), schedule=SPARSE)
-    assert sparse.attention == SPARSE.describe()
-    for part in ("qwen3", "v0", "float32 on cpu", "page 16", "block-mean", "up to 64 at once"):
-        assert part in engine.header()
+        assert two.top_ids.tolist() == completion.top_ids[:, :2].tolist()
+        assert none.top_ids is none.hidden is two.hidden is None
 
 
 def test_kept_shares_are_what_the_selection_keeps(engine) -> None:

@@ -7,19 +7,15 @@ from support.engines import (
     alone,
     assert_same_bits,
     changed,
-    count_prefill,
     engine_of,
     params,
     prompt,
     run,
     steps,
     tiny,
-    tokens_of,
 )
 
 from sparrow.engine import Engine
-from sparrow.engine.requests import ScheduleHistory
-from sparrow.schema.sampling import Completion
 from sparrow.schema.schedule import DENSE, Schedule
 
 LONG = 100
@@ -35,21 +31,14 @@ def drawn(engine: Engine) -> int:
     return next(iter(engine.loop.requests.values())).samples[0].drawn
 
 
-def changing(
-    engine: Engine, after: int, new: Schedule | None, old: Schedule | None = SPARSE
-) -> tuple[Completion, int]:
-    """A request under `old` whose schedule changes after so many steps, and at which token."""
-    number = engine.add(prompt(LONG), params(), schedule=old)
-    before = steps(engine, after)
-    count = drawn(engine)
-    assert engine.reschedule(number, new) == [number]
-    return run(engine, outputs=before)[number, 0], count
-
-
 def test_before_the_first_decode_step_it_is_the_new_schedule(model) -> None:
     for begun in (0, 1):
-        done, count = changing(engine_of(model), begun, WIDE)
-        assert count == begun
+        engine = engine_of(model)
+        number = engine.add(prompt(LONG), params(), schedule=SPARSE)
+        before = steps(engine, begun)
+        assert drawn(engine) == begun
+        assert engine.reschedule(number, WIDE) == [number]
+        done = run(engine, outputs=before)[number, 0]
         assert_same_bits(done, alone(model, prompt(LONG), params(), schedule=WIDE))
         assert done.attention == WIDE.describe()
 
@@ -83,8 +72,8 @@ def test_a_request_becomes_dense_and_sparse_again(model) -> None:
     number = engine.add(prompt(LONG), params(), schedule=SPARSE)
     before = steps(engine, 5)
     dense_at = drawn(engine)
-    engine.reschedule(number, None)
-    engine.reschedule(number, None)  # which is nothing new
+    for schedule in (WIDE, None, None):  # no token comes between: one change, and nothing new
+        engine.reschedule(number, schedule)
     before += steps(engine, 6)
     sparse_at = drawn(engine)
     engine.reschedule(number, SPARSE)
@@ -98,6 +87,7 @@ def test_a_request_becomes_dense_and_sparse_again(model) -> None:
 
 
 def test_only_those_under_the_schedule_change_and_nothing_is_built_anew(model) -> None:
+    """Any number of times, as a gate raises a bin: only schedules in use need a place."""
     engine = engine_of(model)
     asked = [SPARSE, None, Schedule.fixed(64), SPARSE]
     numbers = [
@@ -108,31 +98,19 @@ def test_only_those_under_the_schedule_change_and_nothing_is_built_anew(model) -
     runner = engine.runner
     tensors = (runner.rows.schedule_R, runner.budgets._starts_AE, runner.budgets._budgets_LAEG)
     places = [tensor.data_ptr() for tensor in tensors]
-    assert engine.reschedule(SPARSE, WIDE) == [numbers[0], numbers[3]]
+    old = SPARSE
+    for budget in (*range(81, 102), 80):
+        assert engine.reschedule(old, Schedule.fixed(budget)) == [numbers[0], numbers[3]]
+        old = Schedule.fixed(budget)
     done = run(engine, outputs=before)
     assert engine.runner is runner
     tensors = (runner.rows.schedule_R, runner.budgets._starts_AE, runner.budgets._budgets_LAEG)
     assert places == [tensor.data_ptr() for tensor in tensors]
-    assert all("; from length" in done[numbers[at], 0].attention for at in (0, 3))
+    assert all(done[numbers[at], 0].attention.count("; from length") == 1 for at in (0, 3))
     for at in (1, 2):
         other = alone(model, prompt(LONG, at), params(seed=at), schedule=asked[at])
         assert_same_bits(done[numbers[at], 0], other)
         assert done[numbers[at], 0].attention == other.attention
-
-
-def test_any_number_of_changes(model) -> None:
-    """A gate raises a bin again and again; only schedules in use need a place."""
-    engine = engine_of(model)
-    beside = engine.add(prompt(LONG, 1), params(max_tokens=40), schedule=WIDE)
-    number = engine.add(prompt(LONG), params(max_tokens=40), schedule=SPARSE)
-    old, before = SPARSE, steps(engine, 3)
-    for budget in range(49, 70):
-        new = Schedule.fixed(budget)
-        assert engine.reschedule(old, new) == [number]
-        old, before = new, before + steps(engine, 1)
-    done = run(engine, outputs=before)
-    assert done[number, 0].attention.count("from length") == 21
-    assert done[beside, 0].attention == WIDE.describe()
 
 
 def test_each_sample_tells_its_own_length(model) -> None:
@@ -174,22 +152,6 @@ def test_a_restart_or_an_abort_tells_what_ran(model) -> None:
     assert engine.idle
 
 
-def test_a_once_sparse_answer_is_never_shared(model) -> None:
-    def computed_of(schedule: Schedule | None) -> int:
-        """Prompt tokens to compute for a prompt that goes on from an answer that ended dense."""
-        engine = engine_of(model, reuse="all")
-        number = engine.add(prompt(LONG), params(max_tokens=60), schedule=schedule)
-        before = steps(engine, 20)
-        engine.reschedule(number, None)
-        done = run(engine, outputs=before)[number, 0]
-        passes = count_prefill(engine)
-        engine.generate([[*prompt(LONG), *done.token_ids.tolist(), 1, 2]], params(max_tokens=1))
-        return tokens_of(passes)
-
-    assert computed_of(None) == 162 - 128  # the answer's pages too
-    assert computed_of(SPARSE) == 162  # its prompt has no whole chunk of 128
-
-
 def test_what_does_not_fit_is_refused_and_changes_nothing(model) -> None:
     engine = engine_of(model)
     number = engine.add(prompt(LONG), params(), schedule=SPARSE)
@@ -208,37 +170,3 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(model) -> None:
     assert engine.reschedule(7, SPARSE) == engine.reschedule(WIDE, SPARSE) == []
     done = run(engine, outputs=before)[number, 0]
     assert_same_bits(done, alone(model, prompt(LONG), params(), schedule=SPARSE))
-    dense_only = engine_of(model, rule=None)
-    number = dense_only.add([1], params(max_tokens=2))
-    with pytest.raises(ValueError, match="rule=None"):
-        dense_only.reschedule(number, SPARSE)
-    assert dense_only.reschedule(number, None) == [number]
-    assert run(dense_only)[number, 0].attention == "dense"
-
-
-# The record of it.
-
-
-def shares(made: Schedule | None) -> np.ndarray:
-    return np.full(6, 1.0 if made is None else made.budget(0) / 100, np.float32)
-
-
-def test_a_course_joins_what_ran_and_has_no_stretch_without_a_token() -> None:
-    """The first token comes from the prompt: until a second nothing has been decoded."""
-    replaced = ScheduleHistory(WIDE)
-    replaced.change(1, None)
-    assert replaced.dense
-    replaced.change(3, WIDE)
-    replaced.change(3, SPARSE)
-    assert replaced.describe(0, 6) == f"dense; from length 3: {SPARSE.describe()}"
-    replaced.change(5, None)
-    assert not replaced.dense  # what was sparse once is no dense answer
-    history = ScheduleHistory(SPARSE)
-    history.change(2, WIDE)
-    history.change(4, None)
-    np.testing.assert_allclose(history.join(shares), [0.48, 0.48, 0.8, 0.8, 1, 1])
-    narrow, wide = SPARSE.describe(), WIDE.describe()
-    assert history.describe(10, 6) == f"{narrow}; from length 12: {wide}; from length 14: dense"
-    assert history.describe(10, 4) == f"{narrow}; from length 12: {wide}"  # ended before the last
-    assert history.describe(10, 0) == narrow
-    assert history.join(lambda made: None if made is WIDE else shares(made)) is None

@@ -12,26 +12,27 @@ from torch import Tensor
 pytest.importorskip("triton")
 from support.kernels import (
     DEVICE,
-    attend,
     attend_chunks,
     batch_of,
-    check_bits_of_decode,
     check_bits_of_prefill,
-    chosen,
+    check_prefill,
     poisoned_memory,
     queries_of,
 )
-from support.paging import Batch
+from support.paging import (
+    attend,
+    check_bits_of_decode,
+    check_decode,
+    check_rows_without_pages_and_nan,
+    chosen,
+)
 
 from sparrow.ops import PageLists
 from sparrow.ops.kernels import attend_decode as decode
 from sparrow.ops.kernels import attend_prefill as prefill
-from sparrow.ops.reference import attention as definition
 
 LENGTHS = [1, 16, 17, 0, 70]
-SCALE = 0.125
 PLAN = decode.plan
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 pytestmark = pytest.mark.usefixtures(poisoned_memory.__name__)
 
 
@@ -47,22 +48,18 @@ def cut_into(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "plan", lambda *_: cut)
 
 
-def assert_decodes(batch: Batch, lists: PageLists | None = None) -> None:
-    expected = definition.attend_decode.definition(batch.q_BHD, *batch.pool, lists, scale=SCALE)
-    tolerance = TOLERANCE[expected.dtype]
-    torch.testing.assert_close(attend(batch, lists), expected, atol=tolerance, rtol=tolerance)
-
-
 @pytest.mark.parametrize("splits", [1, 3, 64])
 def test_decode(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dense and over lists; heads of odd sizes, whose neighbours must not come in."""
     cut_into(splits, monkeypatch)
     for ratio, dtype in ((1, torch.float32), (3, torch.float16)):
-        assert_decodes(batch_of(LENGTHS, heads=2 * ratio, kv_heads=2, head_size=32, dtype=dtype))
+        check_decode(
+            decode, batch_of(LENGTHS, heads=2 * ratio, kv_heads=2, head_size=32, dtype=dtype)
+        )
     for head_size in (32, 48):
         batch = batch_of(LENGTHS, heads=4, head_size=head_size)
-        assert_decodes(batch, chosen(batch, 48))
-        assert_decodes(batch, chosen(batch, 64, width=5))
+        check_decode(decode, batch, chosen(batch, 48))
+        check_decode(decode, batch, chosen(batch, 64, width=5))
 
 
 SHAPES = [(64, 16), (128, 32), (32, 4), (32, 64), (40, 16), (80, 16), (96, 4), (32, 256)]
@@ -70,9 +67,9 @@ SHAPES = [(64, 16), (128, 32), (32, 4), (32, 64), (40, 16), (80, 16), (96, 4), (
 
 def test_decode_of_other_shapes_and_many_heads_of_a_group() -> None:
     for head_size, page in SHAPES:
-        assert_decodes(batch_of([70, 3], heads=2, kv_heads=1, head_size=head_size, page=page))
+        check_decode(decode, batch_of([70, 3], heads=2, kv_heads=1, head_size=head_size, page=page))
     for ratio in (17, 64):
-        assert_decodes(batch_of([20, 40], heads=ratio, kv_heads=1, head_size=32))
+        check_decode(decode, batch_of([20, 40], heads=ratio, kv_heads=1, head_size=32))
 
 
 def test_kept_pages_are_shared_by_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,45 +83,30 @@ def test_kept_pages_are_shared_by_many_splits(monkeypatch: pytest.MonkeyPatch) -
     for kept, splits, used in uses:
         cut_into(splits, monkeypatch)
         partials.clear()
-        assert_decodes(batch, PageLists(pages, torch.full((1, 1), kept, device=DEVICE)))
+        check_decode(decode, batch, PageLists(pages, torch.full((1, 1), kept, device=DEVICE)))
         _, top_BHX, _ = partials
         assert top_BHX.isfinite().sum() == used
 
 
 def test_lists_layouts_and_other_rows_change_no_bit() -> None:
-    check_bits_of_decode(batch_of(LENGTHS, head_size=32), 48)
+    check_bits_of_decode(decode, batch_of(LENGTHS, head_size=32), 48)
 
 
 def test_pages_off_the_list_are_never_read() -> None:
     """Unused slots of the pool hold NaN already; here the pages that no head keeps do, too."""
     batch = batch_of([150], heads=2, head_size=32)
     lists = chosen(batch, 48)
-    expected = attend(batch, lists)
+    expected = attend(decode, batch, lists)
     kept = lists.pages[0].unique().long()
     lost = torch.ones(len(batch.k_NGPD), dtype=torch.bool, device=DEVICE)
     lost[batch.table_BM[0, kept[kept >= 0]]] = False
     batch.k_NGPD[lost], batch.v_NGPD[lost] = torch.nan, torch.nan
-    assert torch.equal(attend(batch, lists), expected)
+    assert torch.equal(attend(decode, batch, lists), expected)
     assert expected.isfinite().all()
 
 
-def test_rows_and_heads_without_pages_give_zeros_and_nan_stays_in_its_heads() -> None:
-    batch = batch_of([0, 40, 0], heads=4, kv_heads=2, head_size=32)
-    assert (attend(batch)[[0, 2]] == 0).all()
-    pages = torch.tensor([[[-1], [-1]], [[-1], [1]], [[0], [0]]], device=DEVICE)
-    out = attend(batch, PageLists(pages, (pages >= 0).sum(2)))
-    assert (out[[0, 2]] == 0).all()
-    assert (out[1, :2] == 0).all()
-    assert out[1, 2:].isfinite().all()
-    for lengths in ([], [0, 0]):
-        batch = batch_of(lengths, head_size=32)
-        assert torch.equal(attend(batch), torch.zeros_like(batch.q_BHD))
-    batch = batch_of([70, 70], heads=6, kv_heads=2, head_size=32)
-    batch.k_NGPD[batch.table_BM[0, 3], 1, 5, 7] = torch.nan
-    out = attend(batch)
-    assert out[0, 3:].isnan().all()
-    assert out[0, :3].isfinite().all()
-    assert out[1].isfinite().all()
+def test_rows_without_pages_give_zeros_and_nan_stays_in_its_heads() -> None:
+    check_rows_without_pages_and_nan(decode, DEVICE)
 
 
 def test_plans_cut_by_whole_tiles_and_pages() -> None:
@@ -144,20 +126,12 @@ def test_plans_cut_by_whole_tiles_and_pages() -> None:
 def test_prefill(ratio: int, dtype: torch.dtype) -> None:
     batch = batch_of(LENGTHS, heads=2 * ratio, kv_heads=2, head_size=32, dtype=dtype)
     for counts in (LENGTHS, [1, 15, 2, 0, 50], [0, 3, 0, 0, 33]):
-        assert_prefills(batch, counts)
+        check_prefill(batch, counts)
     for head_size in (40, 80):
         odd = batch_of([40, 3], heads=2, kv_heads=1, head_size=head_size)
-        assert_prefills(odd, [35, 3])
+        check_prefill(odd, [35, 3])
     assert attend_chunks(batch, *queries_of(batch, [0] * 5)).shape == (0, 2 * ratio, 32)
     check_bits_of_prefill(batch, [1, 15, 2, 0, 50])
-
-
-def assert_prefills(batch: Batch, counts: list[int]) -> None:
-    q, bounds = queries_of(batch, counts)
-    expected = definition.attend_causal_paged.definition(q, *batch.pool, bounds, scale=SCALE)
-    tolerance = TOLERANCE[q.dtype]
-    out = attend_chunks(batch, q, bounds)
-    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
 
 
 def test_what_is_left_to_the_definition() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from support.flows import LAYER, LIBRARY, ODD, Bed, make_bed, same_fields
+from support.flows import LAYER, LIBRARY, ODD, Bed, make_bed, mean_flow, same_fields
 from support.kernels import DEVICE, check_choice, fill_fields, select
 
 from sparrow.sparse.compile.launch import Compiled, Launch, cache_dir
@@ -101,15 +101,8 @@ def test_a_row_that_keeps_everything_is_not_scored() -> None:
 
 
 def test_sources_are_kept_by_content() -> None:
-    def score(query, fields, position):
-        return query.mean(0) @ fields.anything
-
-    other = Flow(
-        name="another name",
-        fields={"anything": as_keys(D)},
-        summarise=lambda keys, values: {"anything": keys.mean(0)},
-        score=score,
-    )
+    score = lambda query, fields, position: query.mean(0) @ fields.anything  # noqa: E731
+    other = mean_flow("another name", score, field="anything")
     same = trace(other, 16, 32, 2), trace(library.block_mean, 16, 32, 2)
     assert same[0].digest == same[1].digest
     one, two = (Compiled(program, torch.float16) for program in same)
@@ -130,22 +123,17 @@ def test_a_context_beyond_what_a_program_holds_is_refused() -> None:
 
 
 def test_what_cannot_be_compiled_is_refused() -> None:
-    def thirds(keys, values):
+    def halves(keys, values):
         return {"x": keys.reshape(8, 2 * keys.shape[1]).mean(0)}
 
-    odd = Flow(
-        name="odd",
-        fields={"x": as_keys(2 * D)},
-        summarise=thirds,
-        score=lambda query, fields, position: fields.x.sum(),
-    )
-    with pytest.raises(FlowError, match="powers"):
-        Compiled(trace(odd, 16, 24, 2), torch.float16)
-    packed = Flow(
-        name="packed",
-        fields={"x": int4(P // 4, D)},
-        summarise=lambda keys, values: {"x": keys.reshape(4, 4, keys.shape[1]).mean(1)},
-        score=lambda query, fields, position: fields.x.sum(),
-    )
-    with pytest.raises(FlowError, match="int4"):
-        Compiled(trace(packed, 16, 24, 2), torch.float16)
+    def quarters(keys, values):
+        return {"x": keys.reshape(4, 4, keys.shape[1]).mean(1)}
+
+    for form, summarise, word in (
+        (as_keys(2 * D), halves, "powers"),
+        (int4(P // 4, D), quarters, "int4"),
+    ):
+        fields, score = {"x": form}, lambda query, fields, position: fields.x.sum()
+        odd = Flow(name="odd", fields=fields, summarise=summarise, score=score)
+        with pytest.raises(FlowError, match=word):
+            Compiled(trace(odd, 16, 24, 2), torch.float16)

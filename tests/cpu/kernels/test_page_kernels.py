@@ -1,107 +1,48 @@
-"""Page kernels against their definitions: in Triton's interpreter, or on a GPU where there is one.
+"""Page, sampling and row kernels against their definitions, in Triton's interpreter.
 
-What both tiers check is in tests/support/kernels.py.
+Where there is a GPU they run on it. What both tiers check is in tests/support/kernels.py.
 """
+
+from itertools import product
 
 import pytest
 import torch
-from support.paging import slots_of
+from support.paging import DENSE, check_select, check_selections, check_write, mean_scores, same
+from support.rowstates import check_sampler, check_steps, rows_to_draw_from
 
 pytest.importorskip("triton")
 import triton
 import triton.language as tl
-from support.kernels import (
-    DENSE,
-    DEVICE,
-    batch_of,
-    check_rows_of_every_size,
-    check_select,
-    mean_scores,
-    same,
-)
+from support.kernels import DEVICE, batch_of, check_rows_of_every_size, check_shares
 
 from sparrow.ops.kernels import pages as kernels
+from sparrow.ops.kernels import sampling
 from sparrow.ops.reference import pages as definition
+from sparrow.ops.reference import sampling as sampling_definition
 
-INF, NAN = float("inf"), float("nan")
-
-
-@pytest.mark.parametrize(
-    ("cache", "tokens", "page", "kv_heads", "size", "ints"),
-    [
-        (torch.float32, torch.float32, 16, 2, 8, torch.int32),
-        (torch.float16, torch.float32, 4, 3, 12, torch.int64),
-        (torch.float16, torch.float16, 5, 1, 16, torch.int32),
-    ],
-)
-def test_write(cache, tokens, page, kv_heads, size, ints) -> None:
-    shape = {"heads": kv_heads, "kv_heads": kv_heads, "head_size": size, "page": page}
-    batch = batch_of([2 * page + 1], dtype=cache, **shape)
-    expected, actual = ([torch.full_like(x, NAN) for x in batch.pool[:2]] for _ in range(2))
-    fused = torch.randn(2 * page + 3, kv_heads, 3 * size, device=DEVICE, dtype=tokens)
-    k, v = fused[..., :size], fused[..., size : 2 * size]  # strided views
-    slots = slots_of(batch.table_BM[0], torch.arange(2 * page + 1, device=DEVICE), page).to(ints)
-    slots = torch.cat([slots[:3], slots.new_tensor([-1, -7]), slots[3:]])
-    for module, pools in ((definition, expected), (kernels, actual)):
-        module.write_pages(*pools, k, v, slots)
-        module.write_pages(*pools, k[:0], v[:0], slots[:0])
-    same(actual[0], expected[0])
-    same(actual[1], expected[1])
+NAN = float("nan")
 
 
-LENGTHS = [0, 1, 4, 29, 32, 30, 8, 12]
-TINY, LARGE = [0, 0, 1, 3, 0, 2, 5, 1], [DENSE, DENSE, 4, 29, 32, 31, 8, DENSE]
+def test_write() -> None:
+    check_write(kernels, torch.float32, 16, 8, device=DEVICE)
+    check_write(kernels, torch.float16, 4, 12, kv_heads=3, tokens=torch.float32, device=DEVICE)
+    check_write(kernels, torch.float16, 5, 16, kv_heads=1, device=DEVICE)
 
 
-@pytest.mark.parametrize(("first", "last"), [(1, 2), (0, 1), (2, 2), (3, 6)])
-def test_choices(first: int, last: int) -> None:
-    torch.manual_seed(0)
-    for budgets in (TINY, LARGE, [16] * 8, [13, 14, 15, 16, 17, 18, 19, 20]):
-        for scores in (torch.randn(8, 1, 8), torch.randint(-1, 2, (8, 1, 8)).float()):
-            check_select(scores, LENGTHS, budgets, page=4, first=first, last=last)
-
-
-ODD = [
-    [0, NAN, -INF, INF, 1, NAN, 0, 0],
-    [NAN] * 8,
-    [INF, INF, 3e38, INF, -INF, -3e38, NAN, -INF],
-    [-0.0, 0.0, -0.0, 0.0, -0.0, 0.0, -1e-45, 1e-45],
-    [5.0] * 8,
-]
-
-
-def test_odd_scores_have_the_definition_s_order() -> None:
-    for scores in ODD:
-        rows = torch.tensor(scores).expand(8, 1, 8).contiguous()
-        check_select(rows, [32] * 8, list(range(4, 36, 4)), page=4, first=0, last=1)
-
-
-def test_real_scores_with_ties_budgets_of_heads_widths_and_strides() -> None:
-    torch.manual_seed(0)
+def test_choices() -> None:
+    check_selections(kernels, rows=8, width=9, device=DEVICE)
     batch = batch_of([1, 16, 40, 77, 80], whole_numbers=True)
     for budget in (48, 64, 79):
-        check_select(mean_scores(batch), batch.lengths_B, [budget] * 5, page=16)
-    budgets = torch.randint(0, 36, (3, 8))
-    check_select(torch.randn(8, 3, 8), LENGTHS, budgets.T, page=4)  # strided
-    check_select(torch.randn(8, 3, 8), LENGTHS, budgets.T.contiguous().int(), page=4)
-    for width in (4, 5, 13):
-        check_select(torch.randn(2, 2, 11), [44, 15], [16, DENSE], page=4, width=width)
-    check_select(torch.randn(3, 2, 40)[:, :, :10], [40, 37, 3], [20, 24, 16], page=4)
+        check_select(kernels, mean_scores(batch), batch.lengths_B, [budget] * 5, page=16)
+    check_select(kernels, torch.randn(2, 2, 11, device=DEVICE), [44, 15], [16, DENSE], page=4)
 
 
-@pytest.mark.parametrize(
-    ("mass", "reserved", "most"),
-    [(0.01, (1, 2), 64), (0.25, (0, 1), 8), (0.75, (2, 3), 8), (0.9, (1, 2), 64), (1.0, (0, 1), 4)],
-)
-def test_shares_of_exact_masses(mass: float, reserved: tuple[int, int], most: int) -> None:
-    """Multiples of 1/64, of which sums are exact in any order; few of them give many ties."""
-    torch.manual_seed(most)
-    scores = torch.randint(-1, most, (8, 1, 40)) / 64
-    scores[0, :, ::3], scores[1, :, 1::2], scores[2] = NAN, -INF, 0.0
-    lengths = [160, 157, 160, 98, 0, 3, 159, 100]
-    for budgets in ([DENSE] * 8, [0, 16, 24, 40, 1, 9, 100, 32]):
-        options = {"page": 4, "first": reserved[0], "last": reserved[1], "mass": mass}
-        check_select(scores, lengths, budgets, **options)
+SHARES = [(0.01, 1, 2, 64), (0.25, 0, 1, 8), (0.75, 2, 3, 8), (0.9, 1, 2, 64), (1.0, 0, 1, 4)]
+
+
+def test_shares_of_exact_masses() -> None:
+    for mass, first, last, most in SHARES:
+        check_shares(40, mass, most, first=first, last=last)
 
 
 @pytest.mark.parametrize(("pages", "mass"), [(50, 0.3), (2100, 0.95)])
@@ -135,17 +76,18 @@ def _score_and_select(pages, count, scores, length, budget, width, BLOCK: tl.con
     kernels.select_row(pages, count, scores, length, budget, width, 4, 1, 2, None, BLOCK)
 
 
-@pytest.mark.parametrize("budget", [48, 0, 1000])
-def test_a_row_can_be_selected_inside_another_kernel(budget: int) -> None:
+@pytest.mark.parametrize(("budget", "width"), [(48, 70), (0, 70), (1000, 70), (1000, 3), (48, 5)])
+def test_a_row_can_be_selected_inside_another_kernel(budget: int, width: int) -> None:
+    """What exceeds the width is left out, and the memory beside the list stays as it is."""
     scores = torch.full((64,), NAN, device=DEVICE)
-    pages = torch.zeros(70, dtype=torch.int32, device=DEVICE)
+    pages = torch.full((80,), -9, dtype=torch.int32, device=DEVICE)
     count = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    _score_and_select[(1,)](pages, count, scores, 199, budget, 70, BLOCK=64)
+    _score_and_select[(1,)](pages, count, scores, 199, budget, width, BLOCK=64)
     lengths, budgets = torch.tensor([[199], [budget]], device=DEVICE)
-    select_pages = definition.select_pages.definition
-    expected = select_pages(scores.view(1, 1, 64), lengths, budgets, page=4, width=70)
-    same(pages, expected.pages[0, 0])
-    same(count, expected.counts[0])
+    expected = definition.select_pages.definition(scores.view(1, 1, 64), lengths, budgets, page=4)
+    wanted = torch.nn.functional.pad(expected.pages[0, 0], (0, 16), value=-1)[:width]
+    same(pages, torch.nn.functional.pad(wanted, (0, 80 - width), value=-9))
+    same(count, expected.counts[0].clamp(max=width))
 
 
 def test_what_does_not_fit_stays_in_its_row() -> None:
@@ -154,11 +96,6 @@ def test_what_does_not_fit_stays_in_its_row() -> None:
     lists = kernels.select_pages(torch.randn(2, 1, 8, device=DEVICE), lengths, budgets, page=4)
     assert lists.counts.tolist() == [[4], [4]]
     assert lists.pages[:, :, :4].max() == 7
-    lengths, budgets = torch.tensor([[32, 32], [32, 20]], device=DEVICE)  # beyond the width
-    scores = torch.arange(8.0, device=DEVICE).expand(2, 1, 8)
-    lists = kernels.select_pages(scores, lengths, budgets, page=4, width=3)
-    assert lists.counts.tolist() == [[3], [3]]
-    assert lists.pages.tolist() == [[[0, 1, 2]], [[0, 4, 5]]]
 
 
 def test_what_falls_back_to_the_definition() -> None:
@@ -173,3 +110,42 @@ def test_what_falls_back_to_the_definition() -> None:
     assert not kernels.supports(
         "select_pages", torch.zeros(1, 1, 8).double(), slots, slots, page=16
     )
+
+
+# Sampling and rows.
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of NaN in interpreters
+def test_draws_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several chunks of a vocabulary that the interpreter can stand."""
+    monkeypatch.setattr(sampling, "CHUNK", 16)
+    for vocabulary, spread in ((1, 1.0), (16, 30.0), (70, 3.0), (17, 0.1)):
+        rows = [part.to(DEVICE) for part in rows_to_draw_from(vocabulary, spread)]
+        check_sampler(sampling, rows)
+    check_sampler(sampling, [rows[0].half(), *rows[1:]])
+    temperature = torch.tensor([1.0, 0.7, 0.01, 2.0, 0.0, 0.5], device=DEVICE)
+    for vocabulary, spread in product((1, 16, 17, 101), (0.1, 3.0, 30.0)):
+        logits, number = (
+            torch.randn(6, vocabulary, device=DEVICE) * spread,
+            torch.arange(6).to(DEVICE),
+        )
+        logits[4, -2:] = 3e38  # of two equals the earlier
+        rows = (logits, number * 7, number, temperature)
+        found, wanted = sampling.sample(*rows), sampling_definition.sample.definition(*rows)
+        assert torch.equal(found.tokens, wanted.tokens)
+        for name in ("logprobs", "entropies"):
+            pair = getattr(found, name), getattr(wanted, name)
+            torch.testing.assert_close(*pair, atol=3e-6, rtol=3e-6)
+
+
+def test_cuts_are_left_to_the_definition() -> None:
+    logits, ints, floats = torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64), torch.ones(2)
+    assert sampling.supports("sample", logits, ints, ints, floats)
+    assert not sampling.supports("sample", logits, ints, ints, floats, ints)
+    assert not sampling.supports("sample", logits, ints, ints, floats, None, floats)
+    assert not sampling.supports("sample", logits, ints, ints, floats, None, None, ints[:, None])
+    assert not sampling.supports("sample", logits.double(), ints, ints, floats)
+
+
+def test_row_kernels_do_what_the_definitions_do() -> None:
+    check_steps(sampling, device=DEVICE)

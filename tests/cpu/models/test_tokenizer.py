@@ -60,15 +60,6 @@ def attempt(file: Path) -> None:
         assert said == "" or str(folder) in said
 
 
-def test_damaged_files_are_named(folder: Path) -> None:
-    for name in ("tokenizer.json", CONFIG):
-        whole = (folder / name).read_bytes()
-        for content in (b"", b"[" * 100_000, *(damaged(whole, seed) for seed in range(15))):
-            (folder / name).write_bytes(content)
-            attempt(folder / name)
-        (folder / name).write_bytes(whole)
-
-
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield path
     if isinstance(value, dict | list) and path[-1:] != ("vocab",):
@@ -86,18 +77,17 @@ def replaced(content: Any, path: tuple[Any, ...], value: Any) -> Any:
     return content
 
 
-def test_values_of_another_kind_are_named(folder: Path) -> None:
-    draw = random.Random(2)
+def test_damaged_files_and_values_of_another_kind_are_named(folder: Path) -> None:
+    draw, keys = random.Random(2), ("chat_template", "added_tokens_decoder", "init_inputs")
     for name in ("tokenizer.json", CONFIG):
-        whole = (folder / name).read_text()
-        paths = list(places(json.loads(whole))) + [
-            (key,) for key in ("chat_template", "added_tokens_decoder", "init_inputs", "auto_map")
-        ]
-        for path in paths:
-            for value in draw.sample(ODD, 1):
-                (folder / name).write_text(json.dumps(replaced(json.loads(whole), path, value)))
-                attempt(folder / name)
-        (folder / name).write_text(whole)
+        whole = (folder / name).read_bytes()
+        paths = [*places(json.loads(whole)), *((key,) for key in (*keys, "auto_map"))]
+        odd = (replaced(json.loads(whole), path, draw.choice(ODD)) for path in paths)
+        contents = [b"", b"[" * 100_000, *(damaged(whole, seed) for seed in range(15))]
+        for content in (*contents, *(json.dumps(value).encode() for value in odd)):
+            (folder / name).write_bytes(content)
+            attempt(folder / name)
+        (folder / name).write_bytes(whole)
 
 
 def test_a_file_names_no_other_class_and_no_other_file(folder: Path) -> None:
@@ -121,19 +111,10 @@ def test_code_of_the_folder_is_not_run(
     """Nor does anybody ask on the terminal whether to."""
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     (folder / "code.py").write_text(MALICE.format(str(tmp_path / "ran")))
-    entries = {
-        "AutoTokenizer": ["code.Tokenizer", "code.Tokenizer"],
-        "AutoConfig": "code.Tokenizer",
-    }
-
-    def with_code(config: dict[str, Any]) -> dict[str, Any]:
-        kept = {key: value for key, value in config.items() if key != "tokenizer_class"}
-        return {**kept, "auto_map": entries}
-
-    edit(folder / CONFIG, with_code)
-    edit(
-        folder / "config.json", lambda config: {**config, "auto_map": entries, "model_type": "own"}
-    )
+    code = {"AutoTokenizer": ["code.Tokenizer"] * 2, "AutoConfig": "code.Tokenizer"}
+    changes = {"auto_map": code, "model_type": "own", "tokenizer_class": None}
+    for name in (CONFIG, "config.json"):
+        edit(folder / name, lambda config: {**config, **changes})
     with pytest.raises(ValueError, match=str(folder)):
         models.load_tokenizer(folder)
     assert not (tmp_path / "ran").exists()
@@ -154,21 +135,18 @@ BAD_TEMPLATES = [
 ]
 
 
-def test_a_bad_chat_template_is_a_value_error_with_the_model() -> None:
-    tokenizer = models.load_tokenizer("tiny")
-    for template in BAD_TEMPLATES:
-        tokenizer.chat_template = template
-        with pytest.raises(ValueError, match="some-model"):
-            encode_messages(tokenizer, [{"role": "user", "content": TEXT}], model="some-model")
-
-
-def test_a_chat_has_the_ids_that_transformers_gives_it() -> None:
+def test_chat_templates() -> None:
+    """The ids that transformers gives; a bad template is a ValueError with the model."""
     tokenizer = models.load_tokenizer("tiny")
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     chat = [{"role": "user", "content": TEXT}]
     theirs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     assert encode_messages(tokenizer, chat, model="tiny") == theirs
     assert encode_prompt(tokenizer, TEXT, chat=True, model="tiny") == theirs
+    for template in BAD_TEMPLATES:
+        tokenizer.chat_template = template
+        with pytest.raises(ValueError, match="some-model"):
+            encode_messages(tokenizer, chat, model="some-model")
 
 
 def test_a_librarys_error_is_a_value_error_but_the_end_of_the_program() -> None:

@@ -11,6 +11,7 @@ from sparrow.sparse.rule import Rule
 
 BATCH = make_batch([20])
 ONES, INDEX, HIDDEN, HEAD = torch.ones(2), torch.arange(2), torch.zeros(2, 4), torch.zeros(9, 4)
+LONGER = (torch.zeros(21, 6, 8), *BATCH.pool)  # more queries than tokens
 LOGITS, SCORES, LENGTHS = torch.zeros(2, 5), torch.zeros(2, 2, 8), torch.tensor([32, 29])
 QUERIES, KEYS, EDGES = torch.zeros(8, 2, 4), torch.zeros(8, 1, 4), torch.tensor([0, 8])
 
@@ -78,6 +79,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("counters_B", lambda: ops.sample(LOGITS, INDEX, torch.arange(3), ONES)),
     ("temperature_B", lambda: ops.sample(LOGITS, INDEX, INDEX, ONES[:1])),
     ("forbidden_BS", lambda: ops.sample(LOGITS, INDEX, INDEX, ONES, forbidden_BS=INDEX)),
+    ("row 0", lambda: ops.attend_causal_paged(*LONGER, torch.tensor([0, 21]), scale=1.0)),
     ("refrence", lambda: ops.using("refrence").__enter__()),
 ]
 

@@ -4,7 +4,15 @@ import math
 
 import pytest
 import torch
-from support.paging import Batch, make_batch, mean_scores
+from support.paging import (
+    DENSE,
+    Batch,
+    check_select,
+    check_selections,
+    check_write,
+    make_batch,
+    mean_scores,
+)
 from torch import Tensor
 
 from sparrow import ops
@@ -15,7 +23,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 INTEGERS = [torch.int32, torch.int64]
 LENGTHS = [1, 15, 16, 17, 0, 100, 1003, 31, 64, 300]
 INF, NAN = math.inf, math.nan
-DENSE = 2**31 - 1
 
 
 def empty_pools(
@@ -43,17 +50,9 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("page", "size"), [(16, 32), (4, 5), (1, 8)])
-def test_tokens_land_where_the_definition_puts_them(dtype, page, size) -> None:
-    for integer, contiguous in ((torch.int32, False), (torch.int64, True)):
-        ours, theirs = (empty_pools(dtype, page=page, size=size)[:2] for _ in range(2))
-        tokens = fused_tokens(7, dtype, size=size)
-        tokens = [token.contiguous() for token in tokens] if contiguous else tokens
-        slots = torch.tensor([8, -1, 0, 3, -7, 7, 1]).to(integer)
-        assert pages.supports("write_pages", *ours, *tokens, slots)
-        pages.write_pages(*ours, *tokens, slots)
-        definition.write_pages.definition(*theirs, *tokens, slots)
-        assert all(same_bits(*pair) for pair in zip(ours, theirs, strict=True))
+def test_tokens_land_where_the_definition_puts_them(dtype) -> None:
+    for page, size in ((16, 32), (4, 5), (3, 8), (1, 8)):
+        check_write(pages, dtype, page, size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -124,7 +123,8 @@ def test_places_outside_the_pool_are_refused_before_anything_is_written() -> Non
             score(batch)
 
 
-def score(batch: Batch) -> Tensor:
+def score(batch: Batch, **changes: Tensor) -> Tensor:
+    batch = batch._replace(**changes)
     return pages.score_pages(
         batch.q_BHD, batch.landmark_NGD, batch.table_BM, batch.lengths_B, page=batch.page
     )
@@ -144,78 +144,33 @@ def test_scores_are_mean_query_times_landmark(dtype, heads, kv_heads) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_scores_the_same_alone_at_every_place_and_by_any_strides(dtype) -> None:
     batch = make_batch(LENGTHS, heads=6, head_size=32, dtype=dtype)
-    many = score(batch)
+    q, table, lengths, many = batch.q_BHD, batch.table_BM, batch.lengths_B, score(batch)
     for row in range(len(LENGTHS)):
-        alone = score(
-            batch._replace(
-                q_BHD=batch.q_BHD[row : row + 1],
-                table_BM=batch.table_BM[row : row + 1],
-                lengths_B=batch.lengths_B[row : row + 1],
-            )
-        )
+        one = slice(row, row + 1)
+        alone = score(batch, q_BHD=q[one], table_BM=table[one], lengths_B=lengths[one])
         assert same_bits(alone[0], many[row])
-    table = batch.table_BM[6:7].flip(1)  # 62 finished pages and an unfinished one, in front
-    turned = score(
-        batch._replace(
-            q_BHD=batch.q_BHD[6:7], table_BM=table[:, 1:], lengths_B=batch.lengths_B[6:7]
-        )
-    )
-    assert same_bits(turned[0], many[6, :, :62].flip(1))
+    one = slice(6, 7)  # 62 finished pages and an unfinished one, in front
+    turned = table[one].flip(1)[:, 1:]
+    backwards = score(batch, q_BHD=q[one], table_BM=turned, lengths_B=lengths[one])
+    assert same_bits(backwards[0], many[6, :, :62].flip(1))
+    fused = torch.cat([q, q + 1], dim=1)[:, :6]
     for integer in INTEGERS:
-        wide = torch.cat([batch.table_BM, batch.table_BM], dim=1).to(integer)
-        strided = batch._replace(
-            q_BHD=torch.cat([batch.q_BHD, batch.q_BHD + 1], dim=1)[:, :6],
-            table_BM=wide[:, : batch.table_BM.shape[1]],
-            lengths_B=batch.lengths_B.to(integer),
-        )
-        assert torch.equal(score(strided), many)
+        wide = torch.cat([table, table], dim=1).to(integer)[:, : table.shape[1]]
+        given = {"q_BHD": fused, "table_BM": wide, "lengths_B": lengths.to(integer)}
+        assert torch.equal(score(batch, **given), many)
 
 
-def both_lists(score_BGM: Tensor, lengths: Tensor, budgets: Tensor, **options) -> None:
-    """The same lists by both versions."""
-    assert pages.supports("select_pages", score_BGM, lengths, budgets, **options)
-    ours = pages.select_pages(score_BGM, lengths, budgets, **options)
-    theirs = definition.select_pages.definition(score_BGM, lengths, budgets, **options)
-    for left, right in zip(ours, theirs, strict=True):
-        assert left.dtype == right.dtype
-        assert torch.equal(left, right)
-
-
-@pytest.mark.parametrize("kind", ["floats", "ties", "odd", "strided"])
-@pytest.mark.parametrize(("first", "last"), [(1, 2), (0, 1), (3, 4), (100, 1), (0, 100)])
-def test_lists_are_those_of_the_definition(kind: str, first: int, last: int) -> None:
-    integer = INTEGERS[first % 2]
-    generator = torch.Generator().manual_seed(first)
-    rows, heads, width = 60, 3, 41
-    scores = torch.randn(rows, heads, width, generator=generator)
-    if kind == "ties":
-        scores = scores.round()
-        assert (scores.view(torch.int32) == -(2**31)).any()  # minus zeros among the zeros
-    elif kind == "odd":
-        odd = torch.tensor([INF, -INF, NAN, 0.0, -0.0, 3.4028234663852886e38, 1e-45, -NAN])
-        scores = odd[torch.randint(len(odd), scores.shape, generator=generator)]
-    elif kind == "strided":
-        scores = scores.transpose(1, 2).contiguous().transpose(1, 2)
-    lengths = torch.randint(0, width * 4 + 1, (rows,), generator=generator)
-    budgets = torch.randint(0, width * 4 + 9, (rows,), generator=generator)
-    budgets[::7] = DENSE
-    lengths[:3] = torch.tensor([0, width * 4, 1])
-    options = {"page": 4, "first": first, "last": last}
-    both_lists(scores, lengths.to(integer), budgets.to(integer), **options)
-    both_lists(scores, lengths.to(integer), budgets.to(integer), **options, width=width + 5)
-    per_head = torch.stack([budgets, budgets.roll(1), torch.full_like(budgets, DENSE)], 1)
-    both_lists(scores, lengths.to(integer), per_head.to(integer), **options)
-
-
-def test_lists_of_few_pages_and_of_very_many() -> None:
+def test_lists_are_those_of_the_definition() -> None:
+    check_selections(pages, rows=60, width=41)
     for shape in ((0, 2, 5), (3, 2, 0), (2, 1, 1)):
         lengths = torch.full(shape[:1], min(shape[2], 1))
-        both_lists(torch.zeros(shape), lengths, lengths, page=4)
+        check_select(pages, torch.zeros(shape), lengths, lengths, page=4)
     scores = torch.randn(5, 2, 3000, generator=torch.Generator().manual_seed(0))
+    budgets = [2048, 1, DENSE, DENSE, DENSE]
     for page in (1, 16):
-        lengths = torch.tensor([3000, 2999, 17, 0, 3000], dtype=torch.int32) * page
-        budgets = torch.tensor([2048, 1, DENSE, DENSE, DENSE], dtype=torch.int32)
-        both_lists(scores, lengths, budgets, page=page)
+        lengths = torch.tensor([3000, 2999, 17, 0, 3000]) * page
+        for layout in (scores, scores.transpose(1, 2).contiguous().transpose(1, 2)):
+            check_select(pages, layout, lengths, budgets, page=page)
 
 
 def test_what_is_left_to_the_definition() -> None:

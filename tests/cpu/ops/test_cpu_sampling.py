@@ -1,128 +1,43 @@
-"""Sampling in numba against its definition, and the bits that must not depend on others."""
+"""Sampling in numba and logits of 16-bit heads against their definitions."""
 
-import math
-from itertools import product
+import gc
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from support.rowstates import check_sampler, rows_to_draw_from
 
 from sparrow import ops
+from sparrow.ops.cpu import logits as fast
 from sparrow.ops.cpu import sampling
-from sparrow.ops.reference import sampling as definition
-
-INF, NAN = math.inf, math.nan
-ROUNDING = 1e-6  # of a step of the cumulative distribution, as the definition computes it
-
-
-def rows_of(rows: int, vocabulary: int, *, spread: float = 3.0, seed: int = 0) -> list[Tensor]:
-    """Logits, seeds, counters and temperatures."""
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(rows, vocabulary, generator=generator) * spread
-    seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator)
-    counters = torch.randint(0, 5000, (rows,), generator=generator)
-    return [logits, seeds, counters, torch.rand(rows, generator=generator) + 0.3]
-
-
-def assert_exact_up_to_rounding(arguments: list[Tensor], draws: ops.Draws) -> None:
-    """Against fp64: u lies in its token's step of the ladder; log-prob and entropy are near.
-
-    The definition sums in fp32 and is itself off by up to 1e-4 for a large vocabulary.
-    """
-    logits_BV, seeds_B, counters_B, temperature_B = arguments
-    logp_BV = (logits_BV.double() / temperature_B.double()[:, None]).log_softmax(1)
-    p_BV, token_B1 = logp_BV.exp(), draws.tokens[:, None]
-    above_B = p_BV.cumsum(1).gather(1, token_B1).squeeze(1)
-    below_B = above_B - p_BV.gather(1, token_B1).squeeze(1)
-    uniform_B = definition.uniforms(seeds_B, counters_B)
-    assert (uniform_B >= below_B - ROUNDING).all()
-    assert (uniform_B <= above_B + ROUNDING).all()
-    near = {"atol": 1e-5, "rtol": 1e-5, "check_dtype": False}
-    torch.testing.assert_close(draws.logprobs, logp_BV.gather(1, token_B1).squeeze(1), **near)
-    torch.testing.assert_close(draws.entropies, -(p_BV * logp_BV).sum(1), **near)
-
 
 SHAPES = [
-    *((500, 2048, 3.0), (1000, 300, 1.0), (20, 49152, 2.0), (1000, 127, 10.0)),
-    *((1000, 129, 30.0), (500, 1, 1.0), (1000, 2, 0.1), (1, 151_936, 1.0)),
+    *((40, 2048, 3.0), (80, 300, 1.0), (2, 49152, 2.0), (80, 127, 10.0), (80, 129, 30.0)),
+    *((40, 1, 1.0), (80, 2, 0.1), (1, 151_936, 1.0)),
 ]
 
 
-def test_tokens_are_those_of_the_definition_and_figures_exact() -> None:
-    for rows, vocabulary, spread in SHAPES:
-        arguments = rows_of(rows, vocabulary, spread=spread)
-        assert sampling.supports("sample", *arguments)
-        ours, theirs = sampling.sample(*arguments), definition.sample.definition(*arguments)
-        for left, right in zip(ours, theirs, strict=True):
-            assert left.dtype == right.dtype
-            assert left.shape == right.shape
-        assert int((ours.tokens != theirs.tokens).sum()) <= 1  # u within rounding of a step
-        assert_exact_up_to_rounding(arguments, ours)
-        assert ours.ok.all()
+def test_draws_are_those_of_the_definition() -> None:
+    for copies, vocabulary, spread in SHAPES:
+        check_sampler(sampling, rows_to_draw_from(vocabulary, spread, copies))
+    logits, *others = rows_to_draw_from(400, 3.0)
+    for dtype in (torch.float16, torch.bfloat16):
+        half = logits.to(dtype)
+        check_sampler(sampling, [half, *others])
+        draws = [sampling.sample(x, *others) for x in (half, half.float(), half.T.contiguous().T)]
+        assert all(torch.equal(*pair) for pair in zip(*draws[:2], strict=True))
+        assert all(torch.equal(*pair) for pair in zip(*draws[1:], strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_dtypes_strides_and_integers(dtype: torch.dtype) -> None:
-    logits, seeds, counters, temperature = rows_of(50, 400)
-    logits, seeds = logits.to(dtype), seeds % 1000
-    plain = sampling.sample(logits, seeds, counters, temperature)
-    assert torch.equal(
-        plain.tokens, definition.sample.definition(logits, seeds, counters, temperature).tokens
-    )
-    strided = torch.cat([logits, logits], dim=1)[:, :400]
-    columns = logits.T.contiguous().T
-    for other in (strided, columns, logits.float()):
-        again = sampling.sample(other, seeds.int(), counters.int(), temperature)
-        for left, right in zip(plain, again, strict=True):
-            assert torch.equal(left, right)
-
-
-def test_greedy_takes_the_earliest_best() -> None:
-    logits, seeds, counters, temperature = rows_of(64, 500)
-    logits = logits.round()
-    temperature[::2] = 0
-    ours = sampling.sample(logits, seeds, counters, temperature)
-    theirs = definition.sample.definition(logits, seeds, counters, temperature)
-    assert torch.equal(ours.tokens, theirs.tokens)
-    assert (ours.logprobs[::2] == 0).all()
-    assert (ours.entropies[::2] == 0).all()
-    assert (ours.logprobs[1::2] < 0).all()
-
-
-def test_rows_that_are_not_finite_are_not_ok() -> None:
-    for value, place, temperature in product((NAN, -NAN, INF, -INF), (0, 130, 299), (0.0, 0.7)):
-        logits, seeds, counters, _ = rows_of(3, 300)
-        logits[1, place] = value
-        arguments = (logits, seeds, counters, torch.full((3,), temperature))
-        draws = sampling.sample(*arguments)
-        assert draws.ok.tolist() == [True, False, True]
-        assert draws.tokens[1] == draws.logprobs[1] == draws.entropies[1] == 0
-        assert torch.equal(draws.tokens, definition.sample.definition(*arguments).tokens)
-
-
-def test_a_certain_token_has_no_entropy() -> None:
-    logits = torch.full((4, 300), -1000.0)
-    logits[torch.arange(4), torch.tensor([0, 127, 128, 299])] = 1000.0
-    index = torch.arange(4)
-    draws = sampling.sample(logits, index, index, torch.tensor([1.0, 0.1, 3.0, 1e-30]))
-    assert draws.tokens.tolist() == [0, 127, 128, 299]
-    assert draws.logprobs.tolist() == draws.entropies.tolist() == [0.0] * 4
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_has_the_same_bits_alone_and_on_any_number_of_threads(threads: int) -> None:
-    arguments = rows_of(20, 3001)
+def test_a_row_has_the_same_bits_on_any_number_of_threads() -> None:
+    rows = rows_to_draw_from(3001, 3.0, copies=2)
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        many = sampling.sample(*arguments)
-    finally:
-        torch.set_num_threads(before)
-    for row in range(20):
-        alone = sampling.sample(*(argument[row : row + 1] for argument in arguments))
-        for left, right in zip(alone, many, strict=True):
-            assert left.tolist() == right[row : row + 1].tolist()
+    results = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        results.append(sampling.sample(*rows))
+    torch.set_num_threads(before)
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 def test_goals_at_both_ends_stay_on_tokens_with_weight() -> None:
@@ -136,7 +51,7 @@ def test_goals_at_both_ends_stay_on_tokens_with_weight() -> None:
 
 
 def test_what_is_left_to_the_definition() -> None:
-    logits, seeds, counters, temperature = rows_of(4, 50)
+    logits, seeds, counters, temperature = (part[:4] for part in rows_to_draw_from(50, 1.0))
     cuts = [torch.full((4,), 3), torch.full((4,), 0.9), torch.full((4, 1), 7)]
     for place in range(3):
         one = [cut if index == place else None for index, cut in enumerate(cuts)]
@@ -145,3 +60,46 @@ def test_what_is_left_to_the_definition() -> None:
     assert not sampling.supports("sample", logits, seeds, counters, temperature.double())
     draws = ops.sample(logits, seeds, counters, temperature, *cuts)
     assert (draws.tokens != 7).all()
+
+
+# 16-bit LM heads: fp32 logits from a wide copy that is never stale.
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_equals_the_definition_bit_for_bit_and_notices_changes(dtype) -> None:
+    hidden = torch.randn(5, 16).to(dtype)
+    head = torch.nn.Parameter(torch.randn(40, 16).to(dtype))
+
+    def check() -> None:
+        with torch.no_grad():
+            assert fast.supports("logits", hidden, head)
+            found = ops.logits(hidden, head)
+            with ops.using("reference"):
+                assert torch.equal(found, ops.logits(hidden, head))
+            assert found.dtype == torch.float32
+
+    check()
+    check()
+    head.detach()[3:7].copy_(torch.randn(4, 16))  # as a weight update does, through a view
+    check()
+    head.data = torch.randn(40, 16).to(dtype)  # as waking up does
+    check()
+    with torch.inference_mode():
+        head.detach().mul_(2)
+    check()
+
+
+def test_the_copy_goes_with_its_head() -> None:
+    head = torch.randn(40, 16).bfloat16()
+    ops.logits(torch.randn(2, 16).bfloat16(), head)
+    key = id(head)
+    assert key in fast._wide
+    del head
+    gc.collect()
+    assert key not in fast._wide
+
+
+def test_gradients_and_fp32_take_the_definition() -> None:
+    head = torch.nn.Parameter(torch.randn(40, 16).bfloat16())
+    assert not fast.supports("logits", torch.randn(2, 16).bfloat16(), head)
+    assert not fast.supports("logits", torch.randn(2, 16), torch.randn(40, 16))

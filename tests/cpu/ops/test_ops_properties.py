@@ -1,38 +1,50 @@
 """Properties that hold for every shape, length, budget and score, ties included."""
 
 import math
+from collections.abc import Sequence
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.paging import Batch, make_batch, mean_scores
+from scipy.optimize import linprog
+from support.paging import DENSE, Batch, attend, make_batch, mean_scores
 from torch import Tensor
 
 from sparrow import ops
 from sparrow.ops.cpu import attention
-from sparrow.ops.reference import logprob
+from sparrow.ops.reference import attention as definitions
 from sparrow.ops.reference.acceptance import acceptance_bounds
 from sparrow.sparse.rule import Rule
 
 SCALE = 0.3
 EDGES = st.sampled_from([1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65])
-LENGTHS = st.lists(EDGES | st.integers(1, 80), min_size=1, max_size=4)
-PAGES = st.sampled_from([1, 4, 16])
+LENGTHS = EDGES | st.integers(1, 80)
+PAGES = [1, 4, 16]
 BUDGETS = st.sampled_from([0, 1, 15, 16, 17, 48, 64]) | st.integers(0, 100)
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> Batch:
-    kv_heads = draw(st.sampled_from([1, 2, 3]))
+def batches(
+    draw: st.DrawFn,
+    lengths: st.SearchStrategy[int] = LENGTHS,
+    *,
+    sizes: Sequence[int] = (2, 16),
+    pages: Sequence[int] = PAGES,
+    dtype: torch.dtype = torch.float32,
+) -> Batch:
+    kv_heads = draw(st.integers(1, 3))
     return make_batch(
-        draw(LENGTHS),
-        heads=kv_heads * draw(st.sampled_from([1, 2, 5])),
+        draw(st.lists(lengths, min_size=1, max_size=4)),
+        heads=kv_heads * draw(st.integers(1, 7)),
         kv_heads=kv_heads,
-        head_size=draw(st.sampled_from([2, 16])),
-        page=draw(PAGES),
+        head_size=draw(st.sampled_from(sizes)),
+        page=draw(st.sampled_from(pages)),
+        dtype=dtype,
         seed=draw(st.integers(0, 2**31)),
         whole_numbers=draw(st.booleans()),
     )
@@ -43,17 +55,30 @@ def choose(batch: Batch, budgets: torch.Tensor, *, first: int = 1, last: int = 2
     return ops.select_pages(mean_scores(batch), batch.lengths_B, budgets, **options)
 
 
-@given(batch=batches())
-def test_paged_equals_contiguous(batch: Batch) -> None:
-    """Bit for bit: shuffled pages hold the same sequence as one block."""
+@given(batch=batches(), chunk=st.integers(1, 20))
+def test_paged_equals_contiguous(batch: Batch, chunk: int) -> None:
+    """Bit for bit: shuffled pages hold the same sequence as one block. Its last queries may come
+    alone, and the very last is what decoding gives.
+    """
     lengths = batch.lengths_B.tolist()
     q_THD = torch.randn(sum(lengths), *batch.q_BHD.shape[1:])
-    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
+    bounds = edges(lengths)
     paged = ops.attend_causal_paged(q_THD, *batch.pool, bounds, scale=SCALE)
     packed = ops.attend_causal(
         q_THD, torch.cat(batch.keys), torch.cat(batch.values), bounds, scale=SCALE
     )
     assert torch.equal(paged, packed)
+    queries, wanted = ([x[-chunk:] for x in part.split(lengths)] for part in (q_THD, packed))
+    few = edges([len(part) for part in queries])
+    last = ops.attend_causal_paged(torch.cat(queries), *batch.pool, few, scale=SCALE)
+    torch.testing.assert_close(last, torch.cat(wanted), atol=1e-5, rtol=1e-5)
+    newest = q_THD[bounds[1:] - 1]
+    decoded = ops.attend_decode(newest, *batch.pool, scale=SCALE)
+    torch.testing.assert_close(decoded, packed[bounds[1:] - 1], atol=1e-5, rtol=1e-5)
+
+
+def edges(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0)
 
 
 @pytest.mark.parametrize("version", ["fastest", "reference"])
@@ -67,29 +92,48 @@ def test_the_list_of_all_pages_is_dense_bit_for_bit(version, batch: Batch) -> No
     assert dense.isfinite().all()
 
 
-@given(batch=batches(), budget=BUDGETS, first=st.integers(0, 3), last=st.integers(1, 3))
-def test_selection_keeps_the_budget(batch: Batch, budget: int, first: int, last: int) -> None:
-    """Against a rule in plain Python: reserved pages, then the best, earlier ones on ties."""
-    budgets = torch.full_like(batch.lengths_B, budget)
-    lists = choose(batch, budgets, first=first, last=last)
-    scores = mean_scores(batch)
-    for row, length in enumerate(batch.lengths_B.tolist()):
-        for head in range(batch.k_NGPD.shape[1]):
-            kept = lists.pages[row, head, : lists.counts[row, head]].tolist()
-            assert kept == plain_selection(
-                scores[row, head].tolist(), length, budget, batch.page, first, last
-            )
+@pytest.mark.parametrize("version", ["fastest", "reference"])
+@given(data=st.data(), first=st.integers(0, 3), last=st.integers(1, 3))
+def test_selection_keeps_the_budget(version, data, first: int, last: int) -> None:
+    """Against a rule in plain Python, for heads with scores and budgets of their own."""
+    pages, page = data.draw(st.integers(1, 9)), data.draw(st.sampled_from(PAGES))
+    mass = data.draw(st.none() | st.integers(1, 8).map(lambda eighths: eighths / 8))
+    kinds = [0.0, 1.0, 2.0, 3.0, 8.0, -5.0, math.nan, -math.inf] + [math.inf] * (mass is None)
+    scores = st.lists(st.sampled_from(kinds), min_size=pages, max_size=pages)
+    heads = [(data.draw(scores), data.draw(BUDGETS | st.just(DENSE))) for _ in range(2)]
+    length = data.draw(st.integers(0, pages * page))
+    options = {"page": page, "first": first, "last": last, "mass": mass}
+    scores, budgets = (torch.tensor([part]) for part in zip(*heads, strict=True))
+    with ops.using(version):
+        lists = ops.select_pages(scores, torch.tensor([length]), budgets, **options)
+    for head, drawn in enumerate(heads):
+        wanted = plain_selection(*drawn, length, page, (first, last), mass)
+        padding = [-1] * (pages - len(wanted))
+        assert lists.pages[0, head].tolist() == wanted + padding
+        assert lists.counts[0, head] == len(wanted)
+        assert lists.pages.dtype == lists.counts.dtype == torch.int32
 
 
 def plain_selection(
-    scores: list[float], length: int, budget: int, page: int, first: int, last: int
+    scores: list[float],
+    budget: int,
+    length: int,
+    page: int,
+    reserved: tuple[int, int],
+    mass: float | None,
 ) -> list[int]:
-    pages = -(-length // page)
+    """Reserved pages, then the best, earlier ones on ties and NaN last, while the budget pays them
+    and what is kept holds less than its share of the mass of all finished pages.
+    """
+    pages, (first, last) = -(-length // page), reserved
     tokens = [min(page, length - page * index) for index in range(pages)]
-    reserved = [i for i in range(pages) if i < first or i >= pages - last]
-    others = [i for i in range(pages) if i not in reserved]
-    kept = list(reserved)
-    for index in sorted(others, key=lambda i: (-scores[i], i)):
+    masses = [x if i < length // page and x > 0 else 0 for i, x in enumerate(scores[:pages])]
+    kept = [i for i in range(pages) if i < first or i >= pages - last]
+    others = [i for i in range(pages) if i not in kept]
+    for index in sorted(others, key=lambda i: (math.isnan(scores[i]), -scores[i], i)):
+        enough = mass is not None and sum(masses[i] for i in kept) >= mass * sum(masses)
+        if enough and budget != DENSE:
+            break
         if sum(tokens[i] for i in kept) + tokens[index] > budget:
             break
         kept.append(index)
@@ -133,8 +177,10 @@ def test_many_tokens_sparse_is_one_token_at_a_time(
     budgets_S = torch.randint(100, (length,), generator=generator)
     options = {"page": batch.page, "first": first, "last": last, "scale": SCALE}
     options["scorer"] = Rule(first=first, last=last).scorer(2, batch.page)
-    edges, dense = torch.tensor([0, length]), torch.tensor([prompt])
-    many = ops.attend_sparse(q_SHD, k_SGD, v_SGD, edges, dense, budgets_S, **options)
+    with patch.object(definitions, "QUERY_BLOCK", 16):  # several blocks of queries
+        many = ops.attend_sparse(
+            q_SHD, k_SGD, v_SGD, edges([length]), torch.tensor([prompt]), budgets_S, **options
+        )
     for position in range(length):
         now = batch._replace(
             q_BHD=q_SHD[position, None],
@@ -154,7 +200,7 @@ def test_a_budget_of_at_least_the_length_is_dense_bit_for_bit(
 ) -> None:
     lengths = batch.lengths_B.tolist()
     q_THD = torch.randn(sum(lengths), *batch.q_BHD.shape[1:])
-    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
+    bounds = edges(lengths)
     packed = (q_THD, torch.cat(batch.keys), torch.cat(batch.values), bounds)
     own_length = torch.cat([torch.arange(1, length + 1) for length in lengths])
     dense = torch.full((len(lengths),), prompt)
@@ -165,27 +211,15 @@ def test_a_budget_of_at_least_the_length_is_dense_bit_for_bit(
 
 # Decode attention in numba: shapes, lengths and lists drawn at random.
 
-LONG = st.sampled_from([0, 1, 15, 16, 17, 255, 256, 257, 512])
-
-
-@st.composite
-def large_batches(draw: st.DrawFn) -> Batch:
-    kv_heads = draw(st.integers(1, 3))
-    return make_batch(
-        draw(st.lists(LONG | st.integers(0, 600), min_size=1, max_size=4)),
-        heads=kv_heads * draw(st.integers(1, 7)),
-        kv_heads=kv_heads,
-        head_size=16 * draw(st.integers(1, 5)),
-        page=draw(st.sampled_from([1, 3, 16, 40])),
-        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
-        seed=draw(st.integers(0, 2**31)),
-    )
+LONG = st.sampled_from([0, 1, 15, 16, 17, 255, 256, 257, 512]) | st.integers(0, 600)
 
 
 @st.composite
 def with_lists(draw: st.DrawFn) -> tuple[Batch, ops.PageLists]:
     """Any ascending lists, empty ones too; heads of a row differ."""
-    batch = draw(large_batches())
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    options = {"sizes": [16, 32, 48, 64, 80], "pages": [1, 3, 16, 40], "dtype": dtype}
+    batch = draw(batches(LONG, **options))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     share = draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
     rows, width = batch.table_BM.shape
@@ -196,31 +230,22 @@ def with_lists(draw: st.DrawFn) -> tuple[Batch, ops.PageLists]:
     return batch, ops.PageLists(pages.masked_fill(pages == width, -1), keep.sum(dim=2))
 
 
-@given(drawn=with_lists())
-def test_decode_in_numba_equals_the_definition(drawn: tuple[Batch, ops.PageLists]) -> None:
+@given(drawn=with_lists(), data=st.data())
+def test_decode_in_numba_equals_the_definition(
+    drawn: tuple[Batch, ops.PageLists], data: st.DataObject
+) -> None:
+    """And a row alone gives the same bits."""
     batch, lists = drawn
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[batch.q_BHD.dtype]
     for chosen in (None, lists):
-        found = attention.attend_decode(batch.q_BHD, *batch.pool, chosen, scale=0.25)
-        expected = ops.attend_decode.definition(batch.q_BHD, *batch.pool, chosen, scale=0.25)
+        found = attend(attention, batch, chosen)
+        expected = ops.attend_decode.definition(batch.q_BHD, *batch.pool, chosen, scale=0.125)
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
-
-
-@given(drawn=with_lists(), data=st.data())
-def test_a_row_alone_gives_the_same_bits(drawn: tuple[Batch, ops.PageLists], data: st.DataObject):
-    batch, lists = drawn
     row = data.draw(st.integers(0, len(batch.keys) - 1))
-    together = attention.attend_decode(batch.q_BHD, *batch.pool, lists, scale=0.25)
-    alone = attention.attend_decode(
-        batch.q_BHD[row, None],
-        batch.k_NGPD,
-        batch.v_NGPD,
-        batch.table_BM[row, None],
-        batch.lengths_B[row, None],
-        ops.PageLists(lists.pages[row, None], lists.counts[row, None]),
-        scale=0.25,
-    )
-    assert torch.equal(alone[0], together[row])
+    parts = (batch.q_BHD, batch.table_BM, batch.lengths_B, *lists)
+    q_BHD, table_BM, lengths_B, *own = (part[row, None] for part in parts)
+    alone = batch._replace(q_BHD=q_BHD, table_BM=table_BM, lengths_B=lengths_B)
+    assert torch.equal(attend(attention, alone, ops.PageLists(*own))[0], found[row])
 
 
 # Sampling.
@@ -295,67 +320,36 @@ def test_the_bracket_always_holds(sides, temperature: float) -> None:
     torch.testing.assert_close(whole.lower, whole.upper, atol=1e-5, rtol=0)
 
 
-@given(sides=sides())
-def test_equal_sides_are_accepted_and_may_be_so_for_all_that_lists_tell(sides) -> None:
-    p_TC, _, head_VC, k = sides
-    ids_T = torch.zeros(len(p_TC), dtype=torch.long)
-    found = ops.compare(p_TC, p_TC, head_VC, ids_T, top_k=k)
-    for part in (found.alpha, found.upper):
-        torch.testing.assert_close(part, torch.ones(len(p_TC)), atol=1e-5, rtol=0)
-
-
-@given(sides=sides())
-def test_longer_lists_tell_more(sides) -> None:
-    p_TC, q_TC, head_VC, k = sides
-    sides = [logprob.log_softmax(side, head_VC, None) for side in (p_TC, q_TC)]
-    tops = [[side.topk(n) for side in sides] for n in (max(1, k // 2), k)]
-    (few_low, few_high), (low, high) = (
-        acceptance_bounds(p.indices, p.values, q.indices, q.values, len(head_VC)) for p, q in tops
-    )
-    assert (few_low <= low + 1e-5).all()
-    assert (high <= few_high + 1e-5).all()
-
-
-@given(seed=st.integers(0, 2**31), vocabulary=st.integers(2, 6), k=st.integers(1, 3))
-def test_no_distributions_with_these_lists_have_more(seed: int, vocabulary: int, k: int) -> None:
-    """The upper bound is reached: two distributions are built that agree with the lists."""
+@given(st.integers(0, 2**31), st.integers(2, 6), st.integers(1, 3), st.integers(1, 3))
+def test_bounds_are_what_lists_of_any_width_and_order_tell(
+    seed: int, vocabulary: int, width: int, other_width: int
+) -> None:
+    """Below: what tokens that both name share. Above: the best of all distributions with these
+    lists, where no token that a list does not name has more than those that it names.
+    """
     generator = torch.Generator().manual_seed(seed)
-    k = min(k, vocabulary)
-    p_V, q_V = torch.rand(2, vocabulary, generator=generator, dtype=torch.float64).pow(2).add(1e-3)
-    p_V, q_V = p_V / p_V.sum(), q_V / q_V.sum()
-    p_top, q_top = p_V.topk(k), q_V.topk(k)
-    _, upper = acceptance_bounds(
-        p_top.indices[None],
-        p_top.values[None].log(),
-        q_top.indices[None],
-        q_top.values[None].log(),
-        vocabulary,
+    lists, named, allowed = [], [], []
+    for k in (width, other_width):
+        p_V = torch.rand(vocabulary, generator=generator, dtype=torch.float64).pow(2).add(1e-3)
+        top = (p_V / p_V.sum()).topk(min(k, vocabulary))
+        order = torch.randperm(len(top.values), generator=generator)
+        lists += [top.indices[order][None], top.values[order][None].log()]
+        named.append(dict(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
+        cap = float(top.values[-1])
+        exact = {token: (p, p) for token, p in named[-1].items()}
+        allowed += [exact.get(token, (0, cap)) for token in range(vocabulary)]
+    lists[2] = lists[2].int()
+    lower, upper = acceptance_bounds(*lists, vocabulary)
+    common = [min(named[0][token], named[1][token]) for token in {*named[0]} & {*named[1]}]
+    assert float(lower) == pytest.approx(sum(common), abs=1e-9)
+    # Of p, q and what they share, in this order: as much as possible is shared.
+    one, none = np.eye(vocabulary), np.zeros((vocabulary, vocabulary))
+    best = linprog(
+        np.repeat([0, 0, -1], vocabulary),
+        A_ub=np.block([[-one, none, one], [none, -one, one]]),
+        b_ub=np.zeros(2 * vocabulary),
+        A_eq=np.kron([[1, 0, 0], [0, 1, 0]], np.ones(vocabulary)),
+        b_eq=[1, 1],
+        bounds=[*allowed, *[(0, 1)] * vocabulary],
     )
-    mine, other = _closest(p_V, q_V, k)
-    for side, top in ((mine, p_top), (other, q_top)):
-        assert float(side.sum()) == pytest.approx(1)
-        torch.testing.assert_close(side[top.indices], top.values)
-        assert float(side.sort(descending=True).values[k - 1]) <= float(top.values[-1]) + 1e-12
-    assert float(torch.minimum(mine, other).sum()) == pytest.approx(float(upper), abs=1e-9)
-
-
-def _closest(p_V: Tensor, q_V: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Keep both lists; spend what is left first where only the other side is named, then where
-    neither is, step by step alike on both sides, and last wherever there is room."""
-    sides = []
-    for own, other in ((p_V, q_V), (q_V, p_V)):
-        named, named_there = own.topk(k), set(other.topk(k).indices.tolist())
-        side = torch.zeros_like(own).index_put((named.indices,), named.values)
-        free = [v for v in range(len(own)) if v not in named.indices.tolist()]
-        sides.append([side, free, named_there, float(named.values[-1]), other])
-    for side, free, named_there, cap, other in sides:
-        for v in [v for v in free if v in named_there]:
-            side[v] = min(float(other[v]), cap, 1 - float(side.sum()))
-    (mine, free, there, cap, _), (other, _, _, other_cap, _) = sides
-    for v in [v for v in free if v not in there]:
-        give = min(cap, other_cap, 1 - float(mine.sum()), 1 - float(other.sum()))
-        mine[v] = other[v] = give
-    for side, free, _, cap, _ in sides:
-        for v in free:
-            side[v] += max(0.0, min(cap - float(side[v]), 1 - float(side.sum())))
-    return mine, other
+    assert -best.fun == pytest.approx(float(upper), abs=1e-6)

@@ -17,10 +17,8 @@ INF, NAN = float("inf"), float("nan")
 def draw(logits_BV, temperature: float = 1.0, seed: int = 0, **cuts) -> ops.Draws:
     """Each row with a seed of its own; cuts are one number (or one row) for all."""
     rows = len(logits_BV)
-    many = {
-        name: torch.as_tensor(cut).expand(rows, *torch.as_tensor(cut).shape)
-        for name, cut in cuts.items()
-    }
+    names = {"top_k": "top_k_B", "top_p": "top_p_B", "forbidden": "forbidden_BS"}
+    many = {names[name]: torch.tensor([cut] * rows) for name, cut in cuts.items()}
     return ops.sample(
         logits_BV,
         seed + torch.arange(rows),
@@ -57,10 +55,8 @@ CUTS: list[dict] = [
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_frequencies_logprobs_and_entropy(temperature: float) -> None:
-    names = {"top_k": "top_k_B", "top_p": "top_p_B", "forbidden": "forbidden_BS"}
     for cuts in CUTS:
-        arguments = {names[name]: value for name, value in cuts.items()}
-        draws = draw(LOGITS.expand(DRAWS, -1), temperature, **arguments)
+        draws = draw(LOGITS.expand(DRAWS, -1), temperature, **cuts)
         p = torch.tensor(expected(temperature, **cuts), dtype=torch.float64)
         frequency = torch.bincount(draws.tokens, minlength=len(p)) / DRAWS
         assert ((frequency - p).abs() <= 5 * (p * (1 - p) / DRAWS).sqrt()).all()
@@ -68,22 +64,6 @@ def test_frequencies_logprobs_and_entropy(temperature: float) -> None:
         entropy = -torch.special.xlogy(p, p).sum().float()
         torch.testing.assert_close(draws.entropies, entropy.expand(DRAWS), atol=1e-5, rtol=1e-5)
         assert draws.ok.all()
-
-
-def test_rows_have_their_own_cuts() -> None:
-    zeros = torch.zeros(4, dtype=torch.int64)
-    draws = ops.sample(
-        LOGITS.expand(4, -1),
-        zeros,
-        zeros,
-        torch.tensor([1.0, 1.0, 1.0, 0.0]),
-        torch.tensor([0, 1, 0, 0]),
-        torch.tensor([1.0, 1.0, 0.001, 1.0]),
-        torch.tensor([[-1], [2], [-1], [2]]),
-    )
-    assert draws.tokens[1:].tolist() == [6, 2, 6]
-    assert draws.logprobs[1:].tolist() == draws.entropies[1:].tolist() == [0.0] * 3
-    assert draws.logprobs[0] < 0 < draws.entropies[0]
 
 
 def test_uniform_numbers_are_splitmix64() -> None:
@@ -107,23 +87,13 @@ def test_uniform_numbers_fill_the_interval_and_neighbours_are_unrelated() -> Non
         assert torch.corrcoef(torch.stack(pair))[0, 1].abs() < 5 / math.sqrt(len(seeds))
 
 
-def test_draws_of_one_seed_follow_its_counter() -> None:
-    rows = LOGITS.expand(DRAWS, -1)
-    ones, seeds = torch.ones(DRAWS), torch.full((DRAWS,), 11)
-    draws = ops.sample(rows, seeds, torch.arange(DRAWS), ones)
-    p = torch.tensor(expected(1.0))
-    frequency = torch.bincount(draws.tokens, minlength=len(p)) / DRAWS
-    assert ((frequency - p).abs() <= 5 * (p * (1 - p) / DRAWS).sqrt()).all()
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_row_alone_and_among_others_has_the_same_bits(cut: bool) -> None:
+def test_a_row_alone_and_among_others_has_the_same_bits() -> None:
+    """With cuts; without them see test_cpu_sampling."""
     torch.manual_seed(0)
     rows = 13
-    logits, seeds = torch.randn(rows, 1001) * 4, torch.arange(rows) * 3
-    arguments = [logits, seeds, torch.arange(rows), torch.rand(rows)]
-    if cut:
-        arguments += [torch.arange(rows), torch.rand(rows), torch.randint(-5, 1001, (rows, 6))]
+    arguments = [torch.randn(rows, 1001) * 4, torch.arange(rows) * 3, torch.arange(rows)]
+    arguments += [torch.rand(rows), torch.arange(rows), torch.rand(rows)]
+    arguments.append(torch.randint(-5, 1001, (rows, 6)))
     many = ops.sample(*arguments)
     for row in range(rows):
         alone = ops.sample(*(argument[row : row + 1] for argument in arguments))
@@ -141,7 +111,7 @@ def test_rows_that_cannot_be_drawn_from_are_not_ok() -> None:
             assert draws.tokens[1] == draws.logprobs[1] == draws.entropies[1] == 0
             whole = draw(LOGITS.repeat(3, 1), temperature)
             assert draws.tokens[[0, 2]].tolist() == whole.tokens[[0, 2]].tolist()
-    draws = draw(torch.zeros(2, 3), forbidden_BS=[0, 2, 1, 1, -1])  # every token forbidden
+    draws = draw(torch.zeros(2, 3), forbidden=[0, 2, 1, 1, -1])  # every token forbidden
     assert not draws.ok.any()
     assert draws.tokens.tolist() == draws.logprobs.tolist() == draws.entropies.tolist() == [0, 0]
 

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pydantic")
-
 from sparrow.files import read_document, sealed
 from sparrow_recipes import demo
 from sparrow_recipes.demo import Place

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("pydantic")
-pytest.importorskip("tomli_w")
 pytest.importorskip("pytest_timeout")  # markers are strict: without it the one below is unknown
 
 from sparrow.schema.loading import load_config

@@ -5,8 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("pydantic")
-
 from sparrow.schema.gate import Reading
 from sparrow.schema.loading import load_config
 from sparrow_recipes.study.cell import bins_of, run_cell

@@ -4,9 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pydantic")
-
 from support.studies import DENSE, SPARSE, TIS, study
 
 from sparrow.schema.schedule import Schedule

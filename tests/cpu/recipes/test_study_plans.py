@@ -4,9 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("pydantic")
-
 from support.studies import DENSE, study
 from support.surfaces import surface
 

@@ -4,9 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pydantic")
-
 from support.leftovers import marking
 from support.pretending import pretend
 

@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-pytest.importorskip("pydantic")
-pytest.importorskip("tomli_w")
-
 from support.pretending import pretend
 from support.studies import DENSE, SPARSE, study
 
@@ -86,23 +82,6 @@ def test_a_baseline_that_diverged_or_was_not_evaluated(tmp_path: Path) -> None:
         not_learnt(other)
 
 
-def test_a_study_whose_baseline_learns_takes_the_first_rate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = opened(tmp_path, monkeypatch, {1e-4: 0.9})
-    events: list[str] = []
-    assert conducted(made, events)
-    assert names(made.folder / "cells") == {"dense-0", "dense-1", "p-0", "p-1"}
-    assert not (made.folder / "rejected").exists()
-    assert events[0] == "plans: begins"
-    assert events.index("plans: done") < events.index("p-0: begins")
-    design = json.loads(made.design.read_text(encoding="utf-8"))
-    assert (design["rate"], design["command"]) == (rate_of(made), "sparrow study s.toml")
-    told = len(events)
-    assert conducted(made, events)
-    assert len(events) == told  # all is done
-
-
 def test_a_rate_at_which_the_baseline_does_not_learn_is_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,13 +89,20 @@ def test_a_rate_at_which_the_baseline_does_not_learn_is_set_aside(
     events: list[str] = []
     assert conducted(made, events)
     assert any("0.0001" in event and "dense-0" in event for event in events)
-    assert rate_of(made) == json.loads(made.design.read_text(encoding="utf-8"))["rate"] == 1e-5
+    assert events[0] == "plans: begins"
+    assert events.index("plans: done") < events.index("p-0: begins")
+    design = json.loads(made.design.read_text(encoding="utf-8"))
+    assert (design["rate"], design["command"]) == (rate_of(made), "sparrow study s.toml")
+    assert rate_of(made) == 1e-5
     assert names(made.folder / "rejected") == {"0.0001"}
     assert names(made.rejected(1e-4)) >= {"dense-0", "dense-1"}
     for folder, rate in ((made.rejected(1e-4), 1e-4), (made.folder / "cells", 1e-5)):
         assert json.loads((folder / "dense-0" / "end.json").read_text())["rate"] == rate
     assert names(made.folder / "cells") == {"dense-0", "dense-1", "p-0", "p-1"}
     assert events.count("plans: begins") == 1
+    told = len(events)
+    assert conducted(made, events)
+    assert len(events) == told, "all is done"
 
 
 def test_no_rate_left_is_said_and_the_cells_stay(
@@ -136,7 +122,7 @@ def test_no_rate_left_is_said_and_the_cells_stay(
         assert names(made.folder / "rejected") == {"0.0001"}
 
 
-def test_dense_cells_do_not_wait_for_plans(tmp_path: Path) -> None:
+def test_dense_cells_do_not_wait_for_plans_and_how_far_cells_are(tmp_path: Path) -> None:
     made = study(tmp_path)
     ready = {job.name: job.ready() for job in jobs_of(made)}
     assert ready == {"plans": True, "dense-0": True, "dense-1": True, "p-0": False, "p-1": False}
@@ -144,6 +130,10 @@ def test_dense_cells_do_not_wait_for_plans(tmp_path: Path) -> None:
     made.plan_of(made.cell("p-0").arm).write_text("{}", encoding="utf-8")
     assert all(job.ready() for job in jobs_of(made))
     assert [job.name for job in jobs_of(made) if job.done()] == ["plans"]
+    cell(made, "dense-0", 0.5)
+    cell(made, "dense-1", 0.5, 0.6, 0.7, status=None)
+    states = {"dense-0": "done", "dense-1": "2 of 3 steps", "p-0": "waits", "p-1": "waits"}
+    assert state_of(made) == states
 
 
 def test_runs_that_share_a_gpu_say_how_much_each_takes(
@@ -163,14 +153,6 @@ def test_runs_that_share_a_gpu_say_how_much_each_takes(
     with pytest.raises(ValueError, match="kv_gib"):
         conducted(shared("cuda", 2))
     assert not study(tmp_path).design.exists()
-
-
-def test_how_far_cells_are(tmp_path: Path) -> None:
-    made = study(tmp_path)
-    cell(made, "dense-0", 0.5)
-    cell(made, "dense-1", 0.5, 0.6, 0.7, status=None)
-    states = {"dense-0": "done", "dense-1": "2 of 3 steps", "p-0": "waits", "p-1": "waits"}
-    assert state_of(made) == states
 
 
 def test_whose_folder_it_is(tmp_path: Path) -> None:

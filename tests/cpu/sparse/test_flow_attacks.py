@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from support.flows import mean_flow
 
 from sparrow import models
 from sparrow.calibrate.planning.cost import ByteModel
@@ -20,7 +21,6 @@ from sparrow.sparse.flows import (
     D,
     Flow,
     FlowError,
-    as_keys,
     bf16,
     interpret,
     library,
@@ -32,38 +32,28 @@ from sparrow.sparse.flows.interpret import Scene
 from sparrow.sparse.rule import Rule
 
 
-def named(field: str, among: str) -> Flow:
-    return Flow(
-        name=field,
-        fields={field: as_keys(D)},
-        summarise=lambda keys, values: {field: keys.mean(0)},
-        score=lambda q, f, p: softmax_over_pages(q @ f[field], among=among).sum(),
-    )
-
-
 def test_names_of_fields_do_not_hide_how_they_are_used() -> None:
-    free, finished, other = (
-        trace(named(*each), 16, 64, 2).digest
-        for each in (("free", "free"), ("finished", "finished"), ("mean", "finished"))
-    )
-    assert free != finished
-    assert finished == other
+    def digest(field: str, among: str) -> str:
+        score = lambda q, f, p: softmax_over_pages(q @ f[field], among=among).sum()  # noqa: E731
+        return trace(mean_flow(field, score, field=field), 16, 64, 2).digest
+
+    finished = digest("finished", "finished")
+    assert digest("free", "free") != finished
+    assert finished == digest("mean", "finished")
 
 
 def test_weights_of_another_model_are_refused_when_an_engine_is_built() -> None:
-    learned = Flow(
-        name="learned",
-        fields={"mean": as_keys(D)},
-        summarise=lambda keys, values: {"mean": keys.mean(0)},
-        score=lambda q, f, p: q.mean(0) @ f.mean + (q @ weights(np.ones((2, 4, 64, 2)))).sum(),
+    learned = mean_flow(
+        "learned",
+        lambda q, f, p: q.mean(0) @ f.mean + (q @ weights(np.ones((2, 4, 64, 2)))).sum(),
         probe=(16, 64, 1),
     )
     program = trace(learned, 16, 64, 1)
     check_weights(program, layers=2, kv_heads=4)
-    with pytest.raises(FlowError, match="3 and 4"):
+    with pytest.raises(FlowError, match="KV heads"):
         check_weights(program, layers=3, kv_heads=4)
     given = (torch.zeros(1, 4, 64), {"mean": torch.zeros(2, 4, 64)})
-    with pytest.raises(FlowError, match=rf"^{re.escape(__file__)}:\d+: .*3 and 4"):
+    with pytest.raises(FlowError, match=rf"^{re.escape(__file__)}:\d+: .*KV heads"):
         interpret.score(program, *given, Scene(lengths=torch.tensor([32]), layer=2), pages=2)
     sizes = {"layers": 2, "hidden": 64, "intermediate": 64, "heads": 2, "kv_heads": 2}
     model = models.random("qwen3-0.6b", **sizes, head_size=64, vocabulary=99, max_positions=64)
@@ -88,24 +78,14 @@ def test_formulas_too_deep_are_refused_by_the_compiler_only() -> None:
             x = x + 1.0
         return x
 
-    flow = Flow(
-        name="deep",
-        fields={"mean": as_keys(D)},
-        summarise=lambda keys, values: {"mean": keys.mean(0)},
-        score=deep,
-    )
-    with pytest.raises(FlowError, match="depth is not compiled"):
-        kernels.module(trace(flow, 16, 64, 2), torch.bfloat16, block=16)
+    with pytest.raises(FlowError, match="depth"):
+        kernels.module(trace(mean_flow("deep", deep), 16, 64, 2), torch.bfloat16, block=16)
 
 
 def test_fields_larger_than_the_page_are_refused() -> None:
-    with pytest.raises(FlowError, match=r"test_flow_attacks.*times its keys and values"):
-        Flow(
-            name="huge",
-            fields={"all": bf16(10**7, D)},
-            summarise=lambda keys, values: {"all": keys},
-            score=lambda q, f, p: f.all.sum(),
-        )
+    fields = {"all": bf16(10**7, D)}
+    with pytest.raises(FlowError, match=r"test_flow_attacks.*bytes"):
+        Flow(name="huge", fields=fields, summarise=lambda k, v: {"all": k}, score=lambda *_: None)
 
 
 def test_a_model_that_cannot_read_is_an_error_of_one_line() -> None:

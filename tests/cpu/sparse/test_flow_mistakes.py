@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.flows import mean_flow
 
+from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow, trace
 from sparrow.sparse.flows.formats import D, bf16
 from sparrow.sparse.flows.tensor import FlowError
@@ -63,10 +65,6 @@ def refused(folder: Path, parts: dict[str, str], at: str, words: str) -> None:
     assert re.search(words, message), message
 
 
-def test_without_a_mistake_it_is_a_flow(tmp_path: Path) -> None:
-    assert isinstance(run(tmp_path / "mine.py", {})["flow"], Flow)
-
-
 Case = tuple[str, str, str]  # what stands in place of a part of the file, the line, a word
 
 SUMMARISE: list[Case] = [
@@ -105,52 +103,50 @@ SCORE: list[Case] = [
     ("return fields.mean.sum(), {}", SCORED, "state="),
     ("return fields.mean.sum() > 0", "fields.mean.sum() > 0", "where"),
 ]
-OPERATIONS: dict[str, tuple[str, ...]] = {  # by a word of the remedy
-    "where": (
-        "(fields.mean > 0) * 1.0",
-        "(fields.mean > 0) & (fields.mean < 1)",
-        "where(fields.mean, 1, 0)",
-        "1.0 if fields.mean.sum() > 0 else 0.0",
-    ),
-    "<=": ("where(position.page == 0, 1.0, 0.0)",),
-    r"x \* x": ("fields.mean ** 2",),
-    "maximum": ("max(fields.mean[0], fields.mean[1])",),
-    "iterated": ("sum(fields.mean)", "[x for x in fields.mean][0]"),
-    r"x\.exp\(\)": (
-        "float(fields.mean.sum())",
-        "torch.exp(fields.mean)",
-        "np.exp(fields.mean)",
-    ),
-    r"\.flows": ("torch.topk(fields.mean, 3)",),
-    r"constant\(": (
-        "fields.mean * np.ones(128)",
-        "np.ones(128) * fields.mean",
-        "np.ones(128) @ fields.mean",
-        "fields.mean * torch.ones(128)",
-        "fields.mean * 'a'",
-    ),
-    r"\.T": ("query @ query", "fields.mean.T"),
-    r"\(128,\) and \(2, 128\)": ("fields.mean @ query",),
-    "matrices": ("fields.mean.sum() @ fields.mean",),
-    r"\(128, 2\) and \(128,\)": ("query.T * fields.mean",),
-    "sum_over_pages": ("fields.mean.sum(1)", "position.page.sum(0)"),
-    r"\.sum\?": ("fields.mean.summ()",),
-    "reshape": (
-        "fields.mean.unsqueeze(0)",
-        "fields.mean.reshape(3, 5)",
-    ),
-    r"\.pages": ("position.lenght + fields.mean.sum()",),
-    r"position\.page": ("softmax_over_pages(query.sum()) + fields.mean.sum()",),
-    "finished": ("sum_over_pages(fields.mean, among='all')",),
-    "odd": ("convolve_over_pages(fields.mean, [1, 2])",),
-    "axis of 128": ("fields.mean[128]", "fields.mean[5:5]", "take(fields.mean, [0, 128])"),
-    "first axis": ("query[0, 1]",),
-    "vectors": ("kron(query, fields.mean)",),
-    "numbers": ("fields.mean @ constant(['a'])", "fields.mean * constant([np.inf])"),
-    "KV heads": ("fields.mean * weights([1.0])",),
-    "ZeroDivisionError": ("fields.mean.sum() / (1 // 0)",),
-    "'temperature'": ("fields.mean.sum() / temperature",),
-}
+OPERATIONS: list[tuple[str, str]] = [  # with a word of the remedy
+    ("(fields.mean > 0) * 1.0", "where"),
+    ("(fields.mean > 0) & (fields.mean < 1)", "where"),
+    ("where(fields.mean, 1, 0)", "where"),
+    ("1.0 if fields.mean.sum() > 0 else 0.0", "where"),
+    ("where(position.page == 0, 1.0, 0.0)", "<="),
+    ("fields.mean ** 2", r"x \* x"),
+    ("max(fields.mean[0], fields.mean[1])", "maximum"),
+    ("sum(fields.mean)", "iterated"),
+    ("[x for x in fields.mean][0]", "iterated"),
+    ("float(fields.mean.sum())", r"x\.exp\(\)"),
+    ("torch.exp(fields.mean)", r"x\.exp\(\)"),
+    ("np.exp(fields.mean)", r"x\.exp\(\)"),
+    ("torch.topk(fields.mean, 3)", r"\.flows"),
+    ("fields.mean * np.ones(128)", r"constant\("),
+    ("np.ones(128) * fields.mean", r"constant\("),
+    ("np.ones(128) @ fields.mean", r"constant\("),
+    ("fields.mean * torch.ones(128)", r"constant\("),
+    ("fields.mean * 'a'", r"constant\("),
+    ("query @ query", r"\.T"),
+    ("fields.mean.T", r"\.T"),
+    ("fields.mean @ query", r"\(128,\) and \(2, 128\)"),
+    ("fields.mean.sum() @ fields.mean", "matrices"),
+    ("query.T * fields.mean", r"\(128, 2\) and \(128,\)"),
+    ("fields.mean.sum(1)", "sum_over_pages"),
+    ("position.page.sum(0)", "sum_over_pages"),
+    ("fields.mean.summ()", r"\.sum\?"),
+    ("fields.mean.unsqueeze(0)", "reshape"),
+    ("fields.mean.reshape(3, 5)", "reshape"),
+    ("position.lenght + fields.mean.sum()", r"\.pages"),
+    ("softmax_over_pages(query.sum()) + fields.mean.sum()", r"position\.page"),
+    ("sum_over_pages(fields.mean, among='all')", "finished"),
+    ("convolve_over_pages(fields.mean, [1, 2])", "odd"),
+    ("fields.mean[128]", "axis of 128"),
+    ("fields.mean[5:5]", "axis of 128"),
+    ("take(fields.mean, [0, 128])", "axis of 128"),
+    ("query[0, 1]", "first axis"),
+    ("kron(query, fields.mean)", "vectors"),
+    ("fields.mean @ constant(['a'])", "numbers"),
+    ("fields.mean * constant([np.inf])", "numbers"),
+    ("fields.mean * weights([1.0])", "KV heads"),
+    ("fields.mean.sum() / (1 // 0)", "ZeroDivisionError"),
+    ("fields.mean.sum() / temperature", "'temperature'"),
+]
 STATES: list[Case] = [
     ("return fields.r + fields.mean.sum()", SCORED, "'r': new value"),
     ("return fields.r + fields.mean.sum(), {}", SCORED, "'r'"),
@@ -172,36 +168,28 @@ FLOWS: list[Case] = [
 ]
 
 
-def test_summaries_and_fields(tmp_path: Path) -> None:
-    for part, cases in {"summarise": SUMMARISE, "fields": FIELDS}.items():
+CASES: dict[str, list[Case]] = {  # by the part of the file
+    "summarise": SUMMARISE,
+    "fields": FIELDS,
+    "score": SCORE + [(f"return {text}", text, word) for text, word in OPERATIONS],
+    "more": FLOWS,
+    "summary_name": [("None", MADE, "summarise=")],
+    "score_name": [("None", MADE, "no score"), ("lambda query: 1", "lambda query", "TypeError")],
+}
+
+
+def test_mistakes_are_refused_with_their_line(tmp_path: Path) -> None:
+    assert isinstance(run(tmp_path / "right.py", {})["flow"], Flow)
+    for part, cases in CASES.items():
         for text, at, word in cases:
             refused(tmp_path, {part: text}, at, word)
-    refused(tmp_path, {"summary_name": "None"}, MADE, "summarise=")
-    with pytest.raises(FlowError, match=rf"^{re.escape(__file__)}:\d+: .*Flow.name"):
-        Flow(name="", score=None)
-
-
-def test_scores(tmp_path: Path) -> None:
-    for text, at, word in SCORE:
-        refused(tmp_path, {"score": text}, at, word)
-    refused(tmp_path, {"score_name": "None"}, MADE, "no score")
-    refused(tmp_path, {"score_name": "lambda query: 1"}, "lambda query", "TypeError")
+    for text, at, word in STATES:
+        refused(tmp_path, {"score": text, "more": STATE}, at, word)
     kept = "global kept; kept = keys; return {'mean': keys.mean(0)}"
     parts = {"summarise": kept, "score": "return fields.mean.sum() + kept.sum()"}
     refused(tmp_path, parts, MADE, "keys of another call")
-
-
-def test_operations(tmp_path: Path) -> None:
-    for word, expressions in OPERATIONS.items():
-        for expression in expressions:
-            refused(tmp_path, {"score": f"return {expression}"}, expression, word)
-
-
-def test_states_and_settings(tmp_path: Path) -> None:
-    for text, at, word in STATES:
-        refused(tmp_path, {"score": text, "more": STATE}, at, word)
-    for text, at, word in FLOWS:
-        refused(tmp_path, {"more": text}, at, word)
+    with pytest.raises(FlowError, match=rf"^{re.escape(__file__)}:\d+: .*Flow.name"):
+        Flow(name="", score=None)
 
 
 def test_the_line_is_the_innermost_of_the_authors() -> None:
@@ -210,43 +198,27 @@ def test_the_line_is_the_innermost_of_the_authors() -> None:
     def helper(x: Any) -> Any:
         return x.summ()
 
-    def score(query: Any, fields: Any, position: Any) -> Any:
-        return helper(fields.mean)
-
     line = helper.__code__.co_firstlineno + 1
     with pytest.raises(FlowError, match=rf"^{re.escape(__file__)}:{line}: `return x.summ\(\)`"):
-        Flow(name="x", fields={"mean": bf16(D)}, summarise=_mean, score=score)
+        mean_flow("x", lambda query, fields, position: helper(fields.mean))
 
 
-def test_other_sizes_are_told_with_the_line_that_made_the_flow() -> None:
-    """It fits the pages that it was made with, but not those of 18 tokens."""
-    made = Flow(name="x", fields={"mean": bf16(D)}, summarise=_fours, score=_score)
-    line = _fours.__code__.co_firstlineno + 1
+def test_a_flow_may_fit_some_sizes_only() -> None:
+    """Of pages or of a kind of model: the flow is made for these, and others are told the line."""
+
+    def fours(keys: Any, values: Any) -> Any:
+        return {"mean": keys.reshape(keys.shape[0] // 4, 4, keys.shape[1]).mean(1).mean(0)}
+
+    made = Flow(name="x", fields={"mean": bf16(D)}, summarise=fours, score=library.block_mean.score)
+    line = fours.__code__.co_firstlineno + 1
     with pytest.raises(FlowError, match=rf":{line}: .*\(18, 128\)"):
         trace(made, 18, 128, 2)
-
-
-def test_a_flow_of_one_kind_of_model_says_so() -> None:
-    """Constants of the sizes of a model: the flow is made for these."""
 
     def score(query: Any, fields: Any, position: Any) -> Any:
         return (query[3] + query[0]) @ fields.mean
 
-    settings = {"name": "x", "fields": {"mean": bf16(D)}, "summarise": _mean, "score": score}
     with pytest.raises(FlowError, match="index 3"):
-        Flow(**settings)
-    made = Flow(**settings, probe=(16, 64, 4))
+        mean_flow("x", score)
+    made = mean_flow("x", score, probe=(16, 64, 4))
     assert trace(made, 16, 64, None).score is None  # what is kept does not depend on the group
     assert trace(made, 16, 64, None).fields == trace(made, 16, 64, 4).fields
-
-
-def _mean(keys: Any, values: Any) -> Any:
-    return {"mean": keys.mean(0)}
-
-
-def _fours(keys: Any, values: Any) -> Any:
-    return {"mean": keys.reshape(keys.shape[0] // 4, 4, keys.shape[1]).mean(1).mean(0)}
-
-
-def _score(query: Any, fields: Any, position: Any) -> Any:
-    return query.mean(0) @ fields.mean

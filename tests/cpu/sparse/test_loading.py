@@ -12,22 +12,17 @@ from sparrow.sparse.rule import Rule
 
 ONE = """
 from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.formats import D, bf16
 from sparrow.sparse.flows.library import block_mean, quest
 
-def summarise(keys, values):
-    return {"top": keys.max(0)}
+def make(name="made", score=block_mean.score):
+    own = block_mean
+    return Flow(name=name, fields=own.fields, summarise=own.summarise, score=score)
 
-def score(query, fields, position):
-    return query.mean(0) @ fields.top
-
-mine = Flow(name="mine", fields={"top": bf16(D)}, summarise=summarise, score=score)
+mine = make("mine")
 again = mine
 """
-TWO = ONE + 'other = Flow(name="other", fields={"b": bf16(D)}, summarise=lambda k, v: {"b": k[0]}, '
-TWO += "score=lambda q, f, p: q[0] @ f.b)\n"
-MAKER = ONE + "def make(name='made'):\n"
-MAKER += "    return Flow(name=name, fields=mine.fields, summarise=summarise, score=score)\n"
+TWO = ONE + "other = make('other', lambda q, f, p: q[0] @ f.mean)"
+BROKEN = ONE + "other = make('other', lambda q, f, p: q[0] @ f.maen)"
 
 
 @pytest.fixture
@@ -61,11 +56,11 @@ def test_the_flow_of_a_file_needs_a_name_where_it_has_several(write) -> None:
     with pytest.raises(ValueError, match="mine, again, other"):
         load_flow(file)
     assert load_flow(f"{file}:other").name == "other"
-    file = write(MAKER)
+    file = write(ONE)
     assert load_flow(f"{file}:make").name == "made"
     assert load_flow(f"{file}:make('so')").name == "so"
     with pytest.raises(ValueError, match="TypeError"):
-        load_flow(f"{file}:make(3, 4)")
+        load_flow(f"{file}:make(3, 4, 5)")
 
 
 def test_mistakes_say_what_is_wrong() -> None:
@@ -94,7 +89,7 @@ def test_files_and_modules_that_fail_are_told_with_their_line(tmp_path, monkeypa
             ("import no_such_thing", r"flow3\.py:1: .*ModuleNotFoundError"),
             ("import sys\nsys.exit(0)\n", "SystemExit"),
             ("def score(query, fields, position):\n    return position.page\n", "no flow"),
-            (ONE.replace("fields.top", "fields.tpo"), r"flow6\.py:10: .*'top'"),
+            (BROKEN, r"flow6\.py:11: .*'mean'"),
         )
     ):
         file = tmp_path / f"flow{number}.py"

@@ -1,16 +1,16 @@
-"""Rules: the paper's is the ops it stands for, and every flow decodes as it is seen in one pass."""
+"""Rules: every flow decodes as it is seen in one pass; schedules of other rules are refused."""
 
 import re
 
 import pytest
 import torch
-from support.flows import LIBRARY
-from support.paging import Batch, make_batch, mean_scores, slots_of
+from support.flows import LIBRARY, make_cache, mean_flow
+from support.paging import slots_of
 from torch import Tensor
 
 from sparrow import ops
 from sparrow.models.attention import PackedSparse
-from sparrow.schema.schedule import DENSE, Schedule, kept_tokens
+from sparrow.schema.schedule import Schedule, kept_tokens
 from sparrow.sparse import preset
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
@@ -18,51 +18,6 @@ from sparrow.sparse.flows.formats import D, P, fp8
 from sparrow.sparse.rule import Rule
 
 LAYERS, SPARSE = 3, 2
-
-
-def cache_for(rule: Rule, batch: Batch) -> ops.PageCache:
-    """A cache of the batch's pool with nothing but NaN in it."""
-    pages, kv_heads, page, head_size = batch.k_NGPD.shape
-    kept = [ops.Field(name=name, shape=(page, head_size), dtype=torch.float32) for name in "kv"]
-    fields = (*kept, *rule.fields(page=page, head_size=head_size, dtype=torch.float32))
-    cache = ops.PageCache(
-        layers=LAYERS, kv_heads=kv_heads, page=page, pages=pages, page_fields=fields
-    )
-    for field in fields:
-        cache.field(field.name, SPARSE).fill_(float("nan"))
-    return cache
-
-
-def fill_by_prefill(rule: Rule, cache: ops.PageCache, batch: Batch) -> None:
-    for row, length in enumerate(batch.lengths_B.tolist()):
-        slots_T = slots_of(batch.table_BM[row], torch.arange(length), batch.page)
-        k_NGPD, v_NGPD = cache.field("k", SPARSE), cache.field("v", SPARSE)
-        ops.write_pages(k_NGPD, v_NGPD, batch.keys[row], batch.values[row], slots_T)
-        rule.summarise(cache, SPARSE, slots_T)
-
-
-@pytest.mark.parametrize(("first", "last"), [(1, 2), (0, 1), (2, 3)])
-def test_selects_by_score_under_each_rows_budget(first: int, last: int) -> None:
-    rule = Rule(first=first, last=last)
-    batch = make_batch([1, 47, 48, 161, 401])
-    cache = cache_for(rule, batch)
-    fill_by_prefill(rule, cache, batch)
-    budgets_B = torch.tensor([80, 80, 80, 96, DENSE], dtype=torch.int32)
-    lists = rule.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_B)
-    options = {"page": batch.page, "first": first, "last": last}
-    expected = ops.select_pages(mean_scores(batch), batch.lengths_B, budgets_B, **options)
-    assert lists is not None
-    assert torch.equal(lists.pages, expected.pages)
-    assert torch.equal(lists.counts, expected.counts)
-    with ops.using("reference"):  # the flow itself: what the kernels of the paper's formula mean
-        defined = rule.select(
-            cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_B
-        )
-    assert torch.equal(lists.pages, defined.pages)
-    assert lists.counts[4].tolist() == [26, 26]
-    dense = Rule(dense_layers=frozenset({SPARSE}))
-    given = (batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_B)
-    assert dense.select(cache, SPARSE, *given) is None
 
 
 @pytest.mark.parametrize(("page", "first", "last"), [(16, 1, 2), (4, 0, 1), (5, 3, 2), (1, 1, 1)])
@@ -97,13 +52,7 @@ def test_schedules_made_for_another_rule_are_refused_by_field() -> None:
 # Any flow: token by token through a cache, and whole sequences in one pass.
 
 PAGE, SIZE, HEADS, KV_HEADS, SCALE = 8, 8, 6, 2, 0.5
-TOP_P = Flow(
-    name="top-p",
-    fields=library.block_mean.fields,
-    summarise=library.block_mean.summarise,
-    score=library.softmax_sum.score,
-    mass=0.7,
-)
+TOP_P = mean_flow("top-p", library.softmax_sum.score, mass=0.7)
 IN_FP8 = Flow(
     name="fp8-halves",
     fields={"halves": fp8(P // 4, D)},
@@ -136,16 +85,8 @@ def sequence(length: int, *, whole: bool = False, seed: int = 0) -> tuple[Tensor
 
 def empty_cache(rule: Rule, length: int) -> ops.PageCache:
     pages = -(-length // PAGE) + 2
-    fields = ops.kv_fields(PAGE, SIZE, torch.float32)
-    cache = ops.PageCache(
-        layers=LAYERS,
-        kv_heads=KV_HEADS,
-        page=PAGE,
-        pages=pages,
-        page_fields=(*fields, *rule.fields(page=PAGE, head_size=SIZE, dtype=torch.float32)),
-        slots=2,
-        state_fields=rule.states(pages),
-    )
+    sizes = {"layers": LAYERS, "kv_heads": KV_HEADS, "slots": 2, "width": pages}
+    cache = make_cache(rule, PAGE, SIZE, pages, torch.float32, **sizes)
     for field in cache.page_fields:
         bits = cache.field(field.name, SPARSE)
         bits.view(torch.uint8).fill_(0xFF)  # NaN wherever nothing is written
@@ -259,84 +200,17 @@ def test_prefill_and_decoding_store_the_same_bits(name: str) -> None:
         assert not by_prefill.field(field.name, 0).view(torch.uint8).any()
 
 
-@pytest.mark.parametrize("name", ["running-average-0.5", "fine-means-4", "top-p"])
-def test_gradients_are_those_of_masked_dense_attention(name: str) -> None:
-    """The choice carries none; through what was chosen they flow as through a mask."""
-    rule, length, prompt = Rule(flow=FLOWS[name]), 83, 13
-    inputs = [x.requires_grad_() for x in sequence(length, seed=2)]
-    budgets_T = torch.full((length,), 40)
-    out = in_one_pass(rule, [tuple(inputs)], [prompt], budgets_T)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
-    got = torch.autograd.grad((out * weight).sum(), inputs)
-    masked = _masked(*inputs, _kept(rule, *inputs, prompt, budgets_T))
-    wanted = torch.autograd.grad((masked * weight).sum(), inputs)
-    torch.testing.assert_close(out, masked, atol=1e-5, rtol=1e-4)
-    for mine, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
-
-
-def _kept(
-    rule: Rule, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, prompt: int, budgets_S: Tensor
-) -> Tensor:
-    """Which tokens each one may see, bool [S, G, S], by the rule's scores, token by token."""
-    length = len(q_SHD)
-    begin = rule.scorer(SPARSE, PAGE)
-    assert begin is not None
-    with torch.no_grad():
-        scores = begin(q_SHD, k_SGD, v_SGD, prompt)
-    keep = torch.ones(length, KV_HEADS, length, dtype=torch.bool)
-    for token in range(prompt, length):
-        score_BGM = scores(token, token + 1)
-        if (token + 1) % PAGE:
-            score_BGM = torch.nn.functional.pad(score_BGM, (0, 1))
-        lists = ops.select_pages(
-            score_BGM,
-            torch.tensor([token + 1]),
-            budgets_S[token : token + 1],
-            page=PAGE,
-            first=rule.first,
-            last=rule.last,
-            mass=rule.mass,
-        )
-        keep[token] = False
-        for head in range(KV_HEADS):
-            for page in lists.pages[0, head, : lists.counts[0, head]].tolist():
-                keep[token, head, page * PAGE : (page + 1) * PAGE] = True
-    return keep & torch.ones(length, length, dtype=torch.bool).tril()[:, None]
-
-
-def _masked(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, keep_SGS: Tensor) -> Tensor:
-    group = HEADS // KV_HEADS
-    k_SHD, v_SHD, keep = (x.repeat_interleave(group, dim=1) for x in (k_SGD, v_SGD, keep_SGS))
-    logits = torch.einsum("shd,thd->sht", q_SHD, k_SHD) * SCALE
-    weights = logits.masked_fill(~keep, float("-inf")).softmax(2)
-    return torch.einsum("sht,thd->shd", weights, v_SHD)
-
-
-def test_dense_rows_beside_those_of_a_mass_keep_everything() -> None:
-    """In a batch of both, DENSE is what a dense row has for a budget."""
-    rule, batch = Rule(flow=TOP_P), make_batch([161, 161, 33])
-    cache = cache_for(rule, batch)
-    fill_by_prefill(rule, cache, batch)
-    budgets_BG = torch.tensor([[DENSE, DENSE], [160, DENSE], [DENSE, 160]], dtype=torch.int32)
-    lists = rule.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_BG)
-    assert lists is not None
-    assert (lists.pages.dtype, lists.counts.dtype) == (torch.int32, torch.int32)
-    assert lists.pages[0].tolist() == [list(range(11))] * 2
-    assert lists.counts[0].tolist() == [11, 11]
-    assert lists.counts[1, 1] == 11
-    assert 3 <= lists.counts[1, 0] < 10
-    assert lists.pages[2, 0].tolist() == [0, 1, 2, *[-1] * 8]
-    with pytest.raises(ValueError, match="budgets"):
-        rule.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, budgets_BG[:, :1])
-
-
-def test_state_needs_its_rows() -> None:
-    rule, batch = Rule(flow=library.running_average()), make_batch([100])
-    cache = cache_for(rule, batch)
-    fill_by_prefill(rule, cache, batch)
-    with pytest.raises(ValueError, match="rows"):
-        rule.select(cache, SPARSE, batch.q_BHD, batch.table_BM, batch.lengths_B, torch.tensor([48]))
+def test_a_selection_needs_budgets_and_rows_that_fit() -> None:
+    given = (torch.randn(1, HEADS, SIZE), torch.arange(3)[None], torch.tensor([24]))
+    for flow, budgets, word in (
+        (TOP_P, torch.full((1, 1), 24), "budgets"),
+        (library.running_average(), torch.tensor([24]), "rows"),  # of the state
+    ):
+        rule = Rule(flow=flow)
+        with pytest.raises(ValueError, match=word):
+            rule.select(empty_cache(rule, 24), SPARSE, *given, budgets)
+    dense = Rule(dense_layers=frozenset({SPARSE}))
+    assert dense.select(empty_cache(dense, 24), SPARSE, *given, torch.tensor([24])) is None
 
 
 def test_a_rule_is_made_of_the_flow_that_a_schedule_names() -> None:

@@ -31,15 +31,10 @@ def test_grpo() -> None:
     np.testing.assert_allclose([*first, *second], [-1, 0, 1, -1, 1, 0], atol=1e-6)
 
 
-def test_mean_centred() -> None:
-    (found,) = mean_centred([group(1, 0, 0, 1, 0.5)])  # mean 0.5
-    assert found.tolist() == [0.5, -0.5, -0.5, 0.5, 0.0]
-
-
-def test_rloo() -> None:
-    # others' means: (2 + 6) / 2 = 4, (1 + 6) / 2 = 3.5, (1 + 2) / 2 = 1.5
-    (found,) = rloo([group(1, 2, 6)])
-    np.testing.assert_allclose(found, [-3, -1.5, 4.5], rtol=1e-12)
+def test_mean_centred_and_rloo() -> None:
+    """Mean 0.5; others' means: (2 + 6) / 2 = 4, (1 + 6) / 2 = 3.5, (1 + 2) / 2 = 1.5."""
+    assert mean_centred([group(1, 0, 0, 1, 0.5)])[0].tolist() == [0.5, -0.5, -0.5, 0.5, 0.0]
+    np.testing.assert_allclose(rloo([group(1, 2, 6)])[0], [-3, -1.5, 4.5], rtol=1e-12)
 
 
 def test_remax() -> None:
@@ -80,9 +75,6 @@ def test_overlong_penalty() -> None:
         assert overlong_penalty(length, limit=20480, cushion=4096) == penalty
     assert overlong_penalty(100, limit=100, cushion=0) == 0.0
     assert overlong_penalty(101, limit=100, cushion=0) == -1.0
-    for cushion in (-1, 101):
-        with pytest.raises(ValueError, match="cushion"):
-            overlong_penalty(1, limit=100, cushion=cushion)
 
 
 def test_informative() -> None:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("pydantic")
-
 from sparrow.schema.train import AlgorithmConfig, Choice
 from sparrow.train.objectives.advantages import (
     Rewards,
@@ -222,10 +220,25 @@ REFUSED_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("ppo", {"low": True}, "low"),
     ("ppo", {"dual": "c"}, "dual"),
     ("ppo", {"low": -0.5}, "low"),
+    ("ppo", {"low": 1.1}, "low"),
+    ("ppo", {"high": -0.1}, "high"),
+    ("ppo", {"dual": 1.0}, "dual"),
+    ("gspo", {"high": -1.0}, "high"),
+    ("cispo", {"low": 2.0}, "low"),
+    ("dppo-tv", {"most": 0.0}, "most"),
     ("reinforce", {"low": 0.2}, "low"),
     (f"{STRANGERS}:surrogate", {"scale": "big"}, "scale"),
     (f"{STRANGERS}:surrogate", {"note": 1}, "note"),
     (f"{STRANGERS}:surrogate", {"deep": 1.5}, "deep"),
+    ("token-tis", {"cap": 0.0}, "cap"),
+    ("sequence-tis", {"cap": -1.0}, "cap"),
+    ("icepop", {"low": 2.0, "high": 1.0}, "low"),
+    ("geometric-mask", {"low": -1.0, "high": 1.0}, "low"),
+    ("veto", {"least": 0.0}, "least"),
+    ("sparse-rl-paper", {"least": -1.0}, "least"),
+    ("sparse-rl-release", {"cap": 0.0}, "cap"),
+    ("sparse-rl-release", {"low": 2.0}, "low"),
+    ("m2po", {"most": 0.0}, "most"),
 ]
 
 
@@ -235,8 +248,10 @@ def test_what_is_refused_is_named() -> None:
         with pytest.raises(ValueError, match=field):
             made(**settings)
     for use, settings, field in REFUSED_SETTINGS:
+        choice = Choice(use=use, settings=settings)
+        own = {"corrections": (choice,)} if use in CORRECTIONS else {"surrogate": choice}
         with pytest.raises(ValueError, match=field) as refused:
-            made(surrogate=Choice(use=use, settings=settings))
+            made(**own)
         assert use in str(refused.value)
     with pytest.raises(ValueError, match=r"geometric-mask.*low, high"):
         made(corrections=(Choice(use="geometric-mask"),))

@@ -59,9 +59,6 @@ def test_choices_by_hand() -> None:
     reached = np.array([[0.9, 0.9], [0.8, 0.9], [0.9, 0.9]])
     assert cheapest(costs, reached, 0.86) == [0, 1, 1]  # what needs much raises all later ones
     assert cheapest(np.ones((2, 3)), np.ones((2, 3)), 0.5) == [0, 0]  # of equal costs the smaller
-
-
-def test_merged() -> None:
     assert merged([50, 100, 200], [64, 64, 128]) == ([0, 200], [64, 128])
     assert merged([50, 100, 200], [64, 96, 96]) == ([0, 100], [64, 96])
     assert merged([50], [64]) == ([0], [64])

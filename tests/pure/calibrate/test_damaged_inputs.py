@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +44,14 @@ def test_machines(tmp_path: Path) -> None:
     for content in ODD:
         assert refused(Hardware.load, file, content), content
     known = json.loads(whole)
+    del known["digest"]  # values are refused by themselves
     for value in (10**400, -1, "x", None, [], True, float("nan"), float("inf"), 1e300):
         for key in ("bytes_per_s", "flops_per_s", "memory", "reserve"):
             assert refused(Hardware.load, file, json.dumps({**known, key: value}).encode()), value
 
 
-def work(
-    lengths: str | Path | None,
-    *,
-    measured: Sequence[int] = (700,),
-    stop: int = 2000,
-    **settings: Any,
-) -> Workload:
+def work(lengths: str | Path | None, stop: int = 2000, **settings: Any) -> Workload:
+    measured = settings.pop("measured", (700,))
     surface = Surface(**surfaces.surface(bins=(0, stop), lengths=measured, prompt_tokens=0))
     given = None if lengths is None else str(lengths)
     return workload(surface, PlanConfig(surface=Path("s.json"), lengths=given, **settings))
@@ -85,13 +81,11 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 def test_workloads() -> None:
     made = work("published", stop=40_000)
     np.testing.assert_array_equal(made.lengths, published_lengths())
-    assert "60 sequences" in made.describe()
     assert made.shortest_prompt == 16
     made = work(None, measured=[100, 300], prompts=4, samples=8, batch=16, stop=200)
     assert len(made.lengths) == 32
     assert set(made.lengths.tolist()) == {100, 200}
-    assert "at most 16 at once" in made.describe()
-    assert made.describe().startswith("surface, cut at 200 tokens: ")
+    assert made.describe().startswith("surface, cut at 200 tokens: 32 sequences")
     assert work(None, measured=[5, 100]).shortest_prompt == 4
     for name, settings, told in (
         ("surface", {"measured": []}, "lengths"),

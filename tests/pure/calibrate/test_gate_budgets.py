@@ -1,11 +1,6 @@
 """Schedules that the gate makes are valid, whatever it does, and bins change no budget."""
 
 import numpy as np
-import pytest
-
-pytest.importorskip("pydantic")
-pytest.importorskip("hypothesis")
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,9 +60,8 @@ def test_any_course_of_changes_is_valid(  # a Schedule refuses budgets that fall
     for kind in data.draw(st.lists(st.sampled_from(["raise", "dense", "lower"]), max_size=8)):
         place = data.draw(st.integers(0, len(bins.starts) - 1))
         before, now = now, step(data, kind, now, place, factor, bins)
-        rows = [(before.budgets, now.budgets)]
-        rows += [(a.budgets, b.budgets) for a, b in zip(before.layers, now.layers, strict=True)]
-        for old, new in rows:
+        pairs = zip((before, *before.layers), (now, *now.layers), strict=True)
+        for old, new in ((a.budgets, b.budgets) for a, b in pairs):
             if kind == "lower":
                 assert (new <= old).all()
                 assert (new[place + 1 :] == old[place + 1 :]).all()
@@ -95,23 +89,19 @@ def step(
     return after
 
 
-def bins_of(**settings: int | None) -> list[int]:
-    starts = settings.pop("starts", None) or [0]
-    schedule = Schedule(name="s", lengths=starts, budgets=[64] * len(starts))
-    refined, _ = make_bins(schedule, **settings)
-    assert refined is not None
-    return refined.lengths.tolist()
-
-
 def test_which_bins() -> None:
-    assert bins_of(width=None, longest=800) == [0, 100, 200, 300, 400, 500, 600, 700]
-    assert bins_of(width=None, longest=801) == [0, 101, 202, 303, 404, 505, 606, 707]
-    assert bins_of(width=None, longest=800, starts=[0, 300]) == [0, 300]
-    # Of several bins only one is reached: as good as one.
-    assert bins_of(width=None, longest=80, starts=[0, 300]) == [*range(0, 80, 10), 300]
-    assert bins_of(width=250, longest=800, starts=[0, 300]) == [0, 250, 300, 500, 750]
-    assert bins_of(width=250, longest=750) == [0, 250, 500]
-    assert bins_of(width=None, longest=1) == [0]
+    for width, longest, starts, bins in (
+        (None, 801, [0], [*range(0, 801, 101)]),
+        (None, 800, [0, 300], [0, 300]),
+        (None, 80, [0, 300], [*range(0, 80, 10), 300]),  # one is reached: as good as one
+        (250, 800, [0, 300], [0, 250, 300, 500, 750]),
+        (250, 750, [0], [0, 250, 500]),
+        (None, 1, [0], [0]),
+    ):
+        schedule = Schedule(name="s", lengths=starts, budgets=[64] * len(starts))
+        refined, _ = make_bins(schedule, width=width, longest=longest)
+        assert refined is not None
+        assert refined.lengths.tolist() == bins
 
 
 def test_whole_pages_upwards() -> None:

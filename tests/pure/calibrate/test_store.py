@@ -19,21 +19,11 @@ from sparrow.files import parse_line, sealed
 SETTING = {"model": "ab", "temperature": 1.0}
 
 
-def measured(prompt: int = 0, sample: int = 0, tokens: int = 5, drawn: bool = True) -> Measured:
-    rng = np.random.default_rng(prompt)
-    alpha = rng.random(tokens, np.float32)
-    return Measured(
-        prompt=prompt,
-        sample=sample,
-        prompt_tokens=7,
-        first=8,
-        ids=np.arange(8 + tokens, dtype=np.int32),
-        alpha=alpha,
-        entropy=rng.random(tokens, np.float32),
-        below=np.zeros(tokens, np.float32),
-        above=np.full(tokens, 0.25, np.float32),
-        ratio=alpha if drawn else None,
-    )
+def measured(prompt: int = 0, tokens: int = 5, drawn: bool = True) -> Measured:
+    alpha, entropy = np.random.default_rng(prompt).random((2, tokens), np.float32)
+    parts = {"alpha": alpha, "entropy": entropy, "below": alpha * 0, "above": alpha * 0 + 0.25}
+    parts |= {"ids": np.arange(8 + tokens, dtype=np.int32), "ratio": alpha if drawn else None}
+    return Measured(prompt=prompt, sample=0, prompt_tokens=7, first=8, **parts)
 
 
 def test_what_is_put_comes_back_and_stays(tmp_path: Path) -> None:
@@ -122,15 +112,13 @@ def test_rows_of_strangers_with_their_digests(tmp_path: Path) -> None:
 
 
 def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.write_bytes(b"")
-    (tmp_path / FILE).symlink_to(other)
-    with pytest.raises(ValueError, match=FILE):
-        Trajectories(tmp_path, SETTING)
-    (tmp_path / FILE).unlink()
-    os.mkfifo(tmp_path / FILE)
-    with pytest.raises(ValueError, match=FILE):
-        Trajectories(tmp_path, SETTING)
+    other, file = tmp_path / "other", tmp_path / FILE
+    other.touch()
+    for make in (lambda: file.symlink_to(other), lambda: os.mkfifo(file)):
+        make()
+        with pytest.raises(ValueError, match=FILE):
+            Trajectories(tmp_path, SETTING)
+        file.unlink()
     assert other.read_bytes() == b""
 
 

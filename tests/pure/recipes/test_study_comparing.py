@@ -142,8 +142,10 @@ def test_open_and_empty_draws_are_counted_and_open_the_interval() -> None:
     found = find_threshold([*zero, *one], 0.05)
     assert found is not None
     assert (found.low, found.high) == ("open below", "open above")
+    assert found.holds_published
     assert (found.open_below, found.open_above) == (1, 3)
     lone = [*points((0.8, 0.0), (0.99, 0.0), seed=0), *points((0.98, 0.0), seed=1)]
     found = find_threshold(lone, 0.05)
     assert found is not None
     assert (found.draws, found.empty, found.high) == (4, 1, 0.8)
+    assert not found.holds_published, "open below, up to 0.8"

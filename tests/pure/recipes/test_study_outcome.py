@@ -121,13 +121,8 @@ def test_a_good_study_by_hand(tmp_path: Path) -> None:
     """
     found = whole(tmp_path)
     base, low, near = found.arms[:3]
-    assert (base.gap, base.lags, low.lags, near.lags, low.collapsed) == (
-        None,
-        None,
-        True,
-        False,
-        (),
-    )
+    assert base.gap is base.lags is None
+    assert (low.lags, near.lags, low.collapsed) == (True, False, ())
     assert low.gap is not None
     assert low.gap.value == pytest.approx(0.3)
     assert low.gap.error == pytest.approx(math.sqrt(0.09 / 768 / 3 + max(0.0004, 0.24 / 768) / 3))
@@ -143,33 +138,24 @@ def test_a_good_study_by_hand(tmp_path: Path) -> None:
     assert low.same_bins == pytest.approx(0.01)
     assert drifts["step_entropy"] == pytest.approx((0.3, 0.295))
     assert (inconclusive(found), incomplete(found)) == ([], "")
-    for told in (
-        "No arm collapsed.",
-        "Below the baseline by more than 2 standard errors: p0.75 (by 0.300).",
-        "The positive control starved collapsed (accuracy).",
-        "The negative control (still) stayed where it was (+0.000",
-        "between 0.750 (gap still larger) and 0.860 (gap within)",
-        "0.86 lies inside it",
-    ):
-        assert told in said(found), told
+    for arm in ("p0.75", "starved", "still"):
+        assert arm in said(found)
     assert found.threshold is not None
     assert (found.threshold.value, found.threshold.low) == pytest.approx((0.86, 0.75))
 
 
 def test_open_thresholds(tmp_path: Path) -> None:
     """One below the lowest studied is not the published one; an open interval may hold that."""
-    lower = (0.6, 0.6, 0.6)
-    for number, (finals, place, interval) in enumerate(
+    for number, (finals, place, lies) in enumerate(
         (
-            ({"0.75": LEARNT, "0.86": LEARNT}, "below 0.750", "(open below, 0.750]; outside"),
-            ({"0.9": LEARNT}, "below 0.900", "(open below, 0.900]; inside"),
-            ({"0.8": lower}, "above 0.800", "[0.800, open above); inside"),
+            ({"0.75": LEARNT, "0.86": LEARNT}, "below 0.750", "outside"),
+            ({"0.9": LEARNT}, "below 0.900", "inside"),
+            ({"0.8": (0.6, 0.6, 0.6)}, "above 0.800", "inside"),
         )
     ):
         text = said(whole(tmp_path / str(number), {"dense": LEARNT, **finals}))
-        ends, _, lies = interval.partition("; ")
-        assert f"{place}, the " in text
-        assert f"interval over seeds {ends}; the published 0.86 lies {lies}" in text
+        assert place in text
+        assert f"lies {lies}" in text
 
 
 UP, FELL, SAME = (0.5, 0.8, 0.8, 0.8), (0.5, 0.1, 0.1, 0.1), (0.5, 0.5, 0.5, 0.5)
@@ -180,10 +166,7 @@ def test_controls_decide_whether_the_study_can_tell_anything(tmp_path: Path) -> 
     base, flat = {"dense baseline": [UP]}, {"still flat": [SAME]}
     for number, (runs, reasons) in enumerate(
         (
-            (
-                {"dense baseline": [()]},
-                ["(dense) has no finished", "no positive", "no negative"],
-            ),
+            ({"dense baseline": [()]}, ["(dense) has no", "no positive", "no negative"]),
             ({"dense baseline": [FELL]}, ["itself collapsed", "no positive", "no negative"]),
             (base | flat | {"a collapses": [UP]}, ["no positive control (a) collapsed"]),
             (base | flat | {"a collapses": [UP], "b collapses": [FELL]}, []),
@@ -195,10 +178,6 @@ def test_controls_decide_whether_the_study_can_tell_anything(tmp_path: Path) -> 
         assert len(inconclusive(found)) == len(reasons)
         for reason, told in zip(inconclusive(found), reasons, strict=True):
             assert told in reason
-        for arm in found.role("collapses"):
-            held = arm.cells[0].final == pytest.approx(0.8)
-            fate = "did not collapse in 1 of 1 runs" if held else "collapsed (accuracy)"
-            assert (f"The positive control {arm.name} {fate}." in said(found)) == bool(arm.runs)
 
 
 def test_inconclusive_where_the_negative_control_moves(tmp_path: Path) -> None:

@@ -47,14 +47,6 @@ def test_describe_says_what_runs() -> None:
 # Elsewhere.
 
 
-def test_a_place_is_compared_field_by_field() -> None:
-    made = schedule(family="qwen3")
-    assert made.misfits({"family": "qwen3", "page": 16, "dense_layers": (0, 1)}) == {}
-    assert made.misfits({"family": "llama", "page": 8}) == {"family": "llama", "page": 8}
-    assert made.misfits({"family": None, "flow": "quest"}) == {"flow": "quest"}
-    assert schedule().misfits({"family": "llama"}) == {}  # made by hand: for any
-
-
 def test_forced_it_says_what_it_was_made_for() -> None:
     made = schedule(family="qwen3")
     forced = made.forced_onto(family="llama", flow="quest", page=8, dense_layers={3})
@@ -154,18 +146,11 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path) -> None:
         path.write_text(edited)
         with pytest.raises(ValueError, match=rf"schedule .*edited\.json: .*{field}"):
             Schedule.load(path)
-    with pytest.raises(ValueError, match=r"gone\.json cannot be read: No such file"):
+    with pytest.raises(ValueError, match=r"gone\.json"):
         Schedule.load(tmp_path / "gone.json")
 
 
-def test_kept_tokens_by_hand() -> None:
-    assert kept_tokens(0, 64) == 0
-    assert kept_tokens(7, 64) == 7
-    assert kept_tokens(160, 64) == 64  # four whole pages
-    assert kept_tokens(159, 64) == 63  # three and the unfinished one, of 15
-    assert kept_tokens(161, 63) == 49  # three and the unfinished one, of 1
-    assert kept_tokens(160, 0) == 48  # the reserved pages
-    assert kept_tokens(33, 16, 16, 1, 1) == 17
+def test_kept_tokens_of_many_lengths_are_those_of_each() -> None:
     made = schedule(layers=(own(3, [48, 48, 128]),))
     lengths = np.arange(1, 400)
     for layer in range(5):

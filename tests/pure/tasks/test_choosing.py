@@ -1,13 +1,13 @@
 """From a configuration to rows and a judge: who judges what, and what nobody judges."""
 
 import asyncio
-import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.rewards import row_file, verl
 
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks import PUZZLES
@@ -16,16 +16,6 @@ from sparrow.tasks.choosing import MATH_SOURCE, judge_of, rows_of
 from sparrow.tasks.judging import InProcess, Judges
 
 ROOT = Path(__file__).parents[3]
-
-
-def lines(file: Path, rows: list[Any]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
-
-
-def verl(number: int = 0, source: str = "openai/gsm8k") -> dict[str, Any]:
-    truth = {"style": "rule", "ground_truth": str(number)}
-    return {"data_source": source, "prompt": "1 + 1?", "reward_model": truth}
 
 
 def chosen(config: RowsConfig) -> tuple[Any, Any]:
@@ -48,18 +38,6 @@ def test_puzzles_are_judged_here(family: str) -> None:
     assert verdict(judge, rows.at(0), "no").score == 0
 
 
-def test_puzzles_of_a_file(tmp_path: Path) -> None:
-    truth = {"family": "graph", "seed": 3, "length": 200}
-    row = {"data_source": "mine", "prompt": "?", "answer": truth}
-    bad = {**row, "answer": {**truth, "length": -1}}
-    file = lines(tmp_path / "rows.jsonl", [row, bad])
-    rows, judge = chosen(RowsConfig(file=str(file), shuffle=False))
-    gold = PUZZLES["graph"].chain(PUZZLES["graph"].row(3, 200), 0)
-    assert verdict(judge, rows.at(0), gold).score == 1
-    assert "length must be" in verdict(judge, rows.at(1), gold).reason
-    assert judge.counts["errors"] == 1
-
-
 def test_gym_has_a_process() -> None:
     pytest.importorskip("reasoning_gym")
     config = RowsConfig(task="gym/leg_counting", workers=1, deadline=60.0)
@@ -70,50 +48,46 @@ def test_gym_has_a_process() -> None:
     assert verdict(judge, rows.at(0), text).score == 1
 
 
-def test_mathematics_and_tasks_in_one_file(tmp_path: Path) -> None:
-    pytest.importorskip("math_verify")
+def test_rows_of_a_file(tmp_path: Path) -> None:
+    """Puzzles are judged here, mathematics in processes, and anything by a function of the user."""
+    (tmp_path / "mine.py").write_text("def half(source, text, truth, extra): return 0.5")
     truth = {"family": "graph", "seed": 3, "length": 200}
-    file = lines(tmp_path / "rows.jsonl", [verl(5), {"prompt": "?", "answer": truth}])
     gold = PUZZLES["graph"].chain(PUZZLES["graph"].row(3, 200), 0)
-    for reward, scores in ((None, [1, 1]), ("math", [1])):
-        config = RowsConfig(file=str(file), shuffle=False, reward=reward, workers=1, deadline=60.0)
-        rows, judge = chosen(config)
-
-        async def asked(rows: Any = rows, judge: Any = judge, count: int = len(scores)) -> list:
-            texts = ((rows.at(0), r"\boxed{5}"), (rows.at(1), gold))[:count]
-            return [(await judge(example, text)).score for example, text in texts]
-
+    puzzle, bad = ({"prompt": "?", "answer": {**truth, "length": n}} for n in (200, -1))
+    mathematics, boxed = verl(5), r"\boxed{5}"
+    for rows, reward, kind, texts, scores in (
+        ([puzzle, bad], None, InProcess, [gold, gold], [1, 0]),
+        ([verl(data_source="code")], f"{tmp_path}/mine.py:half", Judges, [""], [0.5]),
+        ([mathematics, puzzle], None, Judges, [boxed, gold], [1, 1]),
+        ([mathematics, puzzle], "math", Judges, [boxed], [1]),
+    ):
+        if mathematics in rows:
+            pytest.importorskip("math_verify")
+        file = str(row_file(tmp_path / "rows.jsonl", rows))
+        config = RowsConfig(file=file, shuffle=False, reward=reward, workers=1, deadline=60.0)
+        found, judge = chosen(config)
+        assert isinstance(judge, kind)
         with judge:
-            assert asyncio.run(asked()) == scores
+            for place, (text, score) in enumerate(zip(texts, scores, strict=True)):
+                assert asyncio.run(judge(found.at(place), text)).score == score
+        assert judge.counts["errors"] == (rows[-1] is bad)
 
 
 def test_rows_that_nobody_judges_and_tasks_that_are_none(tmp_path: Path) -> None:
     """Names are not enough: others have a countdown too."""
-    rows = [verl(5, source=source) for source in ("code", "hiyouga/geometry3k", "")]
+    rows = [verl(5, data_source=source) for source in ("code", "hiyouga/geometry3k", "")]
     rows.append({"data_source": "countdown", "prompt": "?", "answer": {"target": 24}})
     for row in rows:
         with pytest.raises(ValueError, match=r"data\.reward"):
-            chosen(RowsConfig(file=str(lines(tmp_path / "rows.jsonl", [row]))))
-    with pytest.raises(ValueError, match="chess"):
-        chosen(RowsConfig(task="chess"))
-    with pytest.raises(ValueError, match=r"data\.reward"):
-        chosen(RowsConfig(task="graph", reward="math"))
-
-
-def test_a_function_of_the_user(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def half(source, text, truth, extra): return 0.5")
-    file = lines(tmp_path / "rows.jsonl", [verl(5, source="code")])
-    reward = f"{tmp_path}/mine.py:half"
-    config = RowsConfig(file=str(file), reward=reward, workers=1, deadline=60.0)
-    rows, judge = chosen(config)
-    assert verdict(judge, rows.at(0), "")[:2] == (0.5, 0.0)
-
-
-def test_names_of_mathematics() -> None:
+            chosen(RowsConfig(file=str(row_file(tmp_path / "rows.jsonl", [row]))))
     names = "openai/gsm8k math math_dapo lighteval/MATH DigitalLearningGmbH/MATH-lighteval"
     names += " HuggingFaceH4/MATH-500 aime2024 AIME_2025 polaris-53k numina_olympiads"
     names += " POLARIS-Project/Polaris-Dataset-53K"
     assert all(MATH_SOURCE.search(name) for name in names.split())
+    with pytest.raises(ValueError, match="chess"):
+        chosen(RowsConfig(task="chess"))
+    with pytest.raises(ValueError, match=r"data\.reward"):
+        chosen(RowsConfig(task="graph", reward="math"))
 
 
 GYM = "from sparrow.tasks.gym import Gym; Gym(dataset='leg_counting')"

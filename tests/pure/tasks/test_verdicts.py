@@ -1,11 +1,16 @@
 """Verdicts on any text: malformed completions, adversarial answers, and fuzz."""
 
+from itertools import product
 from typing import Any
 
 import pytest
 
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import (
+    ANSWER,
+    END_ANSWER,
+    END_THINK,
+    MARKS,
     RIGHT,
     WORDS,
     Malformed,
@@ -31,32 +36,6 @@ ROWS: dict[str, tuple[Row, str]] = {  # a row of each family, and its answer
     ),
     "graph": (row_of("graph", edges=EDGES, start="x1", goal="x4"), "x1 x2 x3 x4"),
 }
-MALFORMED = (
-    "",
-    "\0",
-    "{a}",
-    "<answer> {a} </answer>",
-    "<answer> {a} </answer> </think>",
-    "</think>",
-    "</think> {a}",
-    "</think> so <answer> {a} </answer>",
-    "</think> </think> <answer> {a} </answer>",
-    "</think> <answer> {a} </think> </answer>",
-    "<think> </think> <answer> {a} </answer>",
-    "</think> <answer> {a}",
-    "</think> <answer> {a} </answer> </answer>",
-    "</think> <answer> <answer> {a} </answer>",
-    "</think> <answer> {a} </answer> <answer> {a} </answer>",
-    "</think> <answer> {a} </answer> so",
-    "</think> <answer> {a} </answer> \0",
-    "</think> <answer> </answer> {a}",
-    "</think> <answer> </answer>",
-    "</think> <answer> \u3000\n </answer>",
-    # An answer in the thoughts.
-    "<answer> {a} </answer> </think> <answer> {a} </answer>",
-    "<answer> </think> <answer> {a} </answer>",
-    "</answer> </think> <answer> {a} </answer>",
-)
 every_family = pytest.mark.parametrize("family", PUZZLES)
 
 
@@ -78,9 +57,18 @@ def test_the_answer_alone_is_judged(family: str) -> None:
 
 
 @every_family
-def test_malformed_completions(family: str) -> None:
-    for text in MALFORMED:
-        assert verdict(family, text.replace("{a}", ROWS[family][1])).score == 0, text
+def test_a_completion_is_thoughts_and_then_one_answer(family: str) -> None:
+    """Every sequence of up to six marks and answers: wrong but where all marks are in place."""
+    answer = ROWS[family][1]
+    for count in range(7):
+        for words in product((*MARKS, answer), repeat=count):
+            *thoughts, end_think, start, given, end = ("",) * 4 + words
+            right = (end_think, start, given, end) == (END_THINK, ANSWER, answer, END_ANSWER)
+            right = right and not set(thoughts) & {*MARKS}
+            assert verdict(family, " ".join(words)).score == right, words
+    whole = f"{END_THINK} {ANSWER} {answer} {END_ANSWER}"
+    for text in (f"{whole} so", f"{whole} \0", whole.replace(answer, "\u3000\n"), whole[1:]):
+        assert verdict(family, text).score == 0
 
 
 def test_free_text_may_mention_the_marks_of_an_answer() -> None:
@@ -144,12 +132,9 @@ def test_answers_and_why(family: str) -> None:
         for answer in answers:
             given = verdict(family, f"so </think> <answer> {answer} </answer>")
             assert reason in given.reason, answer[:80]
-
-
-def test_nothing_divided_by_nothing_is_not_what_one_likes() -> None:
-    row = row_of("countdown", numbers=[5, 5, 7, 7], target=9)
+    zeros = row_of("countdown", numbers=[5, 5, 7, 7], target=9)
     text = "</think> <answer> 5 - 5 = 0 ; 7 - 7 = 0 ; 0 / 0 = 9 </answer>"
-    assert "false" in verdict("countdown", text, row).reason
+    assert "false" in verdict("countdown", text, zeros).reason
 
 
 # Any text gets a verdict, never an exception.

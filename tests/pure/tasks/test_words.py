@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import (
@@ -45,7 +46,6 @@ def test_numbers_are_what_the_language_writes() -> None:
     scope="module", params=["fresh", "saved", *FOLDERS], ids=lambda what: Path(what).name
 )
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    transformers = pytest.importorskip("transformers")
     fresh = puzzle_tokenizer()
     if request.param == "fresh":
         return fresh
@@ -53,7 +53,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     if folder == "saved":
         folder = tmp_path_factory.mktemp("tokenizer")
         fresh.save_pretrained(folder)
-    return transformers.AutoTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def test_text_and_ids_as_the_language_has_them(tokenizer: Any) -> None:

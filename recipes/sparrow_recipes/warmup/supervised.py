@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from sparrow.schema.episode import Document
 from sparrow.schema.train import OptimiserConfig
 from sparrow.train.optimiser import adamw, rate_at
 from sparrow.train.packing import Pack, attention_of, pack
+from sparrow_recipes.warmup.documents import PuzzleDocuments
 
 AHEAD = 3  # packs in the making per worker
 DEADLINE = 3600.0  # seconds that the documents of a step may take
@@ -45,12 +46,10 @@ class StepStats:
 
     def plain(self) -> dict[str, Any]:
         """As a line of a curve; waits for the device."""
+        means = {name: getattr(self, name).item() for name in ("loss", "entropy", "gradient")}
         return {
             "step": self.step,
-            **{
-                name: round(getattr(self, name).item(), 6)
-                for name in ("loss", "entropy", "gradient")
-            },
+            **{name: round(value, 6) for name, value in means.items()},
             "rate": self.rate,
             "tokens": self.tokens,
             "learnt": self.learnt,
@@ -127,17 +126,7 @@ class Supervised:
 # not matter how many processes make them. Documents come from them as JSON.
 
 
-class DocumentMaker(Protocol):
-    """Makes the documents of a step, and says how another process makes the same ones."""
-
-    def __call__(self, step: int) -> list[Document]: ...
-
-    @property
-    def worker(self) -> tuple[str, dict[str, Any]]:
-        """Target and arguments of a `Worker` that answers a step with its documents."""
-
-
-def packs(make: DocumentMaker, start: int, stop: int, *, workers: int = 0) -> Iterator[Pack]:
+def packs(make: PuzzleDocuments, start: int, stop: int, *, workers: int = 0) -> Iterator[Pack]:
     """The packs of steps start to stop, in order."""
     if not workers:
         yield from (pack(make(step)) for step in range(start, stop))

@@ -1,0 +1,74 @@
+"""Functions of the user, named by text: a configuration holds text alone, so it can be a file.
+
+module:function            imported; the current folder is searched too
+path/to/file.py:function   the file is run as a module
+here:function              registered in this process, such as one of a notebook cell
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = "here"
+FORMS = "module:function or path/to/file.py:function"
+
+_registered: dict[tuple[str, str], Callable[..., Any]] = {}  # by setting and name
+
+
+def register(function: Callable[..., Any], setting: str) -> str:
+    """Return the text by which `resolve` finds this function for the setting, in this process."""
+    name = getattr(function, "__name__", type(function).__name__).strip("<>")
+    _registered[setting, name] = function
+    return f"{HERE}:{name}"
+
+
+def resolve(text: str, setting: str) -> Callable[..., Any]:
+    """Return the function that a setting names. Raises ValueError with the setting's name."""
+    place, _, name = text.rpartition(":")
+    if not (place and name.isidentifier()):
+        raise ValueError(f"{setting}: expected {FORMS}, got {text!r}")
+    if place == HERE:
+        if (setting, name) not in _registered:
+            raise ValueError(
+                f"{setting}: {text!r} was defined in another Python process; pass the function "
+                f"again, or write it to a file and name that, as {FORMS}"
+            )
+        return _registered[setting, name]
+    function = getattr(_import(place, f"{setting} {text!r}"), name, None)
+    if function is None:
+        raise ValueError(f"{setting} {text!r}: {place!r} has no {name!r}")
+    if not callable(function):
+        raise ValueError(f"{setting} {text!r}: expected a function, got {type(function).__name__}")
+    return function
+
+
+def run_file(path: Path, name: str) -> ModuleType:
+    """Run a Python file as the module of this name, registered in sys.modules."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import(place: str, where: str) -> ModuleType:
+    """Import a module, or run a file; whatever its code raises becomes a ValueError."""
+    if os.getcwd() not in sys.path:  # the installed command does not have it there
+        sys.path.append(os.getcwd())
+    path = Path(place).expanduser().resolve()
+    if place.endswith(".py") and not path.is_file():
+        raise ValueError(f"{where}: no file {path}")
+    try:
+        if place.endswith(".py"):
+            return run_file(path, f"sparrow_user_{path.stem}")
+        return importlib.import_module(place)
+    except (Exception, SystemExit) as error:  # a user's module runs when it is imported
+        fault = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{where}: cannot import {place!r} ({fault})") from error
