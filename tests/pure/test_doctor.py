@@ -34,7 +34,7 @@ def wanted(requirements: list[str]) -> set[tuple[str, str]]:
 
 def test_the_table_is_that_of_pyproject() -> None:
     assert {(each.name, each.minimum) for each in CORE} == wanted(PROJECT["dependencies"])
-    unused = {"dev", "serve", "ray"}  # that no verb needs
+    unused = {"dev", "notebook", "serve", "ray"}  # that no verb needs
     given = PROJECT["optional-dependencies"].items()
     extras = {name: own for name, own in given if name not in unused}
     assert {each.extra for each in OPTIONAL} == set(extras)
