@@ -18,7 +18,7 @@ SHOWN = ("reward-by-step", "accuracy-by-step", "answer-length", "tail-worst")
 
 def run(number: int, name: str, kind: str) -> RunFolder:
     metrics, held_out = (HERE / f"{DAY}-{kind}{what}-h200.jsonl" for what in ("", "-validation"))
-    settings = RunSettings.model_validate({"gate": {"target": 0.86}})
+    settings = RunSettings.model_validate({"gate.target": 0.86})
     steps, validation = read_metrics(metrics), read_metrics(held_out)
     return RunFolder(
         name=name, number=number, steps=steps, validation=validation, settings=settings

@@ -44,6 +44,7 @@ from sparrow.schema.common import (
     ReplayConfig,
     ReportConfig,
 )
+from sparrow.schema.doctor import Examination
 from sparrow.schema.evaluation import EvalConfig, Evaluation
 from sparrow.schema.flow import (
     Configuration,
@@ -525,7 +526,7 @@ def replay(config: ReplayConfig, *, report: Report = silent) -> Json:
 
 
 @configured(DoctorConfig)
-def doctor(config: DoctorConfig) -> Json:
+def doctor(config: DoctorConfig) -> Examination:
     """Say what is on this machine, what works, what is missing and how to get it.
 
     Looks at packages, GPUs, cores, memory, disk and models, and lets the smallest model answer a
@@ -539,7 +540,7 @@ def doctor(config: DoctorConfig) -> Json:
 
     Exit codes: 0 the core works, 1 it does not (the last lines say what to do).
     """
-    from sparrow.bench.doctor.examination import examine
+    from sparrow.bench.doctor import examine
 
     return examine(check=config.check)
 
@@ -702,10 +703,9 @@ def bench_decode(config: BenchDecodeConfig, *, report: Report = silent) -> Bench
     from sparrow.bench import decode
     from sparrow.sparse.flows.loading import load_flow
 
-    cases = [(case.rows, case.tokens, case.rest or None) for case in config.case]
     return decode.run(
         model=config.model,
-        cases=cases or None,
+        cases=config.case,
         flow=load_flow(config.flow),
         dtype=config.dtype,
         steps=config.steps,
@@ -724,14 +724,8 @@ def bench_rollout(config: BenchRolloutConfig, *, report: Report = silent) -> Ben
       sparrow bench rollout cpu-tiny
     """
     from sparrow.bench import rollout
-    from sparrow.models.checkpoint import pick_device
 
-    workload = config.workload or ("gpu" if pick_device("auto").type == "cuda" else "cpu-tiny")
-    changes: Json = {} if config.peer_tokens is None else {"peer_tokens": config.peer_tokens}
-    changes |= {} if config.batching else {"batching_tokens": 0}
-    return rollout.run(
-        preset=workload, dtype=config.dtype, peer=config.peer, progress=report, **changes
-    )
+    return rollout.run(**dict(config), progress=report)
 
 
 @configured(BenchTrainConfig)
@@ -747,17 +741,8 @@ def bench_train(config: BenchTrainConfig, *, report: Report = silent) -> Benchma
     """
     from sparrow.bench import training
 
-    cases = [
-        TrainWork(
-            sequences=case.rows,
-            length=case.tokens,
-            recompute="recompute" in case.rest,
-            compiled="compiled" in case.rest,
-        )
-        for case in config.case
-    ]
-    given: Json = {"model": config.model, "device": config.device, "steps": config.steps}
-    return training.run(cases=cases or None, progress=report, **given)
+    given = dict(config) | {"case": [*map(TrainWork.of, config.case)]}
+    return training.run(**given, progress=report)
 
 
 @configured(BenchTraceConfig)

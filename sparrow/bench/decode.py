@@ -62,7 +62,7 @@ def run(
     flow: Flow = block_mean,
     dtype: str | None = None,
     device: str | None = None,
-    cases: Sequence[Case] | None = None,
+    cases: Sequence[Case] = (),
     steps: int = 64,
     rounds: int = 3,
     split: bool = True,

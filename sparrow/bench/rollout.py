@@ -39,7 +39,6 @@ WORKLOADS = {
         new_tokens=2048,
         peer_tokens=2048,
         schedules=(DENSE, "qwen3-1.7b-0.86"),
-        batching_tokens=256,
     ),
     "cpu-tiny": RolloutWorkload(
         model="tiny",
@@ -64,32 +63,37 @@ WORKLOADS = {
 
 def run(
     *,
-    preset: str = "cpu-tiny",
+    workload: str | None = None,
     peer: bool = True,
+    peer_tokens: int | None = None,
     dtype: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
     **changes: Any,
 ) -> RolloutBenchmark:
     """Measure a workload.
 
-    preset   gpu, cpu-tiny or cpu-smollm2
-    peer     also run transformers
-    dtype    bf16, fp32 (default: bf16 on a GPU, fp32 on a CPU)
-    changes  replace fields of the preset's workload (rollouts, new_tokens, peer_tokens, ...)
+    workload     gpu, cpu-tiny or cpu-smollm2 (default: by the machine)
+    peer         also run transformers
+    peer_tokens  its new tokens (default: by the workload)
+    dtype        bf16, fp32 (default: bf16 on a GPU, fp32 on a CPU)
+    changes      replace fields of the workload (rollouts, new_tokens, ...)
     """
+    preset = workload or ("gpu" if pick_device("auto").type == "cuda" else "cpu-tiny")
     if preset not in WORKLOADS:
         raise ValueError(f"no workload {preset!r}; known are {', '.join(WORKLOADS)}")
-    work = WORKLOADS[preset].model_copy(update=changes)
+    work = WORKLOADS[preset]
+    work = work.model_copy(update={"peer_tokens": peer_tokens or work.peer_tokens, **changes})
     model = _model(work, dtype)
     ours = [(name, work.new_tokens) for name in work.schedules]
-    if peer:
-        fewer = {work.peer_tokens, work.batching_tokens} - {0, work.new_tokens}
-        ours += [(DENSE, tokens) for tokens in sorted(fewer)]
+    if peer and work.peer_tokens != work.new_tokens:
+        ours.append((DENSE, work.peer_tokens))
     rows = []
     for name, tokens in ours:
         progress(f"sparrow {name}, {tokens} new tokens")
         rows.append(_ours(model, work.model_copy(update={"new_tokens": tokens}), name))
-    rows += _theirs(model, work, progress) if peer else []
+    if peer:
+        progress(f"{PEER}, {work.peer_tokens} new tokens")
+        rows.append(_theirs(model, work))
     plain = {row.new_tokens: row.tokens_per_s for row in rows if row.who == PEER}
     return RolloutBenchmark(
         **timing.of_model(model, work.model),
@@ -101,6 +105,7 @@ def run(
 
 
 def _with_ratio(row: RolloutRow, plain: float | None) -> RolloutRow:
+    """Beside transformers' generate on as many new tokens."""
     ratio = row.tokens_per_s / plain if plain and row.tokens_per_s else None
     return row.model_copy(update={"ratio": ratio})
 
@@ -165,41 +170,34 @@ def _warm_tokens(model: Decoder, new_tokens: int) -> int:
 # Theirs.
 
 
-def _theirs(
-    model: Decoder, work: RolloutWorkload, report: Callable[[str], None]
-) -> list[RolloutRow]:
-    """transformers on the same weights: `generate`, and its continuous batching."""
+def _theirs(model: Decoder, work: RolloutWorkload) -> RolloutRow:
+    """transformers' `generate` on the same weights."""
     timing.free_memory(model.device)
     with tempfile.TemporaryDirectory(prefix="sparrow-bench-") as scratch:
-        folder = models.save(model, Path(scratch) / "model")
-        peer = _load_peer(folder, model)
+        peer = _load_peer(models.save(model, Path(scratch) / "model"), model)
     prompts = _prompts(work, model.spec.vocabulary, seed=0)
-    ways: list[tuple[str, Callable[..., int], int]] = [(PEER, _generate, work.peer_tokens)]
-    if work.batching_tokens:
-        ways += [
-            (PEER, _generate, work.batching_tokens),
-            ("transformers generate_batch", _generate_batch, work.batching_tokens),
-        ]
-    rows = []
-    for who, way, tokens in ways:
-        report(f"{who}, {tokens} new tokens")
-        rows.append(_attempt(who, partial(way, peer, prompts), tokens, work.rollouts, model))
-    return rows
+    return _attempt(partial(_generate, peer, prompts), work.peer_tokens, work.rollouts, model)
 
 
 def _attempt(
-    who: str, generate: Callable[[int], int], tokens: int, rollouts: int, model: Decoder
+    generate: Callable[[int], int], tokens: int, rollouts: int, model: Decoder
 ) -> RolloutRow:
     """A row for the peer; that it cannot run here is a result too, with its reason."""
-    row, wanted = RolloutRow(who=who, new_tokens=tokens), rollouts * tokens
+    wanted, drawn, took = rollouts * tokens, 0, None
     try:
         generate(_warm_tokens(model, tokens))
         drawn, took = timing.timed(lambda: generate(tokens), model.device)
-    except Exception as error:  # whatever another package raises
-        return row.model_copy(update={"failed": f"{type(error).__name__}: {error}"[:300]})
-    if drawn != wanted:
-        return row.model_copy(update={"failed": f"{drawn} tokens came, {wanted} were asked"})
-    return row.model_copy(update={"tokens": drawn, "seconds": took, "tokens_per_s": drawn / took})
+        failed = None if drawn == wanted else f"{drawn} tokens came, {wanted} were asked"
+    except RuntimeError as error:  # out of memory, or an operation that this device lacks
+        failed = f"{type(error).__name__}: {error}"[:300]
+    return RolloutRow(
+        who=PEER,
+        new_tokens=tokens,
+        tokens=drawn,
+        seconds=took,
+        tokens_per_s=drawn / took if took and not failed else None,
+        failed=failed,
+    )
 
 
 def _load_peer(folder: Path, model: Decoder) -> Any:
@@ -216,10 +214,11 @@ def _load_peer(folder: Path, model: Decoder) -> Any:
     return peer.to(model.device).eval()
 
 
-def _settings(new_tokens: int) -> Any:
+def _generate(peer: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:
+    """How many tokens `generate` drew."""
     from transformers import GenerationConfig
 
-    return GenerationConfig(
+    peer.generation_config = GenerationConfig(
         max_new_tokens=new_tokens,
         do_sample=True,
         temperature=1.0,
@@ -229,22 +228,7 @@ def _settings(new_tokens: int) -> Any:
         pad_token_id=0,
         use_cache=True,
     )
-
-
-def _generate(peer: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:
-    """How many tokens `generate` drew."""
-    peer.generation_config = _settings(new_tokens)
     ids = torch.tensor(prompts, device=peer.device)
     with torch.inference_mode():
         out = peer.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
     return int(out[:, ids.shape[1] :].numel())
-
-
-def _generate_batch(peer: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:
-    """How many tokens continuous batching drew; memory and graphs are kept for the next call."""
-    peer.generation_config = _settings(new_tokens)
-    inputs = [list(prompt) for prompt in prompts]
-    done = peer.generate_batch(
-        inputs=inputs, generation_config=_settings(new_tokens), persistent_manager=True
-    )
-    return sum(len(output.generated_tokens) for output in done.values())

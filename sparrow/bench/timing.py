@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
-from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from rich.table import Table
 from torch.autograd import DeviceType
 
 from sparrow import ops
+from sparrow.bench.doctor import installed
 from sparrow.calibrate.planning import hardware
 from sparrow.calibrate.planning.cost import ByteModel
 from sparrow.calibrate.planning.hardware import Hardware
@@ -80,7 +80,7 @@ def machine(device: torch.device) -> Machine:
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         command=shlex.join(sys.argv),
-        **{name: _version(name) for name in names},
+        **{name: installed(name) for name in names},
     )
 
 
@@ -111,14 +111,13 @@ def table(result: Benchmark) -> Table:
     )
 
 
-def of_model(model: Decoder, name: str | ModelSpec, **settings: Any) -> dict[str, Any]:
+def of_model(model: Decoder, name: str | ModelSpec) -> dict[str, Any]:
     """What every result of a model says first."""
     return {
         "machine": machine(model.device),
         "model": name if isinstance(name, str) else name.family,
         "parameters": model.spec.parameters(),
         "dtype": str(model.dtype).removeprefix("torch."),
-        **settings,
     }
 
 
@@ -139,13 +138,6 @@ def reads(model: Decoder, schedule: Schedule | None = None) -> ByteModel:
         page=PAGE,
         idle_landmarks=True,
     )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def torch_dtype(name: str | None) -> str:

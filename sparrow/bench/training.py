@@ -39,7 +39,7 @@ CPU_CASES = (TrainWork(sequences=4, length=256, recompute=False),)
 def run(
     *,
     model: str | None = None,
-    cases: Sequence[TrainWork] | None = None,
+    case: Sequence[TrainWork] = (),
     device: str = "auto",
     steps: int = TIMED,
     progress: Callable[[str], None] = lambda text: None,
@@ -50,9 +50,9 @@ def run(
     shape = model or ("qwen3-1.7b" if on_gpu else "qwen3-0.6b")
     small: dict[str, Any] = {} if on_gpu else {"layers": 2, "vocabulary": 2048}
     rows = []
-    for case in cases or (GPU_CASES if on_gpu else CPU_CASES):
-        progress(f"{shape}: {case}")
-        rows.append(_measure(shape, small, case, place, steps))
+    for work in case or (GPU_CASES if on_gpu else CPU_CASES):
+        progress(f"{shape}: {work}")
+        rows.append(_measure(shape, small, work, place, steps))
         timing.free_memory(place)
     return TrainBenchmark(
         machine=timing.machine(place), model=shape, changes=small, cases=tuple(rows)

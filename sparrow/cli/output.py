@@ -97,8 +97,8 @@ def going_on(folder: object) -> Iterator[None]:
         sys.exit(STOPPED)
 
 
-def progress_bar() -> "Progress":
-    """A progress bar on standard error that leaves nothing behind."""
+def progress_bar(console: Console | None = None) -> "Progress":
+    """A progress bar, on standard error unless told otherwise, that leaves nothing behind."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -109,4 +109,4 @@ def progress_bar() -> "Progress":
 
     description = TextColumn("{task.description}", markup=False)
     columns = (description, BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeRemainingColumn(), console=notes, transient=True)
+    return Progress(*columns, TimeRemainingColumn(), console=console or notes, transient=True)

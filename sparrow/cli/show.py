@@ -15,6 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from sparrow import api
+from sparrow.calibrate.tables import (
+    check_table,
+    figures,
+    flow_check_tables,
+    flow_score_table,
+    layers_table,
+    plan_tables,
+    tails_table,
+)
 from sparrow.cli.output import (
     AsJson,
     alert,
@@ -28,6 +37,7 @@ from sparrow.cli.output import (
     write_json,
 )
 from sparrow.cli.output import report as note
+from sparrow.files import printable
 from sparrow.schema.base import to_dict
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.common import (
@@ -35,23 +45,22 @@ from sparrow.schema.common import (
     FetchConfig,
     GenerateConfig,
     PresetsConfig,
+    PuzzleConfig,
     ReportConfig,
 )
+from sparrow.schema.doctor import Advice, Examination
 from sparrow.schema.evaluation import Estimate, EvalConfig, Evaluation
 from sparrow.schema.flow import FlowCheckConfig, FlowScoreConfig, FlowTextsConfig
 from sparrow.schema.surface import Surface
 
 Plots = Annotated[bool, "Also draw what is printed."]
 FEW = 5  # skipped rows that are named
-Examined = Mapping[str, Any]  # what `api.doctor` tells
 GIB = 2**30
 SECTIONS = {
-    "devices": ("cpu", "gpus", "driver"),
-    "memory": ("memory", "disk", "fits"),
-    "models": ("models", "hub"),
+    "devices": ("cores", "gpus", "driver"),
+    "models": ("models",),
     "checks": ("self_test", "kernels", "broken"),
 }
-KEPT_AT = (2048, 8192, 16384, 32768)  # lengths in the table of presets
 
 
 def fetch(config: FetchConfig) -> None:
@@ -65,11 +74,12 @@ def presets(config: PresetsConfig) -> None:
     if config.name is not None:
         write_json(schedules[0])
         return
-    table = Table("name", "made for", "family", "keeps at 2K", "8K", "16K", "32K")
-    for schedule in schedules:
-        kept = [str(schedule.budget(length)) for length in KEPT_AT]
-        table.add_row(schedule.name, str(schedule.model), str(schedule.family), *kept)
-    console.print(table)
+    kept = {f"keeps_at_{at // 1024}K": at for at in (2048, 8192, 16384, 32768)}
+    rows = [
+        dict(schedule) | {name: schedule.budget(at) for name, at in kept.items()}
+        for schedule in schedules
+    ]
+    console.print(figures("", rows, " ".join(["name", "model", "family", *kept])))
 
 
 def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = False) -> None:
@@ -96,8 +106,6 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
 
 
 def _surface_tables(surface: Surface, check: bool) -> list[Table]:
-    from sparrow.calibrate.tables import check_table, layers_table, tails_table
-
     if check:
         return [check_table(surface, surface.targets[0])]
     tables = [tails_table(surface, variant.name) for variant in surface.variants]
@@ -109,7 +117,6 @@ def _surface_tables(surface: Surface, check: bool) -> list[Table]:
 
 def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> int | None:
     from sparrow.calibrate.planning.plan import PLAN, SCHEDULE, Unreachable
-    from sparrow.calibrate.tables import plan_tables
 
     try:
         planned = api.plan(config)
@@ -152,38 +159,30 @@ def evaluate(config: EvalConfig, *, json: AsJson = False) -> None:
         if told:
             named = "; ".join(told[:FEW]) + ("; ..." if told[FEW:] else "")
             note(f"{len(told)} rows {what} and are left out: {named}")
-    if json:
-        write_json(evaluation)
-        return
-    console.print(
-        f"{evaluation.model} | attention: {evaluation.attention} | "
-        f"temperature {evaluation.temperature:g} | answers to a row: {evaluation.samples} | "
-        "[95 % intervals over rows]",
-        highlight=False,
-    )
-    console.print(_accuracies(evaluation))
+    _show_result(evaluation, [_accuracies(evaluation)], json)
 
 
 def _accuracies(evaluation: Evaluation) -> Table:
-    passes = [f"pass@{pass_at.k}" for pass_at in evaluation.cells[0].passes if pass_at.k > 1]
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("task", no_wrap=True)
-    figures = ("rows", f"mean@{evaluation.samples}", *passes, "tokens", "entropy", "cut off")
-    for name in figures:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("most frequent")
-    for cell in evaluation.cells:
-        table.add_row(
-            cell.source if cell.length is None else f"{cell.source} {cell.length}",
-            str(cell.rows),
-            _interval(cell.mean),
-            *(f"{pass_at.estimate.value:.2f}" for pass_at in cell.passes if pass_at.k > 1),
-            f"{cell.tokens:.0f}",
-            "" if cell.entropy is None else f"{cell.entropy:.3f}",
-            f"{cell.cut_off:.0%}",
-            cell.reasons[0].text,
-        )
-    return table
+    rows = [
+        {
+            "task": cell.source if cell.length is None else f"{cell.source} {cell.length}",
+            "rows": cell.rows,
+            f"mean@{evaluation.samples}": _interval(cell.mean),
+            **{f"pass@{one.k}": f"{one.estimate.value:.2f}" for one in cell.passes if one.k > 1},
+            "tokens": round(cell.tokens),
+            "entropy": cell.entropy,
+            "cut_off": f"{cell.cut_off:.0%}",
+            "most_frequent": cell.reasons[0].text,
+        }
+        for cell in evaluation.cells
+    ]
+    return figures(
+        f"{evaluation.model} | attention: {evaluation.attention}",
+        rows,
+        " ".join(rows[0]),
+        caption=f"temperature {evaluation.temperature:g}, answers to a row: {evaluation.samples}, "
+        "95 % intervals over rows",
+    )
 
 
 def _interval(estimate: Estimate) -> str:
@@ -245,8 +244,6 @@ def _write_piece(_: int, piece: str) -> None:
 
 
 def flow_check(config: FlowCheckConfig, *, json: AsJson = False) -> int:
-    from sparrow.calibrate.tables import flow_check_tables
-
     with measuring("comparing"):
         result = api.flow_check(config)
     _show_result(result, flow_check_tables(result), json)
@@ -254,8 +251,6 @@ def flow_check(config: FlowCheckConfig, *, json: AsJson = False) -> int:
 
 
 def flow_score(config: FlowScoreConfig, *, json: AsJson = False) -> None:
-    from sparrow.calibrate.tables import flow_score_table
-
     with counting(f"loading {config.model}") as progress:
         result = api.flow_score(config, progress=progress, report=note)
     _show_result(result, [flow_score_table(result)], json)
@@ -289,6 +284,18 @@ def _show_result(result: Any, tables: Sequence[Any], json: bool) -> None:
             console.print(table)
 
 
+def puzzle(config: PuzzleConfig) -> int | None:
+    made = api.puzzle(config)
+    if made.verdict is not None:
+        score, right, reason = made.verdict.score, made.verdict.acc, made.verdict.reason
+        print(printable(f"score {score:g}, accuracy {right:g}: {reason}"))
+        return int(right < 1)
+    print(made.prompt)
+    if made.chain is not None:
+        print(made.chain)
+    return None
+
+
 # `sparrow doctor`.
 
 
@@ -299,14 +306,14 @@ def doctor(config: DoctorConfig, *, json: AsJson = False) -> int:
         write_json(examined)
     else:
         _show_machine(examined)
-    return int(not examined["ready"])
+    return int(not examined.ready)
 
 
-def _show_machine(found: Examined) -> None:
+def _show_machine(found: Examination) -> None:
     """One screen: sections of lines, the verdict last."""
-    grid = Table.grid(padding=(0, 2))
+    grid, known = Table.grid(padding=(0, 2)), to_dict(found)
     sections = {"packages": [*_packages(found)]} | {
-        title: [line for key in keys for line in _lines(key.replace("_", "-"), found[key])]
+        title: [line for key in keys for line in _lines(key.replace("_", "-"), known[key])]
         for title, keys in SECTIONS.items()
     }
     for title, lines in sections.items():
@@ -316,13 +323,12 @@ def _show_machine(found: Examined) -> None:
     _verdict(found)
 
 
-def _packages(found: Examined) -> Iterator[str]:
-    yield f"sparrow {found['sparrow']}, Python {found['python']}, {found['platform']}"
+def _packages(found: Examination) -> Iterator[str]:
+    yield f"sparrow {found.sparrow}, Python {found.python}, {found.platform}"
+    told = {"ok": "", "old": " (too old)", "missing": "missing"}
     for title, optional in (("", False), ("optional: ", True)):
-        here = [each for each in found["packages"] if (each["extra"] is not None) == optional]
-        told = {"ok": "", "old": " (too old)", "missing": "missing"}
-        shown = [f"{p['name']} {p['version'] or ''}{told[p['state']]}" for p in here]
-        yield title + ", ".join(shown)
+        here = [each for each in found.packages if (each.extra is not None) == optional]
+        yield title + ", ".join(f"{p.name} {p.version or ''}{told[p.state]}" for p in here)
 
 
 def _lines(name: str, value: Any) -> Iterator[str]:
@@ -349,19 +355,18 @@ def _words(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _verdict(found: Examined) -> None:
-    if found["ready"]:
-        verbs, where = ", ".join(found["ready_for"]), " and ".join(found["devices"])
-        ready = f"\n[bold green]ready for:[/] {verbs}, on {where}"
+def _verdict(found: Examination) -> None:
+    if found.ready:
+        ready = f"\n[bold green]ready[/] on {' and '.join(found.devices)}"
         console.print(ready, highlight=False, markup=True)
     else:
         console.print("\n[bold red]not ready.[/] To mend:", highlight=False, markup=True)
-        _advise(found["problems"])
-    if found["missing"]:
+        _advise(found.problems)
+    if found.missing:
         console.print("missing, should you need it:", style="bold", highlight=False)
-        _advise(found["missing"])
+        _advise(found.missing)
 
 
-def _advise(advice: list[dict[str, str]]) -> None:
+def _advise(advice: Sequence[Advice]) -> None:
     for each in advice:
-        console.print(f"  {each['what']}\n      {each['how']}", highlight=False)
+        console.print(f"  {each.what}\n      {each.how}", highlight=False)

@@ -3,15 +3,15 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
+
+from sparrow.cli.output import progress_bar
 
 Metrics = Mapping[str, float]
 
-REFRESHES = 4  # a second
 NEAR = 0.02  # p05 less than this above its target is yellow
 P05 = "sparse/accept_p05_min"  # of the worst bin: what the target is about
 
@@ -38,15 +38,6 @@ COLUMNS = (
 STEP = 6  # room of the step's number
 
 
-class Phase(NamedTuple):
-    """What is going on within a step."""
-
-    name: str
-    done: int | None
-    total: int | None
-    since: float
-
-
 class Display:
     """Shows the steps from `first` to `steps` of a run while it is entered.
 
@@ -64,34 +55,28 @@ class Display:
         target: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console
-        self._steps, self._first, self._done = steps, first, first
-        self._header = list(header)
-        self._target = target
-        self._clock = clock
-        self._begun = self._stepped = clock()
-        self._phase: Phase | None = None
-        self._live: Live | None = None
+        self._console, self._header, self._target = console, list(header), target
+        self._first, self._done = first, first
+        self._clock, self._stepped = clock, clock()
+        self._bar = progress_bar(console)
+        self._task = self._bar.add_task("", total=steps, completed=first)
 
     def __enter__(self) -> Self:
-        self._begun = self._stepped = self._clock()
+        self._stepped = self._clock()
         for line in self._header:
             self._print(Text(line))
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            shown: Any = {"console": self._console, "get_renderable": self.progress}
-            self._live = Live(**shown, refresh_per_second=REFRESHES, transient=True)
-            self._live.start(refresh=True)
+        if self._console.is_interactive:
+            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self._console.is_interactive:
+            self._bar.stop()
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Say what is going on, and how far it is where that is known."""
-        now = self._phase
-        since = now.since if now is not None and now.name == name else self._clock()
-        self._phase = Phase(name=name, done=done, total=total, since=since)
+        count = "" if done is None else f" {done}/{total}"
+        self._bar.update(self._task, description=f"{name}{count}")
 
     def step(self, metrics: Metrics) -> None:
         """Show a step that has ended. Any metric may be missing."""
@@ -102,7 +87,8 @@ class Display:
             self._print(Text("  ".join(["step".rjust(STEP), *titles])))
         cells = (Text(_cell(column, shown), self._style(column, shown)) for column in COLUMNS)
         self._print(Text("  ").join([Text(f"{self._done:>{STEP}}"), *cells]))
-        self._done, self._stepped, self._phase = self._done + 1, now, None
+        self._done, self._stepped = self._done + 1, now
+        self._bar.advance(self._task)
 
     def event(self, text: str, style: str = "") -> None:
         """Say something else: an action of the gate, a warning."""
@@ -111,26 +97,6 @@ class Display:
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
-
-    def progress(self) -> Text:
-        """One line, always: one that changes its height flickers."""
-        text = Text(f"{self._done}/{self._steps} steps", no_wrap=True, overflow="ellipsis")
-        text.append(self._remaining())
-        phase = self._phase
-        if phase is not None:
-            text.append(f"   {phase.name}", style="yellow")
-            text.append("" if phase.done is None else f" {phase.done}/{phase.total}")
-            text.append(f" for {_duration(self._clock() - phase.since)}", style="dim")
-        return text
-
-    def _remaining(self) -> str:
-        """By the mean of this session's steps, whatever they were busy with."""
-        count, left = self._done - self._first, self._steps - self._done
-        if not count or left <= 0:
-            return ""
-        mean = (self._stepped - self._begun) / count
-        seconds = max(0.0, mean * left - (self._clock() - self._stepped))
-        return f"   {_duration(seconds)} left, {mean:.3g} s a step"
 
     def _style(self, column: Column, metrics: Metrics) -> str:
         value = metrics.get(column.metric)
@@ -148,10 +114,3 @@ def _cell(column: Column, metrics: Metrics) -> str:
     text = "-" if value is None else f"{value:{column.form}}"
     shown = text if value is None or len(text) <= column.width else f"{value:.1e}"
     return f"{shown:>{column.width}}"
-
-
-def _duration(seconds: float) -> str:
-    """Hours where there are any, minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

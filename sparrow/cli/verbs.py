@@ -16,7 +16,6 @@ from rich.text import Text
 
 from sparrow import api
 from sparrow.cli import show
-from sparrow.cli.puzzles import puzzle
 from sparrow.cli.train import replay, train
 from sparrow.schema.base import Record
 from sparrow.schema.loading import Layer, parse, resolve
@@ -122,7 +121,7 @@ class Verbs(Mapping[str, Verb]):
 VERBS = Verbs(
     *("demo", show.doctor, show.fetch, show.calibrate, show.plan, train),
     *(show.evaluate, show.report),
-    *(show.generate, puzzle, show.presets, replay),
+    *(show.generate, show.puzzle, show.presets, replay),
     *(show.flow_check, show.flow_score, show.measured("flow_bench"), show.flow_texts, "study"),
     *map(show.measured, ("bench_attention", "bench_decode", "bench_rollout")),
     *map(show.measured, ("bench_train", "bench_trace")),

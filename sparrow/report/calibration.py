@@ -42,16 +42,16 @@ def role_of(run: RunFolder) -> str:
 # Lines.
 
 
-def surface_lines(surface: Surface, variant: str, field: str = "p05") -> list[Line]:
-    """A field of a variant's cells by length, a line a budget; dense against dense beside them."""
+def surface_lines(surface: Surface, variant: str) -> list[Line]:
+    """p05 of a variant's cells by length, a line a budget; dense against dense beside them."""
     own = [cell for cell in surface.cells if cell.variant == variant]
     lines = []
     for rank, budget in enumerate(kept := budgets_of(own)):
         name = "schedule" if budget is None else f"{budget} kept"
         cells = [cell for cell in own if cell.budget == budget]
-        lines.append(cells_line(cells, name, ramp(rank, len(kept)), field))
+        lines.append(cells_line(cells, name, ramp(rank, len(kept))))
     floor = surface.floor if own else ()
-    dense = [cells_line(floor, "dense", "quiet", field)] if floor else []
+    dense = [cells_line(floor, "dense", "quiet")] if floor else []
     return lines + dense
 
 
@@ -65,15 +65,15 @@ def middle(cell: Cell) -> float:
     return (cell.start + cell.stop) / 2
 
 
-def cells_line(cells: Sequence[Cell], name: str, role: str, field: str = "p05") -> Line:
-    """Through the middles of bins; p05 has its interval, except on quiet lines."""
-    ordered, bars = sorted(cells, key=middle), role != "quiet" and field == "p05"
+def cells_line(cells: Sequence[Cell], name: str, role: str) -> Line:
+    """p05 through the middles of bins, with its interval except on quiet lines."""
+    ordered, quiet = sorted(cells, key=middle), role == "quiet"
     return Line(
         name=name,
-        points=[(middle(cell), getattr(cell, field)) for cell in ordered],
+        points=[(middle(cell), cell.p05) for cell in ordered],
         role=role,
-        shape="line" if role == "quiet" else "dots",
-        spans=[(middle(cell), cell.low, cell.high) for cell in ordered] if bars else [],
+        shape="line" if quiet else "dots",
+        spans=[] if quiet else [(middle(cell), cell.low, cell.high) for cell in ordered],
     )
 
 
@@ -216,8 +216,7 @@ def surface_figures(surface: Surface) -> list[Section]:
     if not surface.cells:
         raise ValueError("the surface has no cells: nothing to draw")
     names = list(dict.fromkeys(cell.variant for cell in surface.cells))[:MOST_PANELS]
-    found = [tails(surface, names), means(surface, names)]
-    found += [layers(surface)] if surface.layers else []
+    found = [tails(surface, names), *([layers(surface)] if surface.layers else [])]
     for name in names:
         end = f"-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}" if len(names) > 1 else ""
         line = telling_line(surface, name)
@@ -239,28 +238,20 @@ def _about(surface: Surface) -> str:
 
 def tails(surface: Surface, names: Sequence[str]) -> Section:
     """p05 against length, a line per budget with its interval, a panel per variant."""
-    panels = [_by_length(surface, name, "p05", f"tails-{i}") for i, name in enumerate(names)]
+    levels = named_levels(surface.targets)
+    panels = [
+        Chart(
+            key=f"tails-{rank}",
+            title=f"{name}: {ACCEPTANCE.name}",
+            x=LENGTH,
+            y=ACCEPTANCE,
+            lines=surface_lines(surface, name),
+            levels=levels,
+        )
+        for rank, name in enumerate(names)
+    ]
     title = "p05 of acceptance by length and tokens kept"
     return Section(key="tails", title=title, say=_about(surface), items=panels)
-
-
-def means(surface: Surface, names: Sequence[str]) -> Section:
-    """The mean beside p05, a row per variant: the mean hides what the tail shows."""
-    panels = [
-        _by_length(surface, name, field, f"means-{rank}-{field}")
-        for rank, name in enumerate(names)
-        for field in ("mean", "p05")
-    ]
-    mean, tail = (min(getattr(c, field) for c in surface.cells) for field in ("mean", "p05"))
-    title = f"Where p05 falls to {tail:.2f}, the mean stays at {mean:.2f}"
-    return Section(key="means", title=title, say=_about(surface), items=panels)
-
-
-def _by_length(surface: Surface, variant: str, field: str, key: str) -> Chart:
-    name = f"{field} of acceptance"
-    lines, y = surface_lines(surface, variant, field), Axis(name=name, high=1, form=".2f")
-    levels = named_levels(surface.targets) if field == "p05" else []
-    return Chart(key=key, title=f"{variant}: {name}", x=LENGTH, y=y, lines=lines, levels=levels)
 
 
 def layers(surface: Surface) -> Section:
@@ -281,11 +272,9 @@ def layers(surface: Surface) -> Section:
 
 def layers_text(layers: Sequence[int]) -> str:
     """layer 3, layers 4-7, layers 0, 5, 9."""
-    if len(layers) == 1:
-        return f"layer {layers[0]}"
-    if list(layers) == list(range(layers[0], layers[-1] + 1)):
+    if len(layers) > 1 and list(layers) == list(range(layers[0], layers[-1] + 1)):
         return f"layers {layers[0]}-{layers[-1]}"
-    return f"layers {', '.join(map(str, layers))}"
+    return f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
 
 
 def telling_line(surface: Surface, variant: str) -> list[Cell]:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from scipy.optimize import isotonic_regression
+
 from sparrow.report.page import Axis, Bar, BarGroup, Bars, Chart, Level, Line, Point
 
 WIDTH, TOP, BOTTOM, UNDER = 460.0, 34.0, 236.0, 46.0  # UNDER: ticks and name of the x axis
@@ -186,13 +188,9 @@ def spread(
     """
     gap = min(gap, (high - low) / max(1, len(wanted) - 1))
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    blocks: list[tuple[float, float, int]] = []  # labels that touch: mean place, hold, how many
-    for rank, i in enumerate(order):
-        blocks.append((wanted[i] - rank * gap, holds[i], 1))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (a, v, m), (b, w, n) = blocks[-2:]
-            blocks[-2:] = [((a * v + b * w) / (v + w), v + w, m + n)]
-    level = [place for place, _, count in blocks for _ in range(count)]
+    level = [wanted[i] - rank * gap for rank, i in enumerate(order)]
+    if level:
+        level = isotonic_regression(level, weights=[holds[i] for i in order]).x.tolist()
     highest = high - (len(wanted) - 1) * gap
     places = [0.0] * len(wanted)
     for rank, i in enumerate(order):

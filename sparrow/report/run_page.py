@@ -26,7 +26,6 @@ from sparrow.report.training import (
 from sparrow.schema.run_folder import HeldOut, RunFolder, read_runs
 
 FEW = 3  # names that a title has room for
-MOST_RUNS = 6  # colours that are told apart
 ENDS = 5  # steps that a beginning or an end is the mean of
 HELD_OUT = ("data.task", "data.length", "data.file", "data.reward", "rollout.max_tokens")
 PLACES = ("run.dir", "run.name")  # settings that say where, not what
@@ -46,8 +45,6 @@ DIFFERENCES = (
 def page_of(folders: Sequence[str | Path], *, title: str | None = None) -> Page:
     """The page of some run directories: the same files give the same page."""
     runs = read_runs(folders)
-    if len(runs) > MOST_RUNS:
-        raise ValueError(f"report: got {len(runs)} runs, allowed: {MOST_RUNS} at most on one page")
     trained = [run for run in runs if run.steps]
     final = final_section(trained)
     several = len(runs) > 1
@@ -114,8 +111,8 @@ def provenance(runs: Sequence[RunFolder]) -> list[str]:
             made = f"{run.surface.created} by `{run.surface.command}`"
             lines.append(f"{run.name}: the surface was measured on {made} ({versions}).")
         if run.steps:
-            model = run.settings.model.name or "model unknown"
-            seed = "unknown" if run.settings.run.seed is None else run.settings.run.seed
+            model = run.settings.model or "model unknown"
+            seed = "unknown" if run.settings.seed is None else run.settings.seed
             lines.append(f"{run.name}: {model}, {len(run.steps)} steps, seed {seed}.")
     return lines
 
@@ -218,7 +215,7 @@ def _seconds(run: RunFolder) -> str:
 def _gate(run: RunFolder) -> str:
     if not run.settings.given:
         return NOT_MEASURED
-    if run.settings.gate.mode == "off":
+    if run.settings.gate == "off":
         return "off"
     if not worst_bins(run):
         return "nothing judged"

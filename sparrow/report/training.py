@@ -155,7 +155,7 @@ def _bins_chart(run: RunFolder, several: bool) -> Chart:
     starts = bins_of(run)
     shown = starts[:: -(-len(starts) // MOST_BINS)] if starts else []
     lines = [_bin_line(run, start, ramp(i, len(shown))) for i, start in enumerate(shown)]
-    window = run.settings.gate.window
+    window = run.settings.window
     over = f"over the last {window} steps" if window else "over a window of steps"
     say = f"A line for each bin of lengths, {over} with 95 % intervals over prompts."
     if not shown:
@@ -216,7 +216,7 @@ def _silence(run: RunFolder) -> str:
     seen = worst_bins(run)
     if not run.settings.given:
         return "What it was told to do is not among the files of this run."
-    if run.settings.gate.mode == "off":
+    if run.settings.gate == "off":
         return "It was switched off."
     if not seen:
         return (

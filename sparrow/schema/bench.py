@@ -21,22 +21,22 @@ class BenchCase(NamedTuple):
 
     rows: int
     tokens: int
-    rest: str
+    rest: str | None = None
 
     @classmethod
     def of(cls, given: object) -> "BenchCase":
-        text = ",".join(map(str, given)) if isinstance(given, tuple) else str(given)
+        text = ",".join(map(str, filter(None, given))) if isinstance(given, tuple) else str(given)
         match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})(?:,(.*))?", text)
         if match is None or not int(match[1]) or int(match[2]) < 2:
             raise ValueError("two numbers such as 16,4096: at least 1 and at least 2")
         if int(match[1]) * int(match[2]) > MOST_IN_CASE:
             raise ValueError(f"at most {MOST_IN_CASE} tokens in all")
-        return cls(int(match[1]), int(match[2]), match[3] or "")
+        return cls(int(match[1]), int(match[2]), match[3] or None)
 
 
 def _train_case(given: object) -> BenchCase:
     case = BenchCase.of(given)
-    if case.rest not in ("", "recompute", "compiled", "recompute,compiled"):
+    if case.rest not in (None, "recompute", "compiled", "recompute,compiled"):
         raise ValueError("sequences,tokens[,recompute][,compiled]")
     return case
 
@@ -71,7 +71,6 @@ class BenchRolloutConfig(Record):
     dtype: Name | None = option(None, DTYPE)
     peer: bool = option(True, "Also run transformers' generate.")
     peer_tokens: Tokens | None = option(None, "Its new tokens. Default: by the workload.")
-    batching: bool = option(True, "On a GPU: also transformers' continuous batching.")
 
 
 class BenchTrainConfig(Record):
@@ -253,7 +252,6 @@ class RolloutWorkload(Record):
     new_tokens: int
     peer_tokens: int
     schedules: tuple[str, ...]
-    batching_tokens: int = 0  # also transformers' continuous batching, of so many new tokens
 
     @property
     def context(self) -> int:
@@ -297,6 +295,11 @@ class TrainWork(Record):
     length: int
     recompute: bool
     compiled: bool = False
+
+    @classmethod
+    def of(cls, case: BenchCase) -> "TrainWork":
+        named = {name: name in (case.rest or "") for name in ("recompute", "compiled")}
+        return cls(sequences=case.rows, length=case.tokens, **named)
 
 
 class TrainRow(TrainWork):

@@ -164,7 +164,8 @@ class ReplayConfig(Record):
 class ReportConfig(Record):
     """`sparrow report`."""
 
-    runs: Annotated[Several[Directory], Field(min_length=1)] = argument(
+    # As many as there are colours that are told apart.
+    runs: Annotated[Several[Directory], Field(min_length=1, max_length=6)] = argument(
         ..., "Run directories of train, calibrate or demo: up to six."
     )
     format: Literal["html", "md"] = option("html", "html, a page; or md, for a pull request.")

@@ -67,22 +67,18 @@ class Metrics(Record):
         return cls(step=line.get("step"), values=values)  # type: ignore[arg-type]
 
 
-class Lenient(Record):
-    """Some fields of a record that another version may have written: others are left aside."""
+class ActionLine(Record):
+    """What the gate did, or which settings changed, in words; other versions may say more."""
 
     model_config = ConfigDict(extra="ignore")
-
-    @classmethod
-    def from_line(cls, line: Json) -> Self:
-        return cls.model_validate(line)
-
-
-class ActionLine(Lenient):
-    """What the gate did, or which settings changed, in words."""
 
     step: int
     kind: Shown = ""
     reason: Shown = ""
+
+    @classmethod
+    def from_line(cls, line: Json) -> Self:
+        return cls.model_validate(line)
 
 
 Line = TypeVar("Line", Metrics, ActionLine)
@@ -108,65 +104,42 @@ def _read(file: Path | None, kind: type[Line]) -> list[Line]:
     return sorted(found, key=lambda line: line.step)
 
 
-class ModelSettings(Lenient):
-    """Which model ran."""
+class RunSettings(Record):
+    """What reports read of a run's configuration, of this version or another, by dotted names.
 
-    name: Shown | None = None
-
-
-class AttentionSettings(Lenient):
-    """How the rollout attended."""
-
-    dense: bool = False
-    schedule: Shown | None = None
-    budget: int | None = None
-
-
-class RolloutSettings(Lenient):
-    """How long sequences could get."""
-
-    attention: AttentionSettings = AttentionSettings()
-    max_prompt: int | None = None
-    max_tokens: int | None = None
-
-
-class GateSettings(Lenient):
-    """What the gate was told."""
-
-    mode: Shown | None = None
-    target: float | None = None
-    window: int | None = None
-    patience: int | None = None
-
-
-class RunPlace(Lenient):
-    """What the draws began with."""
-
-    seed: int | None = None
-
-
-class RunSettings(Lenient):
-    """What reports read of a run's configuration, of this version or another.
-
-    given: every setting by its dotted name; empty where the run has no such file.
+    given: every setting; empty where the run has no such file.
     """
 
-    model: ModelSettings = ModelSettings()
-    rollout: RolloutSettings = RolloutSettings()
-    gate: GateSettings = GateSettings()
-    run: RunPlace = RunPlace()
+    model_config = ConfigDict(extra="ignore")
+
+    model: Shown | None = Field(None, alias="model.name")
+    seed: int | None = Field(None, alias="run.seed")
+    dense: bool = Field(False, alias="rollout.attention.dense")
+    schedule: Shown | None = Field(None, alias="rollout.attention.schedule")
+    budget: int | None = Field(None, alias="rollout.attention.budget")
+    max_prompt: int | None = Field(None, alias="rollout.max_prompt")
+    max_tokens: int | None = Field(None, alias="rollout.max_tokens")
+    gate: Shown | None = Field(None, alias="gate.mode")
+    target: float | None = Field(None, alias="gate.target")
+    window: int | None = Field(None, alias="gate.window")
     given: Mapping[str, Any] = Field(default_factory=dict)
+
+    def _check(self) -> None:
+        read = [str(field.alias) for field in type(self).model_fields.values()]
+        for name, value in self.given.items():
+            is_section = any(key.startswith(f"{name}.") for key in read)
+            self.require(not is_section, "given", f"a table {name}", str(value)[:80])
 
 
 def read_settings(file: Path | None) -> RunSettings:
     """The configuration of a run as it was resolved."""
     if file is None:
-        return RunSettings()
+        return RunSettings.model_validate({})
     text = read_text(file)
     try:
         check_digest_line(text)
-        values = tomllib.loads(text)
-        return RunSettings.model_validate({**values, "given": dict(flat_settings(values))})
+        settings = dict(flat_settings(tomllib.loads(text)))
+        return RunSettings.model_validate({**settings, "given": settings})
     except ValidationError as error:
         raise ValueError(f"{file}: {problems(error)}") from None
     except (ValueError, RecursionError) as error:
@@ -243,25 +216,21 @@ class RunFolder:
     @property
     def dense(self) -> bool:
         """Whether its settings say that the rollout was dense; without settings nobody knows."""
-        chosen = self.settings.rollout.attention
-        return bool(self.settings.given) and (
-            chosen.dense or not (chosen.schedule or chosen.budget)
-        )
+        own = self.settings
+        return bool(own.given) and (own.dense or not (own.schedule or own.budget))
 
     @property
     def longest(self) -> int | None:
         """Tokens of the longest sequence that its settings allow."""
-        rollout = self.settings.rollout
-        if rollout.max_prompt is None or rollout.max_tokens is None:
-            return None
-        return rollout.max_prompt + rollout.max_tokens
+        prompt, answer = self.settings.max_prompt, self.settings.max_tokens
+        return None if prompt is None or answer is None else prompt + answer
 
     @property
     def target(self) -> float | None:
         """p05 that was to be kept: the gate's, or the plan's."""
-        gate = self.settings.gate
-        if self.steps and gate.mode != "off" and gate.target is not None:
-            return gate.target
+        own = self.settings
+        if self.steps and own.gate != "off" and own.target is not None:
+            return own.target
         if self.plan is not None:
             return self.plan.target
         return self.surface.targets[0] if self.surface and self.surface.targets else None
@@ -269,8 +238,6 @@ class RunFolder:
 
 def read_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
     """Every folder as a run, with names that tell them apart."""
-    if not folders:
-        raise ValueError("report: got no run directory, allowed: one or more")
     places = [Path(folder) for folder in folders]
     whole = [place.resolve() for place in places]
     for place, resolved in zip(places, whole, strict=True):
@@ -297,14 +264,13 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolde
     schedule = _loaded(trained, SCHEDULE, Schedule)  # that of the training, else of the plan
     if schedule is None and isinstance(found["plan"], PlanFile):
         schedule = found["plan"].schedule
-    settings = _first(places, SETTINGS)
     return RunFolder(
         name=printable(name or folder.resolve().name),
         number=number,
         steps=read_metrics(_first(places, METRICS)),
         validation=read_metrics(_first(places, VALIDATION)),
         actions=_read(_first(places, ACTIONS), ActionLine),
-        settings=read_settings(settings),
+        settings=read_settings(_first(places, SETTINGS)),
         schedule=schedule,
         **found,  # type: ignore[arg-type]
     )

@@ -1,9 +1,5 @@
-"""Pages in a real browser: nothing complains, nothing is cut, every theme and width works.
+"""Pages in a real browser: nothing complains, nothing is cut, every theme and width works."""
 
-Screenshots go to $SPARROW_SHOTS, where it is set, to be looked at.
-"""
-
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,20 +41,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     return written(rich_page(), tmp_path_factory.mktemp("page"))
 
 
-@pytest.fixture
-def shots(tmp_path: Path) -> Path:
-    folder = Path(os.environ.get("SPARROW_SHOTS") or tmp_path)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def pixels(colour: str) -> list[int]:
     return [int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
 
 
 @pytest.mark.parametrize("kind", ["rich", "demo", "calibration", "one", "six"])
 def test_every_figure_is_there_and_nothing_is_cut_or_covered(
-    browser: "Browser", tmp_path: Path, shots: Path, kind: str
+    browser: "Browser", tmp_path: Path, kind: str
 ) -> None:
     made = page(kind, tmp_path)
     address = written(made, tmp_path)
@@ -73,7 +62,6 @@ def test_every_figure_is_there_and_nothing_is_cut_or_covered(
                 assert drawing.locator("path, rect").count() > 0, key
             assert shown.evaluate(SIDEWAYS) == 0
             assert shown.evaluate(CUT_AND_COVERED) == []
-            shown.screenshot(path=shots / f"{kind}-{width}.png", full_page=True)
 
 
 def test_without_scripts(browser: "Browser", address: str) -> None:
@@ -92,14 +80,12 @@ def test_words_can_be_read_on_a_phone(browser: "Browser", address: str) -> None:
         assert page.evaluate(scrolls), "the table scrolls inside its own box"
 
 
-def test_dark_and_light(browser: "Browser", address: str, shots: Path) -> None:
+def test_dark_and_light(browser: "Browser", address: str) -> None:
     with Visit(browser, address, color_scheme="light") as page:
         assert pixels(page.evaluate(BACKGROUND)) == [255, 255, 255]
-        page.screenshot(path=shots / "light.png", full_page=True)
         page.emulate_media(color_scheme="dark")
         dark = page.evaluate(BACKGROUND)
         assert max(pixels(dark)) < 60
-        page.screenshot(path=shots / "dark.png", full_page=True)
         page.emulate_media(color_scheme="light")
         page.get_by_role("button", name="Dark").click()
         assert page.evaluate(BACKGROUND) == dark
@@ -107,7 +93,7 @@ def test_dark_and_light(browser: "Browser", address: str, shots: Path) -> None:
         assert pixels(page.evaluate(BACKGROUND)) == [255, 255, 255]
 
 
-def test_values_under_the_pointer(browser: "Browser", address: str, shots: Path) -> None:
+def test_values_under_the_pointer(browser: "Browser", address: str) -> None:
     with Visit(browser, address) as page:
         tip = page.locator("#reward .tip")
         assert not tip.is_visible()
@@ -117,7 +103,6 @@ def test_values_under_the_pointer(browser: "Browser", address: str, shots: Path)
         assert said.startswith("step ")
         assert "dense" in said
         assert "sparse" in said
-        page.locator("#reward").screenshot(path=shots / "tip.png")
         page.locator("h1").hover()
         assert not tip.is_visible()
 
@@ -149,7 +134,7 @@ def test_values_under_a_finger(browser: "Browser", address: str) -> None:
         assert not tip.is_visible()
 
 
-def test_on_paper(browser: "Browser", address: str, shots: Path) -> None:
+def test_on_paper(browser: "Browser", address: str) -> None:
     with Visit(browser, address, 800, color_scheme="dark") as page:
         page.get_by_role("button", name="Light").click()
         page.get_by_role("button", name="Dark").click()  # dark by choice: paper stays white
@@ -160,5 +145,4 @@ def test_on_paper(browser: "Browser", address: str, shots: Path) -> None:
         assert left is not None
         assert right is not None
         assert left["y"] == right["y"], "two columns"
-        page.screenshot(path=shots / "print.png", full_page=True)
-        assert page.pdf(path=shots / "page.pdf", format="A4").startswith(b"%PDF")
+        assert page.pdf(format="A4").startswith(b"%PDF")

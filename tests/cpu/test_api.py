@@ -97,14 +97,10 @@ def test_what_cannot_be_is_a_value_error_that_names_the_field(tmp_path: Path) ->
         (lambda: api.train(file, "--run.stesp=1"), "stesp"),
         (lambda: api.train(config(tmp_path, tmp_path), "--run.steps=3"), "--run.steps=3"),
         (lambda: api.puzzle("sudoku"), "task"),
+        (lambda: api.plan("surface.json", 0.5), "PlanConfig"),
     ):
         with pytest.raises(ValueError, match=name):
             call()
-
-
-def test_positional_arguments_that_nobody_takes_are_refused() -> None:
-    with pytest.raises(ValueError, match="PlanConfig"):
-        api.plan("surface.json", 0.5)
 
 
 def test_tables_change_what_they_name() -> None:

@@ -125,12 +125,8 @@ def test_prompts_come_from_standard_input_and_settings_from_files(
 def test_mistakes_are_one_message() -> None:
     for words, name in (
         (("generate", "hi", "-m", "no-such-model"), "no-such-model"),
-        (("generate", "hi", "--model.nmae=x"), "did you mean name?"),
-        (("generate", "hi", "--sampling.temperature=hot"), "sampling.temperature"),
         (("generate", "hi", "--temperature", "hot"), "--temperature hot"),
-        (("generate", "hi", "--sampling.top_p=0"), "sampling.top_p"),
         (("generate", "hi", "-c", "missing.toml"), "missing.toml"),
-        (("generate", "hi", "--attention.budget=-1"), "attention.budget"),
         (("generate", "hi", "--attention.force=true"), "attention.force"),
         (("generate", "hi", "-t", "0.5"), "-t"),
         (("generate", ""), "prompts"),
@@ -149,8 +145,6 @@ def test_mistakes_are_one_message() -> None:
 def test_limits_of_the_model_are_named_and_leave_nothing(folder: Path, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "run")
     wrong = {"--sampling.max_tokens=600": "the context is 512"}
-    wrong |= {"--attention.budget=20": "attention.budget: got 20 (integer)"}
-    wrong |= {"--sampling.n=9000000000": "sampling.n: got 9000000000"}
     if not torch.cuda.is_available():
         wrong["--model.device=cuda"] = "no GPU"
     for word, said in wrong.items():

@@ -136,28 +136,3 @@ def test_targets_of_make_exist_and_blocks_are_of_known_languages(document: str) 
         assert {word for word in words if "=" not in word} <= targets, words
     assert {language for _, language, _ in fences(TEXTS[document])} <= LANGUAGES
     assert TEXTS[document].count("```") == 2 * len(list(fences(TEXTS[document])))
-
-
-def test_the_readme_has_its_two_commands() -> None:
-    commands = [step.text for step in steps(TEXTS["README.md"])]
-    assert any(command.startswith("make demo") for command in commands)
-    assert any(command.startswith("sparrow ") for command in commands)
-
-
-def test_a_failing_step_is_told(tmp_path: Path) -> None:
-    text = "```sh\nsparrow demo  # needs a GPU\ntest -e runs/demo/x\nfalse | cat; echo never\n```\n"
-    said = execute(text, Place.make(tmp_path), MARKS, 60) or ""
-    assert said.startswith("line 4\nfalse | cat")
-    assert "exit code 1" in said
-
-
-def test_a_mistake_is_noticed() -> None:
-    for words, name in (
-        ("trian tiny", "trian"),
-        ("flow chek mine.py", "chek"),
-        ("eval tiny --lenght 3", "--lenght"),
-        ("plan --target 0.86", "surface"),
-        ("train tiny --rnu.steps=3", "rnu"),
-    ):
-        with pytest.raises(ValueError, match=name):
-            configure(words.split())

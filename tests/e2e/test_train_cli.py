@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 from support import cli
 from support.forking import Commands
 from support.training import SPARSE, lines, metrics, model_folder, settings
+from support.waiting import ended, start
 
 from sparrow.dataflow.checkpoints import read_state
 from sparrow.schema.loading import save_resolved
@@ -64,17 +63,12 @@ def commands() -> Iterator[Commands]:
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody interrupted, by the command itself."""
     place = tmp_path_factory.mktemp("whole")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, "-m", "sparrow", "train", str(config_file(model, place))],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(place / "run" / "model")
+    path = os.pathsep.join([str(TESTS), os.environ["PYTHONPATH"]])
+    file = config_file(model, place)
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    code, said = ended(start(place, "-m", "sparrow", "train", file, **own))
+    assert code == 0, said
+    assert said.splitlines()[-1] == str(place / "run" / "model")
     return place / "run"
 
 

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pydantic")
-pytest.importorskip("tomli_w")
-
 from sparrow.schema.base import from_dict
 from sparrow.schema.common import GenerateConfig
 from sparrow.schema.loading import ConfigError, find_config, load_config, shipped_configs

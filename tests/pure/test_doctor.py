@@ -9,9 +9,20 @@ from typing import Any
 
 import pytest
 
-from sparrow.bench.doctor import host
-from sparrow.bench.doctor.examination import last_words, verdict
-from sparrow.bench.doctor.host import CORE, OPTIONAL, Package, package_state
+from sparrow.bench import doctor
+from sparrow.bench.doctor import CORE, OPTIONAL, Package, last_words, package_state, verdict
+from sparrow.schema.doctor import (
+    Broken,
+    Disk,
+    Examination,
+    Gpu,
+    KernelTest,
+    ModelState,
+    ModelStates,
+    PackageState,
+    SelfTest,
+    TorchBuild,
+)
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -22,9 +33,10 @@ def wanted(requirements: list[str]) -> set[tuple[str, str]]:
 
 
 def test_the_table_is_that_of_pyproject() -> None:
-    assert PROJECT["name"] == host.DISTRIBUTION
     assert {(each.name, each.minimum) for each in CORE} == wanted(PROJECT["dependencies"])
-    extras = {name: own for name, own in PROJECT["optional-dependencies"].items() if name != "dev"}
+    unused = {"dev", "notebook", "serve", "ray"}  # that no verb needs
+    given = PROJECT["optional-dependencies"].items()
+    extras = {name: own for name, own in given if name not in unused}
     assert {each.extra for each in OPTIONAL} == set(extras)
     for name, requirements in extras.items():
         own = {(each.name, each.minimum) for each in OPTIONAL if each.extra == name}
@@ -41,25 +53,21 @@ def test_versions_are_compared_by_their_numbers() -> None:
         ("x", "1.0", "old"),
         (None, "1", "missing"),
     ):
-        assert package_state(Package("p", minimum, "nothing"), version)["state"] == state
-    assert host.installed("pytest") is not None
-    assert host.installed("no-such-package-anywhere") is None
+        assert package_state(Package("p", minimum, "nothing"), version).state == state
+    assert doctor.installed("pytest") is not None
+    assert doctor.installed("no-such-package-anywhere") is None
 
 
 def test_how_to_get_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the Python that runs this, where its environment is not active."""
 
     def install(package: Package, version: str | None = None) -> str:
-        return package_state(package, version)["install"]
+        return package_state(package, version).install
 
     python = sys.executable
-    math, browser = (next(p for p in OPTIONAL if p.extra == x) for x in ("math", host.BROWSER))
+    math, browser = (next(p for p in OPTIONAL if p.extra == x) for x in ("math", doctor.BROWSER))
     monkeypatch.setattr("shutil.which", lambda name: str(Path(python).parent / name))
-    monkeypatch.setattr(host, "installed", lambda name: "0.1.0")
     assert install(CORE[0]) == "pip install 'torch>=2.11'"
-    assert install(math) == "pip install 'sparrow-rl[math]'"
-    assert install(math, "0.1") == "pip install 'math-verify>=0.8'"
-    monkeypatch.setattr(host, "installed", lambda name: None)  # a checkout, not installed
     assert install(math) == "pip install 'math-verify>=0.8'"
     after = "playwright install chromium"
     assert install(browser) == f"pip install 'playwright>=1.50' && {after}"
@@ -68,143 +76,134 @@ def test_how_to_get_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert install(browser) == wanted
 
 
-def test_memory_and_cores_are_those_of_the_container(tmp_path: Path) -> None:
-    whole = host.memory(tmp_path, tmp_path)["total"]
-    assert whole is not None
-    (tmp_path / "meminfo").write_text("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:  800 kB\n")
-    assert host.memory(tmp_path, tmp_path) == {"total": whole, "available": 819_200}
-    (tmp_path / "memory.max").write_text("max\n")
-    assert host.memory(tmp_path, tmp_path) == {"total": whole, "available": 819_200}
-    (tmp_path / "memory.max").write_text("500000\n")
-    (tmp_path / "memory.current").write_text("300000\n")
-    (tmp_path / "memory.stat").write_text("anon 100000\ninactive_file 150000\n")
-    assert host.memory(tmp_path, tmp_path) == {"total": 500_000, "available": 350_000}
-    for text, quota in (("max 100000\n", None), ("400000 100000\n", 4), ("", None)):
-        (tmp_path / "cpu.max").write_text(text)
-        assert host.cpu_quota(tmp_path) == quota
-
-
-def test_what_the_system_tells(tmp_path: Path) -> None:
-    for text, found in (
-        ("", None),
-        ("processor : 0\nflags\t\t: fpu avx512_bf16 amx_bf16 sse\n", ["amx_bf16", "avx512_bf16"]),
-        ("Features\t: fp asimd\n", []),
-    ):
-        (tmp_path / "cpuinfo").write_text(text)
-        assert host.bf16_instructions(tmp_path) == found
-    assert host.driver(tmp_path) is None
+def test_last_words_the_driver_and_the_disk(tmp_path: Path) -> None:
+    assert doctor.driver(tmp_path) is None
     (tmp_path / "driver/nvidia").mkdir(parents=True)
     for text, version in (
         ("NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC 12.2", "550.54.15"),
         ("NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release\n", "570.86.10"),
     ):
         (tmp_path / "driver/nvidia/version").write_text(f"NVRM version: {text}")
-        assert host.driver(tmp_path) == version
-    found_disk = host.disk("runs", tmp_path / "a" / "b")  # a folder to come
-    assert found_disk["folder"] == str(tmp_path / "a" / "b")
-    assert 0 < found_disk["free"] <= found_disk["total"]
-    assert found_disk["writable"] == os.access(tmp_path, os.W_OK)
-
-
-def test_last_words() -> None:
+        assert doctor.driver(tmp_path) == version
+    later = doctor.disk(tmp_path / "a" / "b")  # a folder to come
+    assert (later.folder, later.writable) == (
+        str(tmp_path / "a" / "b"),
+        os.access(tmp_path, os.W_OK),
+    )
+    assert later.free > 0
     assert last_words("Traceback\n  line\nOSError: no lib\n\n", 1) == "OSError: no lib"
     assert last_words("", -11) == "the process was killed by SIGSEGV"
     assert last_words("", 3) == "the process ended with exit code 3"
 
 
-def package(name: str = "torch", **changes: Any) -> dict[str, Any]:
-    plain = Package(name, "2", "tensors")
-    return package_state(plain, "9") | {"install": f"pip install {name}"} | changes
+def package(name: str = "torch", **changes: Any) -> PackageState:
+    changes = {"install": f"pip install {name}"} | changes
+    return package_state(Package(name, "2", "tensors"), "9").replace(**changes)
 
 
-def gpu(**changes: Any) -> dict[str, Any]:
-    return {"index": 0, "name": "H", "capability": "9.0", "kernels": True} | changes
+def gpu(**changes: Any) -> Gpu:
+    sizes = {"total": 80, "free": 70}
+    given = {"index": 0, "name": "H", "capability": "9.0", "kernels": True} | sizes | changes
+    return Gpu(**given)
 
 
-def examined(**changes: Any) -> dict[str, Any]:
-    """A machine with a CPU on which all is well."""
-    well = {
-        "packages": [package()],
-        "torch": {"version": "9", "build": "CPU", "threads": 2, "no_gpu": "torch sees none"},
-        "driver": None,
-        "gpus": [],
-        "models": {"shipped": [{"name": "tiny", "folder": "/t", "whole": True}], "fetched": []},
-        "disk": [{"what": "runs", "folder": "/r", "writable": True}],
-        "fits": [],
-        "self_test": {"passed": True, "tokens": 24, "seconds": 1.0},
-        "kernels": [kernel("cpu")],
-        "broken": None,
-    }
-    return well | changes
+def kernel(device: str, **changes: Any) -> KernelTest:
+    return KernelTest(device=device, **{"version": "ours", "error": 1e-6, "passed": True} | changes)
 
 
-def kernel(device: str, **changes: Any) -> dict[str, Any]:
-    return {"device": device, "version": "ours", "error": 1e-6, "passed": True} | changes
+def model(name: str, **changes: Any) -> ModelState:
+    return ModelState(name=name, **{"folder": "/t", "whole": True, "bytes": 1} | changes)
 
 
-def test_all_is_well_on_a_cpu() -> None:
-    found = verdict(examined(), check=True)
-    assert found["ready"]
-    assert {"generate", "calibrate", "plan", "train"} <= set(found["ready_for"])
-    assert found["devices"] == ["cpu"]
-    assert found["problems"] == found["missing"] == []
+TORCH = TorchBuild(version="9", build="CPU", threads=2, no_gpu="torch sees none")
+DISK = Disk(folder="/d", free=2**40, writable=True)
+MODELS = ModelStates(shipped=(model("tiny"),), fetched=(), cache=DISK, runs=DISK, memory=2**34)
+WELL = Examination(
+    sparrow="1",
+    python="3.11",
+    platform="Linux",
+    executable=sys.executable,
+    packages=(package(),),
+    cores=2,
+    driver=None,
+    torch=TORCH,
+    gpus=(),
+    models=MODELS,
+    self_test=SelfTest(passed=True, tokens=24, seconds=1.0),
+    kernels=(kernel("cpu"),),
+)
+
+
+def judged(**changes: Any) -> Examination:
+    """The verdict on a machine that differs from one with a CPU on which all is well."""
+    return verdict(WELL.replace(**changes), check=True)
+
+
+def test_all_is_well_on_a_cpu_and_a_saved_examination_is_the_same(tmp_path: Path) -> None:
+    found = judged()
+    assert (found.ready, found.devices, found.problems, found.missing) == (True, ("cpu",), (), ())
+    found.save(tmp_path / "doctor.json")
+    assert Examination.load(tmp_path / "doctor.json") == found
 
 
 def test_what_keeps_the_core_from_working() -> None:
     cases: dict[str, dict[str, Any]] = {
         "numba": {"packages": [package("numba", version=None, state="missing")]},
         "torch 1": {"packages": [package(version="1", state="old")]},
-        "no lib": {"broken": {"stage": "torch", "why": "no lib"}, "torch": None, "gpus": None},
-        "self-test": {"self_test": {"passed": False}},
+        "no lib": {"broken": Broken(stage="torch", why="no lib"), "torch": None, "gpus": None},
+        "self-test": {"self_test": SelfTest(passed=False, tokens=24, seconds=1.0)},
         "wrong by 2": {"kernels": [kernel("cpu", passed=False, error=2.0)]},
-        "broke: x": {"broken": {"stage": "kernels", "why": "x"}, "kernels": None},
-        "tiny": {"models": {"shipped": [{"name": "tiny", "folder": "/t", "whole": False}]}},
+        "broke: x": {"broken": Broken(stage="kernels", why="x"), "kernels": None},
+        "tiny": {"models": MODELS.replace(shipped=[model("tiny", whole=False)])},
     }
     for said, changes in cases.items():
-        found = verdict(examined(**changes), check=True)
-        assert not found["ready"]
-        assert found["ready_for"] == found["devices"] == []
-        (problem,) = found["problems"]
-        assert said in problem["what"]
-        assert problem["how"]
+        found = judged(**changes)
+        assert (found.ready, found.devices) == (False, ())
+        (problem,) = found.problems
+        assert said in problem.what
+        assert problem.how
 
 
 def test_what_could_be_added() -> None:
     more = [
         package("math-verify", extra="math", version=None, state="missing", purpose="judging"),
-        package("ray", extra="ray", version=None, state="missing", used=False),
         package("triton", extra="kernels", version=None, state="missing"),
     ]
-    models = {"shipped": [], "fetched": [{"name": "smollm2-135m", "folder": None, "whole": False}]}
-    found = verdict(examined(packages=[package(), *more], models=models), check=True)
-    assert found["ready"]
-    assert found["missing"] == [
-        {"what": "judging: math-verify is not installed", "how": "pip install math-verify"},
-        {"what": "smollm2-135m, a real model: not fetched", "how": "sparrow fetch smollm2-135m"},
+    models = MODELS.replace(
+        fetched=[model("smollm2-135m", folder=None, whole=False)],
+        runs=DISK.replace(writable=False),
+    )
+    found = judged(packages=[package(), *more], models=models)
+    assert found.ready
+    assert [(each.what, each.how) for each in found.missing] == [
+        ("judging: math-verify is not installed", "pip install math-verify"),
+        ("smollm2-135m, a real model: not fetched", "sparrow fetch smollm2-135m"),
+        ("runs cannot be written to /d", "work in another folder"),
     ]
 
 
 def test_gpus_count_when_their_kernels_were_right() -> None:
-    here = examined(gpus=[gpu(), gpu(index=1)])
-    checked = here | {"kernels": [kernel("cpu"), kernel("cuda:0"), kernel("cuda:1", passed=False)]}
-    found = verdict(checked, check=True)
-    assert found["devices"] == ["cpu", "cuda:0"]
-    assert "cuda:1 is wrong" in found["missing"][0]["what"]
-    assert verdict(here | {"kernels": None}, check=False)["devices"] == ["cpu", "cuda:0", "cuda:1"]
-    slow = here | {"kernels": [kernel("cpu"), kernel("cuda:0", version="definition")]}
-    assert verdict(slow, check=True)["devices"] == ["cpu"]
+    both = [gpu(), gpu(index=1)]
+    found = judged(
+        gpus=both, kernels=[kernel("cpu"), kernel("cuda:0"), kernel("cuda:1", passed=False)]
+    )
+    assert found.devices == ("cpu", "cuda:0")
+    assert "cuda:1" in found.missing[0].what
+    unchecked = verdict(WELL.replace(gpus=both, kernels=None), check=False)
+    assert unchecked.devices == ("cpu", "cuda:0", "cuda:1")
+    slow = judged(gpus=both, kernels=[kernel("cpu"), kernel("cuda:0", version="definition")])
+    assert slow.devices == ("cpu",)
 
 
 def test_gpus_of_no_use_are_told_and_leave_the_cpu() -> None:
-    broken = {"stage": "kernels", "why": "RuntimeError: Failed to find C compiler"}
-    torch = {"version": "9", "build": "CUDA 12.8", "threads": 2, "no_gpu": "driver too old"}
+    broken = Broken(stage="kernels", why="RuntimeError: Failed to find C compiler")
     cases: dict[str, dict[str, Any]] = {
         "built for a CPU": {"driver": "550.1"},
-        "driver too old": {"driver": "4", "torch": torch},
+        "too old": {"driver": "4", "torch": TORCH.replace(build="CUDA 12.8", no_gpu="too old")},
         "7.5": {"gpus": [gpu(kernels=False, capability="7.5")]},
         "C compiler": {"gpus": [gpu()], "kernels": None, "broken": broken},
     }
     for said, changes in cases.items():
-        found = verdict(examined(**changes), check=True)
-        assert said in found["missing"][0]["what"]
-        assert (found["ready"], found["devices"]) == (True, ["cpu"])
+        found = judged(**changes)
+        assert said in found.missing[0].what
+        assert (found.ready, found.devices) == (True, ("cpu",))

@@ -75,9 +75,3 @@ def test_help_is_shown_in_eighty_columns() -> None:
 def test_verbs_stand_in_the_order_in_which_people_need_them() -> None:
     wanted = [verb for verbs in PANELS.values() for verb in verbs]
     assert list(dict.fromkeys(name.split()[0] for name in VERBS)) == wanted
-
-
-def test_paragraphs_flow_and_examples_stay() -> None:
-    text = "One\ntwo.\n\nThree\nfour.\n\n  sparrow a\n  sparrow b\n"
-    assert flowing(text) == "One two.\n\nThree four.\n\n  sparrow a\n  sparrow b"
-    assert flowing("") == ""

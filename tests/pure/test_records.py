@@ -58,11 +58,6 @@ def refused(*fields: str) -> "pytest.RaisesExc[ValidationError]":
     return pytest.raises(ValidationError, check=names_them)
 
 
-def group(*rewards: float | None) -> Group:
-    trajectories = tuple(trajectory(reward=reward) for reward in rewards)
-    return Group(prompt_id="p", trajectories=trajectories)
-
-
 def test_sampling_params() -> None:
     params = SamplingParams()
     assert (params.temperature, params.top_p, params.top_k) == (1.0, 1.0, 0)
@@ -188,30 +183,17 @@ class TestTrajectory:
                 trajectory(**changes)
 
 
-class TestGroup:
-    def test_refusals(self) -> None:
-        for prompt, trajectories in (("q", (trajectory(),)), ("p", ())):
-            with refused("trajectories"):
-                Group(prompt_id=prompt, trajectories=trajectories)
-
-
-class TestRoundTrip:
-    def test_strict(self) -> None:
-        wrong: dict[str, Any] = {
-            "extra": 1,
-            "ids": "123456",
-            "prompt_id": 3,
-            "turns": [{"start": 0}],
-        }
-        for field, value in wrong.items():
-            with pytest.raises(ValueError, match=field):
-                from_dict(Trajectory, to_dict(trajectory()) | {field: value})
-
-    def test_defaults_must_be_there_too(self) -> None:
-        data = to_dict(SamplingParams())
-        del data["seed"]
-        with pytest.raises(ValueError, match="seed"):
-            from_dict(SamplingParams, data)
+def test_groups_and_what_dictionaries_lack() -> None:
+    for prompt, trajectories in (("q", (trajectory(),)), ("p", ())):
+        with refused("trajectories"):
+            Group(prompt_id=prompt, trajectories=trajectories)
+    for field, value in {"extra": 1, "ids": "123456", "prompt_id": 3}.items():
+        with pytest.raises(ValueError, match=field):
+            from_dict(Trajectory, to_dict(trajectory()) | {field: value})
+    data = to_dict(SamplingParams())
+    del data["seed"]  # defaults must be there too
+    with pytest.raises(ValueError, match="seed"):
+        from_dict(SamplingParams, data)
 
 
 def test_a_document_has_a_prompt_and_something_to_learn() -> None:

@@ -56,8 +56,10 @@ def test_progress_and_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "notes", console)
     with output.measuring(HOSTILE) as say:
         say(HOSTILE)
+    before = file.tell()
     with output.progress_bar() as bar:
         bar.add_task(HOSTILE, total=1)
+    assert "pwned" in file.getvalue()[before:]
     output.report(HOSTILE)
     output.alert("error:", HOSTILE)
     assert "pwned" in file.getvalue()

@@ -64,15 +64,10 @@ def assigned(file: str, name: str) -> ast.expr:
 
 
 def test_quoted_messages_are_of_the_program() -> None:
+    assert len(MESSAGES) > 15
     for message in MESSAGES:
         assert max(map(len, pieces(message)), default=0) >= TELLING, "too little to search for"
         assert said_somewhere(message), message
-
-
-def test_the_check_notices_what_is_not_said() -> None:
-    assert len(MESSAGES) > 15
-    assert not said_somewhere("the gate stopped this walk: …")
-    assert not said_somewhere("is of another configuration … surely below the target")  # two rooms
 
 
 def test_every_gate_action_has_an_entry() -> None:
@@ -94,16 +89,9 @@ def test_every_exit_code_of_a_run_has_an_entry() -> None:
         assert re.search(rf"^\| {ast.literal_eval(code)} \|", PAGE, flags=re.MULTILINE)
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_and_files_that_pages_name_exist() -> None:
     for page in ("method", "schedules", "troubleshooting"):
         text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
-        for link in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (ROOT / "docs" / link).exists(), f"{page}.md: {link}"
-
-
-def test_files_that_the_new_pages_name_exist() -> None:
-    """`sparrow/...py` as it stands, in any of the new pages."""
-    for page in ("method", "schedules", "troubleshooting"):
-        text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
-        for path in re.findall(r"`((?:sparrow|recipes)/[\w./-]+)`", text):
+        links = [f"docs/{link}" for link in re.findall(r"\]\(([^)#:]+)\)", text)]
+        for path in links + re.findall(r"`((?:sparrow|recipes)/[\w./-]+)`", text):
             assert (ROOT / path).exists(), f"{page}.md: {path}"

@@ -10,7 +10,7 @@ from pathlib import Path
 LONGEST = 600.0  # seconds that a command may take on a machine with much else to do
 
 
-def start(cwd: Path, *words: str | Path) -> "subprocess.Popen[str]":
+def start(cwd: Path, *words: str | Path, **environment: str) -> "subprocess.Popen[str]":
     """`python WORDS` in a folder; what it says comes in one stream, in wide lines."""
     return subprocess.Popen(
         [sys.executable, *map(str, words)],
@@ -18,7 +18,7 @@ def start(cwd: Path, *words: str | Path) -> "subprocess.Popen[str]":
         stderr=subprocess.STDOUT,
         text=True,
         cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb", **environment},
     )
 
 

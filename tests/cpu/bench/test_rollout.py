@@ -14,7 +14,7 @@ SMALL = {"rollouts": 3, "prompt_tokens": 8, "new_tokens": 6}
 
 def test_a_short_run_beside_transformers() -> None:
     seen: list[str] = []
-    result = rollout.run(preset="cpu-tiny", peer_tokens=4, progress=seen.append, **SMALL)
+    result = rollout.run(workload="cpu-tiny", peer_tokens=4, progress=seen.append, **SMALL)
     assert len(seen) == 4
     json.dumps(to_dict(result))
     dense, sparse, ours, theirs = result.rows
@@ -39,20 +39,20 @@ def test_a_peer_that_fails_or_stops_early_is_no_result() -> None:
         raise NotImplementedError("not here")
 
     model = rollout._model(rollout.WORKLOADS["cpu-tiny"], None)
-    row = rollout._attempt("peer", refuse, 4, 2, model)
+    row = rollout._attempt(refuse, 4, 2, model)
     assert row.failed == "NotImplementedError: not here"
     assert row.tokens_per_s is None
-    early = rollout._attempt("peer", lambda new_tokens: 1, 4, 2, model)
+    early = rollout._attempt(lambda new_tokens: 1, 4, 2, model)
     assert "1 tokens" in str(early.failed)
 
 
 def test_optimiser_steps() -> None:
     case = TrainWork(sequences=2, length=16, recompute=True)
-    result = training.run(device="cpu", cases=[case], steps=1)
+    result = training.run(device="cpu", case=[case], steps=1)
     (row,) = result.cases
     assert (row.sequences, row.length, row.recompute) == (2, 16, True)
     assert row.tokens_per_second == pytest.approx(32 / row.seconds[0], rel=0.01)
     assert (row.utilisation, row.memory_gib) == (None, None)
     Console(quiet=True).print(timing.table(result))
     with pytest.raises(ValueError, match="positions"):
-        training.run(device="cpu", cases=[TrainWork(sequences=1, length=10**6, recompute=True)])
+        training.run(device="cpu", case=[TrainWork(sequences=1, length=10**6, recompute=True)])

@@ -72,15 +72,13 @@ def test_every_figure_draws_and_draws_the_same_twice() -> None:
 def test_lines_are_the_cells_of_a_budget() -> None:
     made = measured()
     found = by_key(surface_figures(made))
-    assert list(found) == ["tails", "means", "layers", "estimators"]
+    assert list(found) == ["tails", "layers", "estimators"]
     (tails,) = charts(found["tails"])
     assert [line.name for line in tails.lines] == ["128 kept", "256 kept", "512 kept", "dense"]
     first = [c for c in made.cells if c.budget == 128]
     assert tails.lines[0].points == [((c.start + c.stop) / 2, c.p05) for c in first]
     assert tails.lines[0].spans[0] == (250, first[0].low, first[0].high)
     assert [level.name for level in tails.levels] == ["target 0.86"]
-    mean, _ = charts(found["means"])
-    assert mean.lines[0].points[0][1] == first[0].mean
     few = [cell("block_mean", 128, 0, 500, prompts=12)]
     assert "Fewer than 48" in surface_figures(measured(cells=few))[0].say
     assert "Fewer" not in found["tails"].say
@@ -106,7 +104,7 @@ def test_figures_follow_what_the_data_allow(tmp_path: Path) -> None:
     kept.write_text("dear")
     (tmp_path / "tails.svg").symlink_to(kept)
     paths = write_figures(surface_figures(from_dict(Surface, data)), tmp_path)
-    assert [path.name for path in paths] == ["tails.svg", "means.svg", "estimators-a-b.svg"]
+    assert [path.name for path in paths] == ["tails.svg", "estimators-a-b.svg"]
     assert kept.read_text() == "dear"  # a figure replaces a link
     with pytest.raises(ValueError, match="cells"):
         surface_figures(measured(cells=[]))

@@ -179,23 +179,22 @@ def refused_or_read(folder: Path, file: Path) -> None:
     assert file.name in told, told
 
 
-def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
+def test_damage_and_odd_values_in_files_of_a_run_are_named(tmp_path: Path) -> None:
     folder, draw = demo(tmp_path / "run"), random.Random(0)
     for file in [*folder.rglob("*.json"), *folder.rglob("*.jsonl"), *folder.rglob("*.toml")]:
         whole = file.read_bytes()
         for seed in range(15):
             file.write_bytes(damaged(whole, seed))
             refused_or_read(folder, file)
-        if file.suffix == ".json":
-            data = json.loads(whole)
-            inside = [*places(data)]
-            for holder, key in draw.sample(inside, min(15, len(inside))):
-                plain = holder[key]
-                for odd in ODD:
-                    holder[key] = odd
-                    file.write_text(json.dumps(data), encoding="utf-8")
-                    refused_or_read(folder, file)
-                holder[key] = plain
+        data = json.loads(whole) if file.suffix == ".json" else {}
+        inside = [*places(data)]
+        for holder, key in draw.sample(inside, min(15, len(inside))):
+            plain = holder[key]
+            for odd in ODD:
+                holder[key] = odd
+                file.write_text(json.dumps(data), encoding="utf-8")
+                refused_or_read(folder, file)
+            holder[key] = plain
         file.write_bytes(whole)
 
 

@@ -4,9 +4,9 @@ import io
 import re
 
 from rich.console import Console
-from support.pages import HOSTILE, chart, line, rich_page
+from support.pages import chart, line, rich_page
 
-from sparrow.report.markdown import markdown, name, prose, rich_table, sparkline
+from sparrow.report.markdown import markdown, rich_table, sparkline
 from sparrow.report.page import (
     Axis,
     Bar,
@@ -86,16 +86,6 @@ def test_sparklines() -> None:
     long = sparkline([float(i) for i in range(1000)])
     assert len(long) == 24
     assert (long[0], long[-1]) == ("▁", "█")
-
-
-def test_names_are_inert() -> None:
-    assert name(HOSTILE) == SAFE
-    assert name("a_b*c[d]`e`\ntwo") == "a\\_b\\*c\\[d\\]\\`e\\` two"
-    assert prose("see `a_b|c`, not a_b") == "see `a_b|c`, not a\\_b"
-    for text in ("# no heading", "- no list"):
-        assert prose(text) == f"\\{text}"
-    assert prose("12. no list") == "12\\. no list"
-    assert prose("0.86 is a number") == "0.86 is a number"
 
 
 def test_the_rich_page_is_all_there_and_safe() -> None:

@@ -90,7 +90,8 @@ def test_a_failed_write_leaves_the_old_file_alone(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError, match=path.name) as error:
         save_resolved(GenerateConfig(sampling=GenerateSampling(n=2)), tmp_path)
+    assert error.value.errno == errno.ENOSPC
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert path.read_bytes() == before

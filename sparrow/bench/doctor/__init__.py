@@ -1,1 +1,0 @@
-"""What is on this machine, what works and what is missing, behind `sparrow doctor`."""
