@@ -29,11 +29,11 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from sparrow.bench import timing
-from sparrow.bench.trace import BACK, MIDDLE, PROMPT, begin, find_states
-from sparrow.calibrate.planning import cost
-from sparrow.calibrate.planning.cost import ByteModel, FloatArray, IntArray, Trace
-from sparrow.calibrate.planning.hardware import (
+from sparrow.benchmarks import timing
+from sparrow.benchmarks.trace import BACK, MIDDLE, PROMPT, begin, find_states
+from sparrow.calibration.planning import cost
+from sparrow.calibration.planning.cost import ByteModel, FloatArray, IntArray, Trace
+from sparrow.calibration.planning.hardware import (
     NARROW_PAGES,
     PRODUCT_ROWS,
     EngineTimes,
@@ -48,7 +48,7 @@ from sparrow.models.spec import shape
 
 HERE = Path(__file__).parent
 TRACES = [HERE / f"2026-11-15-trace-{size}-h200.json" for size in ("1.7b", "4b", "8b", "14b")]
-OUT = HERE.parent / "sparrow" / "calibrate" / "planning" / "machines" / "h200.json"
+OUT = HERE.parent / "sparrow" / "calibration" / "planning" / "machines" / "h200.json"
 NOTE = (
     "fitted to {}, in pages of 16 under the block-mean flow, one schedule for all rows of a step; "
     "other shapes, other flows and more rows than most_rows are extrapolated"

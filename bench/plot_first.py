@@ -6,9 +6,9 @@ python bench/plot_first.py
 import json
 from pathlib import Path
 
-from sparrow.report.calibration import cells_line
-from sparrow.report.page import Axis, Bar, BarGroup, Bars, Chart, Section, named_levels
-from sparrow.report.render import svg_file
+from sparrow.reporting.calibration import cells_line
+from sparrow.reporting.page import Axis, Bar, BarGroup, Bars, Chart, Section, named_levels
+from sparrow.reporting.render import svg_file
 from sparrow.schema.surface import Surface
 
 HERE = Path(__file__).parent

@@ -5,9 +5,9 @@ python bench/plot_training.py
 
 from pathlib import Path
 
-from sparrow.report.page import Chart, Section
-from sparrow.report.render import svg_file
-from sparrow.report.training import kept_section, learning_section, tail_section
+from sparrow.reporting.page import Chart, Section
+from sparrow.reporting.render import svg_file
+from sparrow.reporting.training import kept_section, learning_section, tail_section
 from sparrow.schema.run_folder import RunFolder, RunSettings, read_metrics
 
 HERE = Path(__file__).parent

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sparrow.bench.timing import schedule_named
-from sparrow.calibrate.planning.cost import ByteModel
-from sparrow.calibrate.planning.hardware import Hardware, StepModel
+from sparrow.benchmarks.timing import schedule_named
+from sparrow.calibration.planning.cost import ByteModel
+from sparrow.calibration.planning.hardware import Hardware, StepModel
 from sparrow.models.spec import SHAPES
 
 CASES = {

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from sparrow.bench import timing
+from sparrow.benchmarks import timing
 
 DEVICE = torch.device("cuda")
 KV_HEADS, GROUP, SIZE, PAGE = 8, 2, 128, 16  # of Qwen3-1.7B

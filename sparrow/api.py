@@ -65,7 +65,7 @@ from sparrow.schema.train import TrainConfig
 from sparrow.schema.types import Progress, Report
 
 if TYPE_CHECKING:
-    from sparrow.calibrate.planning.hardware import Hardware
+    from sparrow.calibration.planning.hardware import Hardware
     from sparrow.dataflow.evaluation import Answered
     from sparrow.dataflow.local.messages import Watcher
     from sparrow.dataflow.preview import Preview
@@ -198,7 +198,7 @@ def calibrate(
 
 
 def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "Source":
-    from sparrow.calibrate.flows import texts
+    from sparrow.calibration.flows import texts
     from sparrow.dataflow import prompts
 
     part: Json = {"count": config.prompts, "skip": config.skip}
@@ -253,8 +253,8 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
     Exit codes: 0 planned, 1 the target cannot be kept (the nearest one that can is said), 2 a
     mistake in the options.
     """
-    from sparrow.calibrate.planning import plan as planning
-    from sparrow.calibrate.planning.context import PlanningContext
+    from sparrow.calibration.planning import plan as planning
+    from sparrow.calibration.planning.context import PlanningContext
     from sparrow.sparse import named_schedule
 
     surface = Surface.load(config.surface) if loaded is None else loaded
@@ -271,7 +271,7 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
 
 
 def _hardware(config: PlanConfig) -> "Hardware":
-    from sparrow.calibrate.planning.hardware import Hardware
+    from sparrow.calibration.planning.hardware import Hardware
 
     if config.bandwidth is None or config.flops is None or config.memory is None:
         return Hardware.load(config.hardware)
@@ -412,9 +412,9 @@ def report(config: ReportConfig) -> str:
       sparrow report runs/demo --open
       sparrow report runs/train/sparse runs/train/dense -o comparison.html
     """
-    from sparrow.report.markdown import markdown
-    from sparrow.report.render import html
-    from sparrow.report.run_page import page_of
+    from sparrow.reporting.markdown import markdown
+    from sparrow.reporting.render import html
+    from sparrow.reporting.run_page import page_of
 
     page = page_of(config.runs, title=config.title)
     text = markdown(page) if config.format == "md" else html(page)
@@ -540,7 +540,7 @@ def doctor(config: DoctorConfig) -> Examination:
 
     Exit codes: 0 the core works, 1 it does not (the last lines say what to do).
     """
-    from sparrow.bench.doctor import examine
+    from sparrow.benchmarks.doctor import examine
 
     return examine(check=config.check)
 
@@ -562,7 +562,7 @@ def flow_check(config: FlowCheckConfig) -> FlowCheck:
 
     Exit codes: 0 sound, 1 the comparison fails, 2 the flow is broken (with its line).
     """
-    from sparrow.calibrate.flows.check import check
+    from sparrow.calibration.flows.check import check
     from sparrow.models.checkpoint import pick_device
     from sparrow.sparse.flows.loading import load_flow
 
@@ -585,9 +585,9 @@ def flow_score(
       sparrow flow score mine.py -b 512
       sparrow flow score quest --tokens 1024 -b 256 -m smollm2-135m
     """
-    from sparrow.calibrate.flows import texts
-    from sparrow.calibrate.flows.score import CELLS, append_leaderboard, samples, score
-    from sparrow.calibrate.store import Store
+    from sparrow.calibration.flows import texts
+    from sparrow.calibration.flows.score import CELLS, append_leaderboard, samples, score
+    from sparrow.calibration.store import Store
     from sparrow.models import load, load_tokenizer
     from sparrow.sparse.flows.loading import load_flow
 
@@ -640,7 +640,7 @@ def flow_bench(config: FlowBenchConfig, *, report: Report = silent) -> Benchmark
             "no GPU here, and times of a CPU say nothing about decoding; --device cpu measures "
             "anyway, at small sizes"
         )
-    from sparrow.bench import layer_attention
+    from sparrow.benchmarks import layer_attention
 
     sizes: Json = {"batch": 1, "context": 1024, "kept": 16} if config.device == "cpu" else {}
     for name in ("batch", "context", "kept"):
@@ -665,7 +665,7 @@ def flow_texts(config: FlowTextsConfig, *, report: Report = silent) -> Path:
 
       sparrow flow texts texts
     """
-    from sparrow.calibrate.flows.texts import write
+    from sparrow.calibration.flows.texts import write
 
     return write(config.out, report=report)
 
@@ -684,7 +684,7 @@ def bench_attention(config: BenchAttentionConfig, *, report: Report = silent) ->
 
       sparrow bench attention --device cpu
     """
-    from sparrow.bench import layer_attention
+    from sparrow.benchmarks import layer_attention
 
     return layer_attention.run(device=config.device, progress=report)
 
@@ -700,7 +700,7 @@ def bench_decode(config: BenchDecodeConfig, *, report: Report = silent) -> Bench
       sparrow bench decode
       sparrow bench decode --case 16,4096 --case 16,4096,fixed-512
     """
-    from sparrow.bench import decode
+    from sparrow.benchmarks import decode
     from sparrow.sparse.flows.loading import load_flow
 
     return decode.run(
@@ -723,7 +723,7 @@ def bench_rollout(config: BenchRolloutConfig, *, report: Report = silent) -> Ben
 
       sparrow bench rollout cpu-tiny
     """
-    from sparrow.bench import rollout
+    from sparrow.benchmarks import rollout
 
     return rollout.run(**dict(config), progress=report)
 
@@ -739,7 +739,7 @@ def bench_train(config: BenchTrainConfig, *, report: Report = silent) -> Benchma
       sparrow bench train
       sparrow bench train -m qwen3-1.7b --case 4,4096,recompute
     """
-    from sparrow.bench import training
+    from sparrow.benchmarks import training
 
     given = dict(config) | {"case": [*map(TrainWork.of, config.case)]}
     return training.run(**given, progress=report)
@@ -756,6 +756,6 @@ def bench_trace(config: BenchTraceConfig, *, report: Report = silent) -> Benchma
 
       sparrow bench trace -m qwen3-1.7b
     """
-    from sparrow.bench import trace
+    from sparrow.benchmarks import trace
 
     return trace.run(**dict(config), progress=report)

@@ -21,7 +21,7 @@ import torch
 from faults import kills
 from faults.outcomes import UNPROTECTED, Progress, Try, attempt
 
-from sparrow.calibrate.store import Trajectories
+from sparrow.calibration.store import Trajectories
 from sparrow.dataflow.checkpoints import Checkpoints
 from sparrow.dataflow.local.run import open_parts
 from sparrow.dataflow.run_files import read_rollouts

@@ -251,8 +251,8 @@ def _plan(place: Place) -> None:
 
     What a training began with does not change under it: the same surface gives the same plan.
     """
-    from sparrow.report.calibration import plan_table
-    from sparrow.report.markdown import rich_table
+    from sparrow.reporting.calibration import plan_table
+    from sparrow.reporting.markdown import rich_table
 
     _stage("plan", TARGET=TARGET)
     with _timed("planned"):
@@ -287,7 +287,7 @@ def gate_stopped(place: Place) -> bool:
 
 def _time(place: Place) -> None:
     """Dense against sparse, at the demo's length and at a long one."""
-    from sparrow.report.training import told, verdict
+    from sparrow.reporting.training import told, verdict
     from sparrow_recipes import dense_sparse
 
     _stage("time", LONG=LONG)
@@ -305,7 +305,7 @@ def _time(place: Place) -> None:
 
 
 def _finish(place: Place, seconds: float) -> None:
-    from sparrow.report.run_page import numbers
+    from sparrow.reporting.run_page import numbers
     from sparrow.schema.run_folder import read_run
 
     _stage("report")

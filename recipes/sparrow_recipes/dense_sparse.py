@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from sparrow.bench import decode, timing
+from sparrow.benchmarks import decode, timing
 from sparrow.dataflow.prompts import of_task
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder, load

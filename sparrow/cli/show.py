@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparrow import api
-from sparrow.calibrate.tables import (
+from sparrow.calibration.tables import (
     check_table,
     figures,
     flow_check_tables,
@@ -90,8 +90,8 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
         surface = api.calibrate(config, progress=progress, report=note)
     files = [config.folder / (CHECK if check else SURFACE)]
     if plots:
-        from sparrow.report.calibration import surface_figures
-        from sparrow.report.render import write_figures
+        from sparrow.reporting.calibration import surface_figures
+        from sparrow.reporting.render import write_figures
 
         place = config.folder / ("check-plots" if check else "plots")
         files += write_figures(surface_figures(surface), place)
@@ -116,7 +116,7 @@ def _surface_tables(surface: Surface, check: bool) -> list[Table]:
 
 
 def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> int | None:
-    from sparrow.calibrate.planning.plan import PLAN, SCHEDULE, Unreachable
+    from sparrow.calibration.planning.plan import PLAN, SCHEDULE, Unreachable
 
     try:
         planned = api.plan(config)
@@ -126,8 +126,8 @@ def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> in
     folder = config.out or config.surface.parent
     files = [folder / SCHEDULE, folder / PLAN]
     if plots:
-        from sparrow.report.calibration import plan_figures
-        from sparrow.report.render import write_figures
+        from sparrow.reporting.calibration import plan_figures
+        from sparrow.reporting.render import write_figures
 
         files += write_figures(plan_figures(planned), folder / "plots")
     if json:
@@ -267,7 +267,7 @@ def measured(name: str) -> Callable[..., None]:
     def show(config: Any, *, json: AsJson = False) -> None:
         with measuring() as say:
             result = measure(config, report=say)
-        from sparrow.bench.timing import table
+        from sparrow.benchmarks.timing import table
 
         _show_result(result, [table(result)], json)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from sparrow.calibrate.calibration import Calibration, Collector, Found
-from sparrow.calibrate.replay import variant_of
-from sparrow.calibrate.store import Trajectories
+from sparrow.calibration.calibration import Calibration, Collector, Found
+from sparrow.calibration.replay import variant_of
+from sparrow.calibration.store import Trajectories
 from sparrow.dataflow.prompts import Source
 from sparrow.files import FolderLock, remove_unfinished
 from sparrow.models import Decoder, fingerprint, tokenizer_digest

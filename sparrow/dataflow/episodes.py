@@ -18,8 +18,8 @@ from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.tasks.base import Example, Judge, Verdict, drawn
-from sparrow.train.objectives.advantages import overlong_penalty
-from sparrow.train.objectives.algorithms import Algorithm, find_function
+from sparrow.training.objectives.advantages import overlong_penalty
+from sparrow.training.objectives.algorithms import Algorithm, find_function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

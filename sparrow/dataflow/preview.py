@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from sparrow import ops
-from sparrow.calibrate.planning.cost import ByteModel, IntArray, rollout_seconds, trace
-from sparrow.calibrate.planning.hardware import Hardware, StepModel, known, stretched
+from sparrow.calibration.planning.cost import ByteModel, IntArray, rollout_seconds, trace
+from sparrow.calibration.planning.hardware import Hardware, StepModel, known, stretched
 from sparrow.dataflow.episodes import episode_of
 from sparrow.dataflow.local.run import GIB, prompt_room, run_words, schedule_notes
 from sparrow.engine.answer import placed_schedule
@@ -40,9 +40,9 @@ from sparrow.sparse.rule import Rule
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import WORDS
 from sparrow.tasks.choosing import rows_of, source_of
-from sparrow.train.batching import micro_batches
-from sparrow.train.costs import BACKWARD, TrainerMemory, forward_flops, trainer_memory
-from sparrow.train.objectives.algorithms import algorithm_of
+from sparrow.training.batching import micro_batches
+from sparrow.training.costs import BACKWARD, TrainerMemory, forward_flops, trainer_memory
+from sparrow.training.objectives.algorithms import algorithm_of
 
 ABSENT = "h200"  # the machine that a run for a GPU is planned for where there is none
 ASSUMED_PROMPT = 200  # tokens, where prompts are not at hand

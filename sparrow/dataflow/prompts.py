@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparrow.calibrate.calibration import Mode
-from sparrow.calibrate.flows.score import samples
-from sparrow.calibrate.flows.texts import Text
-from sparrow.calibrate.replay import Prompt
+from sparrow.calibration.calibration import Mode
+from sparrow.calibration.flows.score import samples
+from sparrow.calibration.flows.texts import Text
+from sparrow.calibration.replay import Prompt
 from sparrow.dataflow.language import language_of, tokenizer_of
 from sparrow.models import Decoder
 from sparrow.tasks import PUZZLES

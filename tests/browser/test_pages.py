@@ -8,9 +8,9 @@ from support import run_folders
 from support.browsing import CUT_AND_COVERED, SIDEWAYS, Visit
 from support.pages import rich_page
 
-from sparrow.report.page import Bars, Chart, Page
-from sparrow.report.render import html
-from sparrow.report.run_page import page_of
+from sparrow.reporting.page import Bars, Chart, Page
+from sparrow.reporting.render import html
+from sparrow.reporting.run_page import page_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -7,7 +7,7 @@ import pytest
 from support.training import config, model_folder
 
 from sparrow import api, models
-from sparrow.calibrate.planning.plan import Unreachable
+from sparrow.calibration.planning.plan import Unreachable
 from sparrow.schema.calibrate import CalibrateConfig, PlanConfig
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface

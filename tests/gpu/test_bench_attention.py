@@ -8,8 +8,8 @@ from rich.console import Console
 
 pytest.importorskip("triton")
 
-from sparrow.bench import layer_attention, timing
-from sparrow.bench.layer_attention import Shape
+from sparrow.benchmarks import layer_attention, timing
+from sparrow.benchmarks.layer_attention import Shape
 from sparrow.schema.base import to_dict
 
 

@@ -10,7 +10,7 @@ from support.loud import loud
 from support.replays import replay
 
 from sparrow import models, ops
-from sparrow.calibrate.replay import Job, Prompt, arm, roll_out, variant_of
+from sparrow.calibration.replay import Job, Prompt, arm, roll_out, variant_of
 from sparrow.engine import Engine
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule

@@ -11,7 +11,7 @@ from sparrow import ops
 from sparrow.models.attention import Packed
 from sparrow.models.decoder import Attention
 from sparrow.schema.episode import Document
-from sparrow.train.packing import Flash, attention_of, pack
+from sparrow.training.packing import Flash, attention_of, pack
 
 SCALE = 0.125
 PARTS = ("out", "q", "k", "v")

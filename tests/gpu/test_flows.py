@@ -9,7 +9,7 @@ from support.flows import LAYER, LIBRARY, ODD, ON_GPU, make_bed, same_fields
 from support.kernels import check_choice, fill_fields
 
 from sparrow import models
-from sparrow.bench.timing import captured
+from sparrow.benchmarks.timing import captured
 from sparrow.engine import Engine
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule

@@ -12,9 +12,9 @@ from sparrow.schema.sampling import OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import RateConfig
 from sparrow.sparse.rule import Rule
-from sparrow.train.learner import Learner
-from sparrow.train.objectives.surrogates import Objective, gspo, ppo, token_mean
-from sparrow.train.policy import Policy
+from sparrow.training.learner import Learner
+from sparrow.training.objectives.surrogates import Objective, gspo, ppo, token_mean
+from sparrow.training.policy import Policy
 
 LENGTHS = (700, 33, 257, 1024)
 

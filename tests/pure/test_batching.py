@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparrow.train.batching import MicroBatch, micro_batches, rank_batches, shares
+from sparrow.training.batching import MicroBatch, micro_batches, rank_batches, shares
 
 
 def test_longest_first_each_into_the_fullest_that_has_room() -> None:

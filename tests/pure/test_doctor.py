@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sparrow.bench import doctor
-from sparrow.bench.doctor import CORE, OPTIONAL, Package, last_words, package_state, verdict
+from sparrow.benchmarks import doctor
+from sparrow.benchmarks.doctor import CORE, OPTIONAL, Package, last_words, package_state, verdict
 from sparrow.schema.doctor import (
     Broken,
     Disk,

@@ -24,23 +24,33 @@ ALLOWED: dict[str, set[str]] = {
     "sparse": BASE | {"ops"},
     "models": BASE | {"ops", "sparse"},
     "engine": ROLLOUT,
-    "train": ROLLOUT,
+    "training": ROLLOUT,
     "tasks": BASE | {"processes"},
     "gate": BASE,
-    "calibrate": ROLLOUT | {"engine"},
+    "calibration": ROLLOUT | {"engine"},
     "serve": ROLLOUT | {"engine"},
-    "dataflow": ROLLOUT | {"processes", "engine", "train", "tasks", "gate", "calibrate"},
-    "report": BASE,
-    "bench": ROLLOUT | {"engine", "calibrate", "train"},
-    "api": ROLLOUT | {"engine", "tasks", "calibrate", "dataflow", "report", "bench"},
+    "dataflow": ROLLOUT | {"processes", "engine", "training", "tasks", "gate", "calibration"},
+    "reporting": BASE,
+    "benchmarks": ROLLOUT | {"engine", "calibration", "training"},
+    "api": ROLLOUT | {"engine", "tasks", "calibration", "dataflow", "reporting", "benchmarks"},
     "__main__": {"cli"},
     "cli": BASE
-    | {"sparse", "models", "engine", "tasks", "bench", "calibrate", "dataflow", "serve"}
-    | {"report", "api", "processes"},
+    | {"sparse", "models", "engine", "tasks", "benchmarks", "calibration", "dataflow", "serve"}
+    | {"reporting", "api", "processes"},
     # The programs of sparrow_recipes: nothing imports them, the command line finds them by name.
     "recipes": BASE
-    | {"ops", "sparse", "models", "processes", "engine", "train", "tasks", "dataflow", "bench"}
-    | {"report", "api", "cli"},
+    | {
+        "ops",
+        "sparse",
+        "models",
+        "processes",
+        "engine",
+        "training",
+        "tasks",
+        "dataflow",
+        "benchmarks",
+    }
+    | {"reporting", "api", "cli"},
 }
 
 
@@ -121,7 +131,7 @@ assert run(["--help"]) == run(["calibrate", "--help"]) == run(["study", "--help"
         "import sparrow",
         "import sparrow.sparse",
         "import sparrow.schema.train, sparrow.schema.surface, sparrow.schema.episode",
-        "import sparrow.calibrate.planning.hardware, sparrow.calibrate.planning.plan",
+        "import sparrow.calibration.planning.hardware, sparrow.calibration.planning.plan",
         "import sparrow_recipes.warmup.documents",  # what worker processes import
         HELP,
     ],

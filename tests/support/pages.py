@@ -4,7 +4,7 @@ import math
 from html.parser import HTMLParser
 from typing import Any
 
-from sparrow.report.page import (
+from sparrow.reporting.page import (
     Axis,
     Bar,
     BarGroup,

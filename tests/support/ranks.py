@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import distributed, multiprocessing
 
-from sparrow.train.world import World
+from sparrow.training.world import World
 
 PATIENCE = 240  # seconds, for slow machines: nothing here takes a tenth of it
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from sparrow import ops
-from sparrow.calibrate.replay import acceptances, read
+from sparrow.calibration.replay import acceptances, read
 from sparrow.models import Decoder
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow

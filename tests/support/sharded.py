@@ -14,10 +14,10 @@ from sparrow.models import Decoder
 from sparrow.models.attention import Packed
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
-from sparrow.train.learner import Learner
-from sparrow.train.objectives.surrogates import Objective, Surrogate, Terms, ppo, token_mean
-from sparrow.train.policy import Policy, shard, whole
-from sparrow.train.world import World
+from sparrow.training.learner import Learner
+from sparrow.training.objectives.surrogates import Objective, Surrogate, Terms, ppo, token_mean
+from sparrow.training.policy import Policy, shard, whole
+from sparrow.training.world import World
 from support.samples import batch, sample, small_model
 
 PPO = Objective(surrogate=ppo, aggregate=token_mean)

@@ -9,7 +9,7 @@ from sparrow.dataflow.local.messages import EpisodeFailed
 from sparrow.dataflow.local.run import open_run
 from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.schema.train import TrainConfig
-from sparrow.train.world import World
+from sparrow.training.world import World
 from support.training import SPARSE, config, settings
 
 STEPS = 3

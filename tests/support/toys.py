@@ -18,7 +18,7 @@ from sparrow.dataflow import checkpoints as states
 from sparrow.dataflow.episodes import Actor, single_turn, trajectory_of
 from sparrow.schema.episode import Trajectory
 from sparrow.tasks.base import Example, encode
-from sparrow.train.objectives.surrogates import Surrogate, Terms, ppo
+from sparrow.training.objectives.surrogates import Surrogate, Terms, ppo
 from support.training import noisy
 
 TOOL = "so x1 = 5 ;"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sparrow.files import write_whole
-from sparrow.report.calibration import LENGTH, everything, kept_points
-from sparrow.report.markdown import markdown
-from sparrow.report.page import (
+from sparrow.reporting.calibration import LENGTH, everything, kept_points
+from sparrow.reporting.markdown import markdown
+from sparrow.reporting.page import (
     Axis,
     Chart,
     Item,
@@ -25,7 +25,7 @@ from sparrow.report.page import (
     Table,
     ramp,
 )
-from sparrow.report.render import write_figures
+from sparrow.reporting.render import write_figures
 from sparrow.schema.schedule import DENSE
 from sparrow_recipes.study.comparing import PUBLISHED, End, Interval, interval_text
 from sparrow_recipes.study.files import StudyCell, StudyDesign, StudyFolder

@@ -23,8 +23,8 @@ from sparrow.processes.worker import Worker, WorkerFault
 from sparrow.schema.base import from_dict
 from sparrow.schema.episode import Document
 from sparrow.schema.train import OptimiserConfig
-from sparrow.train.optimiser import adamw, rate_at
-from sparrow.train.packing import Pack, attention_of, pack
+from sparrow.training.optimiser import adamw, rate_at
+from sparrow.training.packing import Pack, attention_of, pack
 from sparrow_recipes.warmup.documents import PuzzleDocuments
 
 AHEAD = 3  # packs in the making per worker

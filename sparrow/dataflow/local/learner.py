@@ -16,10 +16,10 @@ from sparrow.schema.base import Float32Array, Float32Matrix
 from sparrow.schema.episode import Group, TrainSample, Trajectory
 from sparrow.schema.gate import RatioEstimate, Reading
 from sparrow.schema.train import TrainConfig
-from sparrow.train.learner import Learner, Read, UpdateStats
-from sparrow.train.objectives.advantages import Rewards
-from sparrow.train.objectives.algorithms import Algorithm
-from sparrow.train.objectives.corrections import combine, diagnose
+from sparrow.training.learner import Learner, Read, UpdateStats
+from sparrow.training.objectives.advantages import Rewards
+from sparrow.training.objectives.algorithms import Algorithm
+from sparrow.training.objectives.corrections import combine, diagnose
 
 
 @dataclass(kw_only=True)

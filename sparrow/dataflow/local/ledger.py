@@ -22,7 +22,7 @@ from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.gate import Look
 from sparrow.schema.train import TrainConfig
-from sparrow.train.learner import UpdateStats
+from sparrow.training.learner import UpdateStats
 
 NAMED = 5  # rows that are named one by one
 FAULTS = (

@@ -18,7 +18,7 @@ from sparrow.schema.base import Float32Array, Record
 from sparrow.schema.episode import Group, TrainSample, Trajectory
 from sparrow.schema.gate import RatioEstimate, Reading
 from sparrow.schema.schedule import Schedule
-from sparrow.train.learner import Read
+from sparrow.training.learner import Read
 
 FAILED = ("timeouts", "crashes", "errors")  # verdicts that did not come about
 

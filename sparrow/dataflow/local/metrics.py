@@ -12,7 +12,7 @@ from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.gate import Look, Reading
 from sparrow.schema.gate import metrics as gate_metrics
 from sparrow.stats import TAIL
-from sparrow.train.learner import UpdateStats
+from sparrow.training.learner import UpdateStats
 
 Metrics = dict[str, float]
 FloatArray = npt.NDArray[np.float64]

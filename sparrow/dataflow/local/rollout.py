@@ -31,9 +31,9 @@ from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
 from sparrow.tasks.base import Example, Examples, Judge
 from sparrow.tasks.choosing import judge_of, rows_of
-from sparrow.train.objectives.advantages import informative
-from sparrow.train.objectives.algorithms import Algorithm
-from sparrow.train.world import World, dealt
+from sparrow.training.objectives.advantages import informative
+from sparrow.training.objectives.algorithms import Algorithm
+from sparrow.training.world import World, dealt
 
 VALIDATION_SEED = 2**40  # where the seeds of validation begin: rows of a run never use them
 MOST_OVERLONG = 1000  # prompts in a row that are too long before it is an error

@@ -44,11 +44,11 @@ from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example, Examples, Judge
 from sparrow.tasks.choosing import judge_of, rows_of
 from sparrow.tasks.rows import FileRows
-from sparrow.train.learner import Learner
-from sparrow.train.objectives.algorithms import Algorithm, algorithm_of
-from sparrow.train.policy import Policy, shard
-from sparrow.train.world import World, join_world, own_device
-from sparrow.train.world import own_rank as own_rank  # for the command line
+from sparrow.training.learner import Learner
+from sparrow.training.objectives.algorithms import Algorithm, algorithm_of
+from sparrow.training.policy import Policy, shard
+from sparrow.training.world import World, join_world, own_device
+from sparrow.training.world import own_rank as own_rank  # for the command line
 
 LEFT_OUT = "left_out.txt"
 GIB = 2**30

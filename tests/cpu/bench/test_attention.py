@@ -8,8 +8,8 @@ import torch
 from rich.console import Console
 
 from sparrow import ops
-from sparrow.bench import layer_attention, timing
-from sparrow.bench.layer_attention import Bed, Heads, Shape
+from sparrow.benchmarks import layer_attention, timing
+from sparrow.benchmarks.layer_attention import Bed, Heads, Shape
 from sparrow.schema.base import to_dict
 from sparrow.schema.bench import LayerBenchmark
 from sparrow.sparse.rule import Rule

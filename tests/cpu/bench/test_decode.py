@@ -8,7 +8,7 @@ from rich.console import Console
 from support.specs import TINY as SPEC
 
 from sparrow import models, ops
-from sparrow.bench import decode, timing
+from sparrow.benchmarks import decode, timing
 from sparrow.schema.base import to_dict
 from sparrow.schema.bench import DecodeBenchmark
 from sparrow.sparse.flows import library

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparrow import ops
-from sparrow.bench import doctor
+from sparrow.benchmarks import doctor
 
 
 def test_attention_is_right_on_this_cpu() -> None:

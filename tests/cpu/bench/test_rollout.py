@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from sparrow.bench import rollout, timing, training
+from sparrow.benchmarks import rollout, timing, training
 from sparrow.schema.base import to_dict
 from sparrow.schema.bench import TrainWork
 

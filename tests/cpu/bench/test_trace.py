@@ -11,8 +11,8 @@ from rich.console import Console
 from support.specs import TINY as SPEC
 
 from sparrow import models
-from sparrow.bench import timing, trace
-from sparrow.calibrate.planning import cost
+from sparrow.benchmarks import timing, trace
+from sparrow.calibration.planning import cost
 from sparrow.engine.runner import batch_bucket, pages_bucket
 from sparrow.schema.base import to_dict
 

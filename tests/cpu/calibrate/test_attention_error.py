@@ -8,8 +8,8 @@ from support.engines import prompt, tiny
 from torch import Tensor
 
 from sparrow import models
-from sparrow.calibrate.flows.score import BLOCKS, QUERIES, Case, Probe, blocks
-from sparrow.calibrate.replay import read
+from sparrow.calibration.flows.score import BLOCKS, QUERIES, Case, Probe, blocks
+from sparrow.calibration.replay import read
 from sparrow.models.attention import Packed
 from sparrow.sparse.flows.library import block_mean, dense, oracle, running_average, window
 from sparrow.sparse.rule import Rule

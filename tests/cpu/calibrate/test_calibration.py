@@ -12,9 +12,9 @@ import torch
 from support.replays import replay
 
 from sparrow import load
-from sparrow.calibrate.calibration import Collector
-from sparrow.calibrate.replay import DENSE, Prompt, arm, force, variant_of
-from sparrow.calibrate.store import FILE, Trajectories
+from sparrow.calibration.calibration import Collector
+from sparrow.calibration.replay import DENSE, Prompt, arm, force, variant_of
+from sparrow.calibration.store import FILE, Trajectories
 from sparrow.dataflow import prompts
 from sparrow.dataflow.calibrate import calibrate
 from sparrow.files import FolderLock, read_lines

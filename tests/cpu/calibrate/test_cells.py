@@ -5,7 +5,7 @@ import pytest
 from support.specs import TINY
 from support.surfaces import cell
 
-from sparrow.calibrate.cells import (
+from sparrow.calibration.cells import (
     Tokens,
     cells,
     estimators,
@@ -14,8 +14,8 @@ from sparrow.calibrate.cells import (
     shares,
     slope,
 )
-from sparrow.calibrate.replay import DENSE, Arm, arm, variant_of
-from sparrow.calibrate.store import Measured
+from sparrow.calibration.replay import DENSE, Arm, arm, variant_of
+from sparrow.calibration.store import Measured
 from sparrow.schema.schedule import DENSE as EVERYTHING
 from sparrow.schema.surface import Cell, LayerLoss
 from sparrow.sparse.flows.library import block_mean

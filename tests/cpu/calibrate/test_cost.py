@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from support.specs import TINY as SPEC
 
-from sparrow.calibrate.planning import cost
-from sparrow.calibrate.planning.cost import ByteModel, Trace
+from sparrow.calibration.planning import cost
+from sparrow.calibration.planning.cost import ByteModel, Trace
 from sparrow.models.spec import ModelSpec, shape
 from sparrow.schema.schedule import DENSE, LayerBudgets, Schedule
 from sparrow.sparse import preset

@@ -10,8 +10,8 @@ from rich.console import Console
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.calibrate.flows.check import check
-from sparrow.calibrate.tables import flow_check_tables
+from sparrow.calibration.flows.check import check
+from sparrow.calibration.tables import flow_check_tables
 from sparrow.schema.base import to_dict
 from sparrow.schema.flow import FlowCheck, FlowField
 from sparrow.sparse.flows import interpret

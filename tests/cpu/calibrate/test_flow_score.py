@@ -9,8 +9,8 @@ from support.engines import prompt, tiny
 from support.replays import replay
 
 from sparrow import models
-from sparrow.calibrate.flows import score as flow_score
-from sparrow.calibrate.flows.score import (
+from sparrow.calibration.flows import score as flow_score
+from sparrow.calibration.flows.score import (
     CELLS,
     REFERENCE,
     Sample,
@@ -19,10 +19,10 @@ from sparrow.calibrate.flows.score import (
     samples,
     score,
 )
-from sparrow.calibrate.flows.texts import Text
-from sparrow.calibrate.replay import read
-from sparrow.calibrate.store import Store
-from sparrow.calibrate.tables import flow_score_table
+from sparrow.calibration.flows.texts import Text
+from sparrow.calibration.replay import read
+from sparrow.calibration.store import Store
+from sparrow.calibration.tables import flow_score_table
 from sparrow.schema.flow import Configuration, FlowScore, FlowScores
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows.flow import Flow

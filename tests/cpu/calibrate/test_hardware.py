@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from support.specs import TINY as SPEC
 
-from sparrow.calibrate.planning import cost
-from sparrow.calibrate.planning.cost import ByteModel
-from sparrow.calibrate.planning.hardware import EngineTimes, Hardware, StepModel, stretched
+from sparrow.calibration.planning import cost
+from sparrow.calibration.planning.cost import ByteModel
+from sparrow.calibration.planning.hardware import EngineTimes, Hardware, StepModel, stretched
 from sparrow.models.spec import shape
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse import preset

@@ -10,11 +10,11 @@ import pytest
 from support import surfaces
 from support.specs import TINY
 
-from sparrow.calibrate.planning import plan as planning
-from sparrow.calibrate.planning.context import PlanningContext, Workload
-from sparrow.calibrate.planning.hardware import Hardware
-from sparrow.calibrate.planning.plan import Option, Unreachable, least_kept, plan_options, write
-from sparrow.calibrate.tables import plan_tables
+from sparrow.calibration.planning import plan as planning
+from sparrow.calibration.planning.context import PlanningContext, Workload
+from sparrow.calibration.planning.hardware import Hardware
+from sparrow.calibration.planning.plan import Option, Unreachable, least_kept, plan_options, write
+from sparrow.calibration.tables import plan_tables
 from sparrow.schema.calibrate import PlanConfig
 from sparrow.schema.plan import ComparedBin, PlanFile
 from sparrow.schema.schedule import DENSE, Schedule

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sparrow.calibrate.flows import texts
-from sparrow.calibrate.flows.texts import CUT, SOURCES, Text
+from sparrow.calibration.flows import texts
+from sparrow.calibration.flows.texts import CUT, SOURCES, Text
 
 
 @pytest.fixture(scope="module")

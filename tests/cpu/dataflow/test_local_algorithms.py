@@ -39,8 +39,8 @@ from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.episode import Trajectory
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.tasks.base import RIGHT, Example, Verdict, encode, wrong
-from sparrow.train.objectives.algorithms import algorithm_of
-from sparrow.train.world import World
+from sparrow.training.objectives.algorithms import algorithm_of
+from sparrow.training.world import World
 
 SHORT = {"max_tokens": 8}
 ONE = {"steps": 1}

@@ -25,7 +25,7 @@ from sparrow.dataflow.run_files import read_rollouts
 from sparrow.schema.loading import ConfigError, load_config, save_resolved
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import TrainConfig
-from sparrow.train.learner import Learner
+from sparrow.training.learner import Learner
 
 SHORT = {"max_tokens": 8, "samples": 2}
 NAN = "support.toys:nan_later"

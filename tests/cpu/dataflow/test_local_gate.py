@@ -10,7 +10,7 @@ from support import cli
 from support.training import SPARSE, config, lines, metrics, model_folder, trained
 
 from sparrow.schema.loading import save_resolved
-from sparrow.train.learner import Learner, Read
+from sparrow.training.learner import Learner, Read
 
 ROLLOUT = {"attention": SPARSE, "max_tokens": 60, "samples": 3}
 DENSE = {**ROLLOUT, "attention": {}}

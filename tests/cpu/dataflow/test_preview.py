@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from sparrow.calibrate.planning.hardware import Hardware
+from sparrow.calibration.planning.hardware import Hardware
 from sparrow.cli.train import preview_sections, show_preview
 from sparrow.dataflow import preview as module
 from sparrow.dataflow.preview import UTILISATION, Preview, machine_of, model_of, preview
@@ -19,7 +19,7 @@ from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.loading import load_config, shipped_configs
 from sparrow.schema.train import TrainConfig
 from sparrow.sparse import preset
-from sparrow.train.costs import forward_flops, training_flops
+from sparrow.training.costs import forward_flops, training_flops
 
 ROOT = Path(__file__).parents[3]
 RECIPES = list(shipped_configs("train"))

@@ -51,7 +51,7 @@ def test_rows_that_no_tokenizer_reads(model: Decoder, tmp_path: Path) -> None:
 
 
 def test_a_pipe_among_texts_is_refused(tmp_path: Path) -> None:
-    from sparrow.calibrate.flows.texts import from_folder
+    from sparrow.calibration.flows.texts import from_folder
 
     os.mkfifo(tmp_path / "pipe.txt")  # reading it would wait for ever
     with pytest.raises(ValueError, match=r"pipe\.txt"):

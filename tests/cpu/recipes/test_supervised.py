@@ -15,8 +15,8 @@ from sparrow import models
 from sparrow.models.attention import Packed
 from sparrow.schema.episode import Document
 from sparrow.schema.train import OptimiserConfig
-from sparrow.train.optimiser import rate_at
-from sparrow.train.packing import Pack, pack
+from sparrow.training.optimiser import rate_at
+from sparrow.training.packing import Pack, pack
 from sparrow_recipes.warmup.config import DataConfig, StageConfig
 from sparrow_recipes.warmup.documents import PuzzleDocuments
 from sparrow_recipes.warmup.supervised import Supervised, packs

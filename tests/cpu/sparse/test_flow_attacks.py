@@ -12,7 +12,7 @@ import torch
 from support.flows import mean_flow
 
 from sparrow import models
-from sparrow.calibrate.planning.cost import ByteModel
+from sparrow.calibration.planning.cost import ByteModel
 from sparrow.engine import Engine
 from sparrow.models.spec import shape
 from sparrow.schema.schedule import LayerBudgets, Schedule

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sparrow.train.objectives.advantages import (
+from sparrow.training.objectives.advantages import (
     Rewards,
     batch_normalised,
     grpo,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparrow.schema.train import AlgorithmConfig, Choice
-from sparrow.train.objectives.advantages import (
+from sparrow.training.objectives.advantages import (
     Rewards,
     batch_normalised,
     grpo,
@@ -18,7 +18,7 @@ from sparrow.train.objectives.advantages import (
     remax,
     rloo,
 )
-from sparrow.train.objectives.algorithms import (
+from sparrow.training.objectives.algorithms import (
     ADVANTAGES,
     AGGREGATES,
     CORRECTIONS,
@@ -26,15 +26,15 @@ from sparrow.train.objectives.algorithms import (
     Algorithm,
     algorithm_of,
 )
-from sparrow.train.objectives.corrections import combine
-from sparrow.train.objectives.surrogates import Terms, seq_mean_token_mean, token_mean
+from sparrow.training.objectives.corrections import combine
+from sparrow.training.objectives.surrogates import Terms, seq_mean_token_mean, token_mean
 
 STRANGER = '''
 """Functions of somebody else."""
 
 import torch
 
-from sparrow.train.objectives import Surrogate
+from sparrow.training.objectives import Surrogate
 
 number = 3
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparrow.train.objectives.corrections import (
+from sparrow.training.objectives.corrections import (
     combine,
     diagnose,
     geometric_mask,

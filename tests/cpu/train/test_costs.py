@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from sparrow import ops, random
 from sparrow.models.attention import Packed
 from sparrow.models.spec import ModelSpec, shape
-from sparrow.train.costs import (
+from sparrow.training.costs import (
     forward_flops,
     layer_bytes,
     product_weights,

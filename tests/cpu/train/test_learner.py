@@ -13,9 +13,9 @@ from support.sharded import copied, ones, ready, states_of
 from sparrow import models, ops
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
-from sparrow.train.learner import Learner
-from sparrow.train.objectives.surrogates import Objective, ppo, token_mean
-from sparrow.train.policy import Policy
+from sparrow.training.learner import Learner
+from sparrow.training.objectives.surrogates import Objective, ppo, token_mean
+from sparrow.training.policy import Policy
 
 PPO = Objective(surrogate=ppo, aggregate=token_mean)
 

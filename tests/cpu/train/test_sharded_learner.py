@@ -9,7 +9,7 @@ import torch
 from support.ranks import PATIENCE, on_ranks
 from support.sharded import CASES, CLIP, copied, everything, going_on, stating
 
-from sparrow.train.world import World
+from sparrow.training.world import World
 
 Results = dict[str, Any]
 

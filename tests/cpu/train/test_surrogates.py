@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparrow.train.objectives.surrogates import (
+from sparrow.training.objectives.surrogates import (
     Aggregate,
     Surrogate,
     Terms,

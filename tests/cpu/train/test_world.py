@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparrow.train.world import World, dealt, join_world, own_device, own_rank
+from sparrow.training.world import World, dealt, join_world, own_device, own_rank
 
 
 def test_what_is_dealt_out_comes_back_in_order() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from sparrow.calibrate.planning.plan import cheapest, highest, merged
+from sparrow.calibration.planning.plan import cheapest, highest, merged
 
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 4))
 

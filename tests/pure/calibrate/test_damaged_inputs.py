@@ -11,9 +11,9 @@ import pytest
 from support import surfaces
 from support.damage import damaged
 
-from sparrow.calibrate.planning.context import Workload, workload
-from sparrow.calibrate.planning.cost import published_lengths
-from sparrow.calibrate.planning.hardware import Hardware
+from sparrow.calibration.planning.context import Workload, workload
+from sparrow.calibration.planning.cost import published_lengths
+from sparrow.calibration.planning.hardware import Hardware
 from sparrow.schema.calibrate import PlanConfig
 from sparrow.schema.surface import Surface
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparrow.calibrate.store import ABOUT, EARLIER, FILE, Measured, Store, Trajectories
+from sparrow.calibration.store import ABOUT, EARLIER, FILE, Measured, Store, Trajectories
 from sparrow.files import parse_line, sealed
 
 SETTING = {"model": "ab", "temperature": 1.0}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.pages import HOSTILE, LONG, odd_bars, reward, rich_page, six_runs, tail, times
 
-from sparrow.report.layout import (
+from sparrow.reporting.layout import (
     BOTTOM,
     GAP,
     TOP,
@@ -27,8 +27,8 @@ from sparrow.report.layout import (
     wrapped,
     written,
 )
-from sparrow.report.page import Axis, Bar, BarGroup, Bars, Chart, Level, Line, Point, Section
-from sparrow.report.render import figure_style, svg, svg_file
+from sparrow.reporting.page import Axis, Bar, BarGroup, Bars, Chart, Level, Line, Point, Section
+from sparrow.reporting.render import figure_style, svg, svg_file
 
 UNIT = Axis(name="value", low=0, high=1, form=".1f")
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from support.surfaces import cell, layer_loss, plan, surface
 
-from sparrow.report.calibration import (
+from sparrow.reporting.calibration import (
     estimators,
     layers_text,
     plan_figures,
     surface_figures,
     telling_line,
 )
-from sparrow.report.page import Bars, Chart, Section
-from sparrow.report.render import svg_file, write_figures
+from sparrow.reporting.page import Bars, Chart, Section
+from sparrow.reporting.render import svg_file, write_figures
 from sparrow.schema.base import from_dict
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.surface import Surface

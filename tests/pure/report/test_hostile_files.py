@@ -12,9 +12,9 @@ from support.pages import Reader
 from support.run_folders import demo
 from support.study_folders import controlled, plan
 
-from sparrow.report.markdown import code_block, markdown, name, prose
-from sparrow.report.render import html
-from sparrow.report.run_page import page_of
+from sparrow.reporting.markdown import code_block, markdown, name, prose
+from sparrow.reporting.render import html
+from sparrow.reporting.run_page import page_of
 from sparrow_recipes.study.files import read_study
 from sparrow_recipes.study.outcome import conclude
 from sparrow_recipes.study.page import write_study

@@ -10,8 +10,8 @@ from itertools import combinations, pairwise, product
 
 from support.pages import Reader, reward, rich_page, schedule, surface, table, times
 
-from sparrow.report.page import Axis, Chart, Item, Line, Page, Remarks, Section, Table
-from sparrow.report.render import html, placed, tips
+from sparrow.reporting.page import Axis, Chart, Item, Line, Page, Remarks, Section, Table
+from sparrow.reporting.render import html, placed, tips
 
 PAGE = rich_page()
 TEXT = html(PAGE)
@@ -54,7 +54,7 @@ def test_the_policy_allows_this_style_and_this_script() -> None:
     assert policy.startswith("default-src 'none'")
     assert "unsafe" not in policy
     for tag, name in (("style", "page.css"), ("script", "page.js")):
-        text = files("sparrow.report").joinpath("templates", name).read_text(encoding="utf-8")
+        text = files("sparrow.reporting").joinpath("templates", name).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
         assert (tag, text) in READ.texts
@@ -108,7 +108,7 @@ def test_an_empty_page_is_a_page() -> None:
 
 # Colours, as the style sheet has them.
 
-CSS = files("sparrow.report").joinpath("templates", "page.css").read_text(encoding="utf-8")
+CSS = files("sparrow.reporting").joinpath("templates", "page.css").read_text(encoding="utf-8")
 COLOURS = {
     name: (light, dark)
     for name, light, dark in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", CSS)

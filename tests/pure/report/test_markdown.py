@@ -6,8 +6,8 @@ import re
 from rich.console import Console
 from support.pages import chart, line, rich_page
 
-from sparrow.report.markdown import markdown, rich_table, sparkline
-from sparrow.report.page import (
+from sparrow.reporting.markdown import markdown, rich_table, sparkline
+from sparrow.reporting.page import (
     Axis,
     Bar,
     BarGroup,

@@ -7,12 +7,12 @@ import pytest
 from support import run_folders
 from support.damage import check_damage_is_named
 
-from sparrow.report.calibration import plan_table
-from sparrow.report.markdown import markdown
-from sparrow.report.page import Bars, Chart, Item, Page, Remarks, Table
-from sparrow.report.render import html
-from sparrow.report.run_page import difference, page_of
-from sparrow.report.training import verdict
+from sparrow.reporting.calibration import plan_table
+from sparrow.reporting.markdown import markdown
+from sparrow.reporting.page import Bars, Chart, Item, Page, Remarks, Table
+from sparrow.reporting.render import html
+from sparrow.reporting.run_page import difference, page_of
+from sparrow.reporting.training import verdict
 from sparrow.schema.common import ReportConfig
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.run_folder import HeldOut, read_run, read_runs

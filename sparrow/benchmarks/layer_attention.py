@@ -1,0 +1,289 @@
+"""One layer's decode attention by its parts, dense beside sparse, against memory bandwidth.
+
+    dense     attention over every page
+    select    a flow scores the pages and lists those to keep
+    attend    attention over those lists
+    both      select, then attend: what sparse decoding costs a layer
+    append    a flow writes one token a row; one row in `page` finishes its page
+    finish    the same where every row finishes its page
+    read      on a CPU: a plain sum over keys and values, the yardstick of the others
+
+On a GPU every case is a CUDA graph of many calls, and its time is a replay's by the number of them:
+the gap between two calls counts, Python does not. No call should find in the L2 cache what an
+earlier one has read, so calls take turns over layers, each with memory of its own, and where one
+reads little, over tables or pages too. Keys and values are random, their pages shuffled; a flow
+fills its fields itself. The cases of one shape take turns in every round; figures are medians over
+rounds. On a CPU the same runs without graphs, over a pool that exceeds the last cache.
+
+Bytes are what a case has to move: keys and values of the pages it attends to; all fields that the
+flow has of every page of a row; of an append the token, and for each row that finishes its page the
+page's other keys and its fields. Queries, tables, scores, lists and results do not count.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparrow import ops
+from sparrow.benchmarks import timing
+from sparrow.benchmarks.timing import Case
+from sparrow.engine.memory import device_memory
+from sparrow.models.checkpoint import pick_device
+from sparrow.schema.bench import LayerBenchmark, LayerRow, StoredFlow
+from sparrow.sparse.rule import Rule
+
+COLD_BYTES = 256_000_000  # between two reads of one address: several times an L2 cache
+LEAST_LAYERS, MOST_LAYERS = 4, 32
+MOST_CALLS = 256  # in a graph
+FILL_PAGES = 4096  # summarised at once
+SPARE_BYTES = 8 << 30  # of a GPU, for lists, scratch and graphs
+
+Flows = dict[str, Rule]
+Calls = Sequence[Callable[[], object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Rows of equal length, and how many pages each keeps."""
+
+    batch: int = 32
+    context: int = 32_768
+    kept: int = 256
+
+
+MAIN = Shape()
+CPU = Shape(batch=16, context=4096, kept=64)
+OTHERS = tuple(Shape(batch=16, context=k * 1024, kept=64) for k in (16, 24, 32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """The attention of a layer, and where it runs."""
+
+    kv_heads: int = 8
+    group: int = 2  # query heads of a KV head
+    size: int = 128
+    page: int = 16
+    device: torch.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+    def fields(self, flow: Rule | None = None) -> tuple[ops.Field, ...]:
+        """Page fields of a flow; without one, keys and values."""
+        if flow is None:
+            return ops.kv_fields(self.page, self.size, self.dtype)
+        return flow.fields(page=self.page, head_size=self.size, dtype=self.dtype)
+
+    def page_bytes(self, flow: Rule | None = None) -> int:
+        """Of those fields, all KV heads."""
+        return ops.page_bytes(self.fields(flow), layers=1, kv_heads=self.kv_heads)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device).to(self.dtype)
+
+
+def run(
+    *,
+    flows: Sequence[Rule] = (Rule(dense_layers=frozenset()),),
+    device: str = "auto",
+    shape: Shape | None = None,
+    others: Sequence[Shape] | None = None,
+    head_size: int = 128,
+    layers: int | None = None,
+    replays: int | None = None,
+    rounds: int = 7,
+    progress: Callable[[str], None] | None = None,
+) -> LayerBenchmark:
+    """Measure dense attention and every flow.
+
+    flows    rules to measure, none with dense layers (default: block-mean)
+    shape    what to measure (default: MAIN on a GPU, CPU on a CPU)
+    others   more shapes to measure in all parts (default: OTHERS on a GPU, none on a CPU)
+    replays  of all calls in a round (default: 20 on a GPU, one on a CPU)
+    layers   memory to take turns over (default: as many as leave caches cold; on a CPU one)
+    """
+    heads = Heads(size=head_size, device=pick_device(device))
+    on_gpu = heads.device.type == "cuda"
+    others = (OTHERS if on_gpu else ()) if others is None else others
+    shapes = [shape or (MAIN if on_gpu else CPU), *others]
+    replays = replays or (20 if on_gpu else 1)
+    _check(shapes, heads.page)
+    named = _named(flows)
+    rows: list[dict[str, Any]] = []
+    measure = partial(timing.measure, device=heads.device, replays=replays, rounds=rounds)
+    tell = progress or (lambda _: None)
+    with torch.inference_mode():
+        for each in shapes:
+            tell(f"{each.batch} rows of {each.context} tokens")
+            count = layers or _layers(heads, each.batch * each.context // heads.page, named)
+            rows += _with_ratios(measure(Bed(heads, each, named, count).cases()))
+            timing.free_memory(heads.device)
+    return LayerBenchmark(
+        machine=timing.machine(heads.device),
+        heads={name: getattr(heads, name) for name in ("kv_heads", "group", "size", "page")},
+        dtype=str(heads.dtype).removeprefix("torch."),
+        peak_bytes_per_s=timing.peak_of(heads.device),
+        replays=replays,
+        rounds=rounds,
+        flows=tuple(_stored(heads, name, flow) for name, flow in named.items()),
+        rows=tuple(LayerRow(**row) for row in rows),
+    )
+
+
+def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    plain = next((row["tb_per_s"] for row in rows if row["part"] == "read"), None)
+    return [row | {"of_read": row["tb_per_s"] / plain if plain else None} for row in rows]
+
+
+def _check(shapes: Sequence[Shape], page: int) -> None:
+    for shape in shapes:
+        if shape.context % page or not 0 < shape.kept <= shape.context // page:
+            allowed = f"context in whole pages of {page} tokens, and 1 to all of them kept"
+            raise ValueError(f"got {shape}, allowed: {allowed}")
+
+
+def _named(flows: Sequence[Rule]) -> Flows:
+    """Flows by name; of several of one name, the later ones get a number."""
+    named: Flows = {}
+    for flow in flows:
+        count = sum(other.name == flow.name for other in named.values())
+        named[f"{flow.name} ({count + 1})" if count else flow.name] = flow
+    return named
+
+
+def _stored(heads: Heads, name: str, flow: Rule) -> StoredFlow:
+    own, kv = heads.page_bytes(flow), heads.page_bytes()
+    return StoredFlow(flow=name, rule=repr(flow), page_bytes=own, kv_page_bytes=kv, of_kv=own / kv)
+
+
+class FlowCache(ops.PageCache):
+    """The fields of one flow, over keys and values that all flows share."""
+
+    def __init__(self, kv: ops.PageCache, fields: Sequence[ops.Field], **sizes: Any) -> None:
+        super().__init__(page_fields=fields, **sizes)
+        self._kv = kv
+
+    def field(self, name: str, layer: int) -> Tensor:
+        return self._kv.field(name, layer) if name in ("k", "v") else super().field(name, layer)
+
+
+class Bed:
+    """Layers of random keys and values for the rows of a shape, and the fields of every flow."""
+
+    def __init__(self, heads: Heads, shape: Shape, flows: Flows, layers: int) -> None:
+        torch.manual_seed(0)
+        self.heads, self.shape, self.flows, self.layers = heads, shape, flows, layers
+        width, batch, device = shape.context // heads.page, shape.batch, heads.device
+        sizes: Any = {"layers": layers, "kv_heads": heads.kv_heads, "device": device}
+        sizes |= {"page": heads.page, "pages": batch * width}
+        self.kv = ops.PageCache(page_fields=heads.fields(), **sizes)
+        for layer in range(layers):
+            self.kv.field("k", layer).normal_()
+            self.kv.field("v", layer).normal_()
+        self.caches = {
+            name: FlowCache(self.kv, heads.fields(flow), **sizes) for name, flow in flows.items()
+        }
+        self._summarise()
+        self.q_BHD = heads.normal(batch, heads.kv_heads * heads.group, heads.size)
+        self.k_BGD, self.v_BGD = (heads.normal(batch, heads.kv_heads, heads.size) for _ in range(2))
+        # Every page of the pool once, shuffled.
+        self.table_BM = torch.randperm(self.kv.pages, device=device).int().view(batch, width)
+        self.length_B = torch.full((batch,), shape.context, device=device)
+        self.budget_B = torch.full_like(self.table_BM[:, 0], shape.kept * heads.page)
+
+    def _summarise(self) -> None:
+        slots = torch.arange(self.kv.pages * self.kv.page, device=self.heads.device)
+        for name, flow in self.flows.items():
+            for layer in range(self.layers):
+                for chunk in slots.split(FILL_PAGES * self.kv.page):
+                    flow.summarise(self.caches[name], layer, chunk)
+
+    def read(self, layer: int) -> list[Tensor]:
+        return [self.kv.field(name, layer).sum() for name in ("k", "v")]
+
+    def attend(self, layer: int, lists: ops.PageLists | None = None) -> Tensor:
+        k, v = (self.kv.field(name, layer) for name in ("k", "v"))
+        rows = self.q_BHD, k, v, self.table_BM, self.length_B
+        return ops.attend_decode(*rows, lists, scale=self.heads.size**-0.5)
+
+    def select(self, layer: int, flow: str) -> ops.PageLists:
+        rows = self.q_BHD, self.table_BM, self.length_B, self.budget_B
+        lists = self.flows[flow].select(self.caches[flow], layer, *rows)
+        if lists is None:
+            raise ValueError(f"flow {flow}: layer {layer} is dense; measure one without such")
+        return lists
+
+    def both(self, layer: int, flow: str) -> Tensor:
+        return self.attend(layer, self.select(layer, flow))
+
+    def append(self, layer: int, flow: str, slots_B: Tensor) -> None:
+        self.flows[flow].append(self.caches[flow], layer, self.k_BGD, self.v_BGD, slots_B)
+
+    # Cases.
+
+    def cases(self) -> list[Case]:
+        """The shape in all parts."""
+        size, layers = self.kv.pages * self.heads.page_bytes(), range(self.layers)
+        cases = [self._case(None, "dense", size, [partial(self.attend, n) for n in layers])]
+        if self.heads.device.type == "cpu":
+            cases.append(self._case(None, "read", size, [partial(self.read, n) for n in layers]))
+        for flow in self.flows:
+            cases += [*self._reads(flow), *self._writes(flow)]
+        return cases
+
+    def _case(self, flow: str | None, part: str, size: int, calls: Calls) -> Case:
+        names = {"flow": flow, "part": part, **asdict(self.shape), "layers": self.layers}
+        return Case(names=names, bytes=size, calls=calls)
+
+    def _reads(self, flow: str) -> list[Case]:
+        layers, heads = range(self.layers), self.heads
+        lists = [self.select(layer, flow) for layer in layers]
+        kept = sum(int(chosen.counts.sum()) for chosen in lists)  # over layers, rows and KV heads
+        kv = kept * heads.page_bytes() // (heads.kv_heads * self.layers)
+        fields = self.kv.pages * heads.page_bytes(self.flows[flow])
+        attend = [partial(self.attend, layer, lists[layer]) for layer in layers]
+        return [
+            self._case(flow, "select", fields, [partial(self.select, n, flow) for n in layers]),
+            self._case(flow, "attend", kv, attend),
+            self._case(flow, "both", fields + kv, [partial(self.both, n, flow) for n in layers]),
+        ]
+
+    def _writes(self, flow: str) -> list[Case]:
+        """Appends to other pages at every turn; what they overwrite does not matter here."""
+        page, batch = self.heads.page, self.shape.batch
+        key = self.heads.page_bytes() // (2 * page)  # one token's, all KV heads
+        finishing = (page - 1) * key + self.heads.page_bytes(self.flows[flow])
+        wanted = min(MOST_CALLS, -(-COLD_BYTES // (finishing * batch)))
+        turns = -(-wanted // self.layers) if self.heads.device.type == "cuda" else 1
+        columns = self.table_BM.long().T[:turns]
+        spread_B = torch.arange(batch, device=self.heads.device) % page
+        cases = []
+        for part, offset_B in (
+            ("append", spread_B),
+            ("finish", torch.full_like(spread_B, page - 1)),
+        ):
+            calls = [
+                partial(self.append, layer, flow, column_B * page + offset_B)
+                for column_B in columns
+                for layer in range(self.layers)
+            ]
+            size = batch * 2 * key + int((offset_B == page - 1).sum()) * finishing
+            cases.append(self._case(flow, part, size, calls))
+        return cases
+
+
+def _layers(heads: Heads, pages: int, flows: Flows) -> int:
+    """So many that the fields of every flow exceed the caches by far, if memory allows."""
+    if heads.device.type != "cuda":
+        return 1
+    stored = [heads.page_bytes(flow) for flow in flows.values()]
+    wanted = -(-COLD_BYTES // (pages * max(1, min(stored))))
+    layer_bytes = pages * (heads.page_bytes() + sum(stored))
+    room = (device_memory(heads.device) - SPARE_BYTES) // layer_bytes
+    return max(1, min(max(LEAST_LAYERS, wanted), MOST_LAYERS, room))

@@ -1,0 +1,234 @@
+"""Rollouts from prompts to completions, in tokens per second, beside transformers in the same run.
+
+Both sides have the same weights, dtype, device and prompts, sample at temperature 1 and ignore end
+tokens, so every sequence has the full length. Both are warmed up alike first: on a GPU by the whole
+workload, which captures every graph and leaves the allocator its blocks (ours on other prompts, as
+it would share these). Where transformers is given fewer new tokens, for its time, ours is measured
+on those as well, and the ratio is between the two.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparrow import models
+from sparrow.benchmarks import timing
+from sparrow.engine.engine import Engine
+from sparrow.engine.pool import PAGE
+from sparrow.engine.requests import pages_for
+from sparrow.models import Decoder, shipped
+from sparrow.models.checkpoint import pick_device, pick_dtype
+from sparrow.models.fetch import fetched, known
+from sparrow.schema.bench import RolloutBenchmark, RolloutRow, RolloutWorkload, Split
+from sparrow.schema.sampling import SamplingParams
+from sparrow.sparse.rule import Rule
+
+DENSE, PEER = "dense", "transformers generate"
+WARM_TOKENS = 4  # on a CPU, where only compiling has to be out of the way
+WORKLOADS = {
+    "gpu": RolloutWorkload(
+        model="qwen3-1.7b",
+        device="cuda",
+        rollouts=32,
+        prompt_tokens=128,
+        new_tokens=2048,
+        peer_tokens=2048,
+        schedules=(DENSE, "qwen3-1.7b-0.86"),
+    ),
+    "cpu-tiny": RolloutWorkload(
+        model="tiny",
+        device="cpu",
+        rollouts=64,
+        prompt_tokens=32,
+        new_tokens=1024,
+        peer_tokens=128,
+        schedules=(DENSE, "fixed-256"),
+    ),
+    "cpu-smollm2": RolloutWorkload(
+        model="smollm2-135m",
+        device="cpu",
+        rollouts=32,
+        prompt_tokens=32,
+        new_tokens=256,
+        peer_tokens=256,
+        schedules=(DENSE,),
+    ),
+}
+
+
+def run(
+    *,
+    workload: str | None = None,
+    peer: bool = True,
+    peer_tokens: int | None = None,
+    dtype: str | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    **changes: Any,
+) -> RolloutBenchmark:
+    """Measure a workload.
+
+    workload     gpu, cpu-tiny or cpu-smollm2 (default: by the machine)
+    peer         also run transformers
+    peer_tokens  its new tokens (default: by the workload)
+    dtype        bf16, fp32 (default: bf16 on a GPU, fp32 on a CPU)
+    changes      replace fields of the workload (rollouts, new_tokens, ...)
+    """
+    preset = workload or ("gpu" if pick_device("auto").type == "cuda" else "cpu-tiny")
+    if preset not in WORKLOADS:
+        raise ValueError(f"no workload {preset!r}; known are {', '.join(WORKLOADS)}")
+    work = WORKLOADS[preset]
+    work = work.model_copy(update={"peer_tokens": peer_tokens or work.peer_tokens, **changes})
+    model = _model(work, dtype)
+    ours = [(name, work.new_tokens) for name in work.schedules]
+    if peer and work.peer_tokens != work.new_tokens:
+        ours.append((DENSE, work.peer_tokens))
+    rows = []
+    for name, tokens in ours:
+        progress(f"sparrow {name}, {tokens} new tokens")
+        rows.append(_ours(model, work.model_copy(update={"new_tokens": tokens}), name))
+    if peer:
+        progress(f"{PEER}, {work.peer_tokens} new tokens")
+        rows.append(_theirs(model, work))
+    plain = {row.new_tokens: row.tokens_per_s for row in rows if row.who == PEER}
+    return RolloutBenchmark(
+        **timing.of_model(model, work.model),
+        preset=preset,
+        workload=work,
+        weights="random" if model.source is None else "real",
+        rows=tuple(_with_ratio(row, plain.get(row.new_tokens)) for row in rows),
+    )
+
+
+def _with_ratio(row: RolloutRow, plain: float | None) -> RolloutRow:
+    """Beside transformers' generate on as many new tokens."""
+    ratio = row.tokens_per_s / plain if plain and row.tokens_per_s else None
+    return row.model_copy(update={"ratio": ratio})
+
+
+# Ours.
+
+
+def _model(work: RolloutWorkload, dtype: str | None) -> Decoder:
+    """Real weights where they are here, else random ones in the shape."""
+    device = pick_device(work.device)
+    kind = pick_dtype(timing.torch_dtype(dtype), device, {})
+    if work.model in shipped() or (work.model in known() and fetched(work.model) is not None):
+        return models.load(work.model, dtype=kind, device=device)
+    return models.random(work.model, dtype=kind, device=device)
+
+
+def _prompts(work: RolloutWorkload, vocabulary: int, seed: int) -> list[list[int]]:
+    draw = np.random.default_rng(seed)
+    return draw.integers(vocabulary, size=(work.rollouts, work.prompt_tokens)).tolist()
+
+
+def _ours(model: Decoder, work: RolloutWorkload, name: str) -> RolloutRow:
+    """One run of the engine under a schedule, with its time split on a CPU."""
+    device, rule = model.device, Rule()
+    timing.free_memory(device)  # of the engine before
+    pages = work.rollouts * (pages_for(work.context, PAGE) + 1)  # room for all, and no more
+    engine = Engine(
+        model,
+        max_running=work.rollouts,
+        max_context=work.context,
+        kv_bytes=pages * timing.pages_bytes(model, rule),
+        rule=rule,
+    )
+    schedule = timing.schedule_named(None if name == DENSE else name)
+
+    def generate(new_tokens: int, seed: int) -> int:
+        params = SamplingParams(max_tokens=new_tokens, ignore_eos=True, seed=seed)
+        prompts = _prompts(work, model.spec.vocabulary, seed)
+        done = engine.generate(prompts, params, schedule=schedule)
+        return sum(len(completion.token_ids) for completion in done)
+
+    generate(_warm_tokens(model, work.new_tokens), seed=1)
+    split: Split = {}
+    with timing.timed_ops(split):
+        tokens, took = timing.timed(lambda: generate(work.new_tokens, seed=0), device)
+    split["python"] = took - sum(split.values())
+    return RolloutRow(
+        who=f"sparrow {name}",
+        new_tokens=work.new_tokens,
+        tokens=tokens,
+        seconds=took,
+        tokens_per_s=tokens / took,
+        split=split if device.type == "cpu" else None,  # a GPU's ops return before they have run
+    )
+
+
+def _warm_tokens(model: Decoder, new_tokens: int) -> int:
+    """All of them on a GPU, where graphs are captured on the way."""
+    return new_tokens if model.device.type == "cuda" else min(WARM_TOKENS, new_tokens)
+
+
+# Theirs.
+
+
+def _theirs(model: Decoder, work: RolloutWorkload) -> RolloutRow:
+    """transformers' `generate` on the same weights."""
+    timing.free_memory(model.device)
+    with tempfile.TemporaryDirectory(prefix="sparrow-bench-") as scratch:
+        peer = _load_peer(models.save(model, Path(scratch) / "model"), model)
+    prompts = _prompts(work, model.spec.vocabulary, seed=0)
+    return _attempt(partial(_generate, peer, prompts), work.peer_tokens, work.rollouts, model)
+
+
+def _attempt(
+    generate: Callable[[int], int], tokens: int, rollouts: int, model: Decoder
+) -> RolloutRow:
+    """A row for the peer; that it cannot run here is a result too, with its reason."""
+    wanted, drawn, took = rollouts * tokens, 0, None
+    try:
+        generate(_warm_tokens(model, tokens))
+        drawn, took = timing.timed(lambda: generate(tokens), model.device)
+        failed = None if drawn == wanted else f"{drawn} tokens came, {wanted} were asked"
+    except RuntimeError as error:  # out of memory, or an operation that this device lacks
+        failed = f"{type(error).__name__}: {error}"[:300]
+    return RolloutRow(
+        who=PEER,
+        new_tokens=tokens,
+        tokens=drawn,
+        seconds=took,
+        tokens_per_s=drawn / took if took and not failed else None,
+        failed=failed,
+    )
+
+
+def _load_peer(folder: Path, model: Decoder) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    peer = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=model.dtype,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+    )
+    return peer.to(model.device).eval()
+
+
+def _generate(peer: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> int:
+    """How many tokens `generate` drew."""
+    from transformers import GenerationConfig
+
+    peer.generation_config = GenerationConfig(
+        max_new_tokens=new_tokens,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        eos_token_id=None,
+        pad_token_id=0,
+        use_cache=True,
+    )
+    ids = torch.tensor(prompts, device=peer.device)
+    with torch.inference_mode():
+        out = peer.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
+    return int(out[:, ids.shape[1] :].numel())

@@ -1,0 +1,361 @@
+"""Whole rollouts of the published workload: measured step times, added up over its trace.
+
+60 requests of lognormal lengths up to 32 768 tokens, dense and sparse, take 6 (1.7B) to 18 minutes
+(14B) of an H200 by their bytes alone; a few steps of each kind take seconds. The trace says who
+runs beside whom at which lengths (`calibrate.planning.cost`: in order, while final lengths fit).
+
+Its steps fall into kinds, a batch bucket and a width of page tables each, which are what the engine
+captures graphs for. Of each kind the steps that read the fewest and the most bytes are measured (of
+frequent kinds one between them too), with rows at the very lengths of the trace over random keys
+and values; between those the time is taken as linear in the bytes. So the effect of the longest row
+on the table's width is in the times, as is the spread of lengths. Dense and sparse share trace and
+engine. The published workload has 11 to 15 kinds: about 30 graphs and 70 states, of 35 steps each.
+
+Then the same requests run once for real, up to a cut-off, and the sum for that trace must agree.
+The bench admits requests itself, by the trace's rule: the engine alone would admit more and swap.
+Graphs are captured before that: every kind of step of the run has been measured by then.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sparrow import models
+from sparrow.benchmarks import decode, timing
+from sparrow.calibration.planning import cost
+from sparrow.calibration.planning.cost import ByteModel, FloatArray, IntArray, Trace
+from sparrow.engine.engine import Engine
+from sparrow.engine.memory import host_memory
+from sparrow.engine.pool import PAGE
+from sparrow.engine.requests import pages_for
+from sparrow.engine.runner import PAGES, batch_bucket
+from sparrow.models import Decoder, ModelSpec
+from sparrow.models.checkpoint import pick_device
+from sparrow.schema.bench import TraceBenchmark, TraceCheck, TracePoint, TraceRow
+from sparrow.schema.sampling import SamplingParams
+from sparrow.schema.schedule import Schedule
+
+TOLERANCE = 0.05  # between a complete run and the sum for it
+PROMPT = 16
+WARM = 3  # steps before the clock starts: compiling, capturing
+STEPS = PAGE  # timed together: each row begins a page once
+ROUNDS = 2
+BACK = WARM + ROUNDS * STEPS  # steps of a state, of which the last is that of the trace
+MIDDLE = WARM + (ROUNDS * STEPS + 1) // 2  # of what is timed
+MANY = 4096  # steps of a kind from which on three of them are measured
+SLACK = pages_for(BACK, PAGE) + 2  # pages of a row beyond those of the trace
+
+Report = Callable[[str], None]
+Sizes = Callable[[IntArray], IntArray]  # bytes of steps, by lengths [steps, rows]
+
+
+class Kind(NamedTuple):
+    """Steps that share a graph: rows and table width, both rounded up."""
+
+    batch: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceCase:
+    """What is measured: an engine, and one of the attentions that it runs."""
+
+    who: str
+    schedule: Schedule | None
+    engine: Engine
+    reads: ByteModel  # what the engine reads, beside its times
+
+    @property
+    def width(self) -> int:
+        """Pages of the engine's widest table."""
+        return pages_for(self.engine.max_context, PAGE)
+
+    @property
+    def sizes(self) -> Sizes:
+        """Bytes of many steps."""
+        return self.reads.steps(self.engine.max_context)
+
+
+def run(
+    *,
+    model: str | ModelSpec = "qwen3-1.7b",
+    schedule: str | None = None,
+    dtype: str | None = None,
+    device: str = "auto",
+    requests: int = 60,
+    longest: int = 32_768,
+    cutoff: int = 2048,
+    lengths: Sequence[int] | None = None,
+    progress: Report = lambda text: None,
+) -> TraceBenchmark:
+    """Measure one shape, dense and under a schedule.
+
+    schedule  a preset's name or "fixed-N" (default: the model's at 0.86)
+    longest   where the workload's lengths end, prompts of 16 tokens included
+    cutoff    where those of the complete run end
+    lengths   other lengths than the published ones
+    """
+    name = schedule or f"{model}-0.86"
+    kept = timing.schedule_named(name)
+    assert kept is not None
+    final = cost.published_lengths(requests) if lengths is None else np.asarray(lengths)
+    final = np.minimum(final, longest)
+    target = pick_device(device)
+    decoder = models.random(model, dtype=timing.torch_dtype(dtype), device=target)
+    memory = _memory(target)
+    capacity = _capacity(decoder, kept, memory)
+    whole, short = (
+        cost.trace(ends, prompt=PROMPT, capacity=capacity, page=PAGE)
+        for ends in (final, np.minimum(final, cutoff))
+    )
+    limit = _limit(decoder, kept, whole, capacity)
+    cases = _cases(decoder, kept, name, (whole, short))
+    points = [measure(case, (whole, short), progress) for case in cases]
+    times = [StepTimes(case, own) for case, own in zip(cases, points, strict=True)]
+    dense, sparse = _sums(cases, times, whole, limit, timing.peak_of(target))
+    speed_up = dense.seconds / sparse.seconds
+    return TraceBenchmark(
+        **timing.of_model(decoder, model),
+        schedule=name,
+        prompt=PROMPT,
+        lengths=tuple(final.tolist()),
+        memory=memory,
+        limit=asdict(limit) | {"speed_up": limit.speed_up},
+        rows=(dense, sparse),
+        speed_up=speed_up,
+        share=speed_up / limit.speed_up,
+        confirmation=_confirm(cases, times, short, limit.capacity, progress),
+        points=tuple(point for own in points for point in own),
+    )
+
+
+def _sums(
+    cases: Sequence[TraceCase],
+    times: Sequence["StepTimes"],
+    trace: Trace,
+    limit: cost.Limit,
+    peak: float | None,
+) -> Iterator[TraceRow]:
+    """Measured steps over the trace, dense and sparse, beside what the bytes take at the peak."""
+    for case, clock, read in zip(cases, times, (limit.dense, limit.sparse), strict=True):
+        row = _row(case.who, trace.tokens, cost.rollout_seconds(trace, clock))
+        ideal = read.total / peak if peak else None
+        share = ideal / row.seconds if ideal else None
+        yield row.model_copy(update={"limit_seconds": ideal, "of_limit": share})
+
+
+def _row(who: str, tokens: int, seconds: float) -> TraceRow:
+    return TraceRow(who=who, tokens=tokens, seconds=seconds, tokens_per_s=tokens / seconds)
+
+
+# The limit and the engine.
+
+
+def _memory(device: torch.device) -> float:
+    """Bytes of the device, or of the one that the published limit is for if that has less."""
+    if device.type != "cuda":
+        return min(host_memory(), cost.H200_MEMORY)
+    return min(torch.cuda.get_device_properties(device).total_memory, cost.H200_MEMORY)
+
+
+def _capacity(model: Decoder, schedule: Schedule, memory: float) -> int:
+    """Tokens of keys and values that fit beside the weights."""
+    reads = ByteModel(spec=model.spec, schedule=schedule, itemsize=model.dtype.itemsize)
+    reserve = cost.RESERVE if model.device.type == "cuda" else 0
+    return reads.capacity(memory=memory, reserve=reserve)
+
+
+def _limit(model: Decoder, schedule: Schedule, over: Trace, capacity: int) -> cost.Limit:
+    reads = ByteModel(spec=model.spec, schedule=schedule, itemsize=model.dtype.itemsize)
+    peak = timing.peak_of(model.device) or cost.H200_BYTES_PER_S
+    return cost.limit(reads, over, capacity=capacity, bytes_per_s=peak)
+
+
+def _cases(
+    model: Decoder, schedule: Schedule, name: str, traces: Sequence[Trace]
+) -> tuple[TraceCase, TraceCase]:
+    """Both attentions over one engine, with random contents, that holds every state."""
+    dense, sparse = timing.reads(model), timing.reads(model, schedule)
+    engine = _engine(model, dense.page_bytes, traces)
+    decode.fill(engine)
+    return (
+        TraceCase(who="dense", schedule=None, engine=engine, reads=dense),
+        TraceCase(who=name, schedule=schedule, engine=engine, reads=sparse),
+    )
+
+
+def _engine(model: Decoder, page_bytes: int, traces: Sequence[Trace]) -> Engine:
+    """Room for every step of the traces; its rule stores what the limit counts."""
+    last = [chunk[-1] for trace in traces for chunk in trace.chunks()]
+    batch = max(len(lengths) for lengths in last)
+    pages = max(int((-(-lengths // PAGE)).sum()) for lengths in last) + SLACK * batch
+    longest = max(int(trace.lengths.max()) for trace in traces)
+    context = min(model.spec.max_positions, longest + BACK + PAGE)
+    kv_bytes = max(pages, pages_for(context, PAGE)) * page_bytes
+    engine = Engine(model, max_running=batch, max_context=context, kv_bytes=kv_bytes, adapters=1)
+    assert engine.memory.page_bytes == page_bytes, "landmarks of another size than the limit's"
+    return engine
+
+
+# Steps of each kind.
+
+
+def table_widths(longest: IntArray, most: int) -> IntArray:
+    """`pages_bucket` of many steps at once, by the longest row of each."""
+    widths = np.array([*(width for width in PAGES if width < most), most])
+    return widths[np.searchsorted(widths, -(-longest // PAGE))]
+
+
+def find_states(traces: Sequence[Trace], width: int, sizes: Sizes) -> list[tuple[Kind, IntArray]]:
+    """Of each kind of step: rows of those that read least and most, of many also between."""
+    found: dict[tuple[Kind, tuple[int, ...]], IntArray] = {}
+    for trace in traces:
+        steps: dict[Kind, list[IntArray]] = {}  # number and bytes of each
+        start = 0
+        for chunk in trace.chunks():
+            widths = table_widths(chunk.max(axis=1), width)
+            numbered = np.stack([start + np.arange(len(chunk)), sizes(chunk)])
+            for pages in np.unique(widths).tolist():
+                kind = Kind(batch_bucket(chunk.shape[1]), pages)
+                steps.setdefault(kind, []).append(numbered[:, widths == pages])
+            start += len(chunk)
+        for kind, own in steps.items():
+            for lengths in _extremes(trace, np.concatenate(own, axis=1)):
+                found[kind, tuple(lengths.tolist())] = lengths
+    return [(kind, lengths) for (kind, _), lengths in found.items()]
+
+
+def _extremes(trace: Trace, numbered: IntArray) -> list[IntArray]:
+    number, size = numbered
+    ranked, last = number[np.argsort(size, kind="stable")], len(number) - 1
+    picks = (0, last // 2, last) if last >= MANY else (0, last)
+    return [trace.at(step) for step in dict.fromkeys(ranked[list(picks)].tolist())]
+
+
+def begin(kind: Kind, lengths: IntArray) -> IntArray:
+    """Where rows begin that end at these lengths, or a little later where the kind would change."""
+    narrower = max((width for width in PAGES if width < kind.pages), default=0) * PAGE
+    shift = max(0, narrower + BACK - int(lengths.max()))
+    return np.maximum(1, lengths + shift - BACK)
+
+
+def measure(case: TraceCase, traces: Sequence[Trace], report: Report) -> list[TracePoint]:
+    """States of these traces, each once, with their times and the bytes they read."""
+    points = []
+    for kind, lengths in find_states(traces, case.width, case.sizes):
+        mean = float(lengths.mean())
+        report(f"{case.who}: {len(lengths)} rows of {mean:.0f} tokens, {kind.pages} pages")
+        contexts = begin(kind, lengths)
+        with decode.running(case.engine, contexts.tolist(), case.schedule, room=BACK + 2):
+            seconds = _step_seconds(case.engine)
+        middle = contexts + MIDDLE
+        points.append(
+            TracePoint(
+                who=case.who,
+                batch=kind.batch,
+                pages=kind.pages,
+                rows=len(lengths),
+                mean_length=float(middle.mean()),
+                longest=int(middle.max()),
+                bytes=case.reads.step(middle).total,
+                ms_step=median(seconds) * 1e3,
+                ms_step_rounds=tuple(took * 1e3 for took in seconds),
+            )
+        )
+    return points
+
+
+def _step_seconds(engine: Engine) -> list[float]:
+    """Mean seconds of a step in every round; on a GPU each call waits for the step before."""
+    timing.repeat(engine.step, WARM)
+    stamps = [time.perf_counter()]
+    for _ in range(ROUNDS):
+        timing.repeat(engine.step, STEPS)
+        stamps.append(time.perf_counter())
+    return [(end - start) / STEPS for start, end in pairwise(stamps)]
+
+
+class StepTimes:
+    """Seconds of steps: those of their kind, between measured ones by bytes. A `StepSeconds`."""
+
+    def __init__(self, case: TraceCase, points: Sequence[TracePoint]) -> None:
+        self.sizes, self.width = case.sizes, case.width
+        self.measured: dict[Kind, tuple[list[int], list[float]]] = {}
+        for point in sorted(points, key=lambda point: point.bytes):
+            kind = Kind(point.batch, point.pages)
+            sizes, seconds = self.measured.setdefault(kind, ([], []))
+            sizes.append(point.bytes)
+            seconds.append(point.ms_step / 1e3)
+
+    def __call__(self, lengths: IntArray) -> FloatArray:
+        seconds, sizes = np.empty(len(lengths)), self.sizes(lengths)
+        widths = table_widths(lengths.max(axis=1), self.width)
+        for pages in np.unique(widths).tolist():
+            here = widths == pages
+            known = self.measured[Kind(batch_bucket(lengths.shape[1]), pages)]
+            seconds[here] = np.interp(sizes[here], *known)
+        return seconds
+
+
+# The complete run.
+
+
+def _confirm(
+    cases: Sequence[TraceCase],
+    times: Sequence[StepTimes],
+    short: Trace,
+    capacity: int,
+    report: Report,
+) -> TraceCheck:
+    """Requests cut short, from prompts to ends, against the sum of measured steps for them."""
+    cutoff, took, expected = int(short.lengths.max()), [], []
+    for case, clock in zip(cases, times, strict=True):
+        report(f"{case.who}: a complete run up to {cutoff} tokens")
+        complete(case, np.minimum(short.lengths, PROMPT + 2), capacity, seed=1)  # warms prompts
+        took.append(complete(case, short.lengths, capacity, seed=0))
+        expected.append(cost.rollout_seconds(short, clock))
+    rows = tuple(
+        _row(case.who, short.tokens, a).model_copy(update={"expected": b, "ratio": a / b})
+        for case, a, b in zip(cases, took, expected, strict=True)
+    )
+    return TraceCheck(
+        cutoff=cutoff,
+        steps=short.steps,
+        rows=rows,
+        speed_up=took[0] / took[1],
+        expected_speed_up=expected[0] / expected[1],
+        confirmed=all(abs(a / b - 1) <= TOLERANCE for a, b in zip(took, expected, strict=True)),
+    )
+
+
+def complete(case: TraceCase, lengths: IntArray, capacity: int, *, seed: int) -> float:
+    """Seconds of a run of requests with these final lengths, admitted by the trace's rule."""
+    engine, draw = case.engine, np.random.default_rng(seed)
+    prompts = draw.integers(engine.model.spec.vocabulary, size=(len(lengths), PROMPT)).tolist()
+    queue = deque(zip(prompts, lengths.tolist(), strict=True))
+    held: dict[int, int] = {}  # tokens of memory by request
+
+    def work() -> None:
+        while queue or not engine.idle:
+            while queue and _need(queue[0][1]) + sum(held.values()) <= capacity:
+                prompt, length = queue.popleft()
+                # As many steps as the trace has: the first token comes from the prompt.
+                tokens = length - PROMPT + 1
+                params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=length)
+                held[engine.add(prompt, params, schedule=case.schedule)] = _need(length)
+            for output in engine.step():
+                if output.completion is not None:
+                    del held[output.request]
+
+    return timing.seconds(work, engine.model.device)
+
+
+def _need(length: int) -> int:
+    return pages_for(length, PAGE) * PAGE

@@ -1,0 +1,436 @@
+"""How good flows are on a real model: p05 of exact acceptance on long texts, and why.
+
+Every text is read once densely; on that pass the attention error of all flows is measured. Then the
+text runs once for each flow and budget with sparse attention (keys and values by the sparse
+stream), and acceptance is exact at every position. What is measured is kept, one JSON line for each
+text, flow, budget and configuration, so that a run that was interrupted goes on. Legend of the
+dimension letters: sparrow/ops/types.py.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparrow import ops
+from sparrow.calibration.flows.texts import Text
+from sparrow.calibration.replay import Arm, acceptances, arm, read, variant_of
+from sparrow.calibration.store import Store
+from sparrow.models import Decoder, fingerprint
+from sparrow.schema.flow import Configuration, Errors, FlowScore, FlowScores, FlowText
+from sparrow.schema.surface import Variant
+from sparrow.schema.types import Progress
+from sparrow.sparse.flows.flow import Flow
+from sparrow.sparse.flows.library import block_mean
+from sparrow.sparse.rule import Rule
+from sparrow.stats import TAIL
+
+CELLS = "cells.jsonl"
+MEASURE = 1  # goes up when a figure gets another meaning: kept results are then made anew
+DRAWS = 2000
+BLOCKS, QUERIES = 32, 16  # blocks of a sequence, and queries of a block
+SUMS = 5  # true pages found, true pages, mass, error, queries
+REFERENCE = Configuration()
+
+Figures = dict[str, Any]
+
+
+class FlowCell(NamedTuple):
+    """One thing to measure on every text: a flow in a configuration, under a budget."""
+
+    configuration: Configuration
+    variant: Variant
+    arm: Arm
+    budget: int
+
+    @property
+    def key(self) -> Figures:
+        own = {"digest": self.variant.digest, "budget": self.budget}
+        return own | dict(self.configuration) | {"measure": MEASURE}
+
+    @property
+    def case(self) -> "Case":
+        assert self.arm.schedule is not None
+        rule = Rule.of(self.arm.schedule, self.arm.flow)
+        return Case(rule=rule, page=self.configuration.page, budget=self.budget)
+
+
+class Sample(FlowText):
+    """A text in tokens of a model."""
+
+    ids: tuple[int, ...]
+
+
+def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[Sample]:
+    """The first `tokens` tokens of every text; all must have so many.
+
+    Their sha256 is that of the tokens: equal ones are equal, wherever the text came from.
+    """
+    made = []
+    for text in texts:
+        try:
+            ids = tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
+        except Exception as error:  # tokenizers in Rust raise that class itself
+            raise ValueError(
+                f"this model's tokenizer cannot read the text {text.name!r} ({error}); give texts "
+                "in its language (--texts), or another model"
+            ) from error
+        if len(ids) < tokens:
+            raise ValueError(f"text {text.name!r} has {len(ids)} tokens, {tokens} are asked for")
+        digest = hashlib.sha256(np.asarray(ids[:tokens], np.int64).tobytes()).hexdigest()[:16]
+        about = {"name": text.name, "kind": text.kind, "sha256": digest, "note": text.note}
+        made.append(Sample(**about, ids=tuple(ids[:tokens])))
+    return made
+
+
+def append_leaderboard(file: str | Path, scores: FlowScores) -> int:
+    """Append the lines of a result to a leaderboard; how many they are."""
+    lines = scores.leaderboard(datetime.now(UTC).isoformat(timespec="seconds"))
+    place = Path(file)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.open("a", encoding="utf-8") as out:
+        out.writelines(json.dumps(line) + "\n" for line in lines)
+    return len(lines)
+
+
+# Measuring.
+
+
+def score(
+    model: Decoder,
+    texts: Sequence[Sample],
+    flows: Sequence[Flow],
+    budgets: Sequence[int],
+    *,
+    store: Store,
+    against: Sequence[Flow] = (),
+    configuration: Configuration = REFERENCE,
+    reference: bool = False,
+    progress: Progress | None = None,
+) -> FlowScores:
+    """Measure flows, and others beside them, on every text.
+
+    The block mean is always beside them; with `reference` also in the reference configuration,
+    which a leaderboard needs.
+    """
+    _check(model, texts, budgets, configuration)
+    places = [(flow, configuration) for flow in (*flows, block_mean, *against)]
+    places += [(block_mean, REFERENCE)] if reference else []
+    cells, weights = _cells(model, places, budgets), fingerprint(model)
+
+    def tell(done: int, what: str) -> None:
+        if progress is not None:
+            progress(len(found) * len(cells) + done, len(texts) * len(cells), what)
+
+    found: list[list[Figures]] = []
+    for text in texts:
+        keys = [{"model": weights, "text": text.sha256} | cell.key for cell in cells]
+        found.append(_measure(model, text, cells, keys, store, tell))
+    return FlowScores(
+        model=model.source.name if model.source else "random weights",
+        fingerprint=weights,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=model.device.type,
+        tokens=len(texts[0].ids),
+        texts=tuple(FlowText(**text.model_dump(exclude={"ids"})) for text in texts),
+        configuration=configuration,
+        rows=tuple(_rows(model, cells, found, [(flow, configuration) for flow in flows])),
+    )
+
+
+def _check(
+    model: Decoder, texts: Sequence[Sample], budgets: Sequence[int], configuration: Configuration
+) -> None:
+    if not budgets:
+        raise ValueError("got no budget to score flows under, allowed: one or more")
+    tokens, room, layers = len(texts[0].ids), model.spec.max_positions, model.spec.layers
+    if not 1 < tokens <= room:
+        raise ValueError(f"got {tokens} tokens a text, allowed: 2 to {room}, the model's context")
+    if max(budgets) >= tokens:
+        wide = f"a budget of {max(budgets)} keeps all of {tokens} tokens"
+        raise ValueError(f"{wide}; give a smaller one or more tokens")
+    beyond = [layer for layer in configuration.dense_layers if layer >= layers]
+    if beyond:
+        raise ValueError(f"dense layers {beyond}: the model has layers 0 to {layers - 1}")
+
+
+def _cells(
+    model: Decoder, places: Sequence[tuple[Flow, Configuration]], budgets: Sequence[int]
+) -> list[FlowCell]:
+    """Each content once, under the first of its names."""
+    unique: dict[str, FlowCell] = {}
+    for flow, configuration in places:
+        variant = variant_of(flow, flow.name, model.spec, **dict(configuration))
+        for budget in budgets:
+            cell = FlowCell(configuration, variant, arm(variant, flow, budget), budget)
+            unique.setdefault(repr(cell.key), cell)
+    return list(unique.values())
+
+
+def _measure(
+    model: Decoder,
+    text: Sample,
+    cells: Sequence[FlowCell],
+    keys: Sequence[Figures],
+    store: Store,
+    tell: Callable[[int, str], None],
+) -> list[Figures]:
+    """The figures of all cells on one text: kept ones, and those made now."""
+    found = [store.get(key) for key in keys]
+    missing = [n for n, figures in enumerate(found) if figures is None]
+    if missing:
+        tell(0, f"{text.name}: dense")
+        probe = Probe([cells[n].case for n in missing])
+        dense = read(model, text.ids, probe)
+        for n, (whole, layers) in zip(missing, probe.results(), strict=True):
+            arm, start = cells[n].arm, time.perf_counter()
+            assert arm.schedule is not None
+            tell(n, f"{text.name}: {arm.flow.name}, budget {arm.budget}")
+            alpha = acceptances(model, dense, 1, arm.schedule, arm.flow).cpu().numpy()
+            figures = {"name": text.name, "flow": arm.flow.name, **dict(whole)}
+            figures |= {"p05": float(np.quantile(alpha, TAIL)), "mean": float(alpha.mean())}
+            figures["layers"] = {str(layer): _errors([dict(own)]) for layer, own in layers.items()}
+            figures["seconds"] = round(time.perf_counter() - start, 3)
+            found[n] = store.put(keys[n], figures)
+    tell(len(cells), text.name)
+    return [figures for figures in found if figures is not None]
+
+
+# What comes out.
+
+
+def _rows(
+    model: Decoder,
+    cells: Sequence[FlowCell],
+    found: Sequence[Sequence[Figures]],
+    submitted: Sequence[tuple[Flow, Configuration]],
+) -> list[FlowScore]:
+    """A row of every cell. found: by text, the figures of every cell."""
+    p05 = np.array([[figures["p05"] for figures in text] for text in found])
+    pages = {cell.configuration.page for cell in cells}
+    plain = {variant_of(block_mean, "", model.spec, page=page).digest for page in pages}
+    base = {
+        (cell.configuration, cell.budget): p05[:, n]
+        for n, cell in enumerate(cells)
+        if cell.variant.digest in plain
+    }
+    rows = []
+    for n, (own, variant, kept, budget) in enumerate(cells):
+        mean, reference = base[own, budget], base.get((REFERENCE, budget))
+        gains = interval("p05", p05[:, n]) | interval("gain", p05[:, n] - mean)
+        if reference is not None:
+            gains |= interval("configuration_gain", mean - reference)
+        rows.append(
+            FlowScore(
+                flow=variant.flow,
+                digest=variant.digest,
+                bytes=variant.field_bytes,
+                of_mean=variant.field_bytes / (2 * model.spec.head_size),
+                budget=budget,
+                **dict(own),
+                submitted=(kept.flow, own) in submitted,
+                **gains,
+                **_means([text[n] for text in found]),
+            )
+        )
+    return rows
+
+
+def _means(figures: Sequence[Figures]) -> Figures:
+    """Means over texts of the attention errors, and p05 of each text."""
+    layers = dict.fromkeys(layer for own in figures for layer in own["layers"])
+    return {
+        **_errors(figures),
+        "mean": _mean([own["mean"] for own in figures]),
+        "p05_by_text": tuple(own["p05"] for own in figures),
+        "layers": {
+            n: Errors(**_errors([own["layers"].get(n, {}) for own in figures])) for n in layers
+        },
+        "seconds": _mean([own["seconds"] for own in figures]),
+    }
+
+
+def _errors(figures: Sequence[Mapping[str, Any]]) -> Figures:
+    return {name: _mean([own.get(name) for own in figures]) for name in Errors.model_fields}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def interval(name: str, values: np.ndarray) -> Figures:
+    """The mean over texts with its 95 % interval, by drawing texts anew; of one text there is none.
+
+    Draws are the same for every call, so differences of two flows are paired by text.
+    """
+    mean = float(values.mean())
+    if len(values) < 2:
+        return {name: mean, f"{name}_low": None, f"{name}_high": None}
+    picks = np.random.default_rng(0).integers(len(values), size=(DRAWS, len(values)))
+    low, high = np.quantile(values[picks].mean(1), (0.025, 0.975))
+    return {name: mean, f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+# Attention error. What rules would have kept of dense attention: true pages found, mass kept,
+# output changed. All of it on the dense stream, layer by layer, at blocks of queries spread over
+# the sequence, and only for queries whose budget drops pages.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A rule with pages of a size, under a budget of tokens."""
+
+    rule: Rule
+    page: int
+    budget: int
+
+
+class AttentionError(Errors):
+    """Means over the queries of a layer, or of all sparse layers."""
+
+    queries: int = 0
+
+
+class Probe:
+    """Dense attention for a decoder that measures cases on its way: one pass for all of them."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        self.cases = tuple(cases)
+        self._sums: dict[tuple[int, int], Tensor] = {}  # of a case and layer: SUMS
+
+    def __call__(
+        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, *, scale: float
+    ) -> Tensor:
+        scores: dict[tuple[Rule, int], ops.Scores] = {}  # cases of one rule share what it stores
+        for rule, page in dict.fromkeys((case.rule, case.page) for case in self.cases):
+            if (scorer := rule.scorer(layer, page)) is not None:
+                scores[rule, page] = scorer(q_THD, k_TGD, v_TGD, 0)
+        for start, stop in blocks(len(q_THD)):
+            biting = {
+                index: case
+                for index, case in enumerate(self.cases)
+                if stop > case.budget and (case.rule, case.page) in scores
+            }
+            if not biting:
+                continue
+            seen = _Seen(q_THD, k_TGD, v_TGD, start, stop, scale)
+            for index, case in biting.items():
+                sums = _sums_of(case, seen, scores[case.rule, case.page](start, stop))
+                self._sums[index, layer] = self._sums.get((index, layer), 0.0) + sums
+        bounds = torch.tensor([0, len(q_THD)], device=q_THD.device)
+        return ops.attend_causal(q_THD, k_TGD, v_TGD, bounds, scale=scale)
+
+    def results(self) -> list[tuple[AttentionError, dict[int, AttentionError]]]:
+        """Of every case, the mean over its sparse layers, and by layer."""
+        found = []
+        for index in range(len(self.cases)):
+            own = {layer: sums for (case, layer), sums in self._sums.items() if case == index}
+            by_layer = {layer: _mean_error([sums]) for layer, sums in own.items()}
+            found.append((_mean_error([*own.values()]), by_layer))
+        return found
+
+
+def blocks(length: int) -> Iterator[tuple[int, int]]:
+    """Ranges of queries, spread evenly; the last one ends where the sequence does."""
+    every = max(QUERIES, length // BLOCKS)
+    for stop in range(length - (length - 1) // every * every, length + 1, every):
+        yield max(0, stop - QUERIES), stop
+
+
+class _Seen:
+    """A block of queries: their true attention weights and outputs."""
+
+    def __init__(
+        self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, start: int, stop: int, scale: float
+    ) -> None:
+        self.start, self.stop = start, stop
+        kv_heads = k_TGD.shape[1]
+        q_GnRD = q_THD[start:stop].float().unflatten(1, (kv_heads, -1)).transpose(0, 1)
+        k_SGD, self.v_GSD = k_TGD[:stop].float(), v_TGD[:stop].float().transpose(0, 1)
+        logit_GnRS = torch.einsum("gnrd,sgd->gnrs", q_GnRD, k_SGD) * scale
+        self.length_n = torch.arange(start + 1, stop + 1, device=q_THD.device)
+        future_nS = torch.arange(stop, device=q_THD.device) >= self.length_n[:, None]
+        weight_GnRS = logit_GnRS.masked_fill(future_nS[:, None], float("-inf")).softmax(3)
+        self.weight_nGRS = weight_GnRS.transpose(0, 1)
+        self.out_nGRD = self._attend(self.weight_nGRS)
+
+    def _attend(self, weight_nGRS: Tensor) -> Tensor:
+        return torch.einsum("ngrs,gsd->ngrd", weight_nGRS, self.v_GSD)
+
+    def masses(self, page: int) -> Tensor:
+        """The attention mass of every page, mean over the heads of a group, [n, G, M]."""
+        room = -self.stop % page
+        weight_nGS = torch.nn.functional.pad(self.weight_nGRS.mean(2), (0, room))
+        return weight_nGS.unflatten(2, (-1, page)).sum(3)
+
+    def error(self, keep_nGM: Tensor, page: int) -> Tensor:
+        """The relative change of the output if only these pages are attended to, [n]."""
+        keep_nGS = keep_nGM.repeat_interleave(page, dim=2)[:, :, : self.stop]
+        kept_nGRS = self.weight_nGRS * keep_nGS.unsqueeze(2)
+        kept_nGRS = kept_nGRS / kept_nGRS.sum(3, keepdim=True).clamp(min=1e-30)
+        change_nGRD = self._attend(kept_nGRS) - self.out_nGRD
+        change_n, out_n = (x.flatten(1).norm(dim=1) for x in (change_nGRD, self.out_nGRD))
+        return change_n / out_n.clamp(min=1e-30)
+
+
+def _sums_of(case: Case, seen: _Seen, score_nGM: Tensor) -> Tensor:
+    """The sums of one block, float64 [SUMS]."""
+    truth_nGM = seen.masses(case.page)
+    room = truth_nGM.shape[2] - score_nGM.shape[2]
+    score_nGM = torch.nn.functional.pad(score_nGM, (0, room), value=float("-inf"))
+    keep_nGM = kept_pages(case, score_nGM.float(), seen.length_n, case.rule.mass)
+    best_nGM = kept_pages(case, truth_nGM, seen.length_n, None)
+
+    pages_n1 = -(-seen.length_n[:, None] // case.page)
+    drops_n = best_nGM.sum(2).amin(1) < pages_n1[:, 0]
+    index_M = torch.arange(truth_nGM.shape[2], device=truth_nGM.device)
+    free_nM = (index_M >= case.rule.first) & (index_M < pages_n1 - case.rule.last)
+    wanted_nGM = best_nGM & (free_nM & drops_n[:, None])[:, None]
+    mass_n = (truth_nGM * keep_nGM).sum(2).mean(1)
+    parts = [
+        (wanted_nGM & keep_nGM).sum(),
+        wanted_nGM.sum(),
+        (mass_n * drops_n).sum(),
+        (seen.error(keep_nGM, case.page) * drops_n).sum(),
+        drops_n.sum(),
+    ]
+    return torch.stack([part.double() for part in parts])
+
+
+def kept_pages(case: Case, score_nGM: Tensor, length_n: Tensor, mass: float | None) -> Tensor:
+    """The pages that scores keep under the case's budget, bool [n, G, M]."""
+    choice: dict[str, Any] = {"first": case.rule.first, "last": case.rule.last, "mass": mass}
+    budget_n = torch.full_like(length_n, case.budget)
+    lists = ops.select_pages(score_nGM.contiguous(), length_n, budget_n, page=case.page, **choice)
+    return mask_of(lists, score_nGM.shape[2])
+
+
+def mask_of(lists: ops.PageLists, pages: int) -> Tensor:
+    """Page lists as a mask over the pages of a sequence, bool [B, G, pages]."""
+    place = torch.where(lists.pages < 0, pages, lists.pages).long()
+    mask = torch.zeros((*place.shape[:2], pages + 1), dtype=torch.bool, device=place.device)
+    return mask.scatter(2, place, True)[:, :, :pages]
+
+
+def _mean_error(layers: Sequence[Tensor]) -> AttentionError:
+    """Layers count alike: the mean over layers of their own means."""
+    sums = [own for own in (layer.tolist() for layer in layers) if own[4]]
+    count = int(sum(own[4] for own in sums))
+    if not count:
+        return AttentionError()
+    recalls = [own[0] / own[1] for own in sums if own[1]]
+    return AttentionError(
+        recall=sum(recalls) / len(recalls) if recalls else None,
+        mass=sum(own[2] / own[4] for own in sums) / len(sums),
+        error=sum(own[3] / own[4] for own in sums) / len(sums),
+        queries=count,
+    )

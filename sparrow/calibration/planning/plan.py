@@ -1,0 +1,467 @@
+"""From a surface to a schedule: the cheapest budgets that keep the tail, and what they promise.
+
+Of every variant the cheapest schedule is found and its rollout priced (`context`), and the cheapest
+of those is the plan. What a plan says of acceptance was measured with one budget at all lengths;
+under the schedule earlier tokens kept less, so a check run has the last word.
+
+A budget is allowed in a bin where its acceptance reaches the target; budgets may not fall with the
+length. What remains is a shortest path through bins, found by dynamic programming: exact, for any
+costs that add up over bins. Costs need not rise with the budget (a bin that is dense reads no
+landmarks), and what is allowed need not either (measurements are noisy).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sparrow.calibration.planning.context import (
+    FEW,
+    PlanningContext,
+    believed,
+    measured_to,
+    prices,
+)
+from sparrow.calibration.planning.cost import FloatArray, eflops, printed_speed_up
+from sparrow.calibration.planning.hardware import stretched
+from sparrow.files import remove_unfinished
+from sparrow.schema.calibrate import PlanConfig
+from sparrow.schema.plan import (
+    CheckedBin,
+    Compared,
+    ComparedBin,
+    PlanAside,
+    PlanBin,
+    PlanFile,
+    PlannedVariant,
+)
+from sparrow.schema.schedule import DENSE, Note, Schedule
+from sparrow.schema.surface import LEAST_PROMPTS, Cell, Surface, Variant
+
+PLAN, SCHEDULE = "plan.json", "schedule.json"
+ASIDE = 0.02  # how far from the target the plan is looked at again
+
+
+class Unreachable(ValueError):
+    """No schedule keeps the target; `nearest` is the greatest that one could keep."""
+
+    def __init__(self, text: str, nearest: float) -> None:
+        super().__init__(text)
+        self.nearest = nearest
+
+
+def plan(
+    context: PlanningContext,
+    config: PlanConfig,
+    *,
+    compare: Schedule | None = None,
+    check: Surface | None = None,
+) -> PlanFile:
+    """The plan, the same at targets a little aside, another schedule and a check run beside it."""
+    options, target = plan_options(context, config), config.target
+    best, limits = options[0], [context.limit(one.variant, one.schedule) for one in options]
+    near = (round(target + change, 6) for change in (-ASIDE, ASIDE))
+    limit, reads = limits[0], context.reads(best.variant, best.schedule)
+    dense_eflops, sparse_eflops = (
+        eflops(reads, read, limit.tokens, context.hardware.intensity)
+        for read in (limit.dense, limit.sparse)
+    )
+    return PlanFile(
+        model=context.surface.model,
+        variant=best.variant.name,
+        target=target,
+        by=config.by,
+        bins=best.bins,
+        sensitivity=tuple(
+            _aside(context, config.replace(target=aim)) for aim in near if 0 < aim < 1
+        ),
+        speed_up=best.speed_up,
+        limit=limit.speed_up,
+        eflops=dense_eflops / sparse_eflops,
+        eflops_printed=_eflops_printed(context, best.schedule),
+        seconds=best.seconds,
+        dense_seconds=best.dense_seconds,
+        steps=limit.steps,
+        ms_step=1e3 * best.seconds / limit.steps,
+        dense_ms_step=1e3 * best.dense_seconds / limit.steps,
+        tokens=limit.tokens,
+        capacity=limit.capacity,
+        bytes=limit.sparse.total,
+        dense_bytes=limit.dense.total,
+        hardware=context.hardware.name,
+        hardware_note=context.hardware.note,
+        workload=context.workload.describe(),
+        variants=tuple(
+            PlannedVariant(name=one.variant.name, speed_up=one.speed_up, limit=most.speed_up)
+            for one, most in zip(options, limits, strict=True)
+        ),
+        compare=None if compare is None else _compared(context, best, compare),
+        check=None if check is None else _checked(context, best, check),
+        notes=notes(context, best),
+        schedule=best.schedule,
+    )
+
+
+def write(planned: PlanFile, folder: str | Path) -> list[Path]:
+    """The schedule to use and the plan to read."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(place)
+    planned.schedule.save(place / SCHEDULE)
+    planned.save(place / PLAN)
+    return [place / SCHEDULE, place / PLAN]
+
+
+# The cheapest budgets.
+
+
+def cheapest(costs: FloatArray, reached: FloatArray, target: float) -> list[int] | None:
+    """Of every bin the place of its budget: the cheapest, none below the one before.
+
+    costs, reached: [bins, budgets], budgets rising; `reached` must be at the target. None: no such
+    choice. Of equal costs the smaller budgets win.
+    """
+    bins, budgets = costs.shape
+    best = np.where(reached[0] >= target, costs[0], np.inf)
+    came: list[npt.NDArray[np.int64]] = []
+    for place in range(1, bins):
+        lead = np.empty(budgets, np.int64)
+        least = 0
+        for budget in range(budgets):
+            least = budget if best[budget] < best[least] else least
+            lead[budget] = least
+        came.append(lead)
+        best = np.where(reached[place] >= target, best[lead] + costs[place], np.inf)
+    places = [int(np.argmin(best))]
+    if not np.isfinite(best[places[0]]):
+        return None
+    for lead in reversed(came):
+        places.append(int(lead[places[-1]]))
+    return places[::-1]
+
+
+def highest(reached: FloatArray) -> float:
+    """The greatest target that can be kept in every bin at all, or the least value there is."""
+    values = np.unique(reached)
+    free = np.zeros_like(reached)
+    kept = (value for value in values[::-1] if cheapest(free, reached, value) is not None)
+    return float(next(kept, values[0]))
+
+
+def merged(starts: Sequence[int], budgets: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Bins without those that repeat the one before; the first starts at 0."""
+    kept = [i for i, budget in enumerate(budgets) if i == 0 or budget != budgets[i - 1]]
+    return [0 if i == 0 else starts[i] for i in kept], [budgets[i] for i in kept]
+
+
+# The schedule of a variant.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Option:
+    """The cheapest schedule of one variant, and what is predicted of its bins."""
+
+    variant: Variant
+    target: float
+    bins: tuple[PlanBin, ...]
+    schedule: Schedule
+
+    @property
+    def seconds(self) -> float:
+        return sum(one.seconds for one in self.bins)
+
+    @property
+    def dense_seconds(self) -> float:
+        return sum(one.dense_seconds for one in self.bins)
+
+    @property
+    def speed_up(self) -> float:
+        return self.dense_seconds / self.seconds
+
+    @property
+    def budgets(self) -> tuple[int | None, ...]:
+        return tuple(one.budget for one in self.bins)
+
+
+def plan_options(context: PlanningContext, config: PlanConfig) -> list[Option]:
+    """The cheapest schedule of every variant that reaches the target, the fastest first."""
+    surface = context.surface
+    found: list[Option] = []
+    missed: list[Unreachable] = []
+    for variant in [surface.variant(name) for name in config.variant] or surface.variants:
+        known = believed([cell for cell in surface.cells if cell.variant == variant.name])
+        try:
+            found += [_option(context, config, variant, known)] if known else []
+        except Unreachable as error:
+            missed.append(error)
+    if not found and not missed:
+        names = ", ".join(config.variant or (one.name for one in surface.variants))
+        raise ValueError(f"{names}: no cell has {FEW} prompts, nothing can be planned")
+    if not found:
+        raise max(missed, key=lambda error: error.nearest)
+    return sorted(found, key=lambda one: one.seconds)
+
+
+def _option(
+    context: PlanningContext, config: PlanConfig, variant: Variant, known: Sequence[Cell]
+) -> Option:
+    """By dynamic programming over bins and budgets, the last of which is DENSE."""
+    surface, target = context.surface, config.target
+    edges = tuple(edge for edge in surface.bins if edge <= measured_to(known))
+    cells = {(cell.start, cell.budget or 0): cell for cell in known}
+    budgets = (*sorted({budget for _, budget in cells}), DENSE)
+    reached = _reached(surface, variant, edges, budgets, cells, config.by)
+    costs = prices(context, variant, edges, budgets)
+    allowed = len(budgets) - (not config.allow_dense)
+    places = cheapest(costs.seconds[:, :allowed], reached[:, :allowed], target)
+    if places is None:
+        raise _unreachable(variant, edges, config, reached[:, :allowed])
+    bins = []
+    for i, ((start, stop), place) in enumerate(zip(pairwise(edges), places, strict=True)):
+        cell = cells.get((start, budgets[place]))
+        measured = ("p05", "low", "high", "mean", "prompts")
+        bins.append(
+            PlanBin(
+                start=start,
+                stop=stop,
+                budget=_budget(budgets[place]),
+                **{name: None if cell is None else getattr(cell, name) for name in measured},
+                kept_share=costs.read[i, place] / max(costs.dense_read[i], 1),
+                seconds=costs.seconds[i, place] + costs.fixed[i],
+                dense_seconds=costs.dense_seconds[i],
+            )
+        )
+    starts, kept = merged(edges[:-1], [budgets[place] for place in places])
+    open_end = kept[-1] != DENSE  # what was not measured is not promised
+    schedule = variant.schedule(
+        [*starts, edges[-1]] if open_end else starts,
+        [*kept, DENSE] if open_end else kept,
+        name=f"{surface.model}-{target:g}",
+        model=surface.model,
+        family=surface.family,
+        provenance=_provenance(context, config, variant, bins),
+    )
+    return Option(variant=variant, target=target, bins=tuple(bins), schedule=schedule)
+
+
+def _reached(
+    surface: Surface,
+    variant: Variant,
+    edges: Sequence[int],
+    budgets: Sequence[int],
+    cells: dict[tuple[int, int], Cell],
+    by: str,
+) -> FloatArray:
+    """Acceptance by bin and budget; a bin without measurements takes what the next one needs.
+
+    cells: by the start of their bin and their budget.
+    """
+    floor = {cell.start: float(getattr(cell, by)) for cell in surface.floor if cell.prompts >= FEW}
+    least = {budget: least_kept(variant, budget) for budget in budgets}
+    rows: list[list[float]] = []
+    for start, stop in reversed(list(pairwise(edges))):
+        row = []
+        for budget in budgets:
+            measured = cells.get((start, budget))
+            known = -np.inf if measured is None else float(getattr(measured, by))
+            most = floor.get(start, 1.0)  # no rollout is nearer to dense than dense itself
+            whole = measured is None and least[budget] >= stop  # nothing is dropped
+            row.append(most if whole else min(known, most))
+        unknown = not any((start, budget) in cells for budget in budgets)
+        rows.append(rows[-1] if unknown and rows else row)
+    return np.array(rows[::-1])
+
+
+def least_kept(variant: Variant, budget: int) -> int:
+    """The smallest budget that any layer has: up to that length, nothing is dropped."""
+    made = variant.schedule([0], [budget])
+    return min(int(row.min()) for row in (made.budgets, *(item.budgets for item in made.layers)))
+
+
+def _budget(budget: int) -> int | None:
+    return None if budget == DENSE else budget
+
+
+def _unreachable(
+    variant: Variant, edges: Sequence[int], config: PlanConfig, reached: FloatArray
+) -> Unreachable:
+    nearest, best = highest(reached), reached.max(axis=1)
+    worst = int(best.argmin())
+    what = "the lower end of the interval of p05" if config.by == "low" else "p05"
+    what = f"{what} at {config.target}"
+    place = f"lengths {edges[worst]} to {edges[worst + 1]} (best there: {best[worst]:.3f})"
+    why = f"no measured budget keeps {what} for {place}"
+    if best[worst] >= config.target:
+        why = f"budgets that keep {what} in every bin would fall with the length"
+    near = f"the nearest target that can be kept in every bin is {nearest:.3f}. Plan for that"
+    if not np.isfinite(nearest):
+        near = "none can be kept in every bin"
+    return Unreachable(
+        f"{variant.name}: {why}; {near}, measure larger budgets or more prompts, or let such bins "
+        "run dense (--allow-dense)",
+        nearest,
+    )
+
+
+# What a plan says of itself.
+
+
+def notes(context: PlanningContext, option: Option) -> tuple[str, ...]:
+    """What was not measured or is in doubt, and where it does not pay, in words."""
+    surface, hardware, said = context.surface, context.hardware, []
+    own = [cell for cell in surface.cells if cell.variant == option.variant.name]
+    starts = {cell.start for cell in believed(own)}
+    empty = [f"{one.start} on" for one in option.bins if one.start not in starts]
+    if empty:
+        places = ", ".join(empty)
+        said.append(
+            f"nothing was measured at lengths {places}: those bins keep what the next one needs"
+        )
+    longest, last = int(context.workload.lengths.max()), option.bins[-1].stop
+    if last is not None and longest > last:
+        said.append(
+            f"lengths over {last} were not measured on {FEW} prompts: the schedule is dense there, "
+            f"and the cost of lengths up to {longest} is counted as at the last budget"
+        )
+    few = [
+        f"{one.start} to {one.stop} ({one.prompts})"
+        for one in option.bins
+        if one.prompts is not None and one.prompts < LEAST_PROMPTS
+    ]
+    if few:
+        places = ", ".join(few)
+        said.append(f"fewer than {LEAST_PROMPTS} prompts, so too narrow intervals, at {places}")
+    if surface.undecided:
+        said.append(f"measuring ended with {len(surface.undecided)} cells in doubt")
+    if not any(abs(option.target - known) < 1e-9 for known in surface.targets):
+        aims = ", ".join(f"{known:g}" for known in surface.targets)
+        said.append(f"samples were spent on a target of {aims}, not of {option.target:g}")
+    rows = max(lengths.shape[1] for lengths in context.trace(option.variant).chunks())
+    said += stretched(hardware, context.spec, rows)
+    if option.seconds >= option.dense_seconds:
+        said.append(
+            f"on {hardware.name} the schedule is no faster than dense ({option.speed_up:.2f}x): "
+            "choosing what to read costs more than reading less saves"
+        )
+    return tuple(said)
+
+
+def _provenance(
+    context: PlanningContext, config: PlanConfig, variant: Variant, bins: Sequence[PlanBin]
+) -> tuple[Note, ...]:
+    surface, low = context.surface, config.by == "low"
+    prompts = [one.prompts for one in bins if one.prompts is not None]
+    what = "lower end of its 95 % interval over prompts" if low else "point estimate"
+    count = f"{min(prompts)} to {max(prompts)} prompts in a bin" if prompts else "no bin was bound"
+    texts = {
+        "target": f"5th percentile (p05) of per-token acceptance at {config.target:g}: {what}",
+        "weights": surface.fingerprint,
+        "flow": variant.source,
+        "measured": f"{surface.mode}, {surface.dtype} on {surface.device}, {surface.created}",
+        "prompts": f"{surface.prompts} ({surface.prompts_digest}); {count}",
+        "lengths": f"measured to {bins[-1].stop} tokens; beyond, everything is kept",
+        "sampling": f"temperature {surface.temperature:g}",
+        "planned": f"{context.hardware.name}; {context.workload.describe()}",
+        "check": "predicted from budgets that were constant over the length; check it with "
+        "sparrow calibrate --schedule",
+    }
+    return tuple(Note(key=key, text=text) for key, text in texts.items())
+
+
+# What stands beside it.
+
+
+def _aside(context: PlanningContext, config: PlanConfig) -> PlanAside:
+    try:
+        best = plan_options(context, config)[0]
+    except Unreachable as error:
+        nearest = error.nearest if np.isfinite(error.nearest) else None
+        return PlanAside(target=config.target, reached=False, nearest=nearest)
+    return PlanAside(
+        target=config.target,
+        reached=True,
+        budgets=best.budgets,
+        speed_up=best.speed_up,
+        variant=best.variant.name,
+    )
+
+
+def _compared(context: PlanningContext, best: Option, other: Schedule) -> Compared:
+    """Another schedule on the same rollout, and what the surface says of its budgets."""
+    plan = best.schedule
+    fields = {"flow": "flow", "page": "page", "dense_layers": "dense layers"}
+    differs = [
+        f"{what} {getattr(other, field)!r} (the plan: {getattr(plan, field)!r})"
+        for field, what in (fields | {"family": "model family"}).items()
+        if getattr(other, field) != getattr(plan, field)
+    ]
+    return Compared(
+        name=other.name,
+        starts=tuple(other.lengths.tolist()),
+        budgets=tuple(_budget(budget) for budget in other.budgets.tolist()),
+        speed_up=best.dense_seconds / context.rollout(best.variant, other),
+        differs=tuple(differs),
+        bins=tuple(_known(context.surface, other, one.start) for one in best.bins),
+    )
+
+
+def _known(surface: Surface, other: Schedule, start: int) -> ComparedBin:
+    """Of the measured budgets that are no larger than the other's, the largest: a lower bound.
+
+    Only where the surface has a variant of the other's own flow, dense layers and even budgets.
+    """
+    budget = other.budget(start)
+    rule = ("flow", "page", "first", "last", "dense_layers")
+    alike = {
+        variant.name
+        for variant in surface.variants
+        if all(getattr(variant, field) == getattr(other, field) for field in rule)
+        and not variant.shares
+        and not other.layers
+    }
+    below = [
+        cell
+        for cell in believed(surface.cells)
+        if cell.variant in alike and cell.start == start and (cell.budget or 0) <= budget
+    ]
+    near = max(below, key=lambda cell: cell.budget or 0, default=None)
+    return ComparedBin(
+        start=start,
+        budget=_budget(budget),
+        measured=None if near is None else near.budget,
+        p05=None if near is None else near.p05,
+    )
+
+
+def _checked(context: PlanningContext, best: Option, check: Surface) -> tuple[CheckedBin, ...]:
+    """The bins of a check run, of this plan's schedule on this plan's model and no other."""
+    surface, schedules = context.surface, [variant.name for variant in check.variants]
+    if check.fingerprint != surface.fingerprint or schedules != [best.schedule.name]:
+        raise ValueError(
+            f"the check is of {check.model}, {', '.join(schedules)}; the plan of "
+            f"{surface.model}, {best.schedule.name}: give the check.json of its schedule"
+        )
+    fields = CheckedBin.model_fields
+    return tuple(
+        CheckedBin(**{name: getattr(cell, name) for name in fields}) for cell in check.cells
+    )
+
+
+def _eflops_printed(context: PlanningContext, schedule: Schedule) -> float:
+    """The speed-up in eFLOPs as the paper prints them: one mean length, one mean budget."""
+    lengths, prompt = context.workload.lengths, context.workload.shortest_prompt
+    steps = np.arange(prompt + 1, int(lengths.mean()) + 1)
+    layers = range(context.spec.layers)
+    kept = np.mean([schedule.kept(steps, layer).mean() for layer in layers])
+    return printed_speed_up(
+        context.spec,
+        context.hardware.intensity,
+        samples=len(lengths),
+        prompt=prompt,
+        output=max(1, int(lengths.mean()) - prompt),
+        budget=max(1, round(float(kept))),
+        page=schedule.page,
+    )

@@ -1,0 +1,139 @@
+"""What training costs: operations as utilisation counts them, and bytes of memory.
+
+Operations are the products that any implementation has to do, once forward and twice backward:
+
+- 2 for every weight of a product and token. Those weights are q, k, v, out, gate, up and down of
+  every layer and the LM head. An embedding is looked up and does not count; tied to the head, the
+  one matrix counts once, as the head. Norms and biases do not count.
+- Attention, causal: a token multiplies its query with the keys up to its own, and their weights
+  with the values, 2 x 2 x heads x head size x L^2 / 2 a layer and sequence of L tokens.
+
+What is computed again on the way back (recompute, logits by chunks) does not count: it is work, not
+progress.
+
+Memory is counted from what `Policy` keeps: weights, gradients and both moments in float32, 16 bytes
+a parameter, and activations of one micro-batch; copies in 16 bits are made layer by layer. Left
+out: kernels' scratch, what the allocator loses between blocks (some percent), and the context of a
+GPU. On an H200, Qwen3-1.7B, counted and measured GiB (bench/2026-11-15-train-h200.json): 67.4 and
+60.2 (67.0 without torch.compile) for four sequences of 4096 tokens, 29.4 and 27.5 with recompute,
+33.6 and 28.9 for one of 32768.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparrow.ops.reference.attention import QUERY_BLOCK
+from sparrow.ops.reference.logprob import CHUNK_BYTES as CPU_CHUNK
+from sparrow.schema.base import Record
+from sparrow.training.policy import CHUNK_BYTES as GPU_CHUNK
+
+if TYPE_CHECKING:
+    from sparrow.models.spec import ModelSpec
+
+BACKWARD = 2  # times the forward pass: gradients of what went in, and of the weights
+WIDE = 4  # bytes of a float32
+LOGITS_COPIES = 3  # of a chunk on the way back: logits, log-probs, gradient
+BLOCK_COPIES = 4  # of a block's scores, at once, where attention is the definition
+
+
+class TrainerMemory(Record):
+    """Bytes, by what they are. All but weights and moments are free while nothing is trained."""
+
+    weights: int
+    gradients: int
+    moments: int
+    copies: int  # of weights, in the dtype of the products
+    activations: int  # of the largest micro-batch
+    logits: int  # a chunk of them on the way back, and the head's gradient
+
+    @property
+    def resident(self) -> int:
+        """What stays while the engine runs."""
+        return self.weights + self.moments
+
+    @property
+    def total(self) -> int:
+        """At the worst moment. Gradients come as activations go: the two are never all there."""
+        passing = max(self.gradients, self.activations + self.logits)
+        return self.resident + self.copies + passing
+
+
+def trainer_memory(
+    spec: "ModelSpec", *, tokens: int, longest: int, item: int, recompute: bool, gpu: bool
+) -> TrainerMemory:
+    """For micro-batches of `tokens`, the longest sequence of `longest`; `item`: bytes of a number
+    in products, 2 or 4."""
+    size = spec.parameters()
+    return TrainerMemory(
+        weights=WIDE * size,
+        gradients=WIDE * size,
+        moments=2 * WIDE * size,
+        copies=0 if item == WIDE else item * _copied(spec, recompute),
+        activations=_activations(spec, tokens, longest, item, recompute, gpu),
+        logits=_logits(spec, tokens, gpu),
+    )
+
+
+def layer_bytes(spec: "ModelSpec", *, item: int, gpu: bool) -> int:
+    """What a layer keeps of a token for the way back, its input aside.
+
+    In order: norm, q k v, rotated q, k and v, out of attention, stream, norm, gate and up,
+    silu(gate), gated. A GPU in 16 bits runs the flash kernel, which gets keys and values repeated
+    for every query head and keeps a log-sum a head; q k v are then kept for the QK-norm alone. The
+    definition keeps the rotated k, and v as a part of q k v. Norms of a CPU keep x / rms as well.
+    """
+    flash, normed = gpu and item < WIDE, spec.qk_norm
+    query, key, value = spec.qkv_sizes
+    qkv = query + key + value if normed or not flash else 0
+    attention = query + (2 * query if flash else key) + query
+    scaled = 0 if gpu else 2 * spec.hidden + (query + key) * normed
+    numbers = 3 * spec.hidden + qkv + attention + 4 * spec.intermediate + scaled
+    scales = 2 + (spec.heads + spec.kv_heads) * normed + spec.heads * flash
+    return item * numbers + WIDE * scales
+
+
+def _activations(
+    spec: "ModelSpec", tokens: int, longest: int, item: int, recompute: bool, gpu: bool
+) -> int:
+    """Inputs of all layers; the inside of one layer (recompute) or of all; what goes back."""
+    flash = gpu and item < WIDE
+    stream = spec.hidden * item
+    inside = layer_bytes(spec, item=item, gpu=gpu) * (1 if recompute else spec.layers)
+    back = (4 * spec.intermediate + 2 * spec.hidden) * item  # gradients inside an MLP
+    ends = 4 * stream  # the last norm's input and output, learnt tokens picked out, their gradient
+    scores = 0 if flash else BLOCK_COPIES * QUERY_BLOCK * spec.heads * longest * WIDE
+    return tokens * (spec.layers * stream + inside + back + ends) + scores
+
+
+def _copied(spec: "ModelSpec", recompute: bool) -> int:
+    """Weights whose copies are held at once: all, or the head's and one layer's."""
+    if not recompute:
+        return spec.parameters()
+    outside = spec.vocabulary * spec.hidden
+    embeddings = outside * (1 if spec.tied else 2)
+    return outside + (spec.parameters() - embeddings) // spec.layers
+
+
+def _logits(spec: "ModelSpec", tokens: int, gpu: bool) -> int:
+    """A chunk with what is made of it, the head in float32, and its gradient."""
+    row = WIDE * spec.vocabulary
+    chunk = min(max(row, GPU_CHUNK if gpu else CPU_CHUNK), tokens * row)
+    return LOGITS_COPIES * chunk + 2 * row * spec.hidden
+
+
+def product_weights(spec: "ModelSpec") -> int:
+    """Weights that every token is multiplied with: the N of 6 N T."""
+    attention = spec.hidden * (sum(spec.qkv_sizes) + spec.qkv_sizes[0])
+    layer = attention + 3 * spec.hidden * spec.intermediate
+    return spec.layers * layer + spec.vocabulary * spec.hidden
+
+
+def forward_flops(spec: "ModelSpec", lengths: Sequence[int]) -> float:
+    """2 N T and causal attention: one pass over sequences of these lengths, logits included."""
+    attention = 2 * spec.layers * spec.heads * spec.head_size * sum(int(n) ** 2 for n in lengths)
+    return float(2 * product_weights(spec) * sum(map(int, lengths)) + attention)
+
+
+def training_flops(spec: "ModelSpec", lengths: Sequence[int]) -> float:
+    """6 N T and causal attention three times: forward and backward, each operation once."""
+    return (1 + BACKWARD) * forward_flops(spec, lengths)

@@ -1,0 +1,292 @@
+"""The learner: reads samples densely, then takes optimiser steps on them.
+
+    learner = Learner(policy, RateConfig(), steps=100, tokens=16384)
+    read = learner.read(samples)                     # pi_old of every learnt token
+    stats = learner.update(samples, weights, objective)
+
+What a step does is a sum over tokens, each with its own coefficient, so neither the cut into
+micro-batches nor the number of ranks changes it beyond rounding.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparrow.schema.base import Float32Array, Float32Matrix
+from sparrow.schema.episode import TrainSample
+from sparrow.schema.train import OptimiserConfig
+from sparrow.training.batching import MicroBatch, rank_batches
+from sparrow.training.objectives.surrogates import Objective, Terms
+from sparrow.training.optimiser import adamw, rate_at
+from sparrow.training.packing import pack_samples
+from sparrow.training.policy import ActorStates, Policy, Scores, rest, whole
+from sparrow.training.world import World
+
+OnBatch = Callable[[int, int], None]  # sequences done, of how many
+
+
+class Read(NamedTuple):
+    """What the dense policy says of one sample, by learnt token; alpha where the actor is known."""
+
+    logprob: Float32Array
+    entropy: Float32Array
+    alpha: Float32Array | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateStats:
+    """One optimiser step. It was skipped where loss or gradient is no number."""
+
+    loss: float
+    clipped: float  # share of tokens
+    kl: float  # of the policy from pi_old, k3
+    gradient: float
+    rate: float
+    skipped: bool
+
+    @classmethod
+    def not_taken(cls) -> "UpdateStats":
+        """One for which there was no loss: what it needs is no number."""
+        nan = math.nan
+        return cls(loss=nan, clipped=nan, kl=nan, gradient=nan, rate=nan, skipped=True)
+
+
+class Learner:
+    """A policy, its optimiser, and how many optimiser steps it has taken."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: OptimiserConfig,
+        *,
+        steps: int,
+        tokens: int,
+        world: World | None = None,
+    ) -> None:
+        self.policy, self.config, self.steps, self.tokens = policy, config, steps, tokens
+        self.world = world or World()
+        self.optimiser = adamw(policy, config)
+        self.taken = 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.policy.model.device
+
+    # Reading.
+
+    @torch.no_grad()
+    def read(
+        self,
+        samples: Sequence[TrainSample],
+        actors: Sequence[Float32Matrix | None] | None = None,
+        *,
+        on_batch: OnBatch | None = None,
+    ) -> list[Read]:
+        """Log-prob and entropy of every learnt token, in the order of the samples.
+
+        actors: for some samples the actor's final hidden states of their learnt tokens; these get
+        exact acceptance. The states need not be on more than one rank, which then reads them.
+        """
+        actors = [None] * len(samples) if actors is None else actors
+        found: dict[int, Read] = {}
+        batches = self._batches(samples, self._owners(actors))
+        total = sum(len(batch.numbers) for batch in batches if not batch.filler)
+        for numbers, filler in batches:
+            chosen = [samples[number] for number in numbers]
+            states = [None if filler else actors[number] for number in numbers]
+            scores = self.policy(pack_samples(chosen).to(self.device), self._actor(chosen, states))
+            if filler:
+                continue
+            found |= zip(numbers, _split(scores, chosen, states), strict=True)
+            if on_batch is not None:
+                on_batch(len(found), total)
+        rest(self.policy)
+        everyone = [part for share in self.world.collect(found) for part in share.items()]
+        return [one for _, one in sorted(dict(everyone).items())]
+
+    def _owners(self, actors: Sequence[Float32Matrix | None]) -> dict[int, int]:
+        """Which rank has the states of a sample: the first that says so."""
+        held = self.world.collect([n for n, states in enumerate(actors) if states is not None])
+        return {n: rank for rank, numbers in reversed(list(enumerate(held))) for n in numbers}
+
+    def _actor(
+        self, samples: Sequence[TrainSample], states: Sequence[Float32Matrix | None]
+    ) -> ActorStates | None:
+        starts = np.cumsum([0, *(sample.learnt for sample in samples)])
+        known = [(s, n) for n, s in enumerate(states) if s is not None]
+        if not known:
+            return None
+        places = np.concatenate([np.arange(starts[n], starts[n + 1]) for _, n in known])
+        hidden = torch.from_numpy(np.concatenate([state for state, _ in known]))
+        return ActorStates(hidden.to(self.device), torch.from_numpy(places).to(self.device))
+
+    # Updating.
+
+    def update(
+        self,
+        samples: Sequence[TrainSample],
+        weights: Sequence[Float32Array],
+        objective: Objective,
+        *,
+        on_batch: OnBatch | None = None,
+    ) -> UpdateStats:
+        """One optimiser step on samples that have `old_logprob`; weights are by learnt token."""
+        rate = rate_at(self.config, self.taken, self.steps)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        sums = self._gradients(samples, weights, objective, on_batch)
+        norm = float(whole(nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.clip)))
+        skipped = not (math.isfinite(sums["loss"]) and math.isfinite(norm))
+        if not skipped:
+            self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.taken += 1
+        tokens = max(1, sum(sample.learnt for sample in samples))
+        return UpdateStats(
+            loss=sums["loss"],
+            clipped=sums["clipped"] / tokens,
+            kl=sums["kl"] / tokens,
+            gradient=norm,
+            rate=rate,
+            skipped=skipped,
+        )
+
+    def _gradients(
+        self,
+        samples: Sequence[TrainSample],
+        weights: Sequence[Float32Array],
+        objective: Objective,
+        on_batch: OnBatch | None,
+    ) -> dict[str, float]:
+        """Accumulate the gradient of all samples; sums over the tokens of all ranks."""
+        coefficients = objective.aggregate(np.array([sample.learnt for sample in samples]))
+        total: dict[str, float] = dict.fromkeys(("loss", "clipped", "kl"), 0.0)
+        batches = self._batches(samples)
+        for done, (numbers, filler) in enumerate(batches, 1):
+            chosen = [samples[number] for number in numbers]
+            shares = [0.0 if filler else float(coefficients[number]) for number in numbers]
+            weight_R = torch.from_numpy(np.concatenate([weights[number] for number in numbers]))
+            sums = self._backward(chosen, _by_token(shares, chosen), weight_R, objective)
+            for name, value in sums.items():
+                total[name] += 0.0 if filler else value
+            if on_batch is not None:
+                on_batch(done, len(batches))
+        parts = self.world.collect(total)
+        return {name: sum(part[name] for part in parts) for name in total}
+
+    def _backward(
+        self,
+        samples: Sequence[TrainSample],
+        share_R: Tensor,
+        weight_R: Tensor,
+        objective: Objective,
+    ) -> dict[str, float]:
+        share_R, weight_R = share_R.to(self.device), weight_R.to(self.device)
+        scores = self.policy(pack_samples(samples).to(self.device))
+        terms = _terms(samples, scores.logprob_R)
+        surrogate = objective.surrogate(terms)
+        loss = (surrogate.loss_T * weight_R * share_R).sum()
+        total = loss
+        if objective.entropy:
+            total = loss - objective.entropy * (scores.entropy_R * share_R).sum()
+        (total * self.world.size).backward()  # FSDP takes the mean over ranks
+        log_r_R = (terms.logprob_T.detach() - terms.old_T).clamp(-20, 20)
+        found = torch.stack(
+            [
+                loss.detach(),
+                surrogate.clipped_T.sum(),
+                (log_r_R.exp() - 1 - log_r_R).sum(),
+            ]
+        )
+        return dict(zip(("loss", "clipped", "kl"), found.tolist(), strict=True))
+
+    def _batches(
+        self, samples: Sequence[TrainSample], owners: Mapping[int, int] | None = None
+    ) -> list[MicroBatch]:
+        """This rank's micro-batches, as many as every other has."""
+        lengths = [len(sample) for sample in samples]
+        return rank_batches(lengths, self.tokens, self.world.size, owners)[self.world.rank]
+
+    # Weights.
+
+    def named_weights(self) -> dict[str, Tensor]:
+        """Every weight whole, by the decoder's own names; all ranks must ask."""
+        named = self.policy.model.named_parameters()
+        return {name: whole(weight.detach()) for name, weight in named}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a resumed run needs, on the host; all ranks must ask."""
+        optimiser = self.optimiser.state_dict()
+        moments = {
+            number: {name: whole(value).cpu() for name, value in one.items()}
+            for number, one in optimiser["state"].items()
+        }
+        weights = {name: weight.cpu() for name, weight in self.named_weights().items()}
+        return {"taken": self.taken, "weights": weights, "moments": moments}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name, weight in self.policy.model.named_parameters():
+                weight.copy_(_like(weight, state["weights"][name]))
+        own = self.optimiser.state_dict()
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        own["state"] = {
+            number: {name: _like(parameters[number], value) for name, value in one.items()}
+            for number, one in state["moments"].items()
+        }
+        self.optimiser.load_state_dict(own)
+        self.taken = state["taken"]
+
+
+def _terms(samples: Sequence[TrainSample], logprob_R: Tensor) -> Terms:
+    device = logprob_R.device
+
+    def joined(parts: Sequence[Any]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(device)
+
+    if any(sample.old_logprob is None for sample in samples):
+        raise ValueError("update: a sample has no old_logprob; read() it first")
+    return Terms(
+        logprob_T=logprob_R,
+        old_T=joined([s.old_logprob[s.loss_mask] for s in samples]),  # type: ignore[index]
+        rollout_T=joined([s.rollout_logprob[s.loss_mask] for s in samples]),
+        advantage_T=_by_token([sample.advantage for sample in samples], samples).to(device),
+        sequence_T=joined([np.full(s.learnt, n, np.int64) for n, s in enumerate(samples)]),
+    )
+
+
+def _by_token(values: Sequence[float], samples: Sequence[TrainSample]) -> Tensor:
+    """A value of each sample, once for every learnt token of it."""
+    counts = [sample.learnt for sample in samples]
+    return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), counts))
+
+
+def _split(
+    scores: Scores, samples: Sequence[TrainSample], states: Sequence[Float32Matrix | None]
+) -> list[Read]:
+    def parts(values: Tensor | None, counts: Sequence[int]) -> list[Float32Array]:
+        flat = np.zeros(0, np.float32) if values is None else values.float().cpu().numpy()
+        return np.split(flat, np.cumsum(counts)[:-1])
+
+    learnt = [sample.learnt for sample in samples]
+    alphas = parts(scores.alpha_A, [0 if state is None else len(state) for state in states])
+    known = [None if state is None else alpha for state, alpha in zip(states, alphas, strict=True)]
+    logprobs, entropies = parts(scores.logprob_R, learnt), parts(scores.entropy_R, learnt)
+    return [Read(*three) for three in zip(logprobs, entropies, known, strict=True)]
+
+
+def _like(weight: Tensor, value: Tensor) -> Tensor:
+    """A whole tensor, which every rank has, as the weight's own shards; a count stays as it is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if value.ndim == 0:
+        return value
+    value = value.to(weight.device)
+    if not isinstance(weight, DTensor):
+        return value
+    return distribute_tensor(value, weight.device_mesh, weight.placements, src_data_rank=None)

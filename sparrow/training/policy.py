@@ -1,0 +1,140 @@
+"""The dense policy as the trainer runs it: packs in, log-probs of the learnt tokens out.
+
+Weights are float32. With a 16-bit dtype the whole forward pass runs in it, by copies of the weights
+that are made layer by layer, so the policy rounds as the engine does; gradients are float32. On
+several devices FSDP2 shards weights and makes the copies. A layer's activations may be computed
+again on the way back instead of being kept. Legend: sparrow/ops/types.py; R are learnt tokens, A
+those of them whose actor states are known.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from sparrow import ops
+from sparrow.models import Decoder
+from sparrow.training.packing import Pack, attention_of
+
+CHUNK_BYTES = 2**30  # of logits at a time on a GPU: enough rows that products run at full speed
+
+
+class ActorStates(NamedTuple):
+    """Final hidden states that the actor drew tokens from, and which learnt ones those are."""
+
+    hidden_AC: Tensor
+    places_A: Tensor
+
+
+class Scores(NamedTuple):
+    """Of every learnt token: log-prob, entropy; of the actor's: exact acceptance."""
+
+    logprob_R: Tensor
+    entropy_R: Tensor
+    alpha_A: Tensor | None
+
+
+class Policy(nn.Module):
+    """A decoder with float32 weights that computes in `dtype`."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        dtype: torch.dtype = torch.float32,
+        recompute: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        super().__init__()
+        if model.dtype != torch.float32:
+            raise ValueError(f"training wants float32 weights, the model has {model.dtype}")
+        self.model, self.dtype = model, dtype
+        self.recompute, self.compiled = recompute, compiled
+        self.sharded = False  # FSDP2 makes the 16-bit copies itself
+
+    @property
+    def _casts(self) -> bool:
+        return self.dtype != torch.float32 and not self.sharded
+
+    def forward(self, pack: Pack, actor: ActorStates | None = None) -> Scores:
+        """With gradients where they are enabled; acceptance never has any."""
+        with self._definitions():
+            hidden_TC = self._hidden(pack)
+            head_VC = self.model.head.to(self.dtype)
+            chunk = max(1, CHUNK_BYTES // (4 * len(head_VC))) if hidden_TC.is_cuda else None
+            hidden_RC = hidden_TC[pack.sources_R]
+            stats = ops.token_stats(hidden_RC, head_VC, pack.targets_R, chunk=chunk)
+            alpha_A = None
+            if actor is not None:
+                with torch.no_grad():
+                    drawn_AC = actor.hidden_AC.to(hidden_RC)
+                    alpha_A = ops.acceptance(hidden_RC[actor.places_A], drawn_AC, head_VC)
+        return Scores(stats.logprob, stats.entropy, alpha_A)
+
+    def _hidden(self, pack: Pack) -> Tensor:
+        attention = attention_of(pack, self.dtype)
+        arguments = (pack.ids_T, pack.positions_T, attention, None, self._through)
+        if not self._casts:
+            return self.model(*arguments)
+        own = {name: weight.to(self.dtype) for name, weight in self._outside_layers()}
+        return functional_call(self.model, own, arguments)
+
+    def _outside_layers(self) -> list[tuple[str, nn.Parameter]]:
+        named = self.model.named_parameters()
+        return [(name, weight) for name, weight in named if not name.startswith("layers.")]
+
+    def _through(self, layer: nn.Module, x_TC: Tensor, *args: Any) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            found = checkpoint(self._layer, layer, x_TC, *args, use_reentrant=False)
+            assert isinstance(found, Tensor)
+            return found
+        return self._layer(layer, x_TC, *args)
+
+    def _layer(self, layer: nn.Module, x_TC: Tensor, *args: Any) -> Tensor:
+        """One layer; it chooses its ops itself, as it may run again long after `forward`."""
+        with self._definitions():
+            if not self._casts:
+                return layer(x_TC, *args)
+            own = {name: weight.to(self.dtype) for name, weight in layer.named_parameters()}
+            return functional_call(layer, own, (x_TC, *args))
+
+    def _definitions(self) -> AbstractContextManager[None]:
+        """Faster versions of ops have no gradients."""
+        return ops.using("compiled" if self.compiled else "reference")
+
+
+def shard(policy: Policy) -> Policy:
+    """Spread weights, gradients and moments over the ranks, layer by layer (FSDP2).
+
+    Inputs are not cast: angles of positions are float32 whatever the products' dtype.
+    """
+    from torch.distributed import get_world_size
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(policy.model.device.type, (get_world_size(),))
+    mixed = MixedPrecisionPolicy(
+        param_dtype=policy.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for layer in policy.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=mixed)
+    fully_shard(policy, mesh=mesh, mp_policy=mixed)
+    policy.sharded = True
+    return policy
+
+
+def rest(policy: Policy) -> None:
+    """After passes without gradients: weights lie in shards again, in float32."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(policy, FSDPModule):
+        policy.reshard()
+
+
+def whole(weight: Tensor) -> Tensor:
+    """A weight or moment that may lie in shards, in one piece; every rank must ask."""
+    full = getattr(weight, "full_tensor", None)
+    return full() if full is not None else weight
