@@ -176,7 +176,7 @@ class FolderLock:
     killed parent must not keep the run from being started again.
     """
 
-    def __init__(self, folder: Path, setting: str = "run.dir") -> None:
+    def __init__(self, folder: Path, setting: str = "run.out") -> None:
         self._file = open_lock(folder / LOCK)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -66,9 +66,9 @@ def _demo(run: Path) -> Any:
 
 
 VERBS = {
-    "train": Verb(f"train {TRAIN} --run.dir=", _metrics),
+    "train": Verb(f"train {TRAIN} --run.out=", _metrics),
     "calibrate": Verb(f"{CALIBRATE} -o ", _surface),
-    "study": Verb(f"study {STUDY} --dir=", _study),
+    "study": Verb(f"study {STUDY} --out=", _study),
     "demo": Verb("demo --out ", _demo),
 }
 

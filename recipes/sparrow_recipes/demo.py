@@ -99,7 +99,7 @@ def demo(
 
 def training(place: Place) -> TrainConfig:
     """RL on the planned schedule, under the gate; a checkpoint every step, to go on anywhere."""
-    run = {"name": "demo", "dir": place.train, "steps": STEPS, "save_every": 1, "keep": 1}
+    run = {"name": "demo", "out": place.train, "steps": STEPS, "save_every": 1, "keep": 1}
     tables = {
         "model": {"name": MODEL, "device": "cpu"},
         "data": {"task": TASK, "length": LENGTH, "first": 10_000},
@@ -113,7 +113,7 @@ def training(place: Place) -> TrainConfig:
         "batch": {"recompute": False},
         "optimiser": {"rate": 3e-4},
         "gate": {"target": TARGET},
-        "validation": {"every": STEPS, "rows": HELD_OUT, "samples": 2, "first": 1000},
+        "validation": {"every": STEPS, "prompts": HELD_OUT, "samples": 2, "first": 1000},
         "run": {**run, "tensorboard": False},
     }
     return TrainConfig.model_validate(tables)

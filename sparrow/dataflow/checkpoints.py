@@ -192,7 +192,7 @@ class Checkpoints:
         if _meta(place, step).identity != _digest(identity):
             raise ValueError(
                 f"{place} is of another configuration; go back to that one, give this run a "
-                f"directory of its own (run.dir), or remove {self.folder} to begin anew"
+                f"directory of its own (run.out), or remove {self.folder} to begin anew"
             )
 
     def _remove_old(self) -> None:

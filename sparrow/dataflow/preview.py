@@ -150,7 +150,7 @@ class _Planner:
         episode_of(self.rollout.episode)
         if data.task is not None:
             source_of(data.task)
-        elif data.file is not None and Path(data.file).is_file():
+        elif data.rows is not None and Path(data.rows).is_file():
             rows_of(data, seed=config.run.seed)
         self.algorithm = algorithm_of(config.algorithm, max_tokens=self.rollout.max_tokens)
         self.spec, self.source = model_of(config.model.name)
@@ -176,7 +176,7 @@ class _Planner:
         data = self.config.data
         if data.task not in PUZZLES or self.spec.vocabulary != len(WORDS):
             return None
-        seeds = range(data.first, data.first + min(LOOKED_AT, data.rows or LOOKED_AT))
+        seeds = range(data.first, data.first + min(LOOKED_AT, data.prompts or LOOKED_AT))
         rows = (PUZZLES[data.task].row(seed, data.length) for seed in seeds)
         return max(len(row.prompt.split()) for row in rows)
 
@@ -187,7 +187,7 @@ class _Planner:
         engine = self._engine(trainer)
         untimed = self._untimed(engine)
         hardware = None if untimed else Hardware.load(str(self.machine.hardware))
-        words = run_words(config, schedule, config.data.file or str(config.data.task))
+        words = run_words(config, schedule, config.data.rows or str(config.data.task))
         dtype = str(self.dtype).removeprefix("torch.")
         words["model"] += f", {dtype} products ({self.source})"
         return Preview(
@@ -325,7 +325,7 @@ class _Planner:
     # What a reader should know before believing it.
 
     def _notes(self) -> list[str]:
-        said, rollout, file = [], self.rollout, self.config.data.file or ""
+        said, rollout, file = [], self.rollout, self.config.data.rows or ""
         if not self.machine.here:
             said.append(f"there is no GPU here: planned for {self.machine.name}")
         if file.endswith((".parquet", ".jsonl")) and not Path(file).is_file():

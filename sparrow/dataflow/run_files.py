@@ -62,7 +62,7 @@ class RunFiles:
 
     def __init__(self, folder: Path, *, tensorboard: bool = True) -> None:
         if folder.exists() and not folder.is_dir():
-            raise ValueError(f"{folder} is no folder; name another run.dir")
+            raise ValueError(f"{folder} is no folder; name another run.out")
         folder.mkdir(parents=True, exist_ok=True)
         refuse_links(folder / name for name in (CHECKPOINTS, ROLLOUTS, TENSORBOARD))
         self.folder = folder

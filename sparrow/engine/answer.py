@@ -88,7 +88,7 @@ def answer(
 
     `report` is told what runs, `on_text(row, piece)` is called as pieces of text come.
     """
-    folder = config.run.dir
+    folder = config.run.out
     if folder is not None and (folder / COMPLETIONS).exists():
         raise ValueError(f"{folder / COMPLETIONS} exists; give the run a directory of its own")
     schedule_of(config.attention)  # what is wrong with it is told before the model is loaded

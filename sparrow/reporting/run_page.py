@@ -27,8 +27,8 @@ from sparrow.schema.run_folder import HeldOut, RunFolder, read_runs
 
 FEW = 3  # names that a title has room for
 ENDS = 5  # steps that a beginning or an end is the mean of
-HELD_OUT = ("data.task", "data.length", "data.file", "data.reward", "rollout.max_tokens")
-PLACES = ("run.dir", "run.name")  # settings that say where, not what
+HELD_OUT = ("data.task", "data.length", "data.rows", "data.reward", "rollout.max_tokens")
+PLACES = ("run.out", "run.name")  # settings that say where, not what
 LEAD = (
     "Sparse attention makes long rollouts faster, but the sparse actor that draws tokens is then "
     "not the dense policy that learns from them. Sparrow measures how far apart the two are, token "

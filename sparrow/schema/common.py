@@ -20,6 +20,7 @@ from sparrow.schema.types import (
     StepsOrZero,
     Temperature,
     Tokens,
+    older_out,
 )
 
 
@@ -75,7 +76,9 @@ class AttentionConfig(Record):
 class RunConfig(Record):
     """What the run leaves behind."""
 
-    dir: Directory | None = None  # None: nothing is written
+    out: Directory | None = None  # None: nothing is written
+
+    _older = older_out
 
 
 class GenerateConfig(Record):
@@ -100,7 +103,7 @@ class GenerateConfig(Record):
         "seed": "sampling.seed",
         "budget": "attention.budget",
         "schedule": "attention.schedule",
-        "out": "run.dir",
+        "out": "run.out",
     }
 
     def _check(self) -> None:

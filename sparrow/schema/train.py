@@ -28,6 +28,8 @@ from sparrow.schema.types import (
     TokensOrZero,
     Weight,
     Workers,
+    older_out,
+    older_rows,
     refuse_many,
 )
 
@@ -43,18 +45,18 @@ class TrainModelConfig(Record):
 
 
 class RowsConfig(Record):
-    """Where rows come from, and who judges them. One of task and file."""
+    """Where rows come from, and who judges them. One of task and rows."""
 
     # A puzzle family (assignments, countdown, graph), or gym/NAME of reasoning-gym.
     task: Name | None = None
     length: Tokens = 500  # of a task: the dial, about how many tokens a chain has
     # Of a task: the seed of the first row. Lower ones are for evaluation.
     first: RowNumber = 100_000
-    rows: Annotated[int, Field(ge=1, lt=2**63)] | None = (
+    prompts: Annotated[int, Field(ge=1, lt=2**63)] | None = (
         None  # of a task: so many different rows, then again; None: no end
     )
     # Rows in verl's schema: .parquet, .jsonl, or a dataset of the hub (owner/name[:split]).
-    file: Name | None = None
+    rows: Name | None = None
     # Who judges rows of a file: math, or module:function with verl's signature compute_score(
     # data_source, solution_str, ground_truth, extra_info). None: by data_source.
     reward: Name | None = None
@@ -64,7 +66,9 @@ class RowsConfig(Record):
     shuffle: bool = True  # rows of a file: another order in every epoch
 
     def _check(self) -> None:
-        self.require((self.task is None) != (self.file is None), "task", "one of task and file")
+        self.require((self.task is None) != (self.rows is None), "task", "one of task and rows")
+
+    _older = older_rows
 
 
 class RolloutConfig(Record):
@@ -141,20 +145,22 @@ class ValidationConfig(Record):
     """Rows that are answered every so many steps, to see whether it helps."""
 
     every: StepsOrZero = 0  # steps; 0: never. Also before the first step and after the last
-    rows: Count = 32
+    prompts: Count = 32
     samples: Count = 1
     first: RowNumber = 0  # seed of the first row of a task, or number of the first row of a file
-    file: Name | None = None  # None: the training's task
+    rows: Name | None = None  # a file or dataset of its own; None: the training's task
     sparse: bool = False  # by the training's schedule; otherwise dense
 
     def _check(self) -> None:
-        refuse_many("ValidationConfig", {"rows": self.rows, "samples": self.samples})
+        refuse_many("ValidationConfig", {"prompts": self.prompts, "samples": self.samples})
+
+    _older = older_rows
 
 
 class TrainRunConfig(Record):
     """How long it runs and what it leaves behind."""
 
-    dir: Directory | None = None  # None: runs/train/NAME of the configuration
+    out: Directory | None = None  # None: runs/train/NAME of the configuration
     name: FolderName = "train"
     steps: Steps = 100
     seed: Seed = 0
@@ -163,6 +169,8 @@ class TrainRunConfig(Record):
     rollouts: StepsOrZero = 1  # every so many steps the trajectories are kept, with text; 0: never
     tensorboard: bool = True
     skips: Steps = 5  # steps in a row without a finite loss and gradient before it stops
+
+    _older = older_out
 
 
 class OptimiserConfig(Record):
@@ -206,14 +214,14 @@ class TrainConfig(Record):
         "model": "model.name",
         "device": "model.device",
         "task": "data.task",
-        "rows": "data.file",
+        "rows": "data.rows",
         "budget": "rollout.attention.budget",
         "target": "gate.target",
         "schedule": "rollout.attention.schedule",
         "dense": "rollout.attention.dense",
         "steps": "run.steps",
         "seed": "run.seed",
-        "out": "run.dir",
+        "out": "run.out",
     }
 
     def _check(self) -> None:
@@ -223,16 +231,16 @@ class TrainConfig(Record):
         self.require(enough, "rollout.samples", allowed)
         even = prompts % self.batch.updates == 0
         self.require(even, "batch.updates", f"a divisor of rollout.prompts, {prompts}")
-        if self.validation.every and self.validation.file is None:
+        if self.validation.every and self.validation.rows is None:
             self._refuse_seen()
 
     def _refuse_seen(self) -> None:
         """Rows of validation must not be rows of training."""
         held, data = self.validation, self.data
-        allowed = "a file of its own where data.file is: rows that are trained on tell nothing"
-        self.require(data.file is None, "validation.file", allowed)
-        last = None if data.rows is None else data.first + data.rows
-        seen = held.first + held.rows > data.first and (last is None or held.first < last)
+        allowed = "a file of its own where data.rows is: rows that are trained on tell nothing"
+        self.require(data.rows is None, "validation.rows", allowed)
+        last = None if data.prompts is None else data.first + data.prompts
+        seen = held.first + held.prompts > data.first and (last is None or held.first < last)
         seeds = f"{data.first} to {'no end' if last is None else last - 1}"
         self.require(not seen, "validation.first", f"rows apart from those of training, {seeds}")
 
@@ -245,16 +253,16 @@ class TrainConfig(Record):
 # Settings of `sparrow train` that name no code, whatever they say; keys in lists without a number.
 DATA = {
     "algorithm.name",
-    "data.file",
+    "data.rows",
     "data.task",
     "gate.mode",
     "model.device",
     "model.dtype",
     "model.name",
     "rollout.attention.schedule",
-    "run.dir",
+    "run.out",
     "run.name",
-    "validation.file",
+    "validation.rows",
 }
 ARGUMENTS = ".settings."  # of functions: values, which they are called with
 

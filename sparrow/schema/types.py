@@ -5,10 +5,11 @@ Beyond them arithmetic overflows, memory ends, or a preview takes hours.
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from sparrow.files import CONTROL
 from sparrow.schema.base import FieldError
@@ -93,6 +94,24 @@ Several = Annotated[tuple[T, ...], BeforeValidator(_several)]  # an option that 
 LayerNumbers = Annotated[
     tuple[Annotated[int, Field(ge=0, le=1023)], ...], BeforeValidator(layer_numbers)
 ]
+
+
+def renamed(values: Any, **names: str) -> Any:
+    """Settings under their older names, given as old="new"; a value under the new name counts."""
+    if not isinstance(values, dict):
+        return values
+    old = {new: values[name] for name, new in names.items() if name in values}
+    return old | {name: value for name, value in values.items() if name not in names}
+
+
+def _rows(values: Any) -> Any:
+    """`rows` was `file` once, and `prompts`, how many of them, was `rows`."""
+    counts = isinstance(values, dict) and isinstance(values.get("rows"), int)
+    return renamed(renamed(values, rows="prompts") if counts else values, file="rows")
+
+
+older_rows = model_validator(mode="before")(_rows)
+older_out = model_validator(mode="before")(partial(renamed, dir="out"))
 
 
 def refuse_many(record: str, counts: Mapping[str, int]) -> None:

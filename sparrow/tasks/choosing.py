@@ -35,15 +35,15 @@ def source_of(task: str) -> Source:
 
 def rows_of(config: RowsConfig, *, seed: int) -> FileRows | TaskRows:
     """The rows of a configuration; `seed` decides the order of those of a file."""
-    if config.file is not None:
-        return FileRows.read(config.file, seed=seed, shuffle=config.shuffle)
+    if config.rows is not None:
+        return FileRows.read(config.rows, seed=seed, shuffle=config.shuffle)
     assert config.task is not None
     return TaskRows(
         task=config.task,
         source=source_of(config.task),
         length=config.length,
         first=config.first,
-        rows=config.rows,
+        rows=config.prompts,
     )
 
 

@@ -133,8 +133,8 @@ def test_run_directories(run: Run, tmp_path: Path) -> None:
 def test_the_folder_of_a_study(run: Run, tmp_path: Path) -> None:
     folder = controlled(tmp_path / "study", {"dense": [0.8], "0.86": [0.7]})
     write(folder / "design.json", hostile(json.loads((folder / "design.json").read_text())))
-    run("study", "tiny", f"--dir={folder}", "--dry-run")
-    run("study", "tiny", f"--dir={folder}", "--report")
+    run("study", "tiny", f"--out={folder}", "--dry-run")
+    run("study", "tiny", f"--out={folder}", "--report")
 
 
 def test_models(run: Run, tmp_path: Path) -> None:

@@ -155,15 +155,15 @@ def test_a_study_whose_runs_were_started_one_by_one_and_that_was_moved(
     """It has more steps than it can take before it hears that it shall end."""
     file = written(tmp_path, dense_alone=True, steps=6)
     old, new = tmp_path / "old", tmp_path / "new"
-    process = start(file, f"--dir={old}", "--cell", "dense-0")
+    process = start(file, f"--out={old}", "--cell", "dense-0")
     wait_for(process, (old / "cells" / "dense-0" / "start.json").exists)
     process.send_signal(signal.SIGINT)
     code, said = ended(process)
     assert code == 130, said
-    code, said = here(file, f"--dir={old}", "--train.run.steps=7", "--cell", "dense-0")
+    code, said = here(file, f"--out={old}", "--train.run.steps=7", "--cell", "dense-0")
     assert code == 2, said
     old.rename(new)
-    code, said = ended(start(file, f"--dir={new}"))
+    code, said = ended(start(file, f"--out={new}"))
     assert code == 0, said
     assert (new / "cells" / "dense-0" / "end.json").exists()
     assert (new / "report.md").exists()

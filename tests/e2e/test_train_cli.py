@@ -48,7 +48,7 @@ def config_file(model: Path, folder: Path, **changes: Any) -> Path:
             "sample": 4,
         },
         validation={"every": 4, "rows": 1},
-        run={"dir": str(folder / "run"), "steps": STEPS, "save_every": 2, **changes},
+        run={"out": str(folder / "run"), "steps": STEPS, "save_every": 2, **changes},
     )
     return save_resolved(TrainConfig.model_validate_json(json.dumps(chosen)), folder)
 

@@ -27,7 +27,7 @@ run = {steps = 12, save_every = 100, tensorboard = false}
 def steps(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("rise")
     (folder / "rise.toml").write_text(RECIPE, encoding="utf-8")
-    words = ("train", folder / "rise.toml", f"--run.dir={folder / 'run'}")
+    words = ("train", folder / "rise.toml", f"--run.out={folder / 'run'}")
     code, said = ended(start(ROOT, "-m", "sparrow", *words))
     assert code == 0, said
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

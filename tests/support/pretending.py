@@ -22,7 +22,7 @@ BY_RATE = json.loads(Path("finals.json").read_text())
 
 def study(file, place, what, name=None):
     """What a cell leaves: its accuracy by step, and that it has ended."""
-    folder = Path(place.removeprefix("--dir="))
+    folder = Path(place.removeprefix("--out="))
     if what == "--plan":
         (folder / "plans").mkdir(exist_ok=True)
         (folder / "plans" / "p.json").write_text('{"budgets": [80]}')

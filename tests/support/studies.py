@@ -18,7 +18,7 @@ def study(folder: Path, arms: Sequence[Plain] = (DENSE, SPARSE), **changes: Any)
     """One of `tiny`, three steps, seeds 0 and 1; `changes` are settings of the whole."""
     plain = {
         "name": "s",
-        "dir": str(folder),
+        "out": str(folder),
         "seeds": [0, 1],
         "rates": [1e-4, 1e-5],
         "arms": list(arms),

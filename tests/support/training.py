@@ -60,7 +60,7 @@ def settings(model: Path, folder: Path, **changes: Mapping[str, Any]) -> Json:
         "batch": {"tokens": 256},
         "optimiser": {"rate": 1e-3},
         "gate": {"mode": "warn", "sample": 4, "least": 20, "prompts": 2},
-        "run": {"dir": str(folder), "steps": 4, "save_every": 2, "tensorboard": False},
+        "run": {"out": str(folder), "steps": 4, "save_every": 2, "tensorboard": False},
     }
     return {key: {**base.get(key, {}), **changes.get(key, {})} for key in {*base, *changes}}
 

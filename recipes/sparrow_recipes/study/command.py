@@ -78,7 +78,7 @@ def _show(study: Study) -> None:
     console.print(
         f"{len(study.cells)} runs of {train.run.steps} steps, {train.rollout.prompts} prompts x "
         f"{train.rollout.samples} answers <= {train.rollout.max_tokens} tokens; evaluated every "
-        f"{train.validation.every} steps on {train.validation.rows} rows; rates tried in turn: "
+        f"{train.validation.every} steps on {train.validation.prompts} rows; rates tried in turn: "
         f"{', '.join(f'{rate:g}' for rate in config.rates)}; folder {study.folder}",
         highlight=False,
     )

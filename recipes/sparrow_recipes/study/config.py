@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,7 @@ from sparrow.schema.types import (
     RowNumber,
     Tokens,
     Workers,
+    older_out,
     refuse_many,
 )
 
@@ -104,7 +105,8 @@ class StudyConfig(Record):
     """`sparrow study`. `train` is what every run has in common."""
 
     name: FolderName = option("study", "Of the study.")
-    dir: Directory | None = option(None, "Default: runs/study/NAME.")
+    out: Directory | None = option(None, "Default: runs/study/NAME.")
+    _older = older_out
     seeds: tuple[StudySeed, ...] = option((0, 1, 2), "Of the arms.")
     rates: tuple[Rate, ...] = option((1e-4, 3e-5, 1e-5), "Tried in turn, the largest first.")
     parallel: Workers = option(1, "Runs at a time, on one device.")
@@ -113,8 +115,6 @@ class StudyConfig(Record):
     outcome: OutcomeConfig = OutcomeConfig()
     probe: ProbeConfig = ProbeConfig()
     train: TrainConfig
-
-    shortcuts: ClassVar = {"out": "dir"}
 
     @property
     def baseline(self) -> ArmConfig:
@@ -163,7 +163,7 @@ class StudyConfig(Record):
         yield "surface.first", surface.first, own and seen, allowed
         given = attention.budget is not None or attention.schedule is not None or attention.dense
         yield "train.rollout.attention", "given", given, "by the arms"
-        yield "train.run.dir", train.run.dir, train.run.dir is not None, "dir of the study"
+        yield "train.run.out", train.run.out, train.run.out is not None, "out of the study"
         held_out = train.validation
         yield "train.validation.every", 0, not held_out.every, "steps between evaluations"
         yield "train.validation.sparse", True, held_out.sparse, "dense evaluations"

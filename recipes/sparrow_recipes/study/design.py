@@ -38,7 +38,7 @@ class Study:
 
     def __init__(self, config: StudyConfig) -> None:
         self.config = config
-        self.folder = config.dir or Path("runs") / "study" / config.name
+        self.folder = config.out or Path("runs") / "study" / config.name
         self.calibration, self.plans = self.folder / "calibration", self.folder / "plans"
         self.design = self.folder / "design.json"
         cells = [Cell(arm, seed) for arm in config.arms for seed in config.seeds_of(arm)]
@@ -73,7 +73,7 @@ class Study:
         changes: dict[str, Any] = {
             "optimiser": {"rate": rate if arm.rate is None else arm.rate},
             "gate": {"bin": base.gate.bin or self.config.surface.bin},  # alike in all
-            "run": {**run, "dir": self.folder_of(cell)},
+            "run": {**run, "out": self.folder_of(cell)},
         }
         if base.data.task is not None:
             changes["data"] = {"first": base.data.first + cell.seed * APART}
@@ -93,7 +93,7 @@ class Study:
             rollout=train.rollout.model_dump(include={"prompts", "samples", "max_tokens"}),
             steps=train.run.steps,
             every=train.validation.every,
-            problems=train.validation.rows * train.validation.samples,
+            problems=train.validation.prompts * train.validation.samples,
             rate=rate,
             rates=config.rates,
             **outcome.model_dump(include={"tolerance", "lag", "gain"}),

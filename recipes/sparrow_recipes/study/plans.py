@@ -52,7 +52,7 @@ def surface_of(study: Study, progress: Progress | None, report: Report) -> Surfa
             out=study.calibration,
             task=data.task,
             length=data.length,
-            rows=data.file,
+            rows=data.rows,
             skip=own.first if data.task is not None else 0,
             max_tokens=config.train.rollout.max_tokens,
             budget=own.budgets,

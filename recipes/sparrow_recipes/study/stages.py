@@ -24,7 +24,7 @@ def open_study(config: StudyConfig) -> tuple[Study, FolderLock]:
     """See to it that the folder is this study's, and this process's until the lock is closed."""
     study = Study(config)
     study.folder.mkdir(parents=True, exist_ok=True)
-    lock = FolderLock(study.folder, setting="dir")
+    lock = FolderLock(study.folder, setting="out")
     try:
         for folder in (study.folder, study.plans):
             remove_unfinished(folder)
@@ -42,7 +42,7 @@ def prepare(study: Study, command: str = "") -> None:
     refuse_other(study)
     fresh = not _begun(study)
     if fresh or not (study.folder / RESOLVED).exists():
-        whole = study.config.model_copy(update={"dir": study.folder.resolve()})
+        whole = study.config.model_copy(update={"out": study.folder.resolve()})
         save_resolved(whole, study.folder)
     if fresh or not study.design.exists():
         study.write_design(rate_of(study), command)
@@ -61,16 +61,16 @@ def refuse_other(study: Study) -> None:
     """
     if not (study.folder / RESOLVED).exists():
         if study.design.exists() or (study.folder / "cells").exists():
-            raise ValueError(f"{study.folder} holds another study; name another dir")
+            raise ValueError(f"{study.folder} holds another study; name another out")
         return
     if not _begun(study):
         return
     before, now = dict(read_resolved(StudyConfig, study.folder)), dict(study.config)
-    names = [name for name in now if before[name] != now[name] and name not in ("dir", "parallel")]
+    names = [name for name in now if before[name] != now[name] and name not in ("out", "parallel")]
     if names:
         raise ValueError(
             f"{study.folder} holds a study of another design ({', '.join(names)} differ); name "
-            "another dir, or remove that folder"
+            "another out, or remove that folder"
         )
 
 
@@ -125,7 +125,7 @@ def conduct(
 def jobs_of(study: Study) -> list[Job]:
     """The plans, and every cell; those that are sparse wait for the plans."""
     folder, logs = study.folder.resolve(), study.folder / "logs"
-    words = ("study", str(folder / RESOLVED), f"--dir={folder}")  # it may have been moved
+    words = ("study", str(folder / RESOLVED), f"--out={folder}")  # it may have been moved
 
     def job(cell: Cell) -> Job:
         return Job(

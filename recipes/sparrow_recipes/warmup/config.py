@@ -7,7 +7,16 @@ from pydantic import Field
 from sparrow.schema.base import FieldError, Record
 from sparrow.schema.common import Device
 from sparrow.schema.train import OptimiserConfig
-from sparrow.schema.types import Directory, FolderName, Name, Seed, Share, Steps, Tokens
+from sparrow.schema.types import (
+    Directory,
+    FolderName,
+    Name,
+    Seed,
+    Share,
+    Steps,
+    Tokens,
+    older_out,
+)
 
 MOST_STAGES = 64
 Width = Annotated[int, Field(ge=1, le=2**16)]
@@ -62,7 +71,8 @@ class DataConfig(Record):
 class WarmupRunConfig(Record):
     """Where it runs and what it leaves behind."""
 
-    dir: Directory | None = None  # None: runs/warmup/NAME
+    out: Directory | None = None  # None: runs/warmup/NAME
+    _older = older_out
     device: Device = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the products; weights are float32
     workers: Annotated[int, Field(ge=0, le=256)] = 0  # processes that make puzzles ahead
@@ -78,7 +88,7 @@ class WarmupConfig(Record):
     optimiser: OptimiserConfig = OptimiserConfig()
     run: WarmupRunConfig = WarmupRunConfig()
 
-    shortcuts: ClassVar = {"device": "run.device", "out": "run.dir"}
+    shortcuts: ClassVar = {"device": "run.device", "out": "run.out"}
 
     def _check(self) -> None:
         # Not by min_length: that would also count a stage that was refused.

@@ -93,7 +93,7 @@ def warm_up(
     """
     folder = run_directory(config)
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; name another run.dir")
+        raise ValueError(f"{folder} is no folder; name another run.out")
     if (folder / MODEL).exists():
         if load_checkpoint(config, folder) is None:
             raise ValueError(f"{folder / MODEL} is there, but no checkpoint: what made it?")
@@ -111,7 +111,7 @@ def warm_up(
 
 
 def run_directory(config: WarmupConfig) -> Path:
-    return config.run.dir or Path("runs") / "warmup" / config.model.name
+    return config.run.out or Path("runs") / "warmup" / config.model.name
 
 
 def load_checkpoint(config: WarmupConfig, folder: Path) -> dict[str, Any] | None:

@@ -44,14 +44,14 @@ def validation_of(config: TrainConfig) -> list[Part]:
     wanted = config.validation
     if not wanted.every:
         return []
-    changes: dict[str, object] = {"first": 0, "rows": None}
-    if wanted.file is not None:  # in its order; else the training's rows from another place on
-        changes = {"file": wanted.file, "task": None}
+    changes: dict[str, object] = {"first": 0, "prompts": None}
+    if wanted.rows is not None:  # in its order; else the training's rows from another place on
+        changes = {"rows": wanted.rows, "task": None}
     chosen = config.data.model_copy(update={"shuffle": False, **changes})
     rows = rows_of(chosen, seed=config.run.seed)
     judge = judge_of(chosen, rows)
     try:
-        return Part.of(rows, judge, count=wanted.rows, first=wanted.first)
+        return Part.of(rows, judge, count=wanted.prompts, first=wanted.first)
     except ValueError as error:
         judge.close()
         raise ValueError(f"validation.first: {error}") from error

@@ -222,10 +222,10 @@ def open_run(
 
     episode, judge: in place of what the configuration names.
     """
-    folder = config.run.dir or Path("runs") / "train" / config.run.name
+    folder = config.run.out or Path("runs") / "train" / config.run.name
     if (folder / MODEL).exists():
         raise ValueError(
-            f"{folder / MODEL} is there: this run has ended. Name another run.dir; or, to make it "
+            f"{folder / MODEL} is there: this run has ended. Name another run.out; or, to make it "
             f"longer, remove {folder / MODEL} (that folder alone) and raise run.steps"
         )
     run = open_parts(config, folder, episode=episode, judge=judge, stopping=stopping, report=report)
@@ -361,7 +361,7 @@ def _identity(
     Not where and how it runs, what it shows and what the remedies of a run that stopped are: the
     gate's settings, the rate, memory, and the number of steps where the rate does not depend on it.
     """
-    shown = {"dir", "name", "save_every", "keep", "rollouts", "tensorboard", "skips"}
+    shown = {"out", "name", "save_every", "keep", "rollouts", "tensorboard", "skips"}
     kept = config.model_dump_json(
         exclude={
             "run": shown if config.optimiser.decay else {*shown, "steps"},

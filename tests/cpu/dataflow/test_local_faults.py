@@ -337,11 +337,11 @@ def test_a_state_of_strangers_is_refused(model: Path, tmp_path: Path) -> None:
 
 def test_rows_that_are_trained_on_are_no_validation() -> None:
     base, task = ["--model.name=tiny", "--validation.every=1"], ["--data.task=graph"]
-    few = [*task, "--data.first=0", "--data.rows=5"]
+    few = [*task, "--data.first=0", "--data.prompts=5"]
     for words, field in (
         ([*task, "--data.first=10"], "validation.first"),
         (few, "validation.first"),
-        (["--data.file=rows.jsonl"], "validation.file"),
+        (["--data.rows=rows.jsonl"], "validation.rows"),
     ):
         with pytest.raises(ConfigError, match=field):
             load_config(TrainConfig, [], [*base, *words])

@@ -17,13 +17,13 @@ SMALLER = [
     "--train.rollout.samples=2",
     "--train.rollout.max_tokens=16",
     "--train.gate.sample=2",
-    "--train.validation.rows=2",
+    "--train.validation.prompts=2",
     "--train.run.steps=1",
 ]
 
 
 def test_a_cell_that_was_trained_but_not_ended_ends_the_same(tmp_path: Path) -> None:
-    study = Study(load_config(StudyConfig, [LITTLE], [*SMALLER, f"--dir={tmp_path}"]))
+    study = Study(load_config(StudyConfig, [LITTLE], [*SMALLER, f"--out={tmp_path}"]))
     cell = study.cell("dense-0")
     run_cell(study, cell, 3e-4)
     folder = study.folder_of(cell)

@@ -25,7 +25,7 @@ def test_the_baseline_comes_first_then_controls_then_arms_seed_by_seed(tmp_path:
     expected = ["dense-0", "dense-1", "starved-0", "still-1", "p-0", "fixed-0", "p-1", "fixed-1"]
     assert [cell.name for cell in made.cells] == expected
     assert [cell.name for cell in made.baseline_cells] == expected[:2]
-    assert study(tmp_path, dir=None).folder == Path("runs/study/s")
+    assert study(tmp_path, out=None).folder == Path("runs/study/s")
     with pytest.raises(ValueError, match="dense-0"):
         made.cell("p-2")
 
@@ -36,13 +36,13 @@ def test_what_arms_and_seeds_decide(tmp_path: Path) -> None:
     for name, config in found.items():
         seed = int(name[-1])
         assert (config.run.seed, config.data.first) == (seed, 100_000 + seed * APART)
-        assert (config.run.name, config.run.dir) == (name, tmp_path / "s" / "cells" / name)
+        assert (config.run.name, config.run.out) == (name, tmp_path / "s" / "cells" / name)
         assert config.optimiser.rate == (0.0 if name == "still-1" else 3e-5)
         assert config.validation == found["dense-0"].validation
     dense, sparse = found["dense-1"], found["p-1"]
     assert dense.rollout.attention.schedule is None
     assert sparse.rollout.attention.schedule == str(tmp_path / "s" / "plans" / "p.json")
-    run = sparse.run.model_copy(update={"dir": dense.run.dir, "name": dense.run.name})
+    run = sparse.run.model_copy(update={"out": dense.run.out, "name": dense.run.name})
     assert sparse.model_copy(update={"rollout": dense.rollout, "run": run}) == dense
     assert found["starved-0"].algorithm.corrections == ()
     (kept,) = found["p-0"].algorithm.corrections

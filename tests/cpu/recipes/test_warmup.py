@@ -73,7 +73,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(toml: Path, name: str = "run", *overrides: str) -> WarmupConfig:
-    where = f"--run.dir={toml.parent / name}"
+    where = f"--run.out={toml.parent / name}"
     return load_config(WarmupConfig, [toml], [where, *overrides])
 
 
@@ -159,7 +159,7 @@ def test_broken_off_between_checkpoints_it_goes_on_from_the_last(
 def test_a_directory_of_another_configuration_is_refused(toml: Path, whole: Path) -> None:
     resolved = (whole / "config.resolved.toml").read_text(encoding="utf-8")
     for change in ("--optimiser.rate=0.001", "--data.seed=1", "--model.seed=1"):
-        where = f"--run.dir={whole}"
+        where = f"--run.out={whole}"
         with pytest.raises(ValueError, match=r"run\.dir"):
             warm_up(load_config(WarmupConfig, [toml], [where, change]))
     assert (whole / "config.resolved.toml").read_text(encoding="utf-8") == resolved

@@ -101,7 +101,12 @@ def test_a_name_that_becomes_a_folder_stays_where_it_is(root: type[Record], key:
 def test_products_of_numbers_that_are_each_allowed() -> None:
     for root, key, *words in (
         (TrainConfig, "rollout.samples", "--rollout.prompts=2048", "--rollout.samples=1024"),
-        (TrainConfig, "validation.samples", "--validation.rows=2048", "--validation.samples=1024"),
+        (
+            TrainConfig,
+            "validation.samples",
+            "--validation.prompts=2048",
+            "--validation.samples=1024",
+        ),
         (StudyConfig, "probe.samples", "--probe.prompts=2048", "--probe.samples=1024"),
         (EvalConfig, "samples", "-n65536", "-k65536"),
         (CalibrateConfig, "samples", "-n65536", "-k65536"),

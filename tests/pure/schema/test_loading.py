@@ -63,7 +63,7 @@ def test_values_are_toml_or_text() -> None:
         ("--sampling.top_k=1_000", ("sampling", "top_k"), 1000),
         ("--sampling.stop_token_ids=[1, 2]", ("sampling", "stop_token_ids"), (1, 2)),
         ("--sampling.ignore_eos=true", ("sampling", "ignore_eos"), True),
-        ("--run.dir=a b", ("run", "dir"), Path("a b")),
+        ("--run.out=a b", ("run", "out"), Path("a b")),
     ):
         got = getattr(getattr(load(words), section), field)
         assert (got, type(got)) == (value, type(value)), words
@@ -85,7 +85,7 @@ def test_key_value_and_source_of_an_option_are_named() -> None:
         "sampling=3": "3 (integer)",
         "sampling.seed.x=1": "the table {'x': 1}",
         "model.name=": "'' (string)",
-        "run.dir=": "'' (string)",
+        "run.out=": "'' (string)",
         "model.device=gpu": "'gpu' (string)",
         "model.nmae=x": "'x' (string)",
     }.items():

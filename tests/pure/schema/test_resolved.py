@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sparrow.schema.common import GenerateConfig, GenerateSampling, ModelConfig, RunConfig
 from sparrow.schema.loading import load_config, read_resolved, save_resolved
+from sparrow.schema.train import TrainConfig
 
 texts = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"]), min_size=1)
 devices = st.sampled_from(["auto", "cpu", "cuda", "cuda:3"])
@@ -33,7 +34,7 @@ configs = st.builds(
     GenerateConfig,
     model=st.builds(ModelConfig, name=texts, device=devices),
     sampling=samplings,
-    run=st.builds(RunConfig, dir=st.none() | texts.map(Path)),
+    run=st.builds(RunConfig, out=st.none() | texts.map(Path)),
 )
 
 
@@ -95,3 +96,15 @@ def test_a_failed_write_leaves_the_old_file_alone(
     assert error.value.errno == errno.ENOSPC
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert path.read_bytes() == before
+
+
+def test_settings_under_their_older_names_open(tmp_path: Path) -> None:
+    """`file` is `rows`, `rows` is `prompts`, `dir` is `out`; today's name counts over the older."""
+    old = tmp_path / "old.toml"
+    text = '[model]\nname = "m"\n[data]\nfile = "a.jsonl"\n[run]\ndir = "old"\n'
+    old.write_text(text + '[validation]\nevery = 1\nfile = "b.jsonl"\nrows = 7\n')
+    config = load_config(TrainConfig, [old])
+    assert (config.data.rows, config.data.prompts, config.run.out) == ("a.jsonl", None, Path("old"))
+    assert (config.validation.rows, config.validation.prompts) == ("b.jsonl", 7)
+    config = load_config(TrainConfig, [old], ["--out=new", "--rows=c.jsonl"])
+    assert (config.data.rows, config.run.out) == ("c.jsonl", Path("new"))

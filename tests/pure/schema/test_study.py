@@ -79,7 +79,7 @@ def test_refused_settings() -> None:
         "train.rollout.attention.budget=64",
         "train.rollout.attention.schedule=s.json",
         "train.rollout.attention.dense=true",
-        "train.run.dir=somewhere",
+        "train.run.out=somewhere",
         "train.validation.every=0",
         "train.validation.sparse=true",
         "train.gate.mode=act",

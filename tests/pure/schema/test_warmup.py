@@ -70,7 +70,7 @@ def test_one_share_above_0(toml: Path) -> None:
 def test_the_shipped_files_start_where_the_recorded_runs_did(tmp_path: Path) -> None:
     known = {"base": (6600, None), "small": (1700, "base"), "tiny": (2000, "base")}
     for name, (steps, start) in known.items():
-        config = load_config(WarmupConfig, [name], [f"--run.dir={tmp_path / 'run'}"])
+        config = load_config(WarmupConfig, [name], [f"--run.out={tmp_path / 'run'}"])
         assert (config.model.name, config.steps) == (name, steps)
         assert config.model.start == (f"runs/warmup/{start}/model" if start else None)
         assert load_config(WarmupConfig, [save_resolved(config, tmp_path)]) == config
