@@ -173,5 +173,5 @@ def test_whose_folder_it_is(tmp_path: Path) -> None:
     lock.close()
     assert (again.folder, again.config.parallel) == (place, 4)
     (tmp_path / "mine" / "cells").mkdir(parents=True)
-    with pytest.raises(ValueError, match="another dir"):
+    with pytest.raises(ValueError, match="another out"):
         open_study(study(tmp_path / "mine").config)
