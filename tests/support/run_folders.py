@@ -8,7 +8,7 @@ from typing import Any
 from sparrow.files import add_digest_line, sealed, write_document
 from sparrow.schema.base import to_dict
 from sparrow.schema.schedule import Schedule
-from tests.support import surfaces
+from support import surfaces
 
 Plain = dict[str, Any]
 SETTINGS = """

@@ -6,7 +6,7 @@ from typing import Any
 
 from sparrow.files import write_document
 from sparrow.schema.schedule import Schedule
-from tests.support.run_folders import write_lines
+from support.run_folders import write_lines
 
 Plain = dict[str, Any]
 SOURCE = "assignments"

@@ -154,7 +154,7 @@ def test_what_is_no_number_or_no_role_is_refused_by_field() -> None:
             with pytest.raises(ValueError, match=field):
                 Line(name="a", role="run-0", **given)
         with pytest.raises(ValueError, match="value"):
-            Bar(name="mine", value=bad, role="dense")  # type: ignore[arg-type]
+            Bar(name="mine", value=bad, role="dense")
     with pytest.raises(ValueError, match="role"):
         Line(name="a", points=((0, 0),), role="red")
 
@@ -212,7 +212,7 @@ def test_labels_that_touch_move_apart() -> None:
 
 
 def test_a_file_is_xml_with_every_figure_and_complete_by_itself() -> None:
-    shown = [reward(), times(), tail()]
+    shown: list[Chart | Bars] = [reward(), times(), tail()]
     section = Section(key="s", title="costs $5", say=f"A note, {HOSTILE}.", items=shown)
     root = ET.fromstring(svg_file(section))
     assert len(root.findall("{http://www.w3.org/2000/svg}svg")) == 3

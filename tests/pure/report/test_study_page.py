@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import study_folders as folders
 from support.damage import check_damage_is_named
 
 from sparrow_recipes.study.files import read_study
 from sparrow_recipes.study.outcome import conclude
 from sparrow_recipes.study.page import write_study as write
 from sparrow_recipes.study.verdicts import with_verdicts
-from tests.support import study_folders as folders
 
 LEARNT = (0.9, 0.9, 0.9)
 FINALS: Mapping[str, Sequence[float]] = {
