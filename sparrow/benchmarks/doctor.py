@@ -34,6 +34,7 @@ from sparrow.schema.doctor import (
     Examination,
     Gpu,
     KernelTest,
+    LargestModels,
     ModelState,
     ModelStates,
     PackageState,
@@ -55,10 +56,12 @@ BREAKS = {
     "torch": "torch does not load",
     "gpus": "torch cannot talk to the GPUs",
     "models": "the package does not load",
+    "fits": "the memory of models cannot be computed",
     "self_test": "the self-test broke",
     "kernels": "the kernels broke",
 }
 LEAST_CAPABILITY = (8, 0)  # that our kernels are written for: it has bf16
+LENGTH = 8192  # tokens of the sequence that has to fit beside a model
 FILES = ("config.json", "tokenizer.json")
 PROMPT = "countdown 23 25 47 reach 94 <think>"
 TOKENS, BUDGET = 24, 256  # the budget holds the prompt and all new tokens
@@ -358,6 +361,42 @@ def disk(folder: Path) -> Disk:
     return Disk(folder=str(folder), free=free, writable=writable)
 
 
+def fits() -> list[LargestModels]:
+    """The largest published models that fit into the memory of the CPU and of every GPU."""
+    from sparrow.engine.memory import CPU_SHARE, host_memory
+
+    memory = host_memory()
+    on_cpu = largest_models("cpu", memory, kv_limit=int(memory * CPU_SHARE))
+    return [on_cpu, *(largest_models(f"cuda:{gpu.index}", gpu.free) for gpu in gpus())]
+
+
+def largest_models(device: str, memory: int, kv_limit: int | None = None) -> LargestModels:
+    """The largest published shapes by bytes: weights and keys and values of one sequence.
+
+    kv_limit: bytes that an engine reserves for keys and values at most. Training takes
+    micro-batches of one sequence, with recompute; the engine sleeps while weights change.
+    """
+    from sparrow.models.spec import SHAPES
+    from sparrow.training.costs import trainer_memory
+
+    on_gpu = device != "cpu"
+    item = 2 if on_gpu else 4
+    rollout = training = None
+    for name, spec in sorted(SHAPES.items(), key=lambda pair: pair[1].parameters()):
+        kv = 2 * spec.layers * spec.kv_heads * spec.head_size * item * LENGTH
+        engine = item * spec.parameters() + kv
+        if engine <= memory and (kv_limit is None or kv <= kv_limit):
+            learner = trainer_memory(
+                spec, tokens=LENGTH, longest=LENGTH, item=item, recompute=True, gpu=on_gpu
+            )
+            rollout = name
+            if max(learner.total, learner.resident + engine) <= memory:
+                training = name
+    return LargestModels(
+        device=device, bytes=memory, tokens=LENGTH, rollout=rollout, training=training
+    )
+
+
 def self_test() -> SelfTest:
     """tiny answers a puzzle dense, and with a budget of the length."""
     from sparrow.engine import Engine
@@ -412,6 +451,7 @@ STAGES: Mapping[str, Callable[[], Any]] = {
     "torch": torch_build,
     "gpus": gpus,
     "models": models,
+    "fits": fits,
     "self_test": self_test,
     "kernels": kernels,
 }

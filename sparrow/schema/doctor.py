@@ -64,6 +64,19 @@ class ModelStates(Record):
     memory: int
 
 
+class LargestModels(Record):
+    """The largest published shapes that fit into `bytes` of a device, with a sequence of `tokens`.
+
+    None: not even the smallest fits.
+    """
+
+    device: str
+    bytes: int
+    tokens: int
+    rollout: str | None
+    training: str | None
+
+
 class SelfTest(Record):
     """tiny answers a puzzle dense, and with a budget of the length: by rule the same bits."""
 
@@ -117,6 +130,7 @@ class Examination(File):
     torch: TorchBuild | None = None
     gpus: tuple[Gpu, ...] | None = None
     models: ModelStates | None = None
+    fits: tuple[LargestModels, ...] | None = None
     self_test: SelfTest | None = None
     kernels: tuple[KernelTest, ...] | None = None
     broken: Broken | None = None
