@@ -126,11 +126,13 @@ def final_section(runs: Sequence[RunFolder]) -> Section | None:
         ("reward, first and last steps", lambda run: _ends(run, REWARD, ".2f", ENDS)),
         ("accuracy on held-out rows, before", lambda run: _accuracies(run)[0]),
         ("and after", lambda run: _accuracies(run)[1]),
+        ("cut off at the token limit, before and after", lambda run: _outcomes(run, "cut_off")),
+        ("wrong though ended, before and after", lambda run: _outcomes(run, "wrong")),
         ("p05 of the worst length, lowest", lambda run: _tails(run)[0]),
         ("and at the last step", lambda run: _tails(run)[1]),
         ("keys and values read", _kept),
         ("tokens an answer, first and last step", lambda run: _ends(run, LENGTH, ".0f")),
-        ("answers cut off at the limit", lambda run: _ends(run, CUT_OFF, ".0%")),
+        ("training answers cut off, first and last step", lambda run: _ends(run, CUT_OFF, ".0%")),
         ("seconds a step", _seconds),
         ("gate", _gate),
     ]
@@ -154,6 +156,12 @@ def _accuracies(run: RunFolder) -> tuple[str, str]:
     before = [str(held) for held in known if held.step == 0]
     after = [str(held) for held in known if held.step > 0]
     return (before or [NOT_MEASURED])[0], (after or [NOT_MEASURED])[-1]
+
+
+def _outcomes(run: RunFolder, outcome: str) -> str:
+    """A share of held-out answers at the first and at the last evaluation."""
+    shares = [getattr(held.outcomes, outcome) for held in run.held_out() if held.outcomes]
+    return f"{shares[0]:.2f} → {shares[-1]:.2f}" if shares else NOT_MEASURED
 
 
 def _against(run: RunFolder, other: RunFolder) -> str:

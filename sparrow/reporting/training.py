@@ -1,5 +1,6 @@
 """What a page shows of trainings: learning, the tail and its gate, what is read, and time."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
@@ -7,6 +8,7 @@ from typing import NamedTuple
 
 from sparrow.reporting.calibration import ACCEPTANCE, role_of
 from sparrow.reporting.page import (
+    NOT_MEASURED,
     Axis,
     Bar,
     BarGroup,
@@ -17,6 +19,8 @@ from sparrow.reporting.page import (
     Point,
     Remarks,
     Section,
+    Span,
+    Table,
     named_levels,
     ramp,
     thinned,
@@ -38,21 +42,19 @@ PARTS = {
 }
 EQUAL = 0.02  # ratios nearer to 1 than this are called equal
 STEP = Axis(name="steps of training", form=".0f", low=0)
-MINUTES = Axis(name="minutes of training", form=".1f", low=0)
+OUTCOMES = {  # of held-out answers: label, name of a chart, colour
+    "right": ("right", "accuracy on held-out rows", "run-0"),
+    "cut_off": ("cut off", "held-out answers cut off", "run-4"),
+    "wrong": ("wrong", "held-out answers wrong", "run-1"),
+}
 
 
 def learning_section(runs: Sequence[RunFolder]) -> Section | None:
-    """Reward and accuracy on held-out rows, by step and by time."""
+    """Reward and outcomes of held-out answers by step; both by time in a table."""
     if not runs:
         return None
-    rewards = "Mean reward of the answers that were drawn for training."
-    if any(len(run.steps) >= SMOOTHED_FROM for run in runs):
-        rewards += " Thin: each step; thick: a running mean."
-    rows = "Rows that training never sees, with 95 % intervals over rows."
-    items = [_curves(runs, by, "mean reward", _reward_lines, rewards) for by in ("step", "time")]
-    if any(run.held_out() for run in runs):
-        name = "accuracy on held-out rows"
-        items += [_curves(runs, by, name, _accuracy_line, rows) for by in ("step", "time")]
+    items: list[Item] = [_reward_chart(runs), *_held_out_charts(runs)]
+    items += [_time_table(runs)] if any(run.values(STEP_SECONDS) for run in runs) else []
     say = (
         "Answers are drawn by the actor and judged; the dense policy learns from them. If that "
         "works, the reward rises, and so does accuracy on rows it has not seen."
@@ -60,29 +62,25 @@ def learning_section(runs: Sequence[RunFolder]) -> Section | None:
     return Section(key="learning", title="Does it learn?", say=say, items=items)
 
 
-def _curves(
-    runs: Sequence[RunFolder],
-    by: str,
-    name: str,
-    draw: Callable[[RunFolder, dict[int, float]], list[Line]],
-    say: str,
-) -> Chart:
-    """A line or two a run, over steps or over the minutes behind them."""
-    lines = []
-    for run in runs:
-        minutes = run.minutes()
-        lines += draw(run, minutes if by == "time" else {step: float(step) for step in minutes})
-    values = [y for line in lines for _, y in line.points]
-    shares = all(0 <= value <= 1 for value in values)
+def _reward_chart(runs: Sequence[RunFolder]) -> Chart:
+    say = "Mean reward of the answers sampled for training."
+    if any(len(run.steps) >= SMOOTHED_FROM for run in runs):
+        say += " Thin: each step; thick: a running mean."
+    lines = [line for run in runs for line in _reward_lines(run)]
+    return _share_chart("reward", "mean reward", lines, say)
+
+
+def _share_chart(key: str, name: str, lines: Sequence[Line], say: str) -> Chart:
+    """Lines by step; from 0 to 1 where all of them are shares."""
+    shares = all(0 <= value <= 1 for line in lines for _, value in line.points)
     y = Axis(name=name, low=0 if shares else None, high=1 if shares else None, form=".2f")
-    key = f"{'accuracy' if 'accuracy' in name else 'reward'}-by-{by}"
-    x, title = (MINUTES if by == "time" else STEP), f"{name.capitalize()} by {by}"
-    return thinned(Chart(key=key, title=title, x=x, y=y, lines=lines, say=say))
+    title = f"{name[:1].upper()}{name[1:]} by step"
+    return thinned(Chart(key=f"{key}-by-step", title=title, x=STEP, y=y, lines=lines, say=say))
 
 
-def _reward_lines(run: RunFolder, places: dict[int, float]) -> list[Line]:
+def _reward_lines(run: RunFolder) -> list[Line]:
     """As it is, or for many steps also the mean of the last few at every one."""
-    points = [(places[step + 1], value) for step, value in run.values(REWARD)]
+    points = _by_step(run, REWARD)
     if len(points) < SMOOTHED_FROM:
         return [Line(name=run.name, points=points, role=role_of(run), shape="dots")]
     window, values = max(2, len(points) // WINDOW), [y for _, y in points]
@@ -92,11 +90,63 @@ def _reward_lines(run: RunFolder, places: dict[int, float]) -> list[Line]:
     return [raw, Line(name=run.name, points=smooth, role=role_of(run))]
 
 
-def _accuracy_line(run: RunFolder, places: dict[int, float]) -> list[Line]:
-    known = [(places[held.step], held) for held in run.held_out() if held.step in places]
-    points = [(x, held.value) for x, held in known]
-    spans = [(x, held.low, held.high) for x, held in known]
-    return [Line(name=run.name, points=points, spans=spans, role=role_of(run), shape="dots")]
+def _held_out_charts(runs: Sequence[RunFolder]) -> list[Chart]:
+    """Right, cut off and wrong: three lines of one chart for one run, a chart each for several."""
+    groups = [
+        (
+            outcome.replace("right", "accuracy"),
+            name,
+            [_outcome_line(run, outcome, run.name, role_of(run)) for run in runs],
+        )
+        for outcome, (_, name, _) in OUTCOMES.items()
+    ]
+    if len(runs) == 1:
+        lines = [
+            _outcome_line(runs[0], key, label, role) for key, (label, _, role) in OUTCOMES.items()
+        ]
+        groups = [("accuracy", "share of held-out answers", lines)]
+    say = (
+        "Rows that training never sees. Cut off: stopped by the token limit, not right; wrong: "
+        "ended in time, not right. Bars are 95 % intervals over rows."
+    )
+    measured = [(key, name, [line for line in lines if line.points]) for key, name, lines in groups]
+    return [_share_chart(key, name, lines, say) for key, name, lines in measured if lines]
+
+
+def _outcome_line(run: RunFolder, outcome: str, name: str, role: str) -> Line:
+    """The share of held-out answers that are right (with its interval), cut off or wrong."""
+    held_out = run.held_out()
+    points = [(float(h.step), getattr(h.outcomes, outcome)) for h in held_out if h.outcomes]
+    spans: list[Span] = []
+    if outcome == "right":
+        points = [(float(held.step), held.value) for held in held_out]
+        spans = [(float(held.step), held.low, held.high) for held in held_out]
+    return Line(name=name, points=points, spans=spans, role=role, shape="dots")
+
+
+def _time_table(runs: Sequence[RunFolder]) -> Table:
+    """The same curves by time: their values after each quarter of the longest run."""
+    longest = max(max(run.minutes().values()) for run in runs)
+    form = ".1f" if longest >= 4 else ".2f"
+    rows = []
+    for name, outcome in (("mean reward", None), ("accuracy on held-out rows", "right")):
+        for minutes in (longest * quarter / 4 for quarter in range(1, 5)):
+            values = [_value_after(run, minutes, outcome) for run in runs]
+            rows.append([f"{name} after {minutes:{form}} minutes", *values])
+    return Table(
+        key="learning-by-time",
+        title="By time of training",
+        columns=["", *(run.name for run in runs)],
+        rows=[row for row in rows if set(row[1:]) != {NOT_MEASURED}],
+    )
+
+
+def _value_after(run: RunFolder, minutes: float, outcome: str | None) -> str:
+    """The last reward or outcome that was measured by then, with its step."""
+    line = _outcome_line(run, outcome, "", "quiet") if outcome else _reward_lines(run)[-1]
+    behind = run.minutes()
+    measured = [point for point in line.points if behind.get(int(point[0]), math.inf) <= minutes]
+    return "{1:.2f} at step {0:.0f}".format(*measured[-1]) if measured else NOT_MEASURED
 
 
 class WorstBin(NamedTuple):
