@@ -42,10 +42,10 @@ PARTS = {
 }
 EQUAL = 0.02  # ratios nearer to 1 than this are called equal
 STEP = Axis(name="steps of training", form=".0f", low=0)
-OUTCOMES = {  # of held-out answers: label, name of a chart, colour
-    "right": ("right", "accuracy on held-out rows", "run-0"),
-    "cut_off": ("cut off", "held-out answers cut off", "run-4"),
-    "wrong": ("wrong", "held-out answers wrong", "run-1"),
+OUTCOMES = {  # of held-out answers: the name of a chart, its sentence, a colour
+    "right": ("accuracy on held-out rows", "Rows never trained on, with 95 % intervals.", "run-0"),
+    "cut_off": ("held-out answers cut off", "Cut off: not right at the token limit.", "run-4"),
+    "wrong": ("held-out answers wrong", "Wrong: ended in time, not right.", "run-1"),
 }
 
 
@@ -92,25 +92,22 @@ def _reward_lines(run: RunFolder) -> list[Line]:
 
 def _held_out_charts(runs: Sequence[RunFolder]) -> list[Chart]:
     """Right, cut off and wrong: three lines of one chart for one run, a chart each for several."""
-    groups = [
-        (
-            outcome.replace("right", "accuracy"),
-            name,
-            [_outcome_line(run, outcome, run.name, role_of(run)) for run in runs],
-        )
-        for outcome, (_, name, _) in OUTCOMES.items()
-    ]
+    charts = []
+    for outcome, (name, say, _) in OUTCOMES.items():
+        lines = [_outcome_line(run, outcome, run.name, role_of(run)) for run in runs]
+        charts.append(_share_chart(outcome.replace("right", "accuracy"), name, _drawn(lines), say))
     if len(runs) == 1:
         lines = [
-            _outcome_line(runs[0], key, label, role) for key, (label, _, role) in OUTCOMES.items()
+            _outcome_line(runs[0], key, key.replace("_", " "), role)
+            for key, (_, _, role) in OUTCOMES.items()
         ]
-        groups = [("accuracy", "share of held-out answers", lines)]
-    say = (
-        "Rows that training never sees. Cut off: stopped by the token limit, not right; wrong: "
-        "ended in time, not right. Bars are 95 % intervals over rows."
-    )
-    measured = [(key, name, [line for line in lines if line.points]) for key, name, lines in groups]
-    return [_share_chart(key, name, lines, say) for key, name, lines in measured if lines]
+        say = " ".join(say for _, say, _ in OUTCOMES.values())
+        charts = [_share_chart("accuracy", "share of held-out answers", _drawn(lines), say)]
+    return [chart for chart in charts if chart.lines]
+
+
+def _drawn(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line.points]
 
 
 def _outcome_line(run: RunFolder, outcome: str, name: str, role: str) -> Line:
@@ -144,8 +141,9 @@ def _time_table(runs: Sequence[RunFolder]) -> Table:
 def _value_after(run: RunFolder, minutes: float, outcome: str | None) -> str:
     """The last reward or outcome that was measured by then, with its step."""
     line = _outcome_line(run, outcome, "", "quiet") if outcome else _reward_lines(run)[-1]
-    behind = run.minutes()
-    measured = [point for point in line.points if behind.get(int(point[0]), math.inf) <= minutes]
+    passed = run.minutes()
+    until = minutes * (1 + 1e-9)
+    measured = [point for point in line.points if passed.get(int(point[0]), math.inf) <= until]
     return "{1:.2f} at step {0:.0f}".format(*measured[-1]) if measured else NOT_MEASURED
 
 
@@ -233,8 +231,7 @@ def _worst_chart(runs: Sequence[RunFolder]) -> Chart:
 
 def _run_lines(runs: Sequence[RunFolder], points: Callable[[RunFolder], list[Point]]) -> list[Line]:
     """A line for every run that has points."""
-    found = [Line(name=run.name, points=points(run), role=role_of(run)) for run in runs]
-    return [line for line in found if line.points]
+    return _drawn([Line(name=run.name, points=points(run), role=role_of(run)) for run in runs])
 
 
 def _by_step(run: RunFolder, metric: str) -> list[Point]:
