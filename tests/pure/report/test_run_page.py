@@ -155,9 +155,9 @@ def test_runs_are_compared_with_intervals(run: Path, tmp_path: Path) -> None:
     assert table["after, against run"][:2] == ("-", "-0.20 [-0.34, -0.06] at 12")
     worst = "0.890 [0.850, 0.940]"
     assert table["p05 of the worst length, lowest"] == (worst, worst, "-")
-    assert table["training answers cut off, first and last step"][:2] == ("40% → 3%",) * 2
+    assert table["training answers cut off"][:2] == ("40% → 3%",) * 2
     assert table["keys and values read"] == ("80%", "80%", "100%")
-    assert table["gate"] == ("1 action", "1 action", "nothing judged")
+    assert table["gate"] == ("1 action", "1 action", "nothing measured")
     assert rows(page, "settings")["run.seed"][:2] == ("0", "5")
     roles = {line.role for line in chart(page, "reward-by-step").lines}
     assert roles == {"run-0", "run-1", "run-2"}
@@ -173,7 +173,7 @@ def test_the_difference_joins_both_intervals() -> None:
 def test_accuracies_of_other_or_unknown_rows_are_not_subtracted(tmp_path: Path) -> None:
     folders = [run_folders.training(tmp_path / name) for name in ("a", "b")]
     add_settings(folders[1], "[data]\nlength = 300\n")
-    assert rows(page_of(folders))["after, against a"] == ("-", "measured otherwise")
+    assert rows(page_of(folders))["after, against a"] == ("-", "other rows or settings")
     for folder in folders:
         (folder / "config.resolved.toml").unlink()
     page = page_of(folders)
@@ -273,8 +273,8 @@ def test_a_silent_gate_says_why(run: Path) -> None:
     (run / "actions.jsonl").write_text("", encoding="utf-8")
     lines = [run_folders.step(i, **{"sparse/accept_p05/bin_96": 0.84 + 0.01 * i}) for i in range(4)]
     run_folders.write_lines(run / "metrics.jsonl", lines)
-    assert "at 2 of 4 looks" in remarks(page_of([run]))[0]
+    assert "at 2 of 4 steps" in remarks(page_of([run]))[0]
     run_folders.write_lines(run / "metrics.jsonl", [{"step": 0, "sparse/accept_p05": 0.93}])
     page = page_of([run])
     assert "nothing to act on" in remarks(page)[0]
-    assert rows(page)["gate"] == ("nothing judged",)
+    assert rows(page)["gate"] == ("nothing measured",)
