@@ -55,5 +55,5 @@ def test_optimiser_steps() -> None:
     assert row.tokens_per_second == pytest.approx(32 / row.seconds[0], rel=0.01)
     assert (row.utilisation, row.memory_gib) == (None, None)
     Console(quiet=True).print(timing.table(result))
-    with pytest.raises(ValueError, match="positions"):
+    with pytest.raises(ValueError, match="length"):
         training.run(device="cpu", case=[TrainWork(sequences=1, length=10**6, recompute=True)])
