@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import study_folders as folders
 from support.pretending import pretend
 from support.studies import DENSE, SPARSE, study
 
@@ -21,7 +22,6 @@ from sparrow_recipes.study.stages import (
     refuse_greedy,
     state_of,
 )
-from tests.support import study_folders as folders
 
 
 def cell(made: Study, name: str, *found: float | None, status: str | None = "done") -> Path:

@@ -468,7 +468,7 @@ def test_a_program_that_is_killed_as_it_starts_leaves_nothing(mark: str) -> None
         assert program.stdout is not None
         with program.stdout:
             program.stdout.readline()
-        assert until(lambda least=others: len(marked(mark)) > least)  # type: ignore[misc]
+        assert until(lambda least=others: len(marked(mark)) > least)
         program.send_signal(signal.SIGKILL)
         program.wait()
         assert gone(mark), others
