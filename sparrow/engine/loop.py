@@ -37,7 +37,7 @@ class Loop:
         self.requests: dict[int, Request] = {}
         self.outputs: list[Output] = []
         self.late = policy.pack  # on a GPU
-        self._spec, self._rule = spec, rule
+        self.spec, self.rule = spec, rule
         self._pending: list[Delivery] = []
         self._broken = False
 
@@ -116,7 +116,7 @@ class Loop:
     def _end(self, sample: Sample, tokens: list[int]) -> None:
         if not self._broken:  # else nothing of what the scheduler holds can be trusted
             self.scheduler.retire(sample)
-        self._tell(sample, tokens, sample.completion(self._spec, self._rule))
+        self._tell(sample, tokens, sample.completion(self.spec, self.rule))
         if not any(other.live for other in sample.request.samples):
             self.requests.pop(sample.request.id, None)
 

@@ -84,7 +84,8 @@ class Request:
     schedule: Schedule | None = None
     adapter: str | None = None
     adapter_slot: AdapterSlot = NO_ADAPTER
-    streamed: bool = True  # whether somebody wants tokens as they come, not completions alone
+    streamed: bool = True  # whether tokens are returned as they are drawn, not completions alone
+    decode: Callable[[list[int]], str] | None = None  # token ids to text; None: text is not wanted
     schedule_slot: int = 0
     context: Context = field(default_factory=Context)
     logits_V: Tensor | None = None  # after the prompt; None until it is computed
@@ -256,6 +257,7 @@ class Sample:
             finish_reason=self.finish,
             error=self.error,
             attention=history.describe(*sizes),
+            text=None if request.decode is None else request.decode(self.tokens),
             adapter=request.adapter,
             seed=self.seed,
             swaps=self.swaps,

@@ -81,6 +81,12 @@ def tokenizer_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text as it is, without a chat template."""
+    with library_errors("the tokenizer cannot encode the prompt"):
+        return list(tokenizer.encode(text, verbose=False))
+
+
 @contextmanager
 def library_errors(problem: str) -> Iterator[None]:
     """Whatever a library raises becomes a ValueError that begins with `problem`.

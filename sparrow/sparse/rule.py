@@ -4,9 +4,10 @@ The flow is the formula, the rest is configuration; a schedule names both, and s
 to keep. Legend of the dimension letters: sparrow/ops/types.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class Rule:
     flow: Flow = block_mean
     first: int = 1
     last: int = 2
-    dense_layers: frozenset[int] = frozenset((0, 1))
+    dense_layers: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if not isinstance(self.flow, Flow):
@@ -64,6 +65,13 @@ class Rule:
     @property
     def name(self) -> str:
         return self.flow.name
+
+    def describe(self) -> str:
+        dense = ", ".join(map(str, sorted(self.dense_layers))) or "none"
+        return (
+            f"{self.name}, first {self.first} and last {self.last} pages kept, "
+            f"dense layers: {dense}"
+        )
 
     @property
     def mass(self) -> float | None:
@@ -219,16 +227,24 @@ class Rule:
             }
         )
         if wrong:
-            made = [
-                f"{k} {getattr(schedule, k)!r} (the engine runs {v!r})" for k, v in wrong.items()
-            ]
-            force = ", ".join(f"{field}={value!r}" for field, value in wrong.items())
-            raise ValueError(
-                f"schedule {schedule.name!r} was not made for this: {', '.join(made)}; give one "
-                f"that was, or force this one: schedule.forced_onto({force}), on the command line "
-                "--attention.force=true (generate), --rollout.attention.force=true (train) or "
-                "--force (eval, calibrate)"
+            differences = ", ".join(
+                f"{k} {getattr(schedule, k)!r} (here: {v!r})" for k, v in wrong.items()
             )
+            raise ValueError(
+                f"schedule {schedule.name!r} does not fit: {differences}; {_advice(wrong)}"
+            )
+
+
+def _advice(wrong: Mapping[str, Any]) -> str:
+    """What to do about a schedule that differs in these fields."""
+    if wrong.keys() <= {"first", "last", "dense_layers"}:
+        return "run it under its own rule: Engine(model), or Engine(model, rule=Rule.of(schedule))"
+    force = ", ".join(f"{field}={value!r}" for field, value in wrong.items())
+    return (
+        f"use one that fits, or force this one: schedule.forced_onto({force}), on the command line "
+        "--attention.force=true (generate), --rollout.attention.force=true (train) or --force "
+        "(eval, calibrate)"
+    )
 
 
 def _on_gpu(tensor: Tensor) -> bool:
