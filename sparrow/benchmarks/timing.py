@@ -156,9 +156,9 @@ def schedule_named(name: str | None, flow: Flow = block_mean) -> Schedule | None
     """None is dense, "fixed-4096" one budget at every length, others are presets.
 
     "fixed-4096" leaves layers 0 and 1 dense, as the published schedules do, so that times compare
-    with theirs; "fixed-4096-all" has no dense layers, "fixed-4096-dense-0,3" these. For measurements of time:
-    presets are forced onto the flow and run on any family of models, where their budgets say
-    nothing about quality.
+    with theirs; "fixed-4096-all" has no dense layers, "fixed-4096-dense-0,3" these. For
+    measurements of time: presets are forced onto the flow and run on any family of models, where
+    their budgets say nothing about quality.
     """
     if name is None:
         return None
