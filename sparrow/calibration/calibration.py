@@ -323,18 +323,25 @@ class Calibration:
         ]
 
     def _suggested(self, variant: Variant) -> list[Variant]:
-        """Budgets shared out by what groups lose; and the group that loses most left dense."""
-        own = [cell for cell in self.found.cells if cell.variant == variant.name]
+        """Budgets in proportion to what layers lose; and the group that loses most left dense."""
+        cells = [cell for cell in self.found.cells if cell.variant == variant.name]
         losses = self.found.layers
-        worst = min(losses, key=lambda each: each.p05).layers
+        worst = min(losses, key=lambda loss: loss.p05).layers
         dense = tuple(sorted({*variant.dense_layers, *worst}))
-        shared = shares(losses, own, self.spec.layers)
-        found = [variant.replace(name=f"{variant.name}, {BY_LAYER}", shares=shared)]
+        shared = shares(losses, cells, self.spec.layers)
+        by_layer = variant.replace(name=f"{variant.name}, {BY_LAYER}", shares=shared)
+        suggested = [by_layer] if self._budgets(by_layer) != self._budgets(variant) else []
         if len(dense) < self.spec.layers:
             name = f"{variant.name}, dense {','.join(map(str, dense))}"
-            found.append(variant.replace(name=name, dense_layers=dense))
-        known = {made.name for made in self.found.variants}
-        return [made for made in found if made.name not in known]
+            suggested.append(variant.replace(name=name, dense_layers=dense))
+        measured = {other.name for other in self.found.variants}
+        return [other for other in suggested if other.name not in measured]
+
+    def _budgets(self, variant: Variant) -> list[int]:
+        """What each layer keeps under each budget: shares may round to the same pages."""
+        schedules = [variant.schedule([0], [budget]) for budget in self.budgets]
+        layers = range(self.spec.layers)
+        return [schedule.budget(0, layer) for schedule in schedules for layer in layers]
 
     # Results.
 

@@ -13,6 +13,7 @@ from sparrow.schema.plan import PlanFile
 from sparrow.schema.surface import Cell, LayerLoss, Surface, reach
 
 GOOD, DOUBTFUL, BAD = "green", "yellow", "red"
+MOST_BINS = 9  # side by side in 80 columns
 
 
 def figures(
@@ -74,23 +75,37 @@ def _kept(row: Any) -> str:
 # Surfaces.
 
 
-def tails_table(surface: Surface, variant: str) -> Table:
-    """p05 and its interval by budget and length; green: surely at the target, red: surely not."""
+def tails_tables(surface: Surface, variant: str) -> list[Table]:
+    """p05 and its interval by budget and length; green: surely at the target, red: surely not.
+
+    As many tables as fit their bins side by side into 80 columns.
+    """
     target, budgets = surface.targets[0], surface.kept(variant)
-    arms = {str(budget): surface.of(variant, budget) for budget in budgets}
-    known = sorted({(cell.start, cell.stop) for cells in arms.values() for cell in cells})
-    bins = {start: f"{start}_to_{stop}" for start, stop in known}
-    rows = []
-    for name, cells in (arms | {"dense (floor)": surface.floor}).items():
-        tails = {bins[c.start]: _tail(c, target) for c in cells if c.start in bins}
-        rows.append({"budget": name} | dict.fromkeys(bins.values(), "-") | tails)
-    return figures(
-        f"{variant}: p05 of acceptance by total length",
-        rows,
-        " ".join(["budget", *bins.values()]),
-        caption=f"{surface.model}, {surface.dtype} on {surface.device}; {surface.prompts}; 95 % "
-        f"intervals over prompts; target {target}",
-    )
+    arms: dict[str, Sequence[Cell]] = {str(kept): surface.of(variant, kept) for kept in budgets}
+    bins = sorted({(cell.start, cell.stop) for cells in arms.values() for cell in cells})
+    names = {start: f"{start}_to_{stop}" for start, stop in bins}
+    rows = [
+        {"budget": name}
+        | dict.fromkeys(names.values(), "-")
+        | {names[cell.start]: _tail(cell, target) for cell in cells if cell.start in names}
+        for name, cells in (arms | {"dense (floor)": surface.floor}).items()
+    ]
+    return [
+        figures(
+            f"{variant}: p05 of acceptance by total length",
+            rows,
+            " ".join(["budget", *part]),
+            caption=f"{surface.model}, {surface.dtype} on {surface.device}; {surface.prompts}; "
+            f"95 % intervals over prompts; target {target}",
+        )
+        for part in _parts([*names.values()], MOST_BINS)
+    ]
+
+
+def _parts(names: list[str], most: int) -> list[list[str]]:
+    """The names in as few parts as possible, of about equal size and at most so many."""
+    size = -(-len(names) // max(1, -(-len(names) // most))) or 1
+    return [names[first : first + size] for first in range(0, len(names), size)]
 
 
 def _tail(cell: Cell, target: float) -> Text:
@@ -113,6 +128,7 @@ def layers_table(losses: Sequence[LayerLoss], shares: Sequence[float] = ()) -> T
         f"layers sparse alone, {losses[0].budget} tokens kept",
         losses,
         "layers p05 low high mean share",
+        layers=lambda loss: f"{loss.layers[0]} to {loss.layers[-1]}",
         share=lambda loss: shares[loss.layers[0]] if shares else None,
     )
 
@@ -124,7 +140,7 @@ def check_table(surface: Surface, target: float) -> Table:
     return figures(
         f"{surface.variants[0].name}: check at target {target}",
         surface.cells,
-        "start stop p05 low high mean prompts reach dense_reach floor verdict",
+        "start stop p05 low high prompts reach dense_reach floor verdict",
         reach=lambda cell: own[cell.start],
         dense_reach=lambda cell: dense.get(cell.start),
         floor=lambda cell: floor.get(cell.start),

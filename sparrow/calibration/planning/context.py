@@ -196,14 +196,17 @@ class PlanningContext:
 
 
 class Prices(NamedTuple):
-    """By bin and budget: seconds of the rows there, and bytes read of them. By bin alone: their
-    parts of what steps cost whoever is in them, and what dense rows would take and read."""
+    """What each bin of lengths costs; [bins, budgets], the last three [bins].
 
-    seconds: FloatArray
-    read: FloatArray
-    fixed: FloatArray
+    kv is bytes of keys and values alone: page summaries cost seconds, but a row that keeps
+    everything reads exactly as much of K and V as a dense one.
+    """
+
+    seconds: FloatArray  # of the rows
+    kv: FloatArray
+    fixed: FloatArray  # the rows' part of what a step costs whatever is in it
     dense_seconds: FloatArray
-    dense_read: FloatArray
+    dense_kv: FloatArray
 
 
 def prices(
@@ -227,15 +230,15 @@ def prices(
     def by_bin(figures: FloatArray) -> FloatArray:
         return np.bincount(place, figures, bins).astype(np.float64)
 
-    def bytes_of(reads: ByteModel) -> FloatArray:
-        return by_bin(np.concatenate([[0], reads.rows(lengths[1:]).total]) * visits)
+    def kv_bytes(reads: ByteModel) -> FloatArray:
+        return by_bin(np.concatenate([[0], reads.rows(lengths[1:]).kv]) * visits)
 
     return Prices(
         seconds=np.array([by_bin(m.per_row(longest) * visits) for m in models]).T,
-        read=np.array([bytes_of(m.reads) for m in models]).T,
+        kv=np.array([kv_bytes(m.reads) for m in models]).T,
         fixed=by_bin(fixed),
         dense_seconds=by_bin(dense.per_row(longest) * visits + dense_fixed),
-        dense_read=bytes_of(context.reads(variant, None)),
+        dense_kv=kv_bytes(context.reads(variant, None)),
     )
 
 

@@ -72,8 +72,12 @@ class RowBytes(NamedTuple):
     landmarks: IntArray
 
     @property
+    def kv(self) -> IntArray:
+        return self.dense + self.kept
+
+    @property
     def total(self) -> IntArray:
-        return self.dense + self.kept + self.landmarks
+        return self.kv + self.landmarks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,7 +199,7 @@ def plan_options(context: PlanningContext, config: PlanConfig) -> list[Option]:
             missed.append(error)
     if not found and not missed:
         names = ", ".join(config.variant or (one.name for one in surface.variants))
-        raise ValueError(f"{names}: no cell has {FEW} prompts, nothing can be planned")
+        raise ValueError(f"Nothing can be planned: no cell of {names} has {FEW} prompts")
     if not found:
         raise max(missed, key=lambda error: error.nearest)
     return sorted(found, key=lambda one: one.seconds)
@@ -229,7 +229,7 @@ def _option(
                 stop=stop,
                 budget=_budget(budgets[place]),
                 **{name: None if cell is None else getattr(cell, name) for name in measured},
-                kept_share=costs.read[i, place] / max(costs.dense_read[i], 1),
+                kept_share=costs.kv[i, place] / max(costs.dense_kv[i], 1),
                 seconds=costs.seconds[i, place] + costs.fixed[i],
                 dense_seconds=costs.dense_seconds[i],
             )

@@ -12,6 +12,7 @@ import torch
 from support.replays import replay
 
 from sparrow import load
+from sparrow.calibration import calibration
 from sparrow.calibration.calibration import Collector
 from sparrow.calibration.replay import DENSE, Prompt, arm, force, variant_of
 from sparrow.calibration.store import FILE, Trajectories
@@ -22,7 +23,7 @@ from sparrow.gate.budgets import MOST_BINS
 from sparrow.models import Decoder
 from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.schedule import LayerBudgets, Schedule
-from sparrow.schema.surface import Surface
+from sparrow.schema.surface import LayerLoss, Surface
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.flows.library import block_mean
 
@@ -89,6 +90,22 @@ def test_generated_acceptance_is_that_of_a_replay(
     assert all(one.alpha.min() > 1 - 1e-3 for one in dense)
     # A round that was cut short decides nothing: answers that end first are the short ones.
     assert set(made.tokens(own, source.prompts[1:3]).prompt) == {1}
+
+
+def test_budgets_by_layer_that_round_to_even_ones_are_not_measured_again(
+    model: Decoder, source: prompts.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for share, names in ((1.05, []), (1.5, ["block-mean, by layer"])):
+        monkeypatch.setattr(calibration, "shares", lambda *_, share=share: (1.0, share, 1.0, 1.0))
+        made = calibration.Calibration(
+            collector(model, source, tmp_path), budgets=(48, 80), edges=(0, 64), targets=(0.8,)
+        )
+        even = variant_of(block_mean, "block_mean", model.spec)
+        loss = {"variant": even.name, "budget": 48, "layers": (2, 3), "p05": 0.5, "low": 0.4}
+        loss |= {"high": 0.6, "mean": 0.9, "tokens": 9, "prompts": 3}
+        made.found.layers.append(LayerLoss(**loss))
+        suggested = [variant.name for variant in made._suggested(even)]
+        assert suggested == [*names, "block-mean, dense 2,3"]
 
 
 def test_an_answer_of_one_token_shows_nothing_and_is_kept(
