@@ -14,7 +14,7 @@ from sparrow.calibration.cells import (
     By,
     Tokens,
     cells,
-    groups_of,
+    layer_groups,
     layer_loss,
     open_questions,
     shares,
@@ -24,14 +24,14 @@ from sparrow.calibration.replay import (
     MOST_ARMS,
     TOP_K,
     Arm,
-    Job,
     Prompt,
+    RolloutJob,
     arm,
-    force,
     roll_out,
+    teacher_force,
     variant_of,
 )
-from sparrow.calibration.store import Measured, Trajectories
+from sparrow.calibration.store import MeasuredSequence, Trajectories
 from sparrow.engine.engine import Engine
 from sparrow.models import Decoder
 from sparrow.schema.calibrate import CalibrateConfig
@@ -82,10 +82,10 @@ class Collector:
             for number, prompt in enumerate(self.prompts)
         }
         if self.mode == "forced":
-            self.force(places)
+            self.teacher_force(places)
             return
         jobs = [  # prompt by prompt, so that arms advance together
-            Job(one, prompt, self._params(prompt))
+            RolloutJob(one, prompt, self._params(prompt))
             for prompt, lacking in self._missing(places, self.config.samples).items()
             for one in lacking
         ]
@@ -105,7 +105,7 @@ class Collector:
             for prompt, arms in places.items()
         }
 
-    def _roll_out(self, jobs: Sequence[Job]) -> None:
+    def _roll_out(self, jobs: Sequence[RolloutJob]) -> None:
         if not jobs:
             return
         arms = {job.arm for job in jobs}
@@ -136,7 +136,7 @@ class Collector:
             seed=self.config.seed * SPREAD + prompt.number,
         )
 
-    def force(self, places: Mapping[Prompt, Sequence[Arm]]) -> None:
+    def teacher_force(self, places: Mapping[Prompt, Sequence[Arm]]) -> None:
         """Arms on sequences that are given."""
         missing = self._missing(places, 1)
         total, count = sum(len(arms) for arms in missing.values()), 0
@@ -144,7 +144,7 @@ class Collector:
             if not arms:
                 continue
             self._progress(count, total, f"reading: {prompt.name}, dense")
-            for one, measured in force(self.model, prompt, arms, self.config.temperature):
+            for one, measured in teacher_force(self.model, prompt, arms, self.config.temperature):
                 count += 1
                 self.store.put(one.key, measured)
                 self._progress(count, total, f"reading: {prompt.name}, {one.name}")
@@ -164,7 +164,7 @@ class Collector:
             if one.sample == 0
         ]
 
-    def measured(self, one: Arm, prompts: Sequence[Prompt]) -> Iterator[Measured]:
+    def measured(self, one: Arm, prompts: Sequence[Prompt]) -> Iterator[MeasuredSequence]:
         """What was measured of an arm on these prompts: a round cut short does not count."""
         wanted = {prompt.number for prompt in prompts}
         return (each for each in self.store.of(one.key) if each.prompt in wanted)
@@ -311,12 +311,12 @@ class Calibration:
             return
         every = range(self.spec.layers)
         arms = {}
-        for group in groups_of(len(every), self.config.layer_groups, variant.dense_layers):
+        for group in layer_groups(len(every), self.config.layer_groups, variant.dense_layers):
             dense = tuple(layer for layer in every if layer not in group)
             name = f"layers {group[0]} to {group[-1]} alone"
             alone = variant.replace(name=name, dense_layers=dense, shares=())
             arms[group] = arm(alone, flow, budget, given=True)
-        self.collector.force({one: [*arms.values()] for one in sequences})
+        self.collector.teacher_force({one: [*arms.values()] for one in sequences})
         self.found.layers += [
             layer_loss(self.collector.tokens(one, sequences), variant.name, budget, group)
             for group, one in arms.items()

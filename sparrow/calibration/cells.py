@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparrow.calibration.store import Measured
+from sparrow.calibration.store import MeasuredSequence
 from sparrow.schema.surface import LEAST_PROMPTS, Cell, Estimators, LayerLoss
 from sparrow.stats import SATURATED, TAIL, Interval, fit_beta, quantile_interval
 
@@ -51,7 +51,7 @@ class Tokens:
     ratio: Array  # NaN where the token was not sampled
 
     @classmethod
-    def of(cls, trajectories: Iterable[Measured]) -> "Tokens":
+    def of(cls, trajectories: Iterable[MeasuredSequence]) -> "Tokens":
         ordered = sorted(trajectories, key=lambda one: (one.prompt, one.sample))
         sizes = [len(one.alpha) for one in ordered]
         ratios = [
@@ -89,7 +89,7 @@ def _joined(parts: Sequence[npt.ArrayLike], dtype: npt.DTypeLike) -> npt.NDArray
     return np.concatenate([np.empty(0), *parts]).astype(dtype)
 
 
-def tail_of(tokens: Tokens) -> Interval:
+def tail_interval(tokens: Tokens) -> Interval:
     """p05 of acceptance with its interval over prompts."""
     return quantile_interval(tokens.by_prompt(), TAIL)
 
@@ -109,7 +109,7 @@ def cells(
         own = tokens.within(start, stop, by)
         if not len(own):
             continue
-        alpha, tail = own.alpha.astype(np.float64), tail_of(own)
+        alpha, tail = own.alpha.astype(np.float64), tail_interval(own)
         fitted = fit_beta(alpha)
         doubtful = alpha[own.entropy > UNCERTAIN]
         found.append(
@@ -170,7 +170,7 @@ def _standard_error(tokens: Tokens, values: Array) -> float | None:
 # What to measure next.
 
 
-class Open(NamedTuple):
+class OpenQuestion(NamedTuple):
     """Something that the plan still depends on."""
 
     cell: Cell
@@ -183,7 +183,7 @@ class Open(NamedTuple):
         return f"{place}: {self.why} at target {self.target}"
 
 
-def open_questions(known: Sequence[Cell], targets: Sequence[float]) -> list[Open]:
+def open_questions(known: Sequence[Cell], targets: Sequence[float]) -> list[OpenQuestion]:
     """What is uncertain and matters, of one variant's cells; none: measuring can stop."""
     found = []
     for target in targets:
@@ -191,10 +191,10 @@ def open_questions(known: Sequence[Cell], targets: Sequence[float]) -> list[Open
         for cell in sorted(known, key=lambda cell: (cell.start, cell.budget or 0)):
             small, large, budget = bold[cell.start], careful[cell.start], cell.budget or 0
             between = small is not None and small <= budget and (large is None or budget < large)
-            if between and _hit(cell, target, True) and not _hit(cell, target, False):
-                found.append(Open(cell, target, "crosses"))
+            if between and _reaches(cell, target, True) and not _reaches(cell, target, False):
+                found.append(OpenQuestion(cell, target, "crosses"))
             elif budget == large and cell.prompts < LEAST_PROMPTS:
-                found.append(Open(cell, target, "few prompts"))
+                found.append(OpenQuestion(cell, target, "few prompts"))
     return found
 
 
@@ -204,14 +204,14 @@ def _choice(known: Sequence[Cell], target: float, crossing: bool) -> dict[int, i
     least, beyond = 0, False
     for start in sorted({cell.start for cell in known}):
         own = [cell for cell in known if cell.start == start and (cell.budget or 0) >= least]
-        hits = [cell.budget or 0 for cell in own if _hit(cell, target, crossing)]
+        hits = [cell.budget or 0 for cell in own if _reaches(cell, target, crossing)]
         beyond = beyond or not hits
         least = least if beyond else min(hits)
         chosen[start] = None if beyond else least
     return chosen
 
 
-def _hit(cell: Cell, target: float, crossing: bool) -> bool:
+def _reaches(cell: Cell, target: float, crossing: bool) -> bool:
     """Whether the target is reached: surely, or (crossing) possibly."""
     doubt = DOUBT if cell.prompts < LEAST_PROMPTS else 1.0
     end = cell.high if crossing else cell.low
@@ -221,7 +221,7 @@ def _hit(cell: Cell, target: float, crossing: bool) -> bool:
 # Layers.
 
 
-def groups_of(layers: int, groups: int, dense: Sequence[int] = ()) -> list[tuple[int, ...]]:
+def layer_groups(layers: int, groups: int, dense: Sequence[int] = ()) -> list[tuple[int, ...]]:
     """Layers that are not dense, in order, in so many parts of about equal size."""
     free = [layer for layer in range(layers) if layer not in dense]
     parts = np.array_split(np.array(free), min(groups, len(free))) if free else []
@@ -232,7 +232,7 @@ def layer_loss(tokens: Tokens, variant: str, budget: int, group: tuple[int, ...]
     """The tail of the tokens at which the budget bites."""
     own = tokens.where(tokens.length > budget)
     assert len(own), "sequences are longer than the budget"
-    tail = tail_of(own)
+    tail = tail_interval(own)
     return LayerLoss(
         variant=variant,
         budget=budget,

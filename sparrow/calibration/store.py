@@ -106,7 +106,7 @@ def _text(key: Any) -> str:
     return json.dumps(key, sort_keys=True)
 
 
-class Measured(Record):
+class MeasuredSequence(Record):
     """Acceptance along one sequence, at every token that sparse decoding could have changed.
 
     The first of them was drawn at a total length of `first`; an answer's very first token comes
@@ -160,7 +160,7 @@ class Trajectories:
             if key != ABOUT:
                 self._read(TrajectoryKey, key)
 
-    def put(self, arm: str, measured: Measured) -> None:
+    def put(self, arm: str, measured: MeasuredSequence) -> None:
         """Keep a trajectory, on the disk before this returns; one that is there stays."""
         key = {"arm": arm, "prompt": measured.prompt, "sample": measured.sample}
         arrays = {name: _pack(getattr(measured, name), kind) for name, kind in STORED.items()}
@@ -171,11 +171,11 @@ class Trajectories:
         keys = [key for key in self._store if key.get("arm") == arm]
         return {(key["prompt"], key["sample"]) for key in keys}
 
-    def of(self, arm: str) -> Iterator[Measured]:
+    def of(self, arm: str) -> Iterator[MeasuredSequence]:
         """The trajectories of an arm, by prompt and sample."""
         for prompt, sample in sorted(self.done(arm)):
             figures = self._store.get({"arm": arm, "prompt": prompt, "sample": sample})
-            yield self._read(Measured, figures)
+            yield self._read(MeasuredSequence, figures)
 
     def _read(self, kind: type[R], figures: Any) -> R:
         try:

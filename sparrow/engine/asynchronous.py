@@ -25,7 +25,7 @@ from sparrow.schema.sampling import Completion, SamplingParams
 T = TypeVar("T")
 
 
-Order = tuple[Callable[[], Any], Future[Any]]  # what to do between steps, and who waits for it
+Command = tuple[Callable[[], Any], Future[Any]]  # what to do between steps, and who waits for it
 # Where the outputs of a request go; an error is the last.
 Listener = asyncio.Queue[Output | BaseException]
 
@@ -35,7 +35,7 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._orders: SimpleQueue[Order | None] = SimpleQueue()  # None: the end
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()  # None: the end
         self._listeners: dict[int, Listener] = {}  # touched by the engine's thread alone
         self._ending = threading.Lock()
         self._ended = False
@@ -55,7 +55,7 @@ class AsyncEngine:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._thread is not None
-        self._orders.put(None)
+        self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
 
     async def generate(
@@ -83,7 +83,7 @@ class AsyncEngine:
             return number
 
         self._require_own_loop()
-        added = self._place(add)
+        added = self._submit(add)
         left = params.n
         try:
             await asyncio.shield(asyncio.wrap_future(added))
@@ -99,7 +99,7 @@ class AsyncEngine:
     async def run(self, work: Callable[[Engine], T]) -> T:
         """Do something with the engine between steps: update weights, reschedule, sleep."""
         self._require_own_loop()
-        return await asyncio.shield(asyncio.wrap_future(self._place(lambda: work(self._engine))))
+        return await asyncio.shield(asyncio.wrap_future(self._submit(lambda: work(self._engine))))
 
     def _require_own_loop(self) -> None:
         if self._thread is not None and asyncio.get_running_loop() is not self._loop:
@@ -116,9 +116,9 @@ class AsyncEngine:
             self._engine.abort(number)
 
         with suppress(RuntimeError):  # the engine has ended, and the request with it
-            self._place(abort)
+            self._submit(abort)
 
-    def _place(self, work: Callable[[], T]) -> "Future[T]":
+    def _submit(self, work: Callable[[], T]) -> "Future[T]":
         """Ask the engine's thread to do this between steps."""
         if self._thread is None:
             raise ValueError("enter the asynchronous engine first: async with AsyncEngine(engine)")
@@ -126,7 +126,7 @@ class AsyncEngine:
         with self._ending:
             if self._ended:
                 raise RuntimeError("the asynchronous engine has ended") from self._failure
-            self._orders.put((work, future))
+            self._commands.put((work, future))
         return future
 
     # The engine's thread.
@@ -139,7 +139,7 @@ class AsyncEngine:
             while self._serve_orders():
                 for output in self._engine.step():
                     if (listener := self._listeners.get(output.request)) is not None:
-                        self._say(listener, output)
+                        self._deliver(listener, output)
         except BaseException as error:  # of a thread: handed to whoever waits, or it is lost
             self._failure = error
         finally:
@@ -147,11 +147,11 @@ class AsyncEngine:
 
     def _serve_orders(self) -> bool:
         """Do what was asked, until there is a step to run; False at the end."""
-        while self._engine.idle or self._engine.asleep or not self._orders.empty():
-            order = self._orders.get()
-            if order is None:
+        while self._engine.idle or self._engine.asleep or not self._commands.empty():
+            command = self._commands.get()
+            if command is None:
                 return False
-            work, future = order
+            work, future = command
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work())
@@ -159,21 +159,21 @@ class AsyncEngine:
                     future.set_exception(error)
         return True
 
-    def _say(self, listener: Listener, news: Output | BaseException) -> None:
+    def _deliver(self, listener: Listener, output: Output | BaseException) -> None:
         with suppress(RuntimeError):  # the caller's event loop has been closed
-            self._loop.call_soon_threadsafe(listener.put_nowait, news)
+            self._loop.call_soon_threadsafe(listener.put_nowait, output)
 
     def _close(self) -> None:
         """Nobody waits for ever: requests are aborted and orders refused."""
         gone = self._failure or RuntimeError("the asynchronous engine was left")
         with self._ending:
             self._ended = True
-        while not self._orders.empty():
-            order = self._orders.get()
-            if order is not None and order[1].set_running_or_notify_cancel():
-                order[1].set_exception(gone)
+        while not self._commands.empty():
+            command = self._commands.get()
+            if command is not None and command[1].set_running_or_notify_cancel():
+                command[1].set_exception(gone)
         for listener in self._listeners.values():
-            self._say(listener, gone)
+            self._deliver(listener, gone)
         self._listeners.clear()
         self._engine.loop.abandon(list(self._engine.loop.requests))
         self._engine.owned = False

@@ -21,7 +21,7 @@ from sparrow.engine.memory import allocate, host_memory
 from sparrow.engine.pool import PAGE
 from sparrow.engine.requests import Request, stop_ids
 from sparrow.engine.runner import Runner, without_kernel
-from sparrow.engine.scheduler import Policy, Reuse, Scheduler
+from sparrow.engine.scheduler import Reuse, Scheduler, SchedulerPolicy
 from sparrow.engine.weights import Items, Stay, WeightStore
 from sparrow.models import Decoder, load_tokenizer
 from sparrow.models.lora import Adapter, AdapterBank
@@ -35,7 +35,7 @@ from sparrow.sparse.rule import Rule
 EXACT_BATCH = 16  # see Engine: exact_batches
 
 InFlight = Literal["continue", "restart"]
-Prompt = str | Sequence[int]
+TextOrIds = str | Sequence[int]
 
 
 class Engine:
@@ -87,7 +87,7 @@ class Engine:
             most = model.spec.max_positions
             raise ValueError(f"max_context={max_context}, but the model's context is {most}")
         swap_bytes = host_memory() // 2 if swap_bytes is None else swap_bytes
-        self.policy = Policy(pack=on_gpu, reuse=reuse, swap_bytes=swap_bytes)
+        self.policy = SchedulerPolicy(pack=on_gpu, reuse=reuse, swap_bytes=swap_bytes)
         self.version = 0
         self.owned = False  # whether an AsyncEngine steps it
         self._kv_bytes = kv_bytes
@@ -143,7 +143,7 @@ class Engine:
 
     def add(
         self,
-        prompt: Prompt,
+        prompt: TextOrIds,
         params: SamplingParams,
         *,
         schedule: Schedule | None = None,
@@ -278,7 +278,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: str | Sequence[TextOrIds],
         params: SamplingParams | Sequence[SamplingParams],
         *,
         schedule: Schedule | None = None,
@@ -378,7 +378,7 @@ class Engine:
             raise ValueError(f"weights must be one of {get_args(Stay)}, got {weights!r}")
         self._release()
         self.asleep = True
-        self._weights.leave(weights)
+        self._weights.offload(weights)
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -386,7 +386,7 @@ class Engine:
         """Take the memory again and go on where `sleep` left off."""
         if not self.asleep:
             raise ValueError("the engine is awake")
-        self._weights.enter()
+        self._weights.reload()
         self._allocate()
         self.asleep = False
 

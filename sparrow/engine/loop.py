@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sparrow.engine.requests import Request, Sample
 from sparrow.engine.runner import Delivery, Runner
-from sparrow.engine.scheduler import Policy, Scheduler, SwapFull, Work
+from sparrow.engine.scheduler import Scheduler, SchedulerPolicy, SwapFull, Work
 from sparrow.models import ModelSpec
 from sparrow.schema.sampling import Completion
 from sparrow.sparse.rule import Rule
@@ -32,11 +32,11 @@ class Output(NamedTuple):
 class Loop:
     """Requests on their way through steps."""
 
-    def __init__(self, policy: Policy, *, spec: ModelSpec, rule: Rule | None) -> None:
+    def __init__(self, policy: SchedulerPolicy, *, spec: ModelSpec, rule: Rule | None) -> None:
         self.scheduler = Scheduler(policy, self.drain)
         self.requests: dict[int, Request] = {}
         self.outputs: list[Output] = []
-        self.late = policy.pack  # on a GPU
+        self.one_step_late = policy.pack  # on a GPU
         self.spec, self.rule = spec, rule
         self._pending: list[Delivery] = []
         self._broken = False
@@ -46,7 +46,7 @@ class Loop:
         return self.scheduler.idle and not self._pending and not self.outputs
 
     def add(self, request: Request) -> None:
-        self._mend()
+        self._recover()
         self.requests[request.id] = request
         self.scheduler.waiting.append(request)
 
@@ -66,11 +66,11 @@ class Loop:
             else:
                 self.abort(number)
         self.outputs.clear()
-        self._mend()
+        self._recover()
 
     def step(self, runner: Runner, version: int) -> list[Output]:
         """Plan and launch a step under these weights; what has come to light by then."""
-        self._mend()
+        self._recover()
         if self._broken:
             raise RuntimeError("a step has failed: abort every request, then go on with new ones")
         try:
@@ -88,7 +88,7 @@ class Loop:
     def _run(self, runner: Runner, version: int) -> Work:
         work = self.scheduler.plan()
         launched = _launch(work, runner, version)
-        if self.late:
+        if self.one_step_late:
             self._pending, launched = launched, self._pending
         self._read(launched)
         return work
@@ -98,7 +98,7 @@ class Loop:
         launched, self._pending = self._pending, []
         self._read(launched)
 
-    def _mend(self) -> None:
+    def _recover(self) -> None:
         """If nobody is left of those whom a failed step concerned, begin with a clean slate."""
         if self._broken and not self.requests:
             self._pending.clear()
@@ -111,16 +111,16 @@ class Loop:
                 if sample.finish is not None:
                     self._end(sample, sample.tokens[-1:] if sample.error is None else [])
                 elif sample.request.streamed:
-                    self._tell(sample, sample.tokens[-1:], None)
+                    self._emit(sample, sample.tokens[-1:], None)
 
     def _end(self, sample: Sample, tokens: list[int]) -> None:
         if not self._broken:  # else nothing of what the scheduler holds can be trusted
             self.scheduler.retire(sample)
-        self._tell(sample, tokens, sample.completion(self.spec, self.rule))
+        self._emit(sample, tokens, sample.completion(self.spec, self.rule))
         if not any(other.live for other in sample.request.samples):
             self.requests.pop(sample.request.id, None)
 
-    def _tell(self, sample: Sample, tokens: list[int], completion: Completion | None) -> None:
+    def _emit(self, sample: Sample, tokens: list[int], completion: Completion | None) -> None:
         number = sample.request.id
         self.outputs.append(Output(number, sample.number, tokens, completion, sample.restarts))
 

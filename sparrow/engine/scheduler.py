@@ -25,7 +25,7 @@ class SwapFull(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class SchedulerPolicy:
     """How prompts are cut and shared, and what happens when pages run out.
 
     pack    whether chunks of several prompts share a pass of the model, on a GPU; on a CPU prompts
@@ -77,7 +77,7 @@ class Scheduler:
     rows: Rows
     cache: ops.PageCache
 
-    def __init__(self, policy: Policy, drain: Callable[[], None]) -> None:
+    def __init__(self, policy: SchedulerPolicy, drain: Callable[[], None]) -> None:
         self.policy = policy
         self.waiting: deque[Request] = deque()  # prompt not computed, or samples yet to start
         self.returning: list[Sample] = []  # out of the cache, oldest first

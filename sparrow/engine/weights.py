@@ -20,7 +20,7 @@ class WeightStore:
         self.model = model
         self.present = True
         self._device = model.device
-        self._outside: dict[nn.Parameter, Tensor] = {}
+        self._offloaded: dict[nn.Parameter, Tensor] = {}
         self._edition = model.edition
 
     def write(self, items: Items, *, have: int, base: int | None) -> None:
@@ -81,7 +81,7 @@ class WeightStore:
         if not self.model.head.numel():
             raise ValueError("the model's weights are out: another engine on it sleeps")
 
-    def leave(self, stay: Stay) -> None:
+    def offload(self, stay: Stay) -> None:
         """Give the weights' memory back, or not."""
         if stay == "keep":
             return
@@ -91,14 +91,14 @@ class WeightStore:
             if self.present:
                 pinned = self._device.type == "cuda"
                 host = torch.empty(weights.shape, dtype=weights.dtype, pin_memory=pinned)
-                self._outside[parameter] = host.copy_(weights)
+                self._offloaded[parameter] = host.copy_(weights)
             else:  # the shape alone
-                self._outside[parameter] = torch.empty_like(weights, device="meta")
+                self._offloaded[parameter] = torch.empty_like(weights, device="meta")
             parameter.data = weights.new_empty(0)
 
-    def enter(self) -> None:
-        """Have storage again, with the weights that `leave` kept."""
-        for parameter, host in self._outside.items():
+    def reload(self) -> None:
+        """Have storage again, with the weights that `offload` kept."""
+        for parameter, host in self._offloaded.items():
             place = torch.empty(host.shape, dtype=host.dtype, device=self._device)
             parameter.data = place.copy_(host) if self.present else place
-        self._outside.clear()
+        self._offloaded.clear()

@@ -49,7 +49,7 @@ SEEDS = 2 * budgets.MOST_BINS  # bootstrap seeds of a step: all bins together, t
 # The window of one bin: the acceptances of its last steps, and what was concluded so far.
 
 
-class Sample(NamedTuple):
+class BinSample(NamedTuple):
     """The tokens of one trajectory that were drawn in the bin."""
 
     step: int
@@ -57,7 +57,7 @@ class Sample(NamedTuple):
     alpha: Floats
 
 
-class Sum(NamedTuple):
+class RatioSum(NamedTuple):
     """The estimates of all tokens of a step in the bin."""
 
     step: int
@@ -66,11 +66,11 @@ class Sum(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Watch:
+class BinWindow:
     """One bin: its window, and what the gate remembers of it."""
 
-    samples: list[Sample] = field(default_factory=list)
-    sums: list[Sum] = field(default_factory=list)
+    samples: list[BinSample] = field(default_factory=list)
+    sums: list[RatioSum] = field(default_factory=list)
     below: int = 0  # looks in a row with p05 below target
     slack: int = 0  # looks in a row with p05 surely above target and slack
     ups: int = 0  # times the gate raised it or made it dense
@@ -98,14 +98,16 @@ class Watch:
         return own | {"samples": samples, "sums": [list(each) for each in self.sums]}
 
     @classmethod
-    def restore(cls, state: dict[str, Any]) -> "Watch":
+    def restore(cls, state: dict[str, Any]) -> "BinWindow":
         """Inverse of `state`."""
-        samples = [Sample(step, prompt, _unpacked(text)) for step, prompt, text in state["samples"]]
-        sums = [Sum(*each) for each in state["sums"]]
+        samples = [
+            BinSample(step, prompt, _unpacked(text)) for step, prompt, text in state["samples"]
+        ]
+        sums = [RatioSum(*each) for each in state["sums"]]
         return cls(**(state | {"samples": samples, "sums": sums}))
 
 
-def figures(watches: Sequence[Watch], seed: int) -> Figures:
+def figures(watches: Sequence[BinWindow], seed: int) -> Figures:
     """Quantiles and mean over the windows of some bins together, p05 with its interval."""
     by_prompt: dict[str, list[Floats]] = {}  # of whichever steps, in order of appearance
     for sample in (sample for watch in watches for sample in watch.samples):
@@ -157,7 +159,7 @@ class Gate:
         self.schedule, self._bins = budgets.make_bins(
             schedule, width=config.bin, longest=longest, mass=mass
         )
-        self._watches = [Watch() for _ in self._bins.starts]
+        self._watches = [BinWindow() for _ in self._bins.starts]
         self._step = -1
 
     def observe(
@@ -174,7 +176,7 @@ class Gate:
         for reading, places in zip(readings, read, strict=True):
             for place in np.unique(places):
                 alpha = reading.alpha[places == place]
-                self._watches[place].samples.append(Sample(step, reading.prompt, alpha))
+                self._watches[place].samples.append(BinSample(step, reading.prompt, alpha))
         self._average(estimates, estimated)
         bins = tuple(self._look(place) for place in range(len(self._watches)))
         return Look(
@@ -207,7 +209,7 @@ class Gate:
                 f"Gate.restore: got a state with bins that start at {state['starts']}, "
                 f"allowed: {list(gate._bins.starts)}, as gate.bin = {config.bin} has them"
             )
-        gate._watches = [Watch.restore(each) for each in state["watches"]]
+        gate._watches = [BinWindow.restore(each) for each in state["watches"]]
         gate._step = state["step"]
         return gate
 
@@ -221,7 +223,7 @@ class Gate:
             totals += np.bincount(places, estimate.ratio, len(totals))
             counts += np.bincount(places, minlength=len(counts))
         for watch, total, count in zip(self._watches, totals, counts, strict=True):
-            watch.sums += [Sum(self._step, float(total), int(count))] if count else []
+            watch.sums += [RatioSum(self._step, float(total), int(count))] if count else []
             watch.seen |= bool(count) or watch.fresh(self._step)
 
     def _look(self, place: int) -> BinLook:
@@ -264,7 +266,7 @@ class Gate:
             actions += [action] if action else []
         return actions
 
-    def _answer(self, place: int, bin: BinLook, watch: Watch) -> Action | None:
+    def _answer(self, place: int, bin: BinLook, watch: BinWindow) -> Action | None:
         """Count this look, and act if it is time."""
         config = self.config
         p05, low, high = bin.tail
@@ -335,7 +337,7 @@ class Gate:
         both = ("all" if b == DENSE else str(b) for b in (int(before.budgets[place]), new))
         moved = f"{' -> '.join(both)} tokens"
         action = self._action(kind, place, bin, f"budget {moved} ({why})", after=new)
-        where = bin_words(bin.start, bin.stop)
+        where = describe_bin(bin.start, bin.stop)
         self.schedule = budgets.renamed(after, f"step {self._step}: {kind} at {where}, {moved}")
         different = budgets.changed(before, after)
         for other, watch in enumerate(self._watches):
@@ -356,19 +358,19 @@ class Gate:
             after=before if after is None else after,
             **dict(zip(("p05", "low", "high"), bin.tail, strict=True)),
             target=self.config.target,
-            reason=f"{tail_words(bin, self._watches[place], self.config)}: {done}",
+            reason=f"{describe_tail(bin, self._watches[place], self.config)}: {done}",
         )
 
 
 # What it says to people.
 
 
-def bin_words(start: int, stop: int | None) -> str:
+def describe_bin(start: int, stop: int | None) -> str:
     """Lengths of a bin."""
     return f"lengths {start} on" if stop is None else f"lengths {start} to {stop - 1}"
 
 
-def tail_words(bin: BinLook, watch: Watch, config: GateConfig) -> str:
+def describe_tail(bin: BinLook, watch: BinWindow, config: GateConfig) -> str:
     """Where p05 of a judged bin is, from what, and how that lies to the target."""
     p05, low, high = bin.tail
     verdict = f"more than {config.slack:g} above the target {config.target:g}"
@@ -378,7 +380,7 @@ def tail_words(bin: BinLook, watch: Watch, config: GateConfig) -> str:
         looks = f"{watch.below} look{'s' if watch.below > 1 else ''} in a row"
         verdict = f"below the target {config.target:g} at {looks}"
     return (
-        f"p05 of acceptance at {bin_words(bin.start, bin.stop)} is {p05:.4f} "
+        f"p05 of acceptance at {describe_bin(bin.start, bin.stop)} is {p05:.4f} "
         f"({low:.4f} to {high:.4f}; {bin.tokens} tokens of {bin.prompts} prompts), "
         f"{verdict}"
     )

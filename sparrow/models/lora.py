@@ -79,7 +79,7 @@ class PeftConfig(FileKeys):
             return cls.model_validate(given)
 
 
-class Place(NamedTuple):
+class LoraTarget(NamedTuple):
     """Where a pair belongs."""
 
     layer: int
@@ -111,11 +111,11 @@ def module_sizes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
 
 def _checked_tensors(
     spec: ModelSpec, tensors: Mapping[str, Tensor]
-) -> dict[tuple[Place, str], Tensor]:
+) -> dict[tuple[LoraTarget, str], Tensor]:
     """The tensors by place and matrix, once every name, partner, shape and dtype is right."""
-    places = [Place(layer, module) for layer in range(spec.layers) for module in MODULES]
+    places = [LoraTarget(layer, module) for layer in range(spec.layers) for module in MODULES]
     known = {place.tensor(matrix): (place, matrix) for place in places for matrix in "AB"}
-    found: dict[tuple[Place, str], Tensor] = {}
+    found: dict[tuple[LoraTarget, str], Tensor] = {}
     for name, tensor in tensors.items():
         key = known.get(_NAME.sub(r"base_model.model.\1.weight", name))
         if key is None:
@@ -138,7 +138,7 @@ def _checked_tensors(
     return found
 
 
-def _check_shapes(spec: ModelSpec, place: Place, a: Tensor, b: Tensor) -> None:
+def _check_shapes(spec: ModelSpec, place: LoraTarget, a: Tensor, b: Tensor) -> None:
     inputs, outputs = module_sizes(spec)[place.module]
     if a.dim() != 2 or a.shape[0] < 1 or a.shape[1] != inputs:
         raise ValueError(
@@ -149,7 +149,7 @@ def _check_shapes(spec: ModelSpec, place: Place, a: Tensor, b: Tensor) -> None:
         raise ValueError(f"tensor {place.tensor('B')} has shape {[*b.shape]}, expected {expected}")
 
 
-def _check_config_fits(config: PeftConfig, ranks: Mapping[Place, int]) -> None:
+def _check_config_fits(config: PeftConfig, ranks: Mapping[LoraTarget, int]) -> None:
     """The config speaks of the ranks and modules that the tensors have, or it is not theirs."""
     said = {config.r, *(config.rank_pattern or {}).values()}
     for place, rank in ranks.items():
@@ -165,7 +165,7 @@ def _check_config_fits(config: PeftConfig, ranks: Mapping[Place, int]) -> None:
             raise ValueError(f"target_modules: {target!r} has no tensors in {WEIGHTS}")
 
 
-class Pair(NamedTuple):
+class LoraPair(NamedTuple):
     """The two matrices of one module; leaves, so that they can be trained."""
 
     a_RI: Tensor
@@ -187,7 +187,7 @@ class Adapter:
     spec: ModelSpec
     alpha: float
     rslora: bool
-    pairs: Mapping[Place, Pair]
+    pairs: Mapping[LoraTarget, LoraPair]
 
     @classmethod
     def from_state(
@@ -206,10 +206,10 @@ class Adapter:
         found = _checked_tensors(spec, tensors)
         places = sorted({place for place, _ in found})
 
-        def leaf(place: Place, matrix: str) -> Tensor:
+        def leaf(place: LoraTarget, matrix: str) -> Tensor:
             return found[place, matrix].detach().to(device, dtype, copy=True).contiguous()
 
-        pairs = {place: Pair(leaf(place, "A"), leaf(place, "B")) for place in places}
+        pairs = {place: LoraPair(leaf(place, "A"), leaf(place, "B")) for place in places}
         return cls(spec=spec, alpha=alpha, rslora=rslora, pairs=pairs)
 
     @classmethod
@@ -231,7 +231,7 @@ class Adapter:
         sizes, chosen = module_sizes(spec), tuple(modules)
         tensors: dict[str, Tensor] = {}
         for layer in range(spec.layers) if layers is None else layers:
-            for place in (Place(layer, module) for module in chosen):
+            for place in (LoraTarget(layer, module) for module in chosen):
                 inputs, outputs = sizes[place.module]
                 a_RI = torch.randn(rank, inputs, generator=generator) * inputs**-0.5
                 tensors[place.tensor("A")] = a_RI
@@ -290,7 +290,7 @@ class Adapter:
         return self.alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def __call__(self, layer: int, name: str, x: Tensor, projected: Tensor, /) -> Tensor:
-        pairs = [self.pairs.get(Place(layer, module)) for module in FUSED[name]]
+        pairs = [self.pairs.get(LoraTarget(layer, module)) for module in FUSED[name]]
         if all(pair is None for pair in pairs):
             return projected
         outputs = [module_sizes(self.spec)[module][1] for module in FUSED[name]]
@@ -299,7 +299,7 @@ class Adapter:
             [part if pair is None else part + self._delta(pair, x) for pair, part in parts], dim=-1
         )
 
-    def _delta(self, pair: Pair, x: Tensor) -> Tensor:
+    def _delta(self, pair: LoraPair, x: Tensor) -> Tensor:
         return (x @ pair.a_RI.T) @ pair.b_ER.T * self.scale(pair.rank)
 
     def _config(self) -> dict[str, Any]:
@@ -451,7 +451,7 @@ class AdapterBank:
             a_LRI, b_LER = (torch.zeros(s, dtype=self.dtype, device=self.device) for s in shapes)
             self._stacks[name] = Stacks(a_LRI, b_LER)
 
-    def _write(self, slot: int, place: Place, pair: Pair, scale: float) -> None:
+    def _write(self, slot: int, place: LoraTarget, pair: LoraPair, scale: float) -> None:
         name = next(name for name, modules in FUSED.items() if place.module in modules)
         index = FUSED[name].index(place.module)
         rank = self._ranks(slot, name).start + index * self.max_rank

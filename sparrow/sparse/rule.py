@@ -16,7 +16,7 @@ from sparrow import ops
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse.flows import interpret
 from sparrow.sparse.flows.flow import Flow, Program, check_weights, trace
-from sparrow.sparse.flows.interpret import Scene
+from sparrow.sparse.flows.interpret import ScoreContext
 from sparrow.sparse.flows.library import block_mean
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Rule:
             means_NGD = cache.field(program.fields[0].name, layer)
             score_BGM = fast.score_pages(q_BHD, means_NGD, table_BM, lengths_B, page=cache.page)
         else:
-            scene = Scene(lengths=lengths_B, layer=layer, first=self.first, last=self.last)
+            scene = ScoreContext(lengths=lengths_B, layer=layer, first=self.first, last=self.last)
             score_BGM = interpret.score_cache(program, cache, q_BHD, table_BM, scene, rows_B)
         return ops.select_pages(
             *(score_BGM, lengths_B, budgets),
@@ -198,7 +198,7 @@ class Rule:
         def begin(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, dense: int) -> ops.Scores:
             program = trace(self.flow, page, q_SHD.shape[2], q_SHD.shape[1] // k_SGD.shape[1])
             lengths_S = torch.arange(1, len(q_SHD) + 1, device=q_SHD.device)
-            scene = Scene(lengths=lengths_S, layer=layer, first=self.first, last=self.last)
+            scene = ScoreContext(lengths=lengths_S, layer=layer, first=self.first, last=self.last)
             return interpret.score_sequence(program, q_SHD, k_SGD, v_SGD, scene, dense=dense)
 
         return begin

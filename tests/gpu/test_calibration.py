@@ -10,7 +10,7 @@ from support.loud import loud
 from support.replays import replay
 
 from sparrow import models, ops
-from sparrow.calibration.replay import Job, Prompt, arm, roll_out, variant_of
+from sparrow.calibration.replay import Prompt, RolloutJob, arm, roll_out, variant_of
 from sparrow.engine import Engine
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
@@ -65,7 +65,7 @@ def test_the_engine_strays_as_a_replay_says(model: models.Decoder) -> None:
     engine = Engine(model, rule=Rule.of(own.schedule), max_running=4, max_context=512)
     given = Prompt(number=0, name="given", ids=tuple(PROMPT))
     params = SamplingParams(max_tokens=100, seed=5, ignore_eos=True)
-    ((_, found),) = roll_out(engine, [Job(own, given, params)])
+    ((_, found),) = roll_out(engine, [RolloutJob(own, given, params)])
     again = replay(model, PROMPT, found.ids[len(PROMPT) :].tolist(), own.schedule)
     np.testing.assert_allclose(found.alpha, again.alpha[1:], atol=0.02)
     assert found.alpha.min() < 0.95

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sparrow import ops
-from sparrow.calibration.flows.score import Case, kept_pages, mask_of
+from sparrow.calibration.flows.score import SelectionCase, kept_pages, page_mask
 from sparrow.schema.flow import FlowCheck, FlowField, FlowTest
 from sparrow.sparse.compile.kernels import module
 from sparrow.sparse.flows.flow import Flow, Program, trace
@@ -95,7 +95,11 @@ def check(
     program, keys = trace(flow, page, head_size, group), torch.bfloat16
     mean, stored = 2 * head_size, program.bytes(keys)
     counts = Counter(node.op for node in program.nodes if node.inputs)
-    bed = None if program.score is None else _Bed(flow, program, torch.device(device), seed)
+    bed = (
+        None
+        if program.score is None
+        else _DifferentialTest(flow, program, torch.device(device), seed)
+    )
     tests = () if bed is None else tuple(bed.compare())
     return FlowCheck(
         flow=program.name,
@@ -122,13 +126,13 @@ def check(
     )
 
 
-class _Bed:
+class _DifferentialTest:
     """Random sequences side by side, and the pages that each way keeps of them."""
 
     def __init__(self, flow: Flow, program: Program, device: torch.device, seed: int) -> None:
         self.rule = Rule(flow=flow, dense_layers=frozenset())
         self.program, self.device = program, device
-        self.kv_heads = _heads_of(program)
+        self.kv_heads = _kv_heads(program)
         self.cases = sequences(program.page, self.rule.first + self.rule.last)
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         draw = torch.Generator().manual_seed(seed)
@@ -185,7 +189,7 @@ class _Bed:
 
     def _select(self, row: int, score_SGM: Tensor) -> Tensor:
         lengths_S = torch.arange(1, len(score_SGM) + 1, device=self.device)
-        case = Case(rule=self.rule, page=self.program.page, budget=self.cases[row].budget)
+        case = SelectionCase(rule=self.rule, page=self.program.page, budget=self.cases[row].budget)
         return kept_pages(case, score_SGM, lengths_S, self.rule.mass)
 
     # Token by token.
@@ -207,7 +211,7 @@ class _Bed:
             given = (q_SBHD[at], self.table_BM, length_B, budgets_B, rows_B)
             lists = self.rule.select(cache, 0, *given)
             assert lists is not None
-            kept.append(mask_of(lists, self.width))
+            kept.append(page_mask(lists, self.width))
         every_SBGM = torch.stack(kept)
         return [
             every_SBGM[: case.length, row, :, : -(-case.length // self.program.page)]
@@ -280,7 +284,7 @@ class _Bed:
         return max(ROUNDING[own if kind == "keys" else kind] for kind in ["fp32", *kinds])
 
 
-def _heads_of(program: Program) -> int:
+def _kv_heads(program: Program) -> int:
     """KV heads to test with: as many as learned weights have, where a program has some."""
     for node in in_order([*program.summary, *program.nodes]):
         if node.op == "constant" and node.given[1] == "by head":

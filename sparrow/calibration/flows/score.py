@@ -57,19 +57,19 @@ class FlowCell(NamedTuple):
         return own | dict(self.configuration) | {"measure": MEASURE}
 
     @property
-    def case(self) -> "Case":
+    def case(self) -> "SelectionCase":
         assert self.arm.schedule is not None
         rule = Rule.of(self.arm.schedule, self.arm.flow)
-        return Case(rule=rule, page=self.configuration.page, budget=self.budget)
+        return SelectionCase(rule=rule, page=self.configuration.page, budget=self.budget)
 
 
-class Sample(FlowText):
+class TokenizedText(FlowText):
     """A text in tokens of a model."""
 
     ids: tuple[int, ...]
 
 
-def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[Sample]:
+def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[TokenizedText]:
     """The first `tokens` tokens of every text; all must have so many.
 
     Their sha256 is that of the tokens: equal ones are equal, wherever the text came from.
@@ -87,7 +87,7 @@ def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[Sample]:
             raise ValueError(f"text {text.name!r} has {len(ids)} tokens, {tokens} are asked for")
         digest = hashlib.sha256(np.asarray(ids[:tokens], np.int64).tobytes()).hexdigest()[:16]
         about = {"name": text.name, "kind": text.kind, "sha256": digest, "note": text.note}
-        made.append(Sample(**about, ids=tuple(ids[:tokens])))
+        made.append(TokenizedText(**about, ids=tuple(ids[:tokens])))
     return made
 
 
@@ -106,7 +106,7 @@ def append_leaderboard(file: str | Path, scores: FlowScores) -> int:
 
 def score(
     model: Decoder,
-    texts: Sequence[Sample],
+    texts: Sequence[TokenizedText],
     flows: Sequence[Flow],
     budgets: Sequence[int],
     *,
@@ -147,7 +147,10 @@ def score(
 
 
 def _check(
-    model: Decoder, texts: Sequence[Sample], budgets: Sequence[int], configuration: Configuration
+    model: Decoder,
+    texts: Sequence[TokenizedText],
+    budgets: Sequence[int],
+    configuration: Configuration,
 ) -> None:
     if not budgets:
         raise ValueError("got no budget to score flows under, allowed: one or more")
@@ -177,7 +180,7 @@ def _cells(
 
 def _measure(
     model: Decoder,
-    text: Sample,
+    text: TokenizedText,
     cells: Sequence[FlowCell],
     keys: Sequence[Figures],
     store: Store,
@@ -286,7 +289,7 @@ def interval(name: str, values: np.ndarray) -> Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SelectionCase:
     """A rule with pages of a size, under a budget of tokens."""
 
     rule: Rule
@@ -303,7 +306,7 @@ class AttentionError(Errors):
 class Probe:
     """Dense attention for a decoder that measures cases on its way: one pass for all of them."""
 
-    def __init__(self, cases: Sequence[Case]) -> None:
+    def __init__(self, cases: Sequence[SelectionCase]) -> None:
         self.cases = tuple(cases)
         self._sums: dict[tuple[int, int], Tensor] = {}  # of a case and layer: SUMS
 
@@ -322,9 +325,9 @@ class Probe:
             }
             if not biting:
                 continue
-            seen = _Seen(q_THD, k_TGD, v_TGD, start, stop, scale)
+            seen = _DenseAttention(q_THD, k_TGD, v_TGD, start, stop, scale)
             for index, case in biting.items():
-                sums = _sums_of(case, seen, scores[case.rule, case.page](start, stop))
+                sums = _block_sums(case, seen, scores[case.rule, case.page](start, stop))
                 self._sums[index, layer] = self._sums.get((index, layer), 0.0) + sums
         bounds = torch.tensor([0, len(q_THD)], device=q_THD.device)
         return ops.attend_causal(q_THD, k_TGD, v_TGD, bounds, scale=scale)
@@ -346,7 +349,7 @@ def blocks(length: int) -> Iterator[tuple[int, int]]:
         yield max(0, stop - QUERIES), stop
 
 
-class _Seen:
+class _DenseAttention:
     """A block of queries: their true attention weights and outputs."""
 
     def __init__(
@@ -382,7 +385,7 @@ class _Seen:
         return change_n / out_n.clamp(min=1e-30)
 
 
-def _sums_of(case: Case, seen: _Seen, score_nGM: Tensor) -> Tensor:
+def _block_sums(case: SelectionCase, seen: _DenseAttention, score_nGM: Tensor) -> Tensor:
     """The sums of one block, float64 [SUMS]."""
     truth_nGM = seen.masses(case.page)
     room = truth_nGM.shape[2] - score_nGM.shape[2]
@@ -406,15 +409,17 @@ def _sums_of(case: Case, seen: _Seen, score_nGM: Tensor) -> Tensor:
     return torch.stack([part.double() for part in parts])
 
 
-def kept_pages(case: Case, score_nGM: Tensor, length_n: Tensor, mass: float | None) -> Tensor:
+def kept_pages(
+    case: SelectionCase, score_nGM: Tensor, length_n: Tensor, mass: float | None
+) -> Tensor:
     """The pages that scores keep under the case's budget, bool [n, G, M]."""
     choice: dict[str, Any] = {"first": case.rule.first, "last": case.rule.last, "mass": mass}
     budget_n = torch.full_like(length_n, case.budget)
     lists = ops.select_pages(score_nGM.contiguous(), length_n, budget_n, page=case.page, **choice)
-    return mask_of(lists, score_nGM.shape[2])
+    return page_mask(lists, score_nGM.shape[2])
 
 
-def mask_of(lists: ops.PageLists, pages: int) -> Tensor:
+def page_mask(lists: ops.PageLists, pages: int) -> Tensor:
     """Page lists as a mask over the pages of a sequence, bool [B, G, pages]."""
     place = torch.where(lists.pages < 0, pages, lists.pages).long()
     mask = torch.zeros((*place.shape[:2], pages + 1), dtype=torch.bool, device=place.device)

@@ -31,7 +31,7 @@ class Text(NamedTuple):
     note: str = ""
 
 
-class Source(NamedTuple):
+class TextSource(NamedTuple):
     """Where a text is found: a file of a package or module, or METADATA of a distribution.
 
     sha256 is that of the whole file, as it was measured in docs/log.md.
@@ -79,7 +79,7 @@ class Source(NamedTuple):
 
 
 _LISTED = files(__package__).joinpath("texts.json").read_text(encoding="utf-8")
-SOURCES = tuple(Source(**about) for about in json.loads(_LISTED))
+SOURCES = tuple(TextSource(**about) for about in json.loads(_LISTED))
 
 
 def standard(report: Callable[[str], None] | None = None) -> list[Text]:

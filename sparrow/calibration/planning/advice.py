@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sparrow.calibration.planning.context import PlanningContext, believed, measured_to
 from sparrow.calibration.planning.hardware import Hardware
-from sparrow.calibration.planning.plan import Option, Unreachable, plan_options
+from sparrow.calibration.planning.plan import PlanOption, Unreachable, plan_options
 from sparrow.schema.calibrate import PlanConfig
 from sparrow.schema.surface import LEAST_PROMPTS, Surface
 
@@ -48,14 +48,14 @@ def advise(surface: Surface, folder: Path) -> Advice:
     return Advice(f"{missed}, nor at any lower target.", larger)
 
 
-def _try(context: PlanningContext, config: PlanConfig) -> Option | None:
+def _try(context: PlanningContext, config: PlanConfig) -> PlanOption | None:
     try:
         return plan_options(context, config)[0]
     except Unreachable:
         return None
 
 
-def _kept(surface: Surface, option: Option) -> str:
+def _kept(surface: Surface, option: PlanOption) -> str:
     """The cheapest constant budget that keeps the target, or the schedule where none does."""
     budgets = [budget for budget in option.budgets if budget is not None]
     constant = cheapest_constant(surface, option.target)

@@ -89,7 +89,7 @@ def workload(surface: Surface, config: PlanConfig) -> Workload:
     if name == PUBLISHED:
         lengths = published_lengths()
     elif name != "surface":
-        lengths = _of_file(Path(name))
+        lengths = _read_lengths(Path(name))
     elif surface.lengths:
         lengths = np.asarray(surface.lengths, np.int64)
     else:
@@ -106,7 +106,7 @@ def workload(surface: Surface, config: PlanConfig) -> Workload:
     return Workload(name=name, lengths=lengths, prompt=prompt, most=config.batch)
 
 
-def _of_file(place: Path) -> IntArray:
+def _read_lengths(place: Path) -> IntArray:
     """Numbers, as a JSON list or one a line."""
     if not place.exists():
         raise ValueError(

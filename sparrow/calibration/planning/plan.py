@@ -76,7 +76,7 @@ def plan(
         by=config.by,
         bins=best.bins,
         sensitivity=tuple(
-            _aside(context, config.replace(target=aim)) for aim in near if 0 < aim < 1
+            _at_other_target(context, config.replace(target=aim)) for aim in near if 0 < aim < 1
         ),
         speed_up=best.speed_up,
         limit=limit.speed_up,
@@ -161,7 +161,7 @@ def merged(starts: Sequence[int], budgets: Sequence[int]) -> tuple[list[int], li
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Option:
+class PlanOption:
     """The cheapest schedule of one variant, and what is predicted of its bins."""
 
     variant: Variant
@@ -186,10 +186,10 @@ class Option:
         return tuple(one.budget for one in self.bins)
 
 
-def plan_options(context: PlanningContext, config: PlanConfig) -> list[Option]:
+def plan_options(context: PlanningContext, config: PlanConfig) -> list[PlanOption]:
     """The cheapest schedule of every variant that reaches the target, the fastest first."""
     surface = context.surface
-    found: list[Option] = []
+    found: list[PlanOption] = []
     missed: list[Unreachable] = []
     for variant in [surface.variant(name) for name in config.variant] or surface.variants:
         known = believed([cell for cell in surface.cells if cell.variant == variant.name])
@@ -207,7 +207,7 @@ def plan_options(context: PlanningContext, config: PlanConfig) -> list[Option]:
 
 def _option(
     context: PlanningContext, config: PlanConfig, variant: Variant, known: Sequence[Cell]
-) -> Option:
+) -> PlanOption:
     """By dynamic programming over bins and budgets, the last of which is DENSE."""
     surface, target = context.surface, config.target
     edges = tuple(edge for edge in surface.bins if edge <= measured_to(known))
@@ -244,7 +244,7 @@ def _option(
         family=surface.family,
         provenance=_provenance(context, config, variant, bins),
     )
-    return Option(variant=variant, target=target, bins=tuple(bins), schedule=schedule)
+    return PlanOption(variant=variant, target=target, bins=tuple(bins), schedule=schedule)
 
 
 def _reached(
@@ -309,7 +309,7 @@ def _unreachable(
 # What a plan says of itself.
 
 
-def notes(context: PlanningContext, option: Option) -> tuple[str, ...]:
+def notes(context: PlanningContext, option: PlanOption) -> tuple[str, ...]:
     """What was not measured or is in doubt, and where it does not pay, in words."""
     surface, hardware, said = context.surface, context.hardware, []
     own = [cell for cell in surface.cells if cell.variant == option.variant.name]
@@ -374,7 +374,7 @@ def _provenance(
 # What stands beside it.
 
 
-def _aside(context: PlanningContext, config: PlanConfig) -> PlanAside:
+def _at_other_target(context: PlanningContext, config: PlanConfig) -> PlanAside:
     try:
         best = plan_options(context, config)[0]
     except Unreachable as error:
@@ -389,7 +389,7 @@ def _aside(context: PlanningContext, config: PlanConfig) -> PlanAside:
     )
 
 
-def _compared(context: PlanningContext, best: Option, other: Schedule) -> Compared:
+def _compared(context: PlanningContext, best: PlanOption, other: Schedule) -> Compared:
     """Another schedule on the same rollout, and what the surface says of its budgets."""
     plan = best.schedule
     fields = {"flow": "flow", "page": "page", "dense_layers": "dense layers"}
@@ -404,11 +404,11 @@ def _compared(context: PlanningContext, best: Option, other: Schedule) -> Compar
         budgets=tuple(_budget(budget) for budget in other.budgets.tolist()),
         speed_up=best.dense_seconds / context.rollout(best.variant, other),
         differs=tuple(differs),
-        bins=tuple(_known(context.surface, other, one.start) for one in best.bins),
+        bins=tuple(_nearest_measured(context.surface, other, one.start) for one in best.bins),
     )
 
 
-def _known(surface: Surface, other: Schedule, start: int) -> ComparedBin:
+def _nearest_measured(surface: Surface, other: Schedule, start: int) -> ComparedBin:
     """Of the measured budgets that are no larger than the other's, the largest: a lower bound.
 
     Only where the surface has a variant of the other's own flow, dense layers and even budgets.
@@ -436,7 +436,7 @@ def _known(surface: Surface, other: Schedule, start: int) -> ComparedBin:
     )
 
 
-def _checked(context: PlanningContext, best: Option, check: Surface) -> tuple[CheckedBin, ...]:
+def _checked(context: PlanningContext, best: PlanOption, check: Surface) -> tuple[CheckedBin, ...]:
     """The bins of a check run, of this plan's schedule on this plan's model and no other."""
     surface, schedules = context.surface, [variant.name for variant in check.variants]
     if check.fingerprint != surface.fingerprint or schedules != [best.schedule.name]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.sparse.flows.tensor import FlowError, fail
+from sparrow.sparse.flows.tensor import FlowError, flow_error
 
 Kind = Literal["keys", "fp32", "fp16", "bf16", "fp8", "int4"]
 PLAIN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -51,7 +51,7 @@ class Size:
 
 def _whole(size: Size, sign: str, other: object) -> int:
     if not isinstance(other, int) or other < 1:
-        raise fail(f"{size} {sign} {other!r}: sizes take whole numbers above 0")
+        raise flow_error(f"{size} {sign} {other!r}: sizes take whole numbers above 0")
     return other
 
 
@@ -110,9 +110,11 @@ def int4(*shape: int | Size) -> Format:
 def _format(kind: Kind, shape: tuple[int | Size, ...]) -> Format:
     for size in shape:
         if not isinstance(size, Size) and (not isinstance(size, int) or size < 1):
-            raise fail(f"{kind}: {size!r} is no size; a shape has whole numbers above 0, D and P")
+            raise flow_error(
+                f"{kind}: {size!r} is no size; a shape has whole numbers above 0, D and P"
+            )
     if kind in ("int4", "fp8") and not shape:
-        raise fail(f"{kind}() needs at least one axis: its vectors share a scale")
+        raise flow_error(f"{kind}() needs at least one axis: its vectors share a scale")
     return Format(kind, shape)
 
 
@@ -138,7 +140,7 @@ class PageField:
         data = (packed, torch.uint8) if kind == "int4" else (shape, torch.float8_e4m3fn)
         return [
             ops.Field(name=name, shape=data[0], dtype=data[1]),
-            ops.Field(name=scale_of(name), shape=shape[:-1], dtype=SCALE),
+            ops.Field(name=scale_name(name), shape=shape[:-1], dtype=SCALE),
         ]
 
     def bytes(self, keys: torch.dtype) -> int:
@@ -158,7 +160,7 @@ class PageField:
         else:
             low, high = (data.round() + 8).to(torch.uint8).chunk(2, dim=-1)
             data = low | (high << 4)
-        return {self.name: data, scale_of(self.name): scale}
+        return {self.name: data, scale_name(self.name): scale}
 
     def decode(self, blocks: Mapping[str, Tensor]) -> Tensor:
         """The float32 numbers that its blocks stand for."""
@@ -167,9 +169,9 @@ class PageField:
             return data.float()
         if self.form.kind == "int4":
             data = torch.cat([data & 15, data >> 4], dim=-1).float() - 8
-        return data.float() * blocks[scale_of(self.name)].float()[..., None]
+        return data.float() * blocks[scale_name(self.name)].float()[..., None]
 
 
-def scale_of(name: str) -> str:
+def scale_name(name: str) -> str:
     """The block that holds the scales of a field."""
     return f"{name}.scale"

@@ -31,7 +31,7 @@ NOTHING = {"sum": 0.0, "max": -math.inf, "min": math.inf}  # what a page that is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class ScoreContext:
     """What a score sees beside its query and fields.
 
     lengths  [n], the current token included; layer: for weights that differ by layer
@@ -70,7 +70,7 @@ def score(
     program: Program,
     q_nHD: Tensor,
     blocks: Mapping[str, Tensor],
-    scene: Scene,
+    scene: ScoreContext,
     state: Mapping[str, Tensor] | None = None,
     *,
     pages: int,
@@ -101,7 +101,7 @@ def score(
     return score_nGM, fresh
 
 
-def _visible(program: Program, scene: Scene, index_M: Tensor) -> dict[str, Tensor]:
+def _visible(program: Program, scene: ScoreContext, index_M: Tensor) -> dict[str, Tensor]:
     """Which pages are finished for each query, and which of them are free to be chosen, [n, M]."""
     lengths_n1 = scene.lengths.to(index_M.device)[:, None]
     finished_nM = index_M < lengths_n1 // program.page
@@ -113,7 +113,7 @@ def _reader(
     program: Program,
     q_nHD: Tensor,
     blocks: Mapping[str, Tensor],
-    scene: Scene,
+    scene: ScoreContext,
     state: Mapping[str, Tensor],
     pages: int,
 ) -> Callable[[Node], Tensor]:
@@ -268,7 +268,7 @@ def score_cache(
     cache: ops.PageCache,
     q_BHD: Tensor,
     table_BM: Tensor,
-    scene: Scene,
+    scene: ScoreContext,
     rows_B: Tensor | None = None,
 ) -> Tensor:
     """Scores of every page of every row, fp32 [B, G, M]; state of the rows moves on."""
@@ -290,7 +290,13 @@ def score_cache(
 
 
 def score_sequence(
-    program: Program, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, scene: Scene, *, dense: int
+    program: Program,
+    q_SHD: Tensor,
+    k_SGD: Tensor,
+    v_SGD: Tensor,
+    scene: ScoreContext,
+    *,
+    dense: int,
 ) -> ops.Scores:
     """Scores for the queries of a whole sequence: a function of a range of them.
 

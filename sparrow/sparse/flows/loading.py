@@ -26,7 +26,7 @@ from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import names_code
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.tensor import FlowError, Place, did_you_mean
+from sparrow.sparse.flows.tensor import FlowError, SourceLine, did_you_mean
 
 FORMS = "path/to/file.py[:name], module:name, or a built-in flow such as quest or fine_means(2)"
 LIBRARY = "sparrow.sparse.flows.library"
@@ -108,7 +108,7 @@ def _run_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"no file {path}; a flow is {FORMS}")
     name = f"sparrow_flow_file_{re.sub(r'[^0-9a-zA-Z]', '_', path.stem)}"
-    with _told(path.resolve()):
+    with _naming_author_line(path.resolve()):
         return run_module(name, path.resolve())
 
 
@@ -124,7 +124,7 @@ def run_module(name: str, path: Path) -> ModuleType:
 
 
 @contextmanager
-def _told(path: Path | None) -> Iterator[None]:
+def _naming_author_line(path: Path | None) -> Iterator[None]:
     """Whatever an author's file or module can do, told with the innermost line of it."""
     try:
         yield
@@ -136,13 +136,13 @@ def _told(path: Path | None) -> Iterator[None]:
         numbers = [frame.lineno for frame in lines if frame.filename == str(path)]
         if isinstance(error, SyntaxError):
             numbers.append(error.lineno)
-        place = Place(str(path), numbers[-1] or 0) if numbers else path
+        place = SourceLine(str(path), numbers[-1] or 0) if numbers else path
         raise ValueError(f"{place}: {type(error).__name__}: {error}") from error
 
 
 def _import(name: str) -> ModuleType:
     try:
-        with _told(None):
+        with _naming_author_line(None):
             return importlib.import_module(name)
     except ValueError as error:
         cause = error.__cause__

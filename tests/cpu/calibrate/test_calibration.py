@@ -14,7 +14,7 @@ from support.replays import replay
 from sparrow import load
 from sparrow.calibration import calibration
 from sparrow.calibration.calibration import Collector
-from sparrow.calibration.replay import DENSE, Prompt, arm, force, variant_of
+from sparrow.calibration.replay import DENSE, Prompt, arm, teacher_force, variant_of
 from sparrow.calibration.store import FILE, Trajectories
 from sparrow.dataflow import prompts
 from sparrow.dataflow.calibrate import calibrate
@@ -128,7 +128,7 @@ def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.S
     ids = torch.randint(40, 300, (150,), generator=torch.Generator().manual_seed(1)).tolist()
     own = arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
     given = Prompt(number=5, name="given", ids=tuple(ids), start=20)
-    ((_, found), (_, floor)) = force(model, given, [own, DENSE])
+    ((_, found), (_, floor)) = teacher_force(model, given, [own, DENSE])
     assert own.schedule is not None
     again = replay(model, ids[:20], ids[20:], own.schedule)
     np.testing.assert_allclose(found.alpha, again.alpha[1:], atol=1e-5)
@@ -137,7 +137,7 @@ def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.S
     for start in (0, 149, 150):
         outside = Prompt(number=0, name="given", ids=(50,) * 150, start=start)
         with pytest.raises(ValueError, match="150 tokens"):
-            list(force(model, outside, [DENSE]))
+            list(teacher_force(model, outside, [DENSE]))
 
 
 def test_a_surface_has_everything(whole: tuple[Surface, Path], model: Decoder) -> None:

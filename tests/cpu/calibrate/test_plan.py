@@ -19,7 +19,13 @@ from sparrow.calibration.planning import plan as planning
 from sparrow.calibration.planning.advice import advise, cheapest_constant
 from sparrow.calibration.planning.context import PlanningContext, Workload
 from sparrow.calibration.planning.hardware import Hardware
-from sparrow.calibration.planning.plan import Option, Unreachable, least_kept, plan_options, write
+from sparrow.calibration.planning.plan import (
+    PlanOption,
+    Unreachable,
+    least_kept,
+    plan_options,
+    write,
+)
 from sparrow.calibration.tables import check_table, layers_table, plan_tables, tails_tables
 from sparrow.models.spec import spec_to_hf
 from sparrow.schema.calibrate import PlanConfig
@@ -79,7 +85,7 @@ def plan(place: PlanningContext, target: float = 0.86, **settings: Any) -> PlanF
     return planning.plan(place, config(target, **settings), **beside)
 
 
-def best(place: PlanningContext, target: float = 0.86, **settings: Any) -> Option:
+def best(place: PlanningContext, target: float = 0.86, **settings: Any) -> PlanOption:
     return plan_options(place, config(target, **settings))[0]
 
 
