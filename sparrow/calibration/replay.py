@@ -1,9 +1,9 @@
-"""Sequences seen by two policies, dense and sparse, token by token; two ways to have them.
+"""Compares the dense and the sparse policy token by token, on rollouts or teacher-forced.
 
-An arm is what is measured: a variant under a budget, a whole schedule, or dense.
+An arm is a setting that is measured: a variant under a budget, a whole schedule, or dense.
 
-    force     a given sequence, seen as sparse decoding would have seen it (nothing is sampled)
-    roll_out  the engine writes under an arm's budgets, the dense policy reads what it wrote
+    teacher_force  a given sequence, as sparse decoding would have seen it (nothing is sampled)
+    roll_out       the engine writes under an arm's budgets, the dense policy reads the answers
 
 Rolled out, the actor's distributions are those of the engine itself, by the hidden states its
 completions carry: no second sparse pass, and no assumption that one would choose the same pages.
@@ -80,7 +80,7 @@ def variant_of(
     )
 
 
-def arm(
+def make_arm(
     variant: Variant,
     flow: Flow,
     budget: int | None,
@@ -111,7 +111,7 @@ def arm(
 
 
 class DensePass(NamedTuple):
-    """A sequence that the dense policy has read: done once, compared with any number of rules."""
+    """A dense pass over a sequence: run once, compared with any number of rules."""
 
     ids_T: Tensor
     hidden_TC: Tensor
@@ -197,7 +197,7 @@ def _compare(
     temperature: float,
 ) -> MeasuredSequence:
     """The actor against the dense policy at the tokens from prompt + 1 on; sample None: given."""
-    found = ops.compare(
+    comparison = ops.compare(
         dense.hidden_TC[prompt:-1],
         actor_TC,
         model.head,
@@ -205,11 +205,11 @@ def _compare(
         temperature=temperature,
         top_k=min(TOP_K, model.spec.vocabulary),
     )
-    found = ops.Comparison(*(part.float().cpu() for part in found))
-    missed = torch.maximum(found.lower - found.alpha, found.alpha - found.upper)
+    comparison = ops.Comparison(*(part.float().cpu() for part in comparison))
+    missed = torch.maximum(comparison.lower - comparison.alpha, comparison.alpha - comparison.upper)
     if (missed > WRONG).any():
         raise ArithmeticError(f"top-K bounds miss the acceptance by up to {missed.max():.2g}")
-    alpha = found.alpha.numpy()
+    alpha = comparison.alpha.numpy()
     return MeasuredSequence(
         prompt=number,
         sample=sample or 0,
@@ -217,10 +217,12 @@ def _compare(
         first=prompt + 1,
         ids=dense.ids_T.cpu().numpy(),
         alpha=alpha,
-        entropy=found.entropy.numpy(),
-        below=np.maximum(alpha - found.lower.numpy(), 0),
-        above=np.maximum(found.upper.numpy() - alpha, 0),
-        ratio=None if sample is None else (found.logp - found.logq).exp().clamp(max=1.0).numpy(),
+        entropy=comparison.entropy.numpy(),
+        below=np.maximum(alpha - comparison.lower.numpy(), 0),
+        above=np.maximum(comparison.upper.numpy() - alpha, 0),
+        ratio=None
+        if sample is None
+        else (comparison.logp - comparison.logq).exp().clamp(max=1.0).numpy(),
     )
 
 
@@ -253,7 +255,7 @@ def teacher_force(
 
 @torch.no_grad()
 def paged_dense_hidden(model: Decoder, ids_T: Tensor) -> Tensor:
-    """A dense pass as the engine makes it: in chunks, over pages. What rounding alone changes."""
+    """Hidden states of a dense pass in chunks over pages, as the engine runs it."""
     pages, device = -(-len(ids_T) // PAGE), model.device
     parts = []
     cache = page_cache(model, None, pages=pages, slots=0, width=pages)

@@ -1,4 +1,4 @@
-"""Measurements on disk: JSON lines with digests, by what was measured; what is there is kept.
+"""Measurements on disk: JSON lines with digests, by key; existing ones are kept.
 
 Every line is on the disk before anything else is measured, so a run that was interrupted goes on. A
 last line without its end is of a run that was killed while it wrote, and goes. Any other damage is
@@ -88,7 +88,7 @@ class Store:
             return figures
 
     def put(self, key: Key, figures: Json) -> Json:
-        """Keep figures; those that are there stay."""
+        """Store figures; existing ones are kept."""
         if _text(key) not in self._places:
             line = sealed(json.dumps({"key": dict(key), "figures": figures}))
             try:
@@ -154,14 +154,18 @@ class Trajectories:
         held = (self._store.get(ABOUT) or {}) if keys else self._store.put(ABOUT, about)
         differ = [name for name in held | about if held.get(name) != about.get(name)]
         if differ:
-            told = "; ".join(f"{name}: {held.get(name)}, now {about.get(name)}" for name in differ)
-            raise ValueError(f"{self.file} holds other measurements ({told}): give another folder")
+            differences = "; ".join(
+                f"{name}: {held.get(name)}, now {about.get(name)}" for name in differ
+            )
+            raise ValueError(
+                f"{self.file} holds other measurements ({differences}): give another folder"
+            )
         for key in keys:
             if key != ABOUT:
                 self._read(TrajectoryKey, key)
 
     def put(self, arm: str, measured: MeasuredSequence) -> None:
-        """Keep a trajectory, on the disk before this returns; one that is there stays."""
+        """Store a trajectory, on disk before this returns; an existing one is kept."""
         key = {"arm": arm, "prompt": measured.prompt, "sample": measured.sample}
         arrays = {name: _pack(getattr(measured, name), kind) for name, kind in STORED.items()}
         self._store.put(key, measured.model_dump(exclude={*STORED}) | arrays)

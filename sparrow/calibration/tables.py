@@ -31,19 +31,19 @@ def figures(
     """
     names, rows = fields.split(), list(rows)
     values = [[shown[n](row) if n in shown else _field(row, n) for n in names] for row in rows]
-    made = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for place, name in enumerate(names):
-        column = [own[place] for own in values]
+        column = [row_values[place] for row_values in values]
         texts = all(isinstance(value, str | Text) for value in column)
         # Headings break at spaces, texts anywhere, figures nowhere.
         width = 0 if texts else max((len(_text(value)) for value in column), default=0)
         side: JustifyMethod = "left" if texts else "right"
-        made.add_column(name.replace("_", " "), justify=side, min_width=width, overflow="fold")
-    for number, own in enumerate(values):
+        table.add_column(name.replace("_", " "), justify=side, min_width=width, overflow="fold")
+    for number, row_values in enumerate(values):
         if group and number and _field(rows[number - 1], group) != _field(rows[number], group):
-            made.add_section()
-        made.add_row(*map(_text, own))
-    return made
+            table.add_section()
+        table.add_row(*map(_text, row_values))
+    return table
 
 
 def summary(title: str, values: Mapping[str, object], caption: str | None = None) -> Table:
@@ -136,12 +136,12 @@ def layers_table(losses: Sequence[LayerLoss], shares: Sequence[float] = ()) -> T
 def check_table(surface: Surface, target: float) -> Table:
     """A check run: what a schedule reaches, bin by bin, and the share of prompts that get there."""
     floor = {cell.start: cell.p05 for cell in surface.floor}
-    own, dense = reach(surface.cells), reach(surface.floor)
+    sparse, dense = reach(surface.cells), reach(surface.floor)
     return figures(
         f"{surface.variants[0].name}: check at target {target}",
         surface.cells,
         "start stop p05 low high prompts reach dense_reach floor verdict",
-        reach=lambda cell: own[cell.start],
+        reach=lambda cell: sparse[cell.start],
         dense_reach=lambda cell: dense.get(cell.start),
         floor=lambda cell: floor.get(cell.start),
         verdict=lambda cell: Text(*verdict(cell, target)),
@@ -153,7 +153,7 @@ def check_table(surface: Surface, target: float) -> Table:
 
 def plan_tables(plan: PlanFile) -> list[Table]:
     """The bins, what the plan promises, other targets, other variants, another schedule."""
-    checked = {one.start: one.p05 for one in plan.check or ()}
+    checked = {bin.start: bin.p05 for bin in plan.check or ()}
     bins = "start stop budget p05 low high kept_share seconds dense_seconds"
     bins += " check_p05" if checked else ""
     promised = "speed_up limit eflops eflops_printed ms_step dense_ms_step seconds dense_seconds"
@@ -163,7 +163,7 @@ def plan_tables(plan: PlanFile) -> list[Table]:
             plan.bins,
             bins,
             budget=_kept,
-            check_p05=lambda one: checked.get(one.start),
+            check_p05=lambda bin: checked.get(bin.start),
         ),
         summary(
             f"predicted speed-up {plan.speed_up:.2f}x",
@@ -175,17 +175,17 @@ def plan_tables(plan: PlanFile) -> list[Table]:
     if len(plan.variants) > 1:
         tables.append(figures("variants", plan.variants, "name speed_up limit"))
     if plan.compare is not None:
-        other, own = plan.compare, {one.start: one for one in plan.bins}
+        other, planned = plan.compare, {bin.start: bin for bin in plan.bins}
         differs = f"; made for {', '.join(other.differs)}" if other.differs else ""
-        made = figures(
+        compared = figures(
             f"the plan beside {other.name}",
             other.bins,
             "start plan budget p05 measured",
-            plan=lambda one: _kept(own[one.start]),
+            plan=lambda bin: _kept(planned[bin.start]),
             budget=_kept,
             caption=f"speed-up {plan.speed_up:.2f}x and {other.speed_up:.2f}x{differs}",
         )
-        tables.append(made)
+        tables.append(compared)
     return tables
 
 
@@ -200,8 +200,8 @@ def flow_check_tables(check: FlowCheck) -> list[Table]:
     about |= {"of_kv": f"{check.of_kv:.2%} of K and V"}
     for field in ("state", "operations", "over_pages", "mass", "kernels", "unordered"):
         about[field] = _text(getattr(check, field))  # which may break: some are long
-    said = ("same pages", "") if check.passed else ("other pages", "bold red")
-    title = Text.assemble(f"On random pages ({check.device}): ", said)
+    verdict_text = ("same pages", "") if check.passed else ("other pages", "bold red")
+    title = Text.assemble(f"On random pages ({check.device}): ", verdict_text)
     tests = "sequence compared choices different near_ties first"
     return [
         figures(name, check.fields, "name kind shape bytes"),
@@ -212,10 +212,14 @@ def flow_check_tables(check: FlowCheck) -> list[Table]:
 
 def flow_score_table(scores: FlowScores) -> Table:
     """The result for a terminal, by budget; the best flow first, the submitted ones bold."""
-    own = scores.configuration
+    configuration = scores.configuration
     where = f"{scores.model} ({scores.dtype}), {len(scores.texts)} texts of {scores.tokens} tokens"
-    shown = [row for row in scores.rows if all(getattr(row, key) == value for key, value in own)]
-    dense = ", ".join(map(str, own.dense_layers)) or "none"
+    shown = [
+        row
+        for row in scores.rows
+        if all(getattr(row, key) == value for key, value in configuration)
+    ]
+    dense = ", ".join(map(str, configuration.dense_layers)) or "none"
     return figures(
         f"Flows on {where}",
         sorted(shown, key=lambda row: (row.budget, -row.p05)),
@@ -223,7 +227,7 @@ def flow_score_table(scores: FlowScores) -> Table:
         flow=lambda row: Text(row.flow, style="bold" if row.submitted else ""),
         of_mean=lambda row: f"{row.of_mean:.2f}x",
         group="budget",
-        caption=f"first {own.first} and last {own.last} pages kept, dense layers: {dense}; gain: "
-        "above the block mean; of_mean: bytes of landmarks against one 16-bit mean; recall, mass, "
-        "error on the dense stream",
+        caption=f"first {configuration.first} and last {configuration.last} pages kept, dense "
+        f"layers: {dense}; gain: above the block mean; of_mean: bytes of landmarks against one "
+        "16-bit mean; recall, mass, error on the dense stream",
     )

@@ -1,4 +1,4 @@
-"""The engine for many episodes at once: an asyncio face on one engine that steps in a thread.
+"""An asyncio interface to the engine, which steps in a thread: for many concurrent episodes.
 
     async with AsyncEngine(engine) as rollouts:
         completions = await rollouts.generate(ids, params)
@@ -31,7 +31,7 @@ Listener = asyncio.Queue[Output | BaseException]
 
 
 class AsyncEngine:
-    """Owns an engine while it is entered; nobody else may step it then."""
+    """Steps one engine in a thread while it is entered; nothing else may step it then."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -61,7 +61,7 @@ class AsyncEngine:
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, **settings: Any
     ) -> list[Completion]:
-        """The completions of one prompt, by sample; `settings` are those of `Engine.add`.
+        """Return the completions of one prompt, by sample; `settings` are those of `Engine.add`.
 
         A coroutine that is cancelled while it waits aborts its request.
         """
@@ -74,7 +74,7 @@ class AsyncEngine:
     async def stream(
         self, prompt: Sequence[int], params: SamplingParams, **settings: Any
     ) -> AsyncIterator[Output]:
-        """What each step brings for one prompt, as it comes."""
+        """Yield the outputs of one prompt as they are drawn."""
         listener: Listener = asyncio.Queue()
 
         def add() -> int:
@@ -97,7 +97,7 @@ class AsyncEngine:
             added.add_done_callback(self._forget)
 
     async def run(self, work: Callable[[Engine], T]) -> T:
-        """Do something with the engine between steps: update weights, reschedule, sleep."""
+        """Run a function of the engine between steps: update weights, reschedule, sleep."""
         self._require_own_loop()
         return await asyncio.shield(asyncio.wrap_future(self._submit(lambda: work(self._engine))))
 
@@ -106,7 +106,7 @@ class AsyncEngine:
             raise ValueError("the asynchronous engine belongs to the event loop that entered it")
 
     def _forget(self, added: "Future[int]") -> None:
-        """Abort what is left of a request whose caller has gone, once its number is known."""
+        """Abort a request whose caller has gone, once its id is known."""
         if added.cancelled() or added.exception() is not None:
             return
         number = added.result()
@@ -119,7 +119,7 @@ class AsyncEngine:
             self._submit(abort)
 
     def _submit(self, work: Callable[[], T]) -> "Future[T]":
-        """Ask the engine's thread to do this between steps."""
+        """Queue a command for the engine's thread, which runs it between steps."""
         if self._thread is None:
             raise ValueError("enter the asynchronous engine first: async with AsyncEngine(engine)")
         future: Future[T] = Future()
@@ -146,7 +146,7 @@ class AsyncEngine:
             self._close()
 
     def _serve_orders(self) -> bool:
-        """Do what was asked, until there is a step to run; False at the end."""
+        """Run queued commands until there is a step to run; False when the engine closes."""
         while self._engine.idle or self._engine.asleep or not self._commands.empty():
             command = self._commands.get()
             if command is None:
@@ -164,7 +164,7 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(listener.put_nowait, output)
 
     def _close(self) -> None:
-        """Nobody waits for ever: requests are aborted and orders refused."""
+        """Abort all requests and refuse queued commands, so that no caller waits for ever."""
         gone = self._failure or RuntimeError("the asynchronous engine was left")
         with self._ending:
             self._ended = True

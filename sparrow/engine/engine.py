@@ -81,7 +81,7 @@ class Engine:
         self.model, self.rule = model, Rule() if isinstance(rule, str) else rule
         self.max_running = (256 if on_gpu else 64) if max_running is None else max_running
         if self.max_running < 1:
-            raise ValueError(f"max_running={max_running}, allowed are 1 and more")
+            raise ValueError(f"max_running={max_running}, expected 1 or more")
         self.max_context = model.spec.max_positions if max_context is None else max_context
         if not 1 <= self.max_context <= model.spec.max_positions:
             most = model.spec.max_positions
@@ -108,7 +108,7 @@ class Engine:
         return self.loop.scheduler
 
     def _allocate(self) -> None:
-        """Take the memory for keys and values, and build everything that refers to it."""
+        """Allocate the KV cache, and build everything that refers to it."""
         sizes = self.max_running, self.max_context, self._kv_bytes
         self.memory, cache, rows, self.pool = allocate(self.model, self.rule, *sizes)
         self.scheduler.attach(self.pool, rows, cache)
@@ -127,7 +127,7 @@ class Engine:
         )
 
     def _release(self) -> None:
-        """Give the memory for keys and values back; samples wait in host memory."""
+        """Free the KV cache; samples wait in host memory."""
         self.loop.drain()
         self.scheduler.vacate()
         del self.runner, self.pool
@@ -157,11 +157,14 @@ class Engine:
         streamed: whether tokens come as they are drawn. Otherwise only completions come, which
         costs the host less.
         """
-        text = isinstance(prompt, str)
+        decode = None
+        if isinstance(prompt, str):
+            decode = partial(self.tokenizer.decode, skip_special_tokens=True)
+            prompt = encode_text(self.tokenizer, prompt)
         request = Request(
             id=next(self._ids),
-            prompt=encode_text(self.tokenizer, prompt) if text else _token_ids(prompt),
-            decode=partial(self.tokenizer.decode, skip_special_tokens=True) if text else None,
+            prompt=prompt.tolist() if hasattr(prompt, "tolist") else list(prompt),
+            decode=decode,
             params=params,
             stop_ids=stop_ids(self.model.spec, params),
             options=options or OutputOptions(),
@@ -176,7 +179,7 @@ class Engine:
         return request.id
 
     def _schedule_slot(self, schedule: Schedule | None, others: Iterable[Request]) -> int:
-        """Where a schedule's budgets are, beside those of the other requests."""
+        """Return the slot of a schedule in the budget table, beside those of other requests."""
         if schedule is None:
             return 0
         if not isinstance(schedule, Schedule):
@@ -191,14 +194,14 @@ class Engine:
         return self._budgets.add(schedule, {request.schedule_slot for request in others})
 
     def _rule_for(self, schedule: Schedule) -> Rule:
-        """The rule that a schedule was made for, of the flow at hand where that is its flow."""
+        """Return the rule of a schedule, with the current flow if that is its flow."""
         assert self.rule is not None
         flow, made_for = self.rule.flow, schedule.flow_digest
         same = flow.name == schedule.flow and made_for in (None, flow.digest)
         return Rule.like(schedule, flow if same else resolve_flow(schedule))
 
     def _change_rule(self, rule: Rule, schedule: Schedule, others: Sequence[Request]) -> None:
-        """Run under another rule from now on; refused while a request runs under the present one.
+        """Switch to another rule; refused while a request runs under the present one.
 
         Another flow stores other page summaries, so it also waits for dense requests.
         """
@@ -229,16 +232,16 @@ class Engine:
             raise
 
     def reschedule(self, which: int | Schedule, schedule: Schedule | None) -> list[int]:
-        """Change the schedule of a request, or of all that are under one, from the next step on.
+        """Change the schedule of a request, or of all under a schedule, from the next step on.
 
-        None is dense. The numbers of the requests that it concerns come back; gone ones are fine.
-        Keys and values stay, memory and captured steps too; completions say what ran, and when.
+        None is dense. Returns the ids of the requests that changed; finished ones are ignored.
+        Keys and values stay, memory and captured steps too; completions record what ran, and when.
         """
         if not isinstance(which, int | Schedule):
-            raise ValueError(f"reschedule: got {which!r}, allowed: a request's number, a Schedule")
+            raise ValueError(f"reschedule: expected a request id or a Schedule, got {which!r}")
         requests = self.loop.requests.values()
         chosen = [request for request in requests if which in (request.id, request.schedule)]
-        slot = self._schedule_slot(schedule, [each for each in requests if each not in chosen])
+        slot = self._schedule_slot(schedule, [other for other in requests if other not in chosen])
         for request in chosen:
             request.schedule, request.schedule_slot = schedule, slot
             for sample in request.samples:
@@ -248,11 +251,11 @@ class Engine:
         return [request.id for request in chosen]
 
     def abort(self, request: int) -> None:
-        """End a request now; its samples come back with what they have. Gone ones are fine."""
+        """Abort a request; its samples are returned as they are. Finished ones are ignored."""
         self.loop.abort(request)
 
     def step(self) -> list[Output]:
-        """Run what is due next; the tokens and completions that have come to light by then."""
+        """Run the next step; return the tokens and completions that are available by then."""
         self._require_awake()
         self._weights.require()
         outputs = self.loop.step(self.runner, self.version)
@@ -267,7 +270,7 @@ class Engine:
     # On top of steps.
 
     def stream(self) -> Iterator[Output]:
-        """Outputs as they come, until nothing is left to do; those not taken come with a step."""
+        """Yield outputs until the engine is idle; the next step returns those not consumed."""
         while not self.idle:
             outputs = self.step()
             try:
@@ -324,7 +327,7 @@ class Engine:
         base_version: int | None = None,
         in_flight: InFlight = "continue",
     ) -> None:
-        """Take over weights by Hugging Face names, between steps.
+        """Load new weights by their Hugging Face names, between steps.
 
         Without a base version the items must be the whole model; with one they are a part of it,
         to be laid over exactly that version. All are looked at before any is written, so tensors
@@ -348,7 +351,7 @@ class Engine:
     def load_adapter(
         self, name: str, adapter: Adapter, *, in_flight: InFlight = "continue"
     ) -> None:
-        """Make an adapter usable by name, or put another under that name, between steps."""
+        """Load an adapter under a name, or replace the one of that name, between steps."""
         _check_in_flight(in_flight)
         self._require_awake()
         self.loop.drain()
@@ -359,7 +362,7 @@ class Engine:
             self.scheduler.renew(request, restart=in_flight == "restart")
 
     def drop_adapter(self, name: str) -> None:
-        """Forget an adapter that no request uses."""
+        """Unload an adapter that no request uses."""
         users = [request.id for request in self.loop.requests.values() if request.adapter == name]
         if users:
             raise ValueError(f"adapter {name!r} is in use by requests {users}")
@@ -368,7 +371,7 @@ class Engine:
     # Sleep.
 
     def sleep(self, *, weights: Stay = "host") -> None:
-        """Give memory back: keys and values, and weights unless they are kept.
+        """Free memory: the KV cache, and the weights unless they are kept.
 
         Samples in flight wait in host memory, bit for bit. Dropped weights come back by a whole
         `update` after `wake`. Adapters stay where they are.
@@ -383,7 +386,7 @@ class Engine:
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Take the memory again and go on where `sleep` left off."""
+        """Allocate the memory again and resume where `sleep` left off."""
         if not self.asleep:
             raise ValueError("the engine is awake")
         self._weights.reload()
@@ -394,11 +397,11 @@ class Engine:
         if self.asleep:
             raise ValueError("the engine sleeps: wake() it first")
 
-    # Telling.
+    # Descriptions and checks.
 
     def header(self) -> str:
-        """One line that says what runs."""
-        rule = f"{self.rule.name} rule at hand" if self.rule is not None else "dense only"
+        """Describe the engine in one line."""
+        rule = f"{self.rule.name} rule" if self.rule is not None else "dense only"
         lacking = ", ".join(sorted(without_kernel(self.model, self.rule)))
         why = f" (no kernel here for {lacking})" if self.policy.pack and lacking else ""
         return (
@@ -408,7 +411,7 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Every page is free, cached or owned exactly as often as it is held; so are the rows."""
+        """Check that every page and row is free, cached, or owned as often as it is referenced."""
         if self.asleep:
             return
         self.pool.check(self.scheduler.held_pages())
@@ -418,19 +421,15 @@ class Engine:
 
 
 def describe_model(model: Decoder) -> str:
-    """Family, size, dtype and device of a model, for headers."""
+    """Describe a model for headers: family, size, dtype and device."""
     size, dtype = model.spec.parameters() / 1e6, str(model.dtype).removeprefix("torch.")
     return f"{model.spec.family}, {size:.1f} M weights, {dtype} on {model.device}"
 
 
 def describe_ops(model: Decoder) -> str:
-    """The ops that have an optimised version for a model where it is, for headers."""
+    """Name the ops that have optimised kernels for a model on its device, for headers."""
     fast = ops.versions(model.device.type, model.dtype, model.spec.head_size)
-    return f"faster than their definitions: {', '.join(sorted(fast)) or 'no ops'}"
-
-
-def _token_ids(prompt: Any) -> list[int]:
-    return prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+    return f"optimised kernels: {', '.join(sorted(fast)) or 'none'}"
 
 
 def _check_in_flight(in_flight: str) -> None:

@@ -16,7 +16,7 @@ from sparrow.sparse.rule import Rule
 
 
 class Output(NamedTuple):
-    """What a step brought for one sample: tokens, and the completion if it has ended.
+    """Output of a step for one sample: tokens, and the completion if it has ended.
 
     Where `restarts` is higher than before, the sample began anew: earlier tokens are void. Of a
     request that is not streamed a sample has one output, at its end.
@@ -30,7 +30,7 @@ class Output(NamedTuple):
 
 
 class Loop:
-    """Requests on their way through steps."""
+    """Runs requests step by step: plan, launch, read, finish."""
 
     def __init__(self, policy: SchedulerPolicy, *, spec: ModelSpec, rule: Rule | None) -> None:
         self.scheduler = Scheduler(policy, self.drain)
@@ -58,7 +58,7 @@ class Loop:
                     self._end(sample, [])
 
     def abandon(self, numbers: Iterable[int]) -> None:
-        """Leave nothing behind of requests whose caller has gone."""
+        """Drop requests whose caller has gone."""
         self._pending.clear()
         for number in list(numbers):
             if self._broken:
@@ -69,10 +69,10 @@ class Loop:
         self._recover()
 
     def step(self, runner: Runner, version: int) -> list[Output]:
-        """Plan and launch a step under these weights; what has come to light by then."""
+        """Plan and launch a step under these weights; return the outputs available by then."""
         self._recover()
         if self._broken:
-            raise RuntimeError("a step has failed: abort every request, then go on with new ones")
+            raise RuntimeError("a step has failed: abort every request, then add new ones")
         try:
             work = self._run(runner, version)
         except SwapFull:
@@ -81,7 +81,7 @@ class Loop:
             self._broken = True  # pages may count as computed that are not, draws may be lost
             raise
         stuck = not (work or self.outputs or self.scheduler.running or self.scheduler.idle)
-        assert not stuck, "requests wait, but none can go on"
+        assert not stuck, "requests wait, but none can run"
         outputs, self.outputs = self.outputs, []
         return outputs
 
@@ -99,7 +99,7 @@ class Loop:
         self._read(launched)
 
     def _recover(self) -> None:
-        """If nobody is left of those whom a failed step concerned, begin with a clean slate."""
+        """Reset after a failed step, once none of its requests is left."""
         if self._broken and not self.requests:
             self._pending.clear()
             self.scheduler.reset()
@@ -126,7 +126,7 @@ class Loop:
 
 
 def _launch(work: Work, runner: Runner, version: int) -> list[Delivery]:
-    """Start the work of a step on the device."""
+    """Launch the work of a step on the device."""
     launches = []
     for chunks in work.passes:
         runner.prefill(chunks)

@@ -42,7 +42,7 @@ class Lora(Protocol):
 
 
 class LayerCall(Protocol):
-    """Calls a layer with its arguments and gives what it gave: to checkpoint, cast or watch."""
+    """A wrapper around the call of a layer: to checkpoint activations, cast or observe."""
 
     def __call__(self, layer: nn.Module, x_TC: Tensor, /, *args: Any) -> Tensor: ...
 

@@ -1,4 +1,4 @@
-"""LoRA adapters: one model's weights, and per token a small difference of one's own.
+"""LoRA adapters: low-rank updates of a model's projections, chosen per token.
 
 An adapter adds scale * B A x to projections of the decoder. `Adapter` keeps A and B per Hugging
 Face module, as PEFT stores them, and is a `decoder.Lora` for all tokens, with gradients: training.
@@ -71,16 +71,16 @@ class PeftConfig(FileKeys):
     @classmethod
     def read(cls, file: Path) -> "PeftConfig":
         """A config that asks for plain LoRA; all else is refused by key."""
-        given = read_json(file)
+        config = read_json(file)
         with naming(file):
             for key in _MORE:
-                if given.get(key):
-                    raise ValueError(f"{key}={given[key]!r:.80} is not supported")
-            return cls.model_validate(given)
+                if config.get(key):
+                    raise ValueError(f"{key}={config[key]!r:.80} is not supported")
+            return cls.model_validate(config)
 
 
 class LoraTarget(NamedTuple):
-    """Where a pair belongs."""
+    """The module of a layer that a LoRA pair updates."""
 
     layer: int
     module: str
@@ -112,30 +112,30 @@ def module_sizes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
 def _checked_tensors(
     spec: ModelSpec, tensors: Mapping[str, Tensor]
 ) -> dict[tuple[LoraTarget, str], Tensor]:
-    """The tensors by place and matrix, once every name, partner, shape and dtype is right."""
+    """Return tensors by target and matrix, after checking names, partners, shapes and dtypes."""
     places = [LoraTarget(layer, module) for layer in range(spec.layers) for module in MODULES]
-    known = {place.tensor(matrix): (place, matrix) for place in places for matrix in "AB"}
-    found: dict[tuple[LoraTarget, str], Tensor] = {}
+    keys = {place.tensor(matrix): (place, matrix) for place in places for matrix in "AB"}
+    checked: dict[tuple[LoraTarget, str], Tensor] = {}
     for name, tensor in tensors.items():
-        key = known.get(_NAME.sub(r"base_model.model.\1.weight", name))
+        key = keys.get(_NAME.sub(r"base_model.model.\1.weight", name))
         if key is None:
             raise ValueError(
                 f"tensor {name} is not known: expected {places[0].tensor('A')} or the like, a "
                 f"lora_A or lora_B of {', '.join(MODULES)} in layers 0 to {spec.layers - 1}"
             )
-        if key in found:
+        if key in checked:
             raise ValueError(f"tensor {name} is there twice, under two names")
         if not tensor.is_floating_point():
             raise ValueError(f"tensor {name} has dtype {tensor.dtype}, expected a float")
-        found[key] = tensor
-    if not found:
+        checked[key] = tensor
+    if not checked:
         raise ValueError("the adapter has no tensors, expected lora_A and lora_B of some module")
-    for place in {place for place, _ in found}:
+    for place in {place for place, _ in checked}:
         for matrix in "AB":
-            if (place, matrix) not in found:
+            if (place, matrix) not in checked:
                 raise ValueError(f"tensor {place.tensor(matrix)} is missing beside its partner")
-        _check_shapes(spec, place, found[place, "A"], found[place, "B"])
-    return found
+        _check_shapes(spec, place, checked[place, "A"], checked[place, "B"])
+    return checked
 
 
 def _check_shapes(spec: ModelSpec, place: LoraTarget, a: Tensor, b: Tensor) -> None:
@@ -150,12 +150,13 @@ def _check_shapes(spec: ModelSpec, place: LoraTarget, a: Tensor, b: Tensor) -> N
 
 
 def _check_config_fits(config: PeftConfig, ranks: Mapping[LoraTarget, int]) -> None:
-    """The config speaks of the ranks and modules that the tensors have, or it is not theirs."""
-    said = {config.r, *(config.rank_pattern or {}).values()}
+    """Check that the config's ranks and modules are those of the tensors."""
+    allowed = {config.r, *(config.rank_pattern or {}).values()}
     for place, rank in ranks.items():
-        if rank not in said:
+        if rank not in allowed:
             raise ValueError(
-                f"tensor {place.tensor('A')} has rank {rank}, r and rank_pattern say {sorted(said)}"
+                f"tensor {place.tensor('A')} has rank {rank}, expected one of r and "
+                f"rank_pattern: {sorted(allowed)}"
             )
     targets = config.target_modules
     for target in targets if isinstance(targets, list) else []:  # text is a pattern: tensors decide
@@ -203,11 +204,11 @@ class Adapter:
         """Copies of PEFT's tensors; a ValueError names the one that does not fit."""
         if type(alpha) not in (int, float) or not abs(alpha) <= sys.float_info.max:
             raise ValueError(f"alpha must be a finite number, got {alpha!r}")
-        found = _checked_tensors(spec, tensors)
-        places = sorted({place for place, _ in found})
+        checked = _checked_tensors(spec, tensors)
+        places = sorted({place for place, _ in checked})
 
         def leaf(place: LoraTarget, matrix: str) -> Tensor:
-            return found[place, matrix].detach().to(device, dtype, copy=True).contiguous()
+            return checked[place, matrix].detach().to(device, dtype, copy=True).contiguous()
 
         pairs = {place: LoraPair(leaf(place, "A"), leaf(place, "B")) for place in places}
         return cls(spec=spec, alpha=alpha, rslora=rslora, pairs=pairs)
@@ -334,14 +335,14 @@ class Stacks(NamedTuple):
 
 
 class AdapterSlot(NamedTuple):
-    """A slot of a bank (0: no adapter), and a number that each edition of an adapter has anew."""
+    """A slot of a bank (0: no adapter), and the edition of the adapter in it."""
 
     slot: int
     edition: int
 
     @property
     def root(self) -> bytes:
-        """Keys and values computed with one edition are found by nobody who uses another."""
+        """Root of the prefix keys: KV computed with one edition is not shared with another."""
         return f"adapter edition {self.edition}".encode()
 
 

@@ -89,7 +89,7 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
 
 @contextmanager
 def library_errors(problem: str) -> Iterator[None]:
-    """Whatever a library raises becomes a ValueError that begins with `problem`.
+    """Turn any exception of a library into a ValueError that begins with `problem`.
 
     The except is broad because damaged files make tokenizers and transformers raise anything: bare
     Exceptions, and where Rust panics what is no Exception at all.

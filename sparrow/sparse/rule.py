@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Which pages a token attends to, and what is stored with a finished page to tell.
+    """Selects the pages that a token attends to, by summaries stored with finished pages.
 
-    A rule keeps nothing of its own between calls; all it remembers lies in the cache, in the fields
-    and the state it asks for. `append` and `select` run inside CUDA graphs: tensors stay on their
-    device, nothing waits for it, and what runs depends on shapes and the layer alone.
+    A rule has no state between calls; everything is in the cache, in the fields and the state that
+    it declares. `append` and `select` run inside CUDA graphs: tensors stay on their device, nothing
+    waits for it, and what runs depends on shapes and the layer alone.
     """
 
     flow: Flow = block_mean
@@ -39,7 +39,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not isinstance(self.flow, Flow):
-            raise ValueError(f"Rule.flow: got {self.flow!r}, allowed: a Flow")
+            raise ValueError(f"Rule.flow: expected a Flow, got {self.flow!r}")
         object.__setattr__(self, "dense_layers", frozenset(self.dense_layers))
         whole = all(isinstance(n, int) for n in (self.first, self.last, *self.dense_layers))
         if not whole or self.first < 0 or self.last < 1:
@@ -259,7 +259,7 @@ def _compiled(program: Program, dtype: torch.dtype) -> "Compiled":
 
 
 def _block_mean_kernels(program: Program, tensor: Tensor) -> ModuleType | None:
-    """The CPU kernels for this very program: the paper's formula, whatever it is called."""
+    """Return the CPU kernels, if the program is the block mean (by content, not by name)."""
     sizes = (program.page, program.head_size, program.group)
     if tensor.is_cuda or not ops.fastest() or program.digest != trace(block_mean, *sizes).digest:
         return None

@@ -1,4 +1,4 @@
-"""Is a flow right, and what does it cost: its program, its bytes, and a differential test.
+"""Checks a flow: its program, its bytes, and a differential test of its implementations.
 
 The test decodes random sequences token by token through a page cache, as an engine does, and scores
 the same sequences in one pass, as calibration and training do. Both must keep the same pages. Where
@@ -30,7 +30,7 @@ MOST_NEAR = 0.02  # of all choices may differ by near ties, unless a trial is ma
 
 
 def kernels(program: Program) -> dict[str, str]:
-    """The kernels that a GPU would run, generated here and now; or why there are none.
+    """Describe the generated kernels of a program, or why there are none.
 
     Generating needs neither a GPU nor Triton. A flow without kernels runs on CPUs only.
     """
@@ -53,7 +53,7 @@ def kernels(program: Program) -> dict[str, str]:
 
 
 class Trial(NamedTuple):
-    """A random sequence under a budget: what is tried."""
+    """A random sequence under a budget, for the differential test."""
 
     what: str
     length: int
@@ -108,8 +108,13 @@ def check(
         head_size=head_size,
         group=group,
         fields=tuple(
-            FlowField(name=own.name, kind=own.form.kind, shape=own.shape, bytes=own.bytes(keys))
-            for own in program.fields
+            FlowField(
+                name=page_field.name,
+                kind=page_field.form.kind,
+                shape=page_field.shape,
+                bytes=page_field.bytes(keys),
+            )
+            for page_field in program.fields
         ),
         bytes=stored,
         of_mean=stored / mean,
@@ -127,7 +132,7 @@ def check(
 
 
 class _DifferentialTest:
-    """Random sequences side by side, and the pages that each way keeps of them."""
+    """Random sequences, and the pages that each implementation keeps of them."""
 
     def __init__(self, flow: Flow, program: Program, device: torch.device, seed: int) -> None:
         self.rule = Rule(flow=flow, dense_layers=frozenset())
@@ -208,8 +213,8 @@ class _DifferentialTest:
             slots_B = block_B * self.program.page + at % self.program.page
             slots_B = torch.where(length_B > 0, slots_B, -1)
             self.rule.append(cache, 0, k_SBGD[at], v_SBGD[at], slots_B)
-            given = (q_SBHD[at], self.table_BM, length_B, budgets_B, rows_B)
-            lists = self.rule.select(cache, 0, *given)
+            row_inputs = (q_SBHD[at], self.table_BM, length_B, budgets_B, rows_B)
+            lists = self.rule.select(cache, 0, *row_inputs)
             assert lists is not None
             kept.append(page_mask(lists, self.width))
         every_SBGM = torch.stack(kept)
@@ -221,13 +226,13 @@ class _DifferentialTest:
     def _cache(self) -> ops.PageCache:
         page, head_size = self.program.page, self.program.head_size
         kv = ops.kv_fields(page, head_size, self.dtype)
-        own = self.rule.fields(page=page, head_size=head_size, dtype=self.dtype)
+        summaries = self.rule.fields(page=page, head_size=head_size, dtype=self.dtype)
         cache = ops.PageCache(
             layers=1,
             kv_heads=self.kv_heads,
             page=page,
             pages=self.table_BM.numel(),
-            page_fields=(*kv, *own),
+            page_fields=(*kv, *summaries),
             slots=len(self.cases),
             state_fields=self.rule.states(self.width),
             device=self.device,
@@ -275,13 +280,13 @@ class _DifferentialTest:
             mass_M = score_M.nan_to_num(nan=0.0, neginf=0.0).clamp(min=0)
             held = float(mass_M[fewer_M].sum()) / max(float(mass_M.sum()), 1e-30)
             return abs(held - self.rule.mass) <= self._rounding()
-        own, other = (score_M[x & ~y].sort().values for x, y in ((a_M, b_M), (b_M, a_M)))
-        return len(own) == len(other) and bool(((own - other).abs() <= room).all())
+        scores, others = (score_M[x & ~y].sort().values for x, y in ((a_M, b_M), (b_M, a_M)))
+        return len(scores) == len(others) and bool(((scores - others).abs() <= room).all())
 
     def _rounding(self) -> float:
         kinds = [field.form.kind for field in self.program.fields]
-        own = "bf16" if self.dtype == torch.bfloat16 else "fp32"
-        return max(ROUNDING[own if kind == "keys" else kind] for kind in ["fp32", *kinds])
+        keys = "bf16" if self.dtype == torch.bfloat16 else "fp32"
+        return max(ROUNDING[keys if kind == "keys" else kind] for kind in ["fp32", *kinds])
 
 
 def _kv_heads(program: Program) -> int:

@@ -72,8 +72,10 @@ def cheapest_constant(surface: Surface, target: float) -> tuple[int, str] | None
     last = measured_to(cells)
     for budget in surface.budgets:
         for variant in surface.variants:
-            own = [cell for cell in cells if (cell.variant, cell.budget) == (variant.name, budget)]
-            whole = own and max(cell.stop for cell in own) >= last
-            if whole and all(cell.low >= target for cell in own):
+            measured = [
+                cell for cell in cells if (cell.variant, cell.budget) == (variant.name, budget)
+            ]
+            whole = measured and max(cell.stop for cell in measured) >= last
+            if whole and all(cell.low >= target for cell in measured):
                 return budget, variant.name
     return None

@@ -1,4 +1,4 @@
-"""What plans of one surface stand on: the model's shape, a machine, a workload, and its prices.
+"""The context of planning: the model's shape, a machine, a workload, and the cost of budgets.
 
 A workload is how many sequences of which lengths one rollout has to generate, how many at once. The
 price of a budget is the time of the rows in a bin of lengths, over the trace of the workload.
@@ -55,12 +55,12 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.lengths) <= MOST_SEQUENCES:
-            given = f"got {len(self.lengths)} sequences"
+            actual = f"got {len(self.lengths)} sequences"
             allowed = f"1 to {MOST_SEQUENCES}; --prompts draws so many of them"
-            raise ValueError(f"workload {self.name}: {given}, allowed: {allowed}")
+            raise ValueError(f"workload {self.name}: {actual}, allowed: {allowed}")
         if not 2 <= self.lengths.min() <= self.lengths.max() <= LONGEST:
-            given = f"{self.lengths.min()} to {self.lengths.max()} tokens"
-            raise ValueError(f"workload {self.name}: got {given}, allowed: 2 to {LONGEST}")
+            actual = f"{self.lengths.min()} to {self.lengths.max()} tokens"
+            raise ValueError(f"workload {self.name}: got {actual}, allowed: 2 to {LONGEST}")
 
     @property
     def shortest_prompt(self) -> int:
@@ -77,14 +77,14 @@ class Workload:
 
 
 def workload(surface: Surface, config: PlanConfig) -> Workload:
-    """The workload that was asked for: "published", "surface" (lengths measured), or a file.
+    """Return the workload of a configuration: "published", "surface" (measured lengths) or a file.
 
     Where nothing is said, it is that of the surface's own answers. With `prompts`, so many times
     `samples` sequences are drawn from the lengths, always the same; samples of a prompt do not
     share its memory here. Lengths end where nothing was measured.
     """
-    own = surface.mode == "generated" and surface.lengths
-    name = config.lengths or ("surface" if own else PUBLISHED)
+    generated = surface.mode == "generated" and surface.lengths
+    name = config.lengths or ("surface" if generated else PUBLISHED)
     prompt = config.prompt_tokens or (name == "surface" and surface.prompt_tokens) or PROMPT
     if name == PUBLISHED:
         lengths = published_lengths()
@@ -124,19 +124,19 @@ def _read_lengths(place: Path) -> IntArray:
 
 
 def believed(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells of a budget, of prompts enough to say something."""
+    """Return the sparse cells with enough prompts to be used."""
     return [cell for cell in cells if cell.prompts >= FEW and cell.budget is not None]
 
 
 def measured_to(cells: Sequence[Cell]) -> int:
-    """Where the largest budget was measured last: beyond, only answers of worse ones got there."""
+    """Return the length up to which the largest budget was measured."""
     largest = max(cell.budget or 0 for cell in cells)
     return max(cell.stop for cell in cells if cell.budget == largest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningContext:
-    """What plans of one surface share: the model, the machine, and who runs when."""
+    """What plans of one surface share: the model, the machine and the workload."""
 
     surface: Surface
     spec: "ModelSpec"
@@ -172,7 +172,7 @@ class PlanningContext:
         return reads.capacity(memory=hardware.memory, reserve=hardware.reserve)
 
     def trace(self, variant: Variant) -> Trace:
-        """Who runs beside whom."""
+        """Return which requests run in which step."""
         return trace(
             self.workload.lengths,
             prompt=self.workload.shortest_prompt,
@@ -212,7 +212,7 @@ class Prices(NamedTuple):
 def prices(
     context: PlanningContext, variant: Variant, edges: Sequence[int], budgets: Sequence[int]
 ) -> Prices:
-    """Of a variant under each budget and dense, over the trace of the workload.
+    """Price a variant under each budget and dense, over the trace of the workload.
 
     Rows that keep everything are priced as lists of all their pages.
     """

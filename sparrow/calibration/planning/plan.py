@@ -1,4 +1,4 @@
-"""From a surface to a schedule: the cheapest budgets that keep the tail, and what they promise.
+"""Plans a schedule from a surface: the cheapest budgets that keep p05, and their speed-up.
 
 Of every variant the cheapest schedule is found and its rollout priced (`context`), and the cheapest
 of those is the plan. What a plan says of acceptance was measured with one budget at all lengths;
@@ -62,7 +62,10 @@ def plan(
 ) -> PlanFile:
     """The plan, the same at targets a little aside, another schedule and a check run beside it."""
     options, target = plan_options(context, config), config.target
-    best, limits = options[0], [context.limit(one.variant, one.schedule) for one in options]
+    best, limits = (
+        options[0],
+        [context.limit(option.variant, option.schedule) for option in options],
+    )
     near = (round(target + change, 6) for change in (-ASIDE, ASIDE))
     limit, reads = limits[0], context.reads(best.variant, best.schedule)
     dense_eflops, sparse_eflops = (
@@ -95,8 +98,8 @@ def plan(
         hardware_note=context.hardware.note,
         workload=context.workload.describe(),
         variants=tuple(
-            PlannedVariant(name=one.variant.name, speed_up=one.speed_up, limit=most.speed_up)
-            for one, most in zip(options, limits, strict=True)
+            PlannedVariant(name=option.variant.name, speed_up=option.speed_up, limit=most.speed_up)
+            for option, most in zip(options, limits, strict=True)
         ),
         compare=None if compare is None else _compared(context, best, compare),
         check=None if check is None else _checked(context, best, check),
@@ -171,11 +174,11 @@ class PlanOption:
 
     @property
     def seconds(self) -> float:
-        return sum(one.seconds for one in self.bins)
+        return sum(bin.seconds for bin in self.bins)
 
     @property
     def dense_seconds(self) -> float:
-        return sum(one.dense_seconds for one in self.bins)
+        return sum(bin.dense_seconds for bin in self.bins)
 
     @property
     def speed_up(self) -> float:
@@ -183,35 +186,35 @@ class PlanOption:
 
     @property
     def budgets(self) -> tuple[int | None, ...]:
-        return tuple(one.budget for one in self.bins)
+        return tuple(bin.budget for bin in self.bins)
 
 
 def plan_options(context: PlanningContext, config: PlanConfig) -> list[PlanOption]:
     """The cheapest schedule of every variant that reaches the target, the fastest first."""
     surface = context.surface
-    found: list[PlanOption] = []
+    options: list[PlanOption] = []
     missed: list[Unreachable] = []
     for variant in [surface.variant(name) for name in config.variant] or surface.variants:
-        known = believed([cell for cell in surface.cells if cell.variant == variant.name])
+        cells = believed([cell for cell in surface.cells if cell.variant == variant.name])
         try:
-            found += [_option(context, config, variant, known)] if known else []
+            options += [_option(context, config, variant, cells)] if cells else []
         except Unreachable as error:
             missed.append(error)
-    if not found and not missed:
-        names = ", ".join(config.variant or (one.name for one in surface.variants))
+    if not options and not missed:
+        names = ", ".join(config.variant or (option.name for option in surface.variants))
         raise ValueError(f"Nothing can be planned: no cell of {names} has {FEW} prompts")
-    if not found:
+    if not options:
         raise max(missed, key=lambda error: error.nearest)
-    return sorted(found, key=lambda one: one.seconds)
+    return sorted(options, key=lambda option: option.seconds)
 
 
 def _option(
-    context: PlanningContext, config: PlanConfig, variant: Variant, known: Sequence[Cell]
+    context: PlanningContext, config: PlanConfig, variant: Variant, measured_cells: Sequence[Cell]
 ) -> PlanOption:
     """By dynamic programming over bins and budgets, the last of which is DENSE."""
     surface, target = context.surface, config.target
-    edges = tuple(edge for edge in surface.bins if edge <= measured_to(known))
-    cells = {(cell.start, cell.budget or 0): cell for cell in known}
+    edges = tuple(edge for edge in surface.bins if edge <= measured_to(measured_cells))
+    cells = {(cell.start, cell.budget or 0): cell for cell in measured_cells}
     budgets = (*sorted({budget for _, budget in cells}), DENSE)
     reached = _reached(surface, variant, edges, budgets, cells, config.by)
     costs = prices(context, variant, edges, budgets)
@@ -266,10 +269,10 @@ def _reached(
         row = []
         for budget in budgets:
             measured = cells.get((start, budget))
-            known = -np.inf if measured is None else float(getattr(measured, by))
+            acceptance = -np.inf if measured is None else float(getattr(measured, by))
             most = floor.get(start, 1.0)  # no rollout is nearer to dense than dense itself
             whole = measured is None and least[budget] >= stop  # nothing is dropped
-            row.append(most if whole else min(known, most))
+            row.append(most if whole else min(acceptance, most))
         unknown = not any((start, budget) in cells for budget in budgets)
         rows.append(rows[-1] if unknown and rows else row)
     return np.array(rows[::-1])
@@ -277,8 +280,10 @@ def _reached(
 
 def least_kept(variant: Variant, budget: int) -> int:
     """The smallest budget that any layer has: up to that length, nothing is dropped."""
-    made = variant.schedule([0], [budget])
-    return min(int(row.min()) for row in (made.budgets, *(item.budgets for item in made.layers)))
+    schedule = variant.schedule([0], [budget])
+    return min(
+        int(row.min()) for row in (schedule.budgets, *(item.budgets for item in schedule.layers))
+    )
 
 
 def _budget(budget: int) -> int | None:
@@ -311,49 +316,49 @@ def _unreachable(
 
 def notes(context: PlanningContext, option: PlanOption) -> tuple[str, ...]:
     """What was not measured or is in doubt, and where it does not pay, in words."""
-    surface, hardware, said = context.surface, context.hardware, []
-    own = [cell for cell in surface.cells if cell.variant == option.variant.name]
-    starts = {cell.start for cell in believed(own)}
-    empty = [f"{one.start} on" for one in option.bins if one.start not in starts]
+    surface, hardware, texts = context.surface, context.hardware, []
+    cells = [cell for cell in surface.cells if cell.variant == option.variant.name]
+    starts = {cell.start for cell in believed(cells)}
+    empty = [f"{bin.start} on" for bin in option.bins if bin.start not in starts]
     if empty:
         places = ", ".join(empty)
-        said.append(
+        texts.append(
             f"nothing was measured at lengths {places}: those bins keep what the next one needs"
         )
     longest, last = int(context.workload.lengths.max()), option.bins[-1].stop
     if last is not None and longest > last:
-        said.append(
+        texts.append(
             f"lengths over {last} were not measured on {FEW} prompts: the schedule is dense there, "
             f"and the cost of lengths up to {longest} is counted as at the last budget"
         )
     few = [
-        f"{one.start} to {one.stop} ({one.prompts})"
-        for one in option.bins
-        if one.prompts is not None and one.prompts < LEAST_PROMPTS
+        f"{bin.start} to {bin.stop} ({bin.prompts})"
+        for bin in option.bins
+        if bin.prompts is not None and bin.prompts < LEAST_PROMPTS
     ]
     if few:
         places = ", ".join(few)
-        said.append(f"fewer than {LEAST_PROMPTS} prompts, so too narrow intervals, at {places}")
+        texts.append(f"fewer than {LEAST_PROMPTS} prompts, so too narrow intervals, at {places}")
     if surface.undecided:
-        said.append(f"measuring ended with {len(surface.undecided)} cells in doubt")
-    if not any(abs(option.target - known) < 1e-9 for known in surface.targets):
-        aims = ", ".join(f"{known:g}" for known in surface.targets)
-        said.append(f"samples were spent on a target of {aims}, not of {option.target:g}")
+        texts.append(f"measuring ended with {len(surface.undecided)} cells in doubt")
+    if not any(abs(option.target - target) < 1e-9 for target in surface.targets):
+        aims = ", ".join(f"{target:g}" for target in surface.targets)
+        texts.append(f"samples were spent on a target of {aims}, not of {option.target:g}")
     rows = max(lengths.shape[1] for lengths in context.trace(option.variant).chunks())
-    said += stretched(hardware, context.spec, rows)
+    texts += stretched(hardware, context.spec, rows)
     if option.seconds >= option.dense_seconds:
-        said.append(
+        texts.append(
             f"on {hardware.name} the schedule is no faster than dense ({option.speed_up:.2f}x): "
             "choosing what to read costs more than reading less saves"
         )
-    return tuple(said)
+    return tuple(texts)
 
 
 def _provenance(
     context: PlanningContext, config: PlanConfig, variant: Variant, bins: Sequence[PlanBin]
 ) -> tuple[Note, ...]:
     surface, low = context.surface, config.by == "low"
-    prompts = [one.prompts for one in bins if one.prompts is not None]
+    prompts = [bin.prompts for bin in bins if bin.prompts is not None]
     what = "lower end of its 95 % interval over prompts" if low else "point estimate"
     count = f"{min(prompts)} to {max(prompts)} prompts in a bin" if prompts else "no bin was bound"
     texts = {
@@ -404,7 +409,7 @@ def _compared(context: PlanningContext, best: PlanOption, other: Schedule) -> Co
         budgets=tuple(_budget(budget) for budget in other.budgets.tolist()),
         speed_up=best.dense_seconds / context.rollout(best.variant, other),
         differs=tuple(differs),
-        bins=tuple(_nearest_measured(context.surface, other, one.start) for one in best.bins),
+        bins=tuple(_nearest_measured(context.surface, other, bin.start) for bin in best.bins),
     )
 
 

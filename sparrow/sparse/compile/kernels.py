@@ -86,7 +86,10 @@ def _kernel(name: str, arguments: Sequence[str], fixed: Sequence[str], loose: st
     lines.add(f"@triton.jit(do_not_specialize=[{loose}])")
     lines.add(f"def {name}(")
     lines.indent = 1
-    for argument in (*arguments, *(f"{each}: tl.constexpr" for each in (*fixed, "OVERLAP"))):
+    for argument in (
+        *arguments,
+        *(f"{constant}: tl.constexpr" for constant in (*fixed, "OVERLAP")),
+    ):
         lines.add(f"{argument},")
     lines.text.append("):")
     lines.add("wait(OVERLAP)")
@@ -225,7 +228,7 @@ def levels(program: Program) -> dict[int, int]:
     level: dict[int, int] = {}
     for node in program.nodes:
         passes = int(node.op in PAGE_OPS or node.op == "convolve")
-        level[id(node)] = passes + max((level[id(each)] for each in node.inputs), default=0)
+        level[id(node)] = passes + max((level[id(operand)] for operand in node.inputs), default=0)
     return level
 
 
@@ -242,9 +245,9 @@ def cuts(program: Program) -> list[Node]:
     needed: dict[int, Node] = {}
     for node in program.nodes if staged(program) else ():
         if level[id(node)] > 0:
-            for each in node.inputs:
-                if level[id(each)] == 0 and each.paged and each.op not in ("page", "full"):
-                    needed[id(each)] = each
+            for operand in node.inputs:
+                if level[id(operand)] == 0 and operand.paged and operand.op not in ("page", "full"):
+                    needed[id(operand)] = operand
     return list(needed.values())
 
 

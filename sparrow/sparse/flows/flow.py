@@ -77,9 +77,9 @@ class Flow:
             "mass": (_is_share(self.mass), "above 0, at most 1"),
             "probe": (_are_sizes(self.probe), "page, head size, query heads"),
         }
-        for name, (right, wanted) in allowed.items():
+        for name, (right, expected) in allowed.items():
             if not right:
-                raise flow_error(f"Flow.{name}: got {getattr(self, name)!r}, allowed: {wanted}")
+                raise flow_error(f"Flow.{name}: got {getattr(self, name)!r}, allowed: {expected}")
         for name in ("fields", "state"):
             object.__setattr__(self, name, dict(getattr(self, name)))
         trace(self, *self.probe)
@@ -212,8 +212,8 @@ def _trace_summary(
 ) -> tuple[Node, ...]:
     if flow.summarise is None:
         if fields:
-            wanted = f"nothing writes its fields ({', '.join(flow.fields)}); give summarise="
-            raise flow_error(f"flow {flow.name!r}: {wanted}", flow.place)
+            problem = f"nothing writes its fields ({', '.join(flow.fields)}); give summarise="
+            raise flow_error(f"flow {flow.name!r}: {problem}", flow.place)
         return ()
     inputs = [_input(name, (page, head_size)) for name in ("keys", "values")]
     written = _run(flow, flow.summarise, *inputs)
@@ -239,9 +239,9 @@ def _numbers(what: str, value: Any, shape: tuple[int, ...], start: SourceLine) -
         hint = "turn it into numbers with where(condition, a, b)"
         raise flow_error(f"{what} is a condition: {hint}", node.place)
     if node.shape != shape:
-        wanted = f"has shape {shape}" if shape else "is one number per page"
+        expected = f"has shape {shape}" if shape else "is one number per page"
         hint = "" if shape else ": reduce it (.sum(), .max(), .mean())"
-        raise flow_error(f"{what} {wanted}, got shape {node.shape}{hint}", node.place)
+        raise flow_error(f"{what} {expected}, got shape {node.shape}{hint}", node.place)
     return node
 
 
@@ -305,8 +305,8 @@ def _trace_score(
 ) -> tuple[Node | None, tuple[Node, ...]]:
     if flow.score is None:
         if fields or flow.state:
-            wanted = "fields or state, but no score that reads them"
-            raise flow_error(f"flow {flow.name!r} has {wanted}", flow.place)
+            problem = "fields or state, but no score that reads them"
+            raise flow_error(f"flow {flow.name!r} has {problem}", flow.place)
         return None, ()
     values = {field.name: _input("field", field.shape, field.name, paged=True) for field in fields}
     for name in flow.state:
@@ -324,8 +324,8 @@ def _trace_score(
         )
     nodes = [_of_pages("score", score, start)]
     nodes += [_of_pages(f"state {name!r}", updates[name], start) for name in flow.state]
-    known = [query, *values.values(), position.length, position.pages, position.page]
-    _check_inputs("score", nodes, known)
+    inputs = [query, *values.values(), position.length, position.pages, position.page]
+    _check_inputs("score", nodes, inputs)
     return nodes[0], tuple(nodes[1:])
 
 
@@ -356,11 +356,11 @@ def _of_pages(what: str, value: Any, start: SourceLine) -> Node:
     return node
 
 
-def _check_inputs(what: str, roots: Iterable[Node], known: Iterable[Tensor]) -> None:
+def _check_inputs(what: str, roots: Iterable[Node], inputs: Iterable[Tensor]) -> None:
     """A tensor that was kept from another call has no meaning here."""
-    own = {id(each.node) for each in known}
+    node_ids = {id(tensor.node) for tensor in inputs}
     for node in in_order(roots):
-        if not node.inputs and node.op not in ("constant", "full") and id(node) not in own:
+        if not node.inputs and node.op not in ("constant", "full") and id(node) not in node_ids:
             raise flow_error(
                 f"{what} uses the {node.op} of another call: fields carry what it needs"
             )
@@ -374,7 +374,7 @@ def _run(flow: Flow, function: Function, *arguments: object) -> Any:
         return function(*arguments)
     except FlowError:
         raise
-    except Exception as error:  # whatever an author's code can raise, told with its line
+    except Exception as error:  # whatever an author's code raises, with its line
         place = _place_of(error, function) or _start(flow, function)
         raise flow_error(f"{type(error).__name__}: {error}", place) from error
 
@@ -382,9 +382,15 @@ def _run(flow: Flow, function: Function, *arguments: object) -> Any:
 def _place_of(error: Exception, function: Function) -> SourceLine | None:
     """The innermost line of the author's file; of another one where the author called that."""
     frames = traceback.walk_tb(error.__traceback__)
-    own = [(frame.f_code.co_filename, line) for frame, line in frames if is_author_frame(frame)]
+    author_lines = [
+        (frame.f_code.co_filename, line) for frame, line in frames if is_author_frame(frame)
+    ]
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
-    return SourceLine(*([place for place in own if place[0] == file] or own)[-1]) if own else None
+    return (
+        SourceLine(*([place for place in author_lines if place[0] == file] or author_lines)[-1])
+        if author_lines
+        else None
+    )
 
 
 def _start(flow: Flow, function: Function) -> SourceLine:
@@ -392,12 +398,12 @@ def _start(flow: Flow, function: Function) -> SourceLine:
     return flow.place if code is None else SourceLine(code.co_filename, code.co_firstlineno)
 
 
-def _input(op: str, shape: tuple[int, ...], *given: str, paged: bool = False) -> Tensor:
-    return Tensor(Node(op, (), shape, paged, given))
+def _input(op: str, shape: tuple[int, ...], *details: str, paged: bool = False) -> Tensor:
+    return Tensor(Node(op, (), shape, paged, details))
 
 
-def _there(known: Iterable[str]) -> str:
-    return f" (declared: {', '.join(known) or 'none'})"
+def _there(declared: Iterable[str]) -> str:
+    return f" (declared: {', '.join(declared) or 'none'})"
 
 
 def _kind(value: object) -> str:
@@ -430,9 +436,9 @@ def _digest(program: Program) -> str:
     roots = [*program.summary, *filter(None, [program.score]), *program.updates]
     for node in in_order(roots):
         number[id(node)] = len(number)
-        given = [names[node.given[0]]] if node.op in ("field", "state") else list(node.given)
-        inputs = [number[id(each)] for each in node.inputs]
-        text.update(repr((node.op, inputs, node.shape, node.paged, given)).encode())
+        details = [names[node.given[0]]] if node.op in ("field", "state") else list(node.given)
+        inputs = [number[id(operand)] for operand in node.inputs]
+        text.update(repr((node.op, inputs, node.shape, node.paged, details)).encode())
     text.update(repr([number[id(root)] for root in roots]).encode())
     text.update(repr([(item.form.kind, item.shape) for item in program.fields]).encode())
     sizes = [program.page, program.head_size, program.group, program.mass]

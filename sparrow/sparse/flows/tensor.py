@@ -68,7 +68,7 @@ class Node:
 
 
 def author_line() -> SourceLine:
-    """The innermost line outside the machinery: the author's."""
+    """Return the innermost line outside this package: the author's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_author_frame(frame):
         frame = frame.f_back
@@ -90,9 +90,9 @@ def flow_error(message: str, place: SourceLine | None = None) -> FlowError:
     return FlowError(f"{place or author_line()}: {message}")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """A hint at the known name that is nearest, or nothing."""
-    close = get_close_matches(name, list(known), n=1)
+    close = get_close_matches(name, list(names), n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
@@ -107,7 +107,7 @@ def in_order(roots: Iterable[Node]) -> Iterator[Node]:
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            stack += [(each, False) for each in reversed(node.inputs)]
+            stack += [(operand, False) for operand in reversed(node.inputs)]
 
 
 # Tensors.
@@ -299,9 +299,9 @@ class Tensor:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        known = [each for each in dir(type(self)) if not each.startswith("_")]
-        close = get_close_matches(name, known, n=1)
-        hint = f"did you mean .{close[0]}?" if close else f"there are: {', '.join(known)}"
+        attributes = [attribute for attribute in dir(type(self)) if not attribute.startswith("_")]
+        close = get_close_matches(name, attributes, n=1)
+        hint = f"did you mean .{close[0]}?" if close else f"there are: {', '.join(attributes)}"
         raise flow_error(f"tensors of a flow have no .{name}; {hint}")
 
 
@@ -317,8 +317,8 @@ def make(
     paged: bool | None = None,
     boolean: bool = False,
 ) -> Tensor:
-    paged = any(each.paged for each in inputs) if paged is None else paged
-    nodes = tuple(each.node for each in inputs)
+    paged = any(tensor.paged for tensor in inputs) if paged is None else paged
+    nodes = tuple(tensor.node for tensor in inputs)
     return Tensor(Node(op, nodes, tuple(shape), paged, given, boolean, author_line()))
 
 
@@ -334,12 +334,12 @@ def as_tensor(x: Tensor | Number) -> Tensor:
 
 
 def as_tensors(op: str, inputs: Sequence[Tensor | Number]) -> list[Tensor]:
-    made = [as_tensor(each) for each in inputs]
-    if any(each.node.boolean for each in made):
+    tensors = [as_tensor(x) for x in inputs]
+    if any(x.node.boolean for x in tensors):
         raise flow_error(
             f"{SIGNS.get(op, op)} of a condition: turn it into numbers with where(condition, a, b)"
         )
-    return made
+    return tensors
 
 
 def elementwise(
@@ -350,9 +350,9 @@ def elementwise(
 
 def broadcasting(op: str, inputs: Sequence[Tensor], *, boolean: bool) -> Tensor:
     try:
-        shape = np.broadcast_shapes(*(each.shape for each in inputs))
+        shape = np.broadcast_shapes(*(tensor.shape for tensor in inputs))
     except ValueError:
-        shapes = " and ".join(str(each.shape) for each in inputs)
+        shapes = " and ".join(str(tensor.shape) for tensor in inputs)
         raise flow_error(
             f"{SIGNS.get(op, op)}: shapes {shapes} do not fit each other (axes are aligned at "
             "their ends, and equal or 1)"
@@ -366,10 +366,10 @@ def check_sizes(name: str, shape: tuple[int, ...]) -> None:
 
 
 def _foreign(library: str, name: str) -> FlowError:
-    known = {each for each in dir(Tensor) if not each.startswith("_")}
-    own = f"x.{name}()" if name in known else "the functions of sparrow.sparse.flows"
+    attributes = {attribute for attribute in dir(Tensor) if not attribute.startswith("_")}
+    instead = f"x.{name}()" if name in attributes else "the functions of sparrow.sparse.flows"
     return flow_error(
-        f"{library}.{name} does not know a flow's tensors: use {own}, and constant(array) for "
+        f"{library}.{name} does not know a flow's tensors: use {instead}, and constant(array) for "
         "numbers that are known beforehand"
     )
 
@@ -485,8 +485,8 @@ def min_over_pages(x: Tensor, *, among: Among = "finished") -> Tensor:
 
 def mean_over_pages(x: Tensor, *, among: Among = "finished") -> Tensor:
     """The mean over pages; see `sum_over_pages`."""
-    one = make("full", (), (), (1.0,), paged=True)
-    return sum_over_pages(x, among=among) / maximum(sum_over_pages(one, among=among), 1.0)
+    ones = make("full", (), (), (1.0,), paged=True)
+    return sum_over_pages(x, among=among) / maximum(sum_over_pages(ones, among=among), 1.0)
 
 
 def norm_over_pages(x: Tensor, *, among: Among = "finished") -> Tensor:

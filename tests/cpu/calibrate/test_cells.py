@@ -14,7 +14,7 @@ from sparrow.calibration.cells import (
     shares,
     slope,
 )
-from sparrow.calibration.replay import DENSE, Arm, arm, variant_of
+from sparrow.calibration.replay import DENSE, Arm, make_arm, variant_of
 from sparrow.calibration.store import MeasuredSequence
 from sparrow.schema.schedule import DENSE as EVERYTHING
 from sparrow.schema.surface import Cell, LayerLoss
@@ -161,8 +161,8 @@ def test_groups_and_their_shares() -> None:
 
 def test_arms_of_equal_content_are_equal() -> None:
     variant = variant_of(block_mean, "block_mean", TINY)
-    own = arm(variant, block_mean, 64)
-    assert {own, arm(variant.replace(name="other"), block_mean, 64)} == {own}
-    assert own != arm(variant, block_mean, 80)
-    assert own != arm(variant, block_mean, 64, given=True)
+    own = make_arm(variant, block_mean, 64)
+    assert {own, make_arm(variant.replace(name="other"), block_mean, 64)} == {own}
+    assert own != make_arm(variant, block_mean, 80)
+    assert own != make_arm(variant, block_mean, 64, given=True)
     assert Arm(name="other name") == DENSE
