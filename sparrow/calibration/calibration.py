@@ -111,7 +111,7 @@ class Collector:
         if not jobs:
             return
         arms = {job.arm for job in jobs}
-        sparse = next((candidate for candidate in arms if candidate.schedule is not None), DENSE)
+        sparse = next((arm for arm in arms if arm.schedule is not None), DENSE)
         rule = None if sparse.schedule is None else Rule.of(sparse.schedule, sparse.flow)
         longest = max(len(prompt.ids) for prompt in self.prompts) + self.config.answer_tokens
         context = min(longest, self.model.spec.max_positions)
@@ -304,9 +304,7 @@ class Calibration:
         ]
         biting = [budget for budget in misses if longest > budget + 2]
         budget = max(biting, default=min(self.budgets))
-        sequences = [sequence for sequence in whole if len(sequence.ids) > budget + 2][
-            :LAYER_PROMPTS
-        ]
+        sequences = [prompt for prompt in whole if len(prompt.ids) > budget + 2][:LAYER_PROMPTS]
         if not sequences:
             self.found.warnings.append(
                 f"no sequence is longer than the budget of {budget} tokens: layers were not "

@@ -154,11 +154,11 @@ class Trajectories:
         held = (self._store.get(ABOUT) or {}) if keys else self._store.put(ABOUT, about)
         differ = [name for name in held | about if held.get(name) != about.get(name)]
         if differ:
-            differences = "; ".join(
+            changes = "; ".join(
                 f"{name}: {held.get(name)}, now {about.get(name)}" for name in differ
             )
             raise ValueError(
-                f"{self.file} holds other measurements ({differences}): give another folder"
+                f"{self.file} holds other measurements ({changes}): give another folder"
             )
         for key in keys:
             if key != ABOUT:

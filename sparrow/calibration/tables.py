@@ -212,14 +212,10 @@ def flow_check_tables(check: FlowCheck) -> list[Table]:
 
 def flow_score_table(scores: FlowScores) -> Table:
     """The result for a terminal, by budget; the best flow first, the submitted ones bold."""
-    configuration = scores.configuration
+    setup = scores.configuration
     where = f"{scores.model} ({scores.dtype}), {len(scores.texts)} texts of {scores.tokens} tokens"
-    shown = [
-        row
-        for row in scores.rows
-        if all(getattr(row, key) == value for key, value in configuration)
-    ]
-    dense = ", ".join(map(str, configuration.dense_layers)) or "none"
+    shown = [row for row in scores.rows if all(getattr(row, key) == value for key, value in setup)]
+    dense = ", ".join(map(str, setup.dense_layers)) or "none"
     return figures(
         f"Flows on {where}",
         sorted(shown, key=lambda row: (row.budget, -row.p05)),
@@ -227,7 +223,7 @@ def flow_score_table(scores: FlowScores) -> Table:
         flow=lambda row: Text(row.flow, style="bold" if row.submitted else ""),
         of_mean=lambda row: f"{row.of_mean:.2f}x",
         group="budget",
-        caption=f"first {configuration.first} and last {configuration.last} pages kept, dense "
+        caption=f"first {setup.first} and last {setup.last} pages kept, dense "
         f"layers: {dense}; gain: above the block mean; of_mean: bytes of landmarks against one "
         "16-bit mean; recall, mass, error on the dense stream",
     )

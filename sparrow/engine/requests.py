@@ -114,9 +114,7 @@ class Request:
                 f"(max_tokens), but the context is {room}"
             )
         if params.min_tokens and len(self.stop_ids) > STOPS:
-            raise ValueError(
-                f"{len(self.stop_ids)} stop ids with min_tokens, expected at most {STOPS}"
-            )
+            raise ValueError(f"{len(self.stop_ids)} stop ids with min_tokens, at most {STOPS}")
         if self.options.top_logprobs > most:
             raise ValueError(f"top_logprobs={self.options.top_logprobs}, the vocabulary has {most}")
         if self.options.training:

@@ -227,14 +227,11 @@ class Gate:
             window.seen |= bool(count) or window.fresh(self._step)
 
     def _judge(self, place: int) -> BinLook:
-        window_figures = figures([self._windows[place]], self._step * SEEDS + 1 + place)
-        enough = (
-            window_figures.tokens >= self.config.least
-            and window_figures.prompts >= self.config.prompts
-        )
+        summary = figures([self._windows[place]], self._step * SEEDS + 1 + place)
+        enough = summary.tokens >= self.config.least and summary.prompts >= self.config.prompts
         now: State = "dense" if self._dense(place) else "sparse"
         return BinLook(
-            **to_dict(window_figures),
+            **to_dict(summary),
             start=self._bins.starts[place],
             stop=self._bins.stops[place],
             budget=self._budget(place),

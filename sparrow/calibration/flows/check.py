@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sparrow import ops
-from sparrow.calibration.flows.score import SelectionCase, kept_pages, page_mask
+from sparrow.calibration.flows.score import Selection, kept_pages, page_mask
 from sparrow.schema.flow import FlowCheck, FlowField, FlowTest
 from sparrow.sparse.compile.kernels import module
 from sparrow.sparse.flows.flow import Flow, Program, trace
@@ -95,11 +95,7 @@ def check(
     program, keys = trace(flow, page, head_size, group), torch.bfloat16
     mean, stored = 2 * head_size, program.bytes(keys)
     counts = Counter(node.op for node in program.nodes if node.inputs)
-    bed = (
-        None
-        if program.score is None
-        else _DifferentialTest(flow, program, torch.device(device), seed)
-    )
+    bed = None if program.score is None else _Trials(flow, program, torch.device(device), seed)
     tests = () if bed is None else tuple(bed.compare())
     return FlowCheck(
         flow=program.name,
@@ -108,13 +104,8 @@ def check(
         head_size=head_size,
         group=group,
         fields=tuple(
-            FlowField(
-                name=page_field.name,
-                kind=page_field.form.kind,
-                shape=page_field.shape,
-                bytes=page_field.bytes(keys),
-            )
-            for page_field in program.fields
+            FlowField(name=item.name, kind=item.form.kind, shape=item.shape, bytes=item.bytes(keys))
+            for item in program.fields
         ),
         bytes=stored,
         of_mean=stored / mean,
@@ -131,7 +122,7 @@ def check(
     )
 
 
-class _DifferentialTest:
+class _Trials:
     """Random sequences, and the pages that each implementation keeps of them."""
 
     def __init__(self, flow: Flow, program: Program, device: torch.device, seed: int) -> None:
@@ -194,7 +185,7 @@ class _DifferentialTest:
 
     def _select(self, row: int, score_SGM: Tensor) -> Tensor:
         lengths_S = torch.arange(1, len(score_SGM) + 1, device=self.device)
-        case = SelectionCase(rule=self.rule, page=self.program.page, budget=self.cases[row].budget)
+        case = Selection(rule=self.rule, page=self.program.page, budget=self.cases[row].budget)
         return kept_pages(case, score_SGM, lengths_S, self.rule.mass)
 
     # Token by token.

@@ -57,10 +57,10 @@ class FlowCell(NamedTuple):
         return program | dict(self.configuration) | {"measure": MEASURE}
 
     @property
-    def case(self) -> "SelectionCase":
+    def case(self) -> "Selection":
         assert self.arm.schedule is not None
         rule = Rule.of(self.arm.schedule, self.arm.flow)
-        return SelectionCase(rule=rule, page=self.configuration.page, budget=self.budget)
+        return Selection(rule=rule, page=self.configuration.page, budget=self.budget)
 
 
 class TokenizedText(FlowText):
@@ -200,9 +200,7 @@ def _measure(
             alpha = acceptances(model, dense, 1, arm.schedule, arm.flow).cpu().numpy()
             figures = {"name": text.name, "flow": arm.flow.name, **dict(whole)}
             figures |= {"p05": float(np.quantile(alpha, TAIL)), "mean": float(alpha.mean())}
-            figures["layers"] = {
-                str(layer): _errors([dict(error)]) for layer, error in layers.items()
-            }
+            figures["layers"] = {str(at): _errors([dict(error)]) for at, error in layers.items()}
             figures["seconds"] = round(time.perf_counter() - start, 3)
             results[n] = store.put(keys[n], figures)
     tell(len(cells), text.name)
@@ -291,7 +289,7 @@ def interval(name: str, values: np.ndarray) -> Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionCase:
+class Selection:
     """A rule with pages of a size, under a budget of tokens."""
 
     rule: Rule
@@ -308,7 +306,7 @@ class AttentionError(Errors):
 class Probe:
     """Dense attention that also measures the attention error of all cases, in one pass."""
 
-    def __init__(self, cases: Sequence[SelectionCase]) -> None:
+    def __init__(self, cases: Sequence[Selection]) -> None:
         self.cases = tuple(cases)
         self._sums: dict[tuple[int, int], Tensor] = {}  # of a case and layer: SUMS
 
@@ -338,11 +336,9 @@ class Probe:
         """Of every case, the mean over its sparse layers, and by layer."""
         errors = []
         for index in range(len(self.cases)):
-            by_layer_sums = {
-                layer: sums for (case, layer), sums in self._sums.items() if case == index
-            }
-            by_layer = {layer: _mean_error([sums]) for layer, sums in by_layer_sums.items()}
-            errors.append((_mean_error([*by_layer_sums.values()]), by_layer))
+            totals = {layer: sums for (case, layer), sums in self._sums.items() if case == index}
+            by_layer = {layer: _mean_error([sums]) for layer, sums in totals.items()}
+            errors.append((_mean_error([*totals.values()]), by_layer))
         return errors
 
 
@@ -389,7 +385,7 @@ class _DenseAttention:
         return change_n / out_n.clamp(min=1e-30)
 
 
-def _block_sums(case: SelectionCase, seen: _DenseAttention, score_nGM: Tensor) -> Tensor:
+def _block_sums(case: Selection, seen: _DenseAttention, score_nGM: Tensor) -> Tensor:
     """The sums of one block, float64 [SUMS]."""
     truth_nGM = seen.masses(case.page)
     room = truth_nGM.shape[2] - score_nGM.shape[2]
@@ -413,9 +409,7 @@ def _block_sums(case: SelectionCase, seen: _DenseAttention, score_nGM: Tensor) -
     return torch.stack([part.double() for part in parts])
 
 
-def kept_pages(
-    case: SelectionCase, score_nGM: Tensor, length_n: Tensor, mass: float | None
-) -> Tensor:
+def kept_pages(case: Selection, score_nGM: Tensor, length_n: Tensor, mass: float | None) -> Tensor:
     """The pages that scores keep under the case's budget, bool [n, G, M]."""
     choice: dict[str, Any] = {"first": case.rule.first, "last": case.rule.last, "mass": mass}
     budget_n = torch.full_like(length_n, case.budget)
@@ -432,14 +426,14 @@ def page_mask(lists: ops.PageLists, pages: int) -> Tensor:
 
 def _mean_error(layers: Sequence[Tensor]) -> AttentionError:
     """Layers count alike: the mean over layers of their own means."""
-    sums = [layer_sums for layer_sums in (layer.tolist() for layer in layers) if layer_sums[4]]
-    count = int(sum(layer_sums[4] for layer_sums in sums))
+    sums = [row for row in (layer.tolist() for layer in layers) if row[4]]
+    count = int(sum(row[4] for row in sums))
     if not count:
         return AttentionError()
-    recalls = [layer_sums[0] / layer_sums[1] for layer_sums in sums if layer_sums[1]]
+    recalls = [row[0] / row[1] for row in sums if row[1]]
     return AttentionError(
         recall=sum(recalls) / len(recalls) if recalls else None,
-        mass=sum(layer_sums[2] / layer_sums[4] for layer_sums in sums) / len(sums),
-        error=sum(layer_sums[3] / layer_sums[4] for layer_sums in sums) / len(sums),
+        mass=sum(row[2] / row[4] for row in sums) / len(sums),
+        error=sum(row[3] / row[4] for row in sums) / len(sums),
         queries=count,
     )

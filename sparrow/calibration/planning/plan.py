@@ -62,10 +62,8 @@ def plan(
 ) -> PlanFile:
     """The plan, the same at targets a little aside, another schedule and a check run beside it."""
     options, target = plan_options(context, config), config.target
-    best, limits = (
-        options[0],
-        [context.limit(option.variant, option.schedule) for option in options],
-    )
+    limits = [context.limit(option.variant, option.schedule) for option in options]
+    best = options[0]
     near = (round(target + change, 6) for change in (-ASIDE, ASIDE))
     limit, reads = limits[0], context.reads(best.variant, best.schedule)
     dense_eflops, sparse_eflops = (
@@ -79,7 +77,7 @@ def plan(
         by=config.by,
         bins=best.bins,
         sensitivity=tuple(
-            _at_other_target(context, config.replace(target=aim)) for aim in near if 0 < aim < 1
+            plan_at(context, config.replace(target=aim)) for aim in near if 0 < aim < 1
         ),
         speed_up=best.speed_up,
         limit=limit.speed_up,
@@ -201,7 +199,7 @@ def plan_options(context: PlanningContext, config: PlanConfig) -> list[PlanOptio
         except Unreachable as error:
             missed.append(error)
     if not options and not missed:
-        names = ", ".join(config.variant or (option.name for option in surface.variants))
+        names = ", ".join(config.variant or (other.name for other in surface.variants))
         raise ValueError(f"Nothing can be planned: no cell of {names} has {FEW} prompts")
     if not options:
         raise max(missed, key=lambda error: error.nearest)
@@ -209,12 +207,12 @@ def plan_options(context: PlanningContext, config: PlanConfig) -> list[PlanOptio
 
 
 def _option(
-    context: PlanningContext, config: PlanConfig, variant: Variant, measured_cells: Sequence[Cell]
+    context: PlanningContext, config: PlanConfig, variant: Variant, measured: Sequence[Cell]
 ) -> PlanOption:
     """By dynamic programming over bins and budgets, the last of which is DENSE."""
     surface, target = context.surface, config.target
-    edges = tuple(edge for edge in surface.bins if edge <= measured_to(measured_cells))
-    cells = {(cell.start, cell.budget or 0): cell for cell in measured_cells}
+    edges = tuple(edge for edge in surface.bins if edge <= measured_to(measured))
+    cells = {(cell.start, cell.budget or 0): cell for cell in measured}
     budgets = (*sorted({budget for _, budget in cells}), DENSE)
     reached = _reached(surface, variant, edges, budgets, cells, config.by)
     costs = prices(context, variant, edges, budgets)
@@ -225,13 +223,13 @@ def _option(
     bins = []
     for i, ((start, stop), place) in enumerate(zip(pairwise(edges), places, strict=True)):
         cell = cells.get((start, budgets[place]))
-        measured = ("p05", "low", "high", "mean", "prompts")
+        names = ("p05", "low", "high", "mean", "prompts")
         bins.append(
             PlanBin(
                 start=start,
                 stop=stop,
                 budget=_budget(budgets[place]),
-                **{name: None if cell is None else getattr(cell, name) for name in measured},
+                **{name: None if cell is None else getattr(cell, name) for name in names},
                 kept_share=costs.kv[i, place] / max(costs.dense_kv[i], 1),
                 seconds=costs.seconds[i, place] + costs.fixed[i],
                 dense_seconds=costs.dense_seconds[i],
@@ -281,9 +279,8 @@ def _reached(
 def least_kept(variant: Variant, budget: int) -> int:
     """The smallest budget that any layer has: up to that length, nothing is dropped."""
     schedule = variant.schedule([0], [budget])
-    return min(
-        int(row.min()) for row in (schedule.budgets, *(item.budgets for item in schedule.layers))
-    )
+    budgets = [schedule.budgets, *(item.budgets for item in schedule.layers)]
+    return min(int(row.min()) for row in budgets)
 
 
 def _budget(budget: int) -> int | None:
@@ -379,7 +376,7 @@ def _provenance(
 # What stands beside it.
 
 
-def _at_other_target(context: PlanningContext, config: PlanConfig) -> PlanAside:
+def plan_at(context: PlanningContext, config: PlanConfig) -> PlanAside:
     try:
         best = plan_options(context, config)[0]
     except Unreachable as error:

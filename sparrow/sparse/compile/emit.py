@@ -11,7 +11,7 @@ import torch
 
 from sparrow.sparse.flows.flow import Program
 from sparrow.sparse.flows.formats import PageField, scale_name
-from sparrow.sparse.flows.tensor import SIGNS, Node, flow_error
+from sparrow.sparse.flows.tensor import SIGNS, Node, fail
 
 UNARY = {
     "neg": "-{0}",
@@ -163,7 +163,7 @@ class Emitter:
         if id(node) in self.names:
             return self.names[id(node)]
         if math.prod(wide(node.shape)) > MOST_NUMBERS:
-            raise flow_error(f"a value of shape {node.shape} is too large to compile", node.place)
+            raise fail(f"a value of shape {node.shape} is too large to compile", node.place)
         expression = self._expression(node)
         if node.paged:
             self.names[id(node)] = self.fresh(expression)
@@ -183,7 +183,7 @@ class Emitter:
             return self._reduction(node)
         method = getattr(self, f"_{node.op}", None)
         if method is None:
-            raise flow_error(f"{node.op} is not known to the compiler here", node.place)
+            raise fail(f"{node.op} is not known to the compiler here", node.place)
         return method(node)
 
     def lead(self, node: Node) -> int:
@@ -238,7 +238,7 @@ class Emitter:
         if units != [size for size in source.shape if size != 1] and not (
             whole(node.shape) and whole(source.shape)
         ):
-            raise flow_error(
+            raise fail(
                 f"reshape {source.shape} -> {node.shape} is compiled for powers of two only",
                 node.place,
             )
@@ -261,7 +261,7 @@ class Emitter:
         (source,) = node.inputs
         step = indices[1] - indices[0] if len(indices) > 1 else 1
         if list(indices) != [indices[0] + step * i for i in range(len(indices))]:
-            raise flow_error("only evenly spaced entries are compiled", node.place)
+            raise fail("only evenly spaced entries are compiled", node.place)
         at, rank = self.lead(node) + axis, self.lead(node) + len(node.shape)
         most = padded(source.shape[axis]) - 1
         line = f"tl.arange(0, {padded(len(indices))}) * {step} + {indices[0]}"

@@ -25,13 +25,13 @@ import torch
 from sparrow import ops
 from sparrow.sparse.flows.formats import Format, PageField
 from sparrow.sparse.flows.tensor import (
+    CodeLine,
     FlowError,
     Node,
-    SourceLine,
     Tensor,
     author_line,
     did_you_mean,
-    flow_error,
+    fail,
     in_order,
     is_author_frame,
 )
@@ -66,7 +66,7 @@ class Flow:
     state: Mapping[str, float] = field(default_factory=dict)
     mass: float | None = None
     probe: tuple[int, int, int] = PROBE
-    place: SourceLine = field(init=False, repr=False)  # where it was made
+    place: CodeLine = field(init=False, repr=False)  # where it was made
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "place", author_line())
@@ -79,7 +79,7 @@ class Flow:
         }
         for name, (right, expected) in allowed.items():
             if not right:
-                raise flow_error(f"Flow.{name}: got {getattr(self, name)!r}, allowed: {expected}")
+                raise fail(f"Flow.{name}: got {getattr(self, name)!r}, allowed: {expected}")
         for name in ("fields", "state"):
             object.__setattr__(self, name, dict(getattr(self, name)))
         trace(self, *self.probe)
@@ -174,12 +174,12 @@ def _field(flow: Flow, name: str, form: object, sizes: dict[str, int]) -> PageFi
     _check_name(flow, "field", name)
     what = f"flow {flow.name!r}, field {name!r}"
     if not isinstance(form, Format):
-        raise flow_error(f"{what}: got {form!r}, allowed: a format such as bf16(D)", flow.place)
+        raise fail(f"{what}: got {form!r}, allowed: a format such as bf16(D)", flow.place)
     try:
         item = PageField(name=name, form=form, shape=form.resolve(sizes))
         item.storage(torch.bfloat16)
     except FlowError as error:
-        raise flow_error(f"{what}: {error}", flow.place) from None
+        raise fail(f"{what}: {error}", flow.place) from None
     return item
 
 
@@ -187,9 +187,7 @@ def _check_name(flow: Flow, kind: str, name: object) -> None:
     right = isinstance(name, str) and name.isidentifier() and name[0] != "_"
     if not right or name in ("k", "v") or (kind == "state" and name in flow.fields):
         allowed = "starts with a letter, is not k or v (the page's keys and values) and not taken"
-        raise flow_error(
-            f"flow {flow.name!r}: a {kind} called {name!r}: a name {allowed}", flow.place
-        )
+        raise fail(f"flow {flow.name!r}: a {kind} called {name!r}: a name {allowed}", flow.place)
 
 
 def _check_size(flow: Flow, fields: tuple[PageField, ...], page: int, head_size: int) -> None:
@@ -197,7 +195,7 @@ def _check_size(flow: Flow, fields: tuple[PageField, ...], page: int, head_size:
     stored = sum(item.bytes(torch.bfloat16) for item in fields)
     whole = 2 * page * head_size * torch.bfloat16.itemsize
     if stored > MOST_STORED * whole:
-        raise flow_error(
+        raise fail(
             f"the fields take {stored} bytes a page, more than {MOST_STORED} times its keys and "
             f"values ({whole}): keep less",
             flow.place,
@@ -213,13 +211,13 @@ def _trace_summary(
     if flow.summarise is None:
         if fields:
             problem = f"nothing writes its fields ({', '.join(flow.fields)}); give summarise="
-            raise flow_error(f"flow {flow.name!r}: {problem}", flow.place)
+            raise fail(f"flow {flow.name!r}: {problem}", flow.place)
         return ()
     inputs = [_input(name, (page, head_size)) for name in ("keys", "values")]
     written = _run(flow, flow.summarise, *inputs)
     start = _start(flow, flow.summarise)
     if not isinstance(written, dict):
-        raise flow_error(f"summarise returns {{field: tensor}}, got {_kind(written)}", start)
+        raise fail(f"summarise returns {{field: tensor}}, got {_kind(written)}", start)
     _check_returned("field", "summarise", written, [field.name for field in fields], start)
     nodes = tuple(
         _numbers(f"field {field.name!r}", written[field.name], field.shape, start)
@@ -229,24 +227,24 @@ def _trace_summary(
     return nodes
 
 
-def _numbers(what: str, value: Any, shape: tuple[int, ...], start: SourceLine) -> Node:
+def _numbers(what: str, value: Any, shape: tuple[int, ...], start: CodeLine) -> Node:
     """The node of a tensor that an author returned: numbers, of the shape that is wanted."""
     if not isinstance(value, Tensor):
         forgot = "; does it end with return?" if value is None else ""
-        raise flow_error(f"{what} is a tensor, got {_kind(value)}{forgot}", start)
+        raise fail(f"{what} is a tensor, got {_kind(value)}{forgot}", start)
     node = value.node
     if node.boolean:
         hint = "turn it into numbers with where(condition, a, b)"
-        raise flow_error(f"{what} is a condition: {hint}", node.place)
+        raise fail(f"{what} is a condition: {hint}", node.place)
     if node.shape != shape:
         expected = f"has shape {shape}" if shape else "is one number per page"
         hint = "" if shape else ": reduce it (.sum(), .max(), .mean())"
-        raise flow_error(f"{what} {expected}, got shape {node.shape}{hint}", node.place)
+        raise fail(f"{what} {expected}, got shape {node.shape}{hint}", node.place)
     return node
 
 
 def _check_returned(
-    kind: str, function: str, returned: Iterable[str], declared: Iterable[str], start: SourceLine
+    kind: str, function: str, returned: Iterable[str], declared: Iterable[str], start: CodeLine
 ) -> None:
     """What a function returns by name is what the flow declares."""
     for name in returned:
@@ -255,14 +253,10 @@ def _check_returned(
                 did_you_mean(name, declared)
                 or f"; declare it or do not return it{_there(declared)}"
             )
-            raise flow_error(
-                f"{function} returns {name!r}, which is no declared {kind}{hint}", start
-            )
+            raise fail(f"{function} returns {name!r}, which is no declared {kind}{hint}", start)
     for name in declared:
         if name not in returned:
-            raise flow_error(
-                f"{kind} {name!r} is declared, but {function} does not return it", start
-            )
+            raise fail(f"{kind} {name!r} is declared, but {function} does not return it", start)
 
 
 # Scores.
@@ -277,7 +271,7 @@ class Fields:
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._values:
             hint = did_you_mean(name, self._values) + _there(self._values)
-            raise flow_error(f"there is no field {name!r}{hint}")
+            raise fail(f"there is no field {name!r}{hint}")
         self._read.add(name)
         return self._values[name]
 
@@ -297,7 +291,7 @@ class Position:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise flow_error(f"position has .length, .pages and .page, not .{name}")
+        raise fail(f"position has .length, .pages and .page, not .{name}")
 
 
 def _trace_score(
@@ -306,7 +300,7 @@ def _trace_score(
     if flow.score is None:
         if fields or flow.state:
             problem = "fields or state, but no score that reads them"
-            raise flow_error(f"flow {flow.name!r} has {problem}", flow.place)
+            raise fail(f"flow {flow.name!r} has {problem}", flow.place)
         return None, ()
     values = {field.name: _input("field", field.shape, field.name, paged=True) for field in fields}
     for name in flow.state:
@@ -319,9 +313,7 @@ def _trace_score(
     score, updates = _split(flow, result, start)
     unread = [name for name in values if name not in read]
     if unread:
-        raise flow_error(
-            f"score never reads {unread[0]!r}: it would take memory for nothing", start
-        )
+        raise fail(f"score never reads {unread[0]!r}: it would take memory for nothing", start)
     nodes = [_of_pages("score", score, start)]
     nodes += [_of_pages(f"state {name!r}", updates[name], start) for name in flow.state]
     inputs = [query, *values.values(), position.length, position.pages, position.page]
@@ -329,27 +321,25 @@ def _trace_score(
     return nodes[0], tuple(nodes[1:])
 
 
-def _split(flow: Flow, result: Any, start: SourceLine) -> tuple[Any, dict[str, Any]]:
+def _split(flow: Flow, result: Any, start: CodeLine) -> tuple[Any, dict[str, Any]]:
     """The score, and the new state by name."""
     if not flow.state:
         if isinstance(result, tuple):
-            raise flow_error(
-                "score returns one number per page; a tuple needs state= in the flow", start
-            )
+            raise fail("score returns one number per page; a tuple needs state= in the flow", start)
         return result, {}
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
         names = ", ".join(f"{name!r}: new value" for name in flow.state)
-        raise flow_error(
+        raise fail(
             f"the flow has state: score returns (score, {{{names}}}), got {_kind(result)}", start
         )
     _check_returned("state", "score", result[1], flow.state, start)
     return result
 
 
-def _of_pages(what: str, value: Any, start: SourceLine) -> Node:
+def _of_pages(what: str, value: Any, start: CodeLine) -> Node:
     node = _numbers(what, value, (), start)
     if not node.paged:
-        raise flow_error(
+        raise fail(
             f"{what} is the same for every page: use a field (fields.name) or position.page in it",
             node.place or start,
         )
@@ -361,9 +351,7 @@ def _check_inputs(what: str, roots: Iterable[Node], inputs: Iterable[Tensor]) ->
     node_ids = {id(tensor.node) for tensor in inputs}
     for node in in_order(roots):
         if not node.inputs and node.op not in ("constant", "full") and id(node) not in node_ids:
-            raise flow_error(
-                f"{what} uses the {node.op} of another call: fields carry what it needs"
-            )
+            raise fail(f"{what} uses the {node.op} of another call: fields carry what it needs")
 
 
 # Running an author's function.
@@ -376,26 +364,22 @@ def _run(flow: Flow, function: Function, *arguments: object) -> Any:
         raise
     except Exception as error:  # whatever an author's code raises, with its line
         place = _place_of(error, function) or _start(flow, function)
-        raise flow_error(f"{type(error).__name__}: {error}", place) from error
+        raise fail(f"{type(error).__name__}: {error}", place) from error
 
 
-def _place_of(error: Exception, function: Function) -> SourceLine | None:
+def _place_of(error: Exception, function: Function) -> CodeLine | None:
     """The innermost line of the author's file; of another one where the author called that."""
     frames = traceback.walk_tb(error.__traceback__)
-    author_lines = [
-        (frame.f_code.co_filename, line) for frame, line in frames if is_author_frame(frame)
-    ]
+    lines = [(frame.f_code.co_filename, line) for frame, line in frames if is_author_frame(frame)]
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
     return (
-        SourceLine(*([place for place in author_lines if place[0] == file] or author_lines)[-1])
-        if author_lines
-        else None
+        CodeLine(*([place for place in lines if place[0] == file] or lines)[-1]) if lines else None
     )
 
 
-def _start(flow: Flow, function: Function) -> SourceLine:
+def _start(flow: Flow, function: Function) -> CodeLine:
     code = getattr(function, "__code__", None)
-    return flow.place if code is None else SourceLine(code.co_filename, code.co_firstlineno)
+    return flow.place if code is None else CodeLine(code.co_filename, code.co_firstlineno)
 
 
 def _input(op: str, shape: tuple[int, ...], *details: str, paged: bool = False) -> Tensor:
@@ -416,7 +400,7 @@ def check_weights(program: Program, *, layers: int, kv_heads: int) -> None:
         if node.op == "constant" and node.given[1] == "by head":
             have = node.given[2]
             if have[0] < layers or have[1] != kv_heads:
-                raise flow_error(
+                raise fail(
                     f"weights for {have[0]} layers and {have[1]} KV heads, but the model has "
                     f"{layers} and {kv_heads}",
                     node.place,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparrow import ops
-from sparrow.sparse.flows.tensor import FlowError, flow_error
+from sparrow.sparse.flows.tensor import FlowError, fail
 
 Kind = Literal["keys", "fp32", "fp16", "bf16", "fp8", "int4"]
 PLAIN = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -51,7 +51,7 @@ class Size:
 
 def _whole(size: Size, sign: str, other: object) -> int:
     if not isinstance(other, int) or other < 1:
-        raise flow_error(f"{size} {sign} {other!r}: sizes take whole numbers above 0")
+        raise fail(f"{size} {sign} {other!r}: sizes take whole numbers above 0")
     return other
 
 
@@ -110,11 +110,9 @@ def int4(*shape: int | Size) -> Format:
 def _format(kind: Kind, shape: tuple[int | Size, ...]) -> Format:
     for size in shape:
         if not isinstance(size, Size) and (not isinstance(size, int) or size < 1):
-            raise flow_error(
-                f"{kind}: {size!r} is no size; a shape has whole numbers above 0, D and P"
-            )
+            raise fail(f"{kind}: {size!r} is no size; a shape has whole numbers above 0, D and P")
     if kind in ("int4", "fp8") and not shape:
-        raise flow_error(f"{kind}() needs at least one axis: its vectors share a scale")
+        raise fail(f"{kind}() needs at least one axis: its vectors share a scale")
     return Format(kind, shape)
 
 

@@ -26,7 +26,7 @@ from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import names_code
 from sparrow.sparse.flows import library
 from sparrow.sparse.flows.flow import Flow
-from sparrow.sparse.flows.tensor import FlowError, SourceLine, did_you_mean
+from sparrow.sparse.flows.tensor import CodeLine, FlowError, did_you_mean
 
 FORMS = "path/to/file.py[:name], module:name, or a built-in flow such as quest or fine_means(2)"
 LIBRARY = "sparrow.sparse.flows.library"
@@ -138,7 +138,7 @@ def _naming_author_line(path: Path | None) -> Iterator[None]:
         numbers = [frame.lineno for frame in lines if frame.filename == str(path)]
         if isinstance(error, SyntaxError):
             numbers.append(error.lineno)
-        place = SourceLine(str(path), numbers[-1] or 0) if numbers else path
+        place = CodeLine(str(path), numbers[-1] or 0) if numbers else path
         raise ValueError(f"{place}: {type(error).__name__}: {error}") from error
 
 

@@ -37,7 +37,7 @@ class FlowError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class SourceLine:
+class CodeLine:
     """A line of the author's file."""
 
     file: str
@@ -64,16 +64,16 @@ class Node:
     paged: bool
     given: tuple[Any, ...] = ()
     boolean: bool = False
-    place: SourceLine | None = field(default=None, repr=False)
+    place: CodeLine | None = field(default=None, repr=False)
 
 
-def author_line() -> SourceLine:
+def author_line() -> CodeLine:
     """Return the innermost line outside this package: the author's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_author_frame(frame):
         frame = frame.f_back
     assert frame is not None
-    return SourceLine(frame.f_code.co_filename, frame.f_lineno)
+    return CodeLine(frame.f_code.co_filename, frame.f_lineno)
 
 
 def is_author_frame(frame: FrameType) -> bool:
@@ -85,7 +85,7 @@ def is_author_frame(frame: FrameType) -> bool:
     return module not in _MACHINERY and module.split(".")[0] not in ("torch", "numpy")
 
 
-def flow_error(message: str, place: SourceLine | None = None) -> FlowError:
+def fail(message: str, place: CodeLine | None = None) -> FlowError:
     """The error to raise for a mistake on the author's line."""
     return FlowError(f"{place or author_line()}: {message}")
 
@@ -194,18 +194,18 @@ class Tensor:
     __le__ = _binary("le", boolean=True)
 
     def __eq__(self, other: object) -> NoReturn:
-        raise flow_error("flows have no == and !=: compare with <, <=, > and >=")
+        raise fail("flows have no == and !=: compare with <, <=, > and >=")
 
     __ne__ = __eq__
     __hash__ = object.__hash__
 
     def _joined(self, other: object) -> NoReturn:
-        raise flow_error("conditions are not joined with & or |: nest where(condition, a, b)")
+        raise fail("conditions are not joined with & or |: nest where(condition, a, b)")
 
     __and__ = __or__ = __rand__ = __ror__ = _joined
 
     def __pow__(self, other: object) -> NoReturn:
-        raise flow_error("flows have no **: write x * x, .sqrt(), or (c * x.log()).exp()")
+        raise fail("flows have no **: write x * x, .sqrt(), or (c * x.log()).exp()")
 
     # Reductions over inner axes.
 
@@ -231,26 +231,26 @@ class Tensor:
     def __matmul__(self, other: "Tensor") -> "Tensor":
         if not isinstance(other, Tensor):
             kind = type(other).__name__
-            raise flow_error(f"@ takes two tensors, got a {kind}; wrap arrays in constant(...)")
+            raise fail(f"@ takes two tensors, got a {kind}; wrap arrays in constant(...)")
         a, b = as_tensors("@", (self, other))
         if a.ndim not in (1, 2) or b.ndim not in (1, 2):
-            raise flow_error(f"@ takes vectors and matrices, got shapes {a.shape} and {b.shape}")
+            raise fail(f"@ takes vectors and matrices, got shapes {a.shape} and {b.shape}")
         if a.shape[-1] != b.shape[0]:
             hint = "; transpose the second with .T" if a.shape[-1] == b.shape[-1] else ""
-            raise flow_error(f"@: inner sizes of {a.shape} and {b.shape} differ{hint}")
+            raise fail(f"@: inner sizes of {a.shape} and {b.shape} differ{hint}")
         return make("matmul", (a, b), (*a.shape[:-1], *b.shape[1:]))
 
     @property
     def T(self) -> "Tensor":
         """The two inner axes exchanged."""
         if self.ndim != 2:
-            raise flow_error(f".T wants two inner axes, got shape {self.shape}")
+            raise fail(f".T wants two inner axes, got shape {self.shape}")
         return make("transpose", (self,), self.shape[::-1])
 
     def reshape(self, *shape: int) -> "Tensor":
         check_sizes("reshape", shape)
         if math.prod(shape) != math.prod(self.shape):
-            raise flow_error(
+            raise fail(
                 f"reshape: {self.shape} has {math.prod(self.shape)} numbers, {shape} has "
                 f"{math.prod(shape)}"
             )
@@ -259,13 +259,11 @@ class Tensor:
     def __getitem__(self, index: int | slice) -> "Tensor":
         """One entry or a range of the first inner axis, by constants."""
         if not self.ndim or not isinstance(index, int | slice):
-            raise flow_error(
-                f"[...] takes one number or range of the first axis, shape is {self.shape}"
-            )
+            raise fail(f"[...] takes one number or range of the first axis, shape is {self.shape}")
         size = self.shape[0]
         if isinstance(index, int):
             if not -size <= index < size:
-                raise flow_error(f"index {index} is outside an axis of {size}")
+                raise fail(f"index {index} is outside an axis of {size}")
             part = take(self, [index % size], 0)
             return part.reshape(*self.shape[1:])
         return take(self, list(range(size))[index], 0)
@@ -273,13 +271,13 @@ class Tensor:
     # What a value that is not known yet cannot do.
 
     def __bool__(self) -> NoReturn:
-        raise flow_error(
+        raise fail(
             "a tensor has no truth value while a flow is traced: instead of if, and, or, not, "
             "max(a, b) use where(condition, a, b), maximum(a, b), minimum(a, b)"
         )
 
     def __float__(self) -> NoReturn:
-        raise flow_error(
+        raise fail(
             "a tensor is no number while a flow is traced: keep computing with tensors "
             "(x.exp() instead of math.exp(x))"
         )
@@ -287,13 +285,13 @@ class Tensor:
     __int__ = __index__ = __float__
 
     def __iter__(self) -> NoReturn:
-        raise flow_error(
+        raise fail(
             f"tensors are not iterated: index one (x[0]) or reduce an axis (x.sum(0)) of {self}"
         )
 
     def __len__(self) -> int:
         if not self.ndim:
-            raise flow_error("a number has no length")
+            raise fail("a number has no length")
         return self.shape[0]
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -302,7 +300,7 @@ class Tensor:
         attributes = [attribute for attribute in dir(type(self)) if not attribute.startswith("_")]
         close = get_close_matches(name, attributes, n=1)
         hint = f"did you mean .{close[0]}?" if close else f"there are: {', '.join(attributes)}"
-        raise flow_error(f"tensors of a flow have no .{name}; {hint}")
+        raise fail(f"tensors of a flow have no .{name}; {hint}")
 
 
 # How nodes are made.
@@ -326,7 +324,7 @@ def as_tensor(x: Tensor | Number) -> Tensor:
     if isinstance(x, Tensor):
         return x
     if isinstance(x, bool) or not isinstance(x, Real):
-        raise flow_error(
+        raise fail(
             f"got a {type(x).__module__}.{type(x).__name__}: flows compute with their own tensors, "
             "numbers, and constant(array)"
         )
@@ -336,7 +334,7 @@ def as_tensor(x: Tensor | Number) -> Tensor:
 def as_tensors(op: str, inputs: Sequence[Tensor | Number]) -> list[Tensor]:
     tensors = [as_tensor(x) for x in inputs]
     if any(x.node.boolean for x in tensors):
-        raise flow_error(
+        raise fail(
             f"{SIGNS.get(op, op)} of a condition: turn it into numbers with where(condition, a, b)"
         )
     return tensors
@@ -353,7 +351,7 @@ def broadcasting(op: str, inputs: Sequence[Tensor], *, boolean: bool) -> Tensor:
         shape = np.broadcast_shapes(*(tensor.shape for tensor in inputs))
     except ValueError:
         shapes = " and ".join(str(tensor.shape) for tensor in inputs)
-        raise flow_error(
+        raise fail(
             f"{SIGNS.get(op, op)}: shapes {shapes} do not fit each other (axes are aligned at "
             "their ends, and equal or 1)"
         ) from None
@@ -362,13 +360,13 @@ def broadcasting(op: str, inputs: Sequence[Tensor], *, boolean: bool) -> Tensor:
 
 def check_sizes(name: str, shape: tuple[int, ...]) -> None:
     if not all(isinstance(size, int) and size > 0 for size in shape):
-        raise flow_error(f"{name} takes sizes as whole numbers above 0, got {shape}")
+        raise fail(f"{name} takes sizes as whole numbers above 0, got {shape}")
 
 
 def _foreign(library: str, name: str) -> FlowError:
     attributes = {attribute for attribute in dir(Tensor) if not attribute.startswith("_")}
     instead = f"x.{name}()" if name in attributes else "the functions of sparrow.sparse.flows"
-    return flow_error(
+    return fail(
         f"{library}.{name} does not know a flow's tensors: use {instead}, and constant(array) for "
         "numbers that are known beforehand"
     )
@@ -378,7 +376,7 @@ def normalise_axis(x: Tensor, axis: int) -> int:
     if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
         allowed = f"allowed: 0 to {x.ndim - 1}" if x.ndim else "it has no axis"
         hint = "; pages are no axis: use sum_over_pages and its like" if x.paged else ""
-        raise flow_error(f"axis {axis} of a tensor of shape {x.shape}, {allowed}{hint}")
+        raise fail(f"axis {axis} of a tensor of shape {x.shape}, {allowed}{hint}")
     return axis % x.ndim
 
 
@@ -387,7 +385,7 @@ def take(x: Tensor, indices: Sequence[int], axis: int = 0) -> Tensor:
     at = normalise_axis(x, axis)
     indices = tuple(indices)
     if not indices or not all(isinstance(i, int) and 0 <= i < x.shape[at] for i in indices):
-        raise flow_error(f"take: indices {list(indices)} of an axis of {x.shape[at]}")
+        raise fail(f"take: indices {list(indices)} of an axis of {x.shape[at]}")
     return make("take", (x,), (*x.shape[:at], len(indices), *x.shape[at + 1 :]), (at, indices))
 
 
@@ -419,7 +417,7 @@ def minimum(a: Tensor | Number, b: Tensor | Number) -> Tensor:
 def where(condition: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor:
     """a where the condition holds, else b."""
     if not isinstance(condition, Tensor) or not condition.node.boolean:
-        raise flow_error("where takes a condition first, such as `x > 0`")
+        raise fail("where takes a condition first, such as `x > 0`")
     return broadcasting("where", (condition, as_tensor(a), as_tensor(b)), boolean=False)
 
 
@@ -439,7 +437,7 @@ def logsumexp(x: Tensor, axis: int | None = None) -> Tensor:
 def kron(a: Tensor, b: Tensor) -> Tensor:
     """The Kronecker product of two vectors: every product of their entries."""
     if a.ndim != 1 or b.ndim != 1:
-        raise flow_error(f"kron takes two vectors, got shapes {a.shape} and {b.shape}")
+        raise fail(f"kron takes two vectors, got shapes {a.shape} and {b.shape}")
     product = a.reshape(len(a), 1) * b.reshape(1, len(b))
     return product.reshape(len(a) * len(b))
 
@@ -460,7 +458,7 @@ def weights(array: npt.ArrayLike) -> Tensor:
     """Learned numbers [layers, KV heads, ...]: every layer and KV head sees its own."""
     data = _array(array)
     if data.ndim < 2:
-        raise flow_error(f"weights are [layers, KV heads, ...], got shape {data.shape}")
+        raise fail(f"weights are [layers, KV heads, ...], got shape {data.shape}")
     lead = data.shape[:2]
     return make("constant", (), data.shape[2:], (data.tobytes(), "by head", lead))
 
@@ -512,14 +510,14 @@ def convolve_over_pages(x: Tensor, kernel: Sequence[Number]) -> Tensor:
     """
     taps = tuple(float(tap) for tap in kernel)
     if len(taps) % 2 == 0:
-        raise flow_error(f"convolve_over_pages wants an odd number of weights, got {len(taps)}")
+        raise fail(f"convolve_over_pages wants an odd number of weights, got {len(taps)}")
     _require_paged("convolve_over_pages", x)
     return make("convolve", (x,), x.shape, (taps,), paged=True)
 
 
 def _over_pages(op: str, x: Tensor, among: Among) -> Tensor:
     if among not in ("finished", "free"):
-        raise flow_error(f'among={among!r}, allowed: "finished", "free"')
+        raise fail(f'among={among!r}, allowed: "finished", "free"')
     _require_paged(f"{op}_over_pages", x)
     return make(f"pages_{op}", (x,), x.shape, (among,), paged=False)
 
@@ -527,7 +525,7 @@ def _over_pages(op: str, x: Tensor, among: Among) -> Tensor:
 def _require_paged(name: str, x: Tensor) -> None:
     (x,) = as_tensors(name, (x,))
     if not x.paged:
-        raise flow_error(
+        raise fail(
             f"{name}: this is no value of every page, there is nothing to go over. Fields, state "
             "and position.page are, in score; query, keys and values are not"
         )
@@ -537,9 +535,9 @@ def _array(array: npt.ArrayLike) -> np.ndarray[Any, np.dtype[np.float32]]:
     try:
         data = np.ascontiguousarray(array, dtype=np.float32)
     except (TypeError, ValueError) as error:
-        raise flow_error(f"constants are arrays of numbers: {error}") from error
+        raise fail(f"constants are arrays of numbers: {error}") from error
     if not data.size or not np.isfinite(data).all():
-        raise flow_error(f"constants are finite numbers, at least one; got shape {data.shape}")
+        raise fail(f"constants are finite numbers, at least one; got shape {data.shape}")
     return data
 
 
