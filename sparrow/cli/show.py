@@ -22,7 +22,7 @@ from sparrow.calibration.tables import (
     flow_score_table,
     layers_table,
     plan_tables,
-    tails_table,
+    tails_tables,
 )
 from sparrow.cli.output import (
     AsJson,
@@ -99,17 +99,22 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
     doubts = surface.undecided
     told = f"the plan still depends on {len(doubts)} cells: {'; '.join(doubts[:3])}"
     warnings = (*surface.warnings, *([told] if doubts else []))
-    next_step = "" if check else f"next: sparrow plan {files[0]}"
     if json:
         write_json(surface)
-    else:
-        _show_files(_surface_tables(surface, check), "warning:", warnings, files, next_step)
+        return
+    _show_files(_surface_tables(surface, check), "warning:", warnings, files)
+    if not check:
+        from sparrow.calibration.planning.advice import advise
+
+        answer, next_step = advise(surface, config.folder)
+        console.print(Text(f"\n{answer}\nnext: {next_step}", style="bold"), soft_wrap=True)
 
 
 def _surface_tables(surface: Surface, check: bool) -> list[Table]:
     if check:
         return [check_table(surface, surface.targets[0])]
-    tables = [tails_table(surface, variant.name) for variant in surface.variants]
+    variants = (variant.name for variant in surface.variants)
+    tables = [table for name in variants for table in tails_tables(surface, name)]
     if surface.layers:
         shares = next((variant.shares for variant in surface.variants if variant.shares), ())
         tables.append(layers_table(surface.layers, shares))
@@ -136,20 +141,20 @@ def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> in
     else:
         options = f"the options of the calibration, with --schedule {files[0]}"
         how = f"check it on new prompts: {options} and --skip as many rows as it used"
-        _show_files(plan_tables(planned), "note:", planned.notes, files, how)
+        _show_files(plan_tables(planned), "note:", planned.notes, files)
+        note(how)
     return None
 
 
 def _show_files(
-    tables: Sequence[Table], mark: str, told: Sequence[str], files: Sequence[Path], how: str
+    tables: Sequence[Table], mark: str, told: Sequence[str], files: Sequence[Path]
 ) -> None:
-    """What was measured, what to mind, what was written and how to go on."""
+    """Print what was measured, what to mind and what was written."""
     for table in tables:
         console.print(table)
     for text in told:
         alert(mark, text, "yellow")
     note(f"written: {', '.join(map(str, files))}")
-    note(how)
 
 
 def evaluate(config: EvalConfig, *, json: AsJson = False) -> None:

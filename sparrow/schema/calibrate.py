@@ -1,9 +1,10 @@
 """The configurations of `sparrow calibrate` and `sparrow plan`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sparrow.schema.base import Record
 from sparrow.schema.common import Device, Dtype
@@ -29,6 +30,11 @@ ROW_TOKENS = 1024  # longest answer to a row of a file
 Figure = Annotated[float, Field(gt=0, lt=1e30)]
 BinWidth = Annotated[Tokens, Field(ge=16)]
 AnswerTokens = Annotated[Tokens, Field(ge=2)]
+
+
+def _in_folder(name: str) -> Callable[[Path], Path]:
+    """A file, which may be named by the folder that holds it."""
+    return lambda path: path / name if path.is_dir() else path
 
 
 class CalibrateConfig(Record):
@@ -97,7 +103,9 @@ class CalibrateConfig(Record):
 class PlanConfig(Record):
     """`sparrow plan`: what to keep, on which machine, for which workload."""
 
-    surface: FilePath = argument(..., "surface.json of `sparrow calibrate`.")
+    surface: Annotated[FilePath, AfterValidator(_in_folder("surface.json"))] = argument(
+        ..., "The folder of `sparrow calibrate`, or its surface.json."
+    )
     target: Fraction = 0.86
     by: Literal["low", "p05"] = option(
         "low", "What must reach it: p05, or low, the lower end of p05's 95 % interval."
@@ -118,7 +126,9 @@ class PlanConfig(Record):
     prompt_tokens: Tokens | None = option(None, "Length of a prompt. Default: as measured, or 16.")
     batch: Count | None = option(None, "Most sequences at once.")
     compare: Name | None = option(None, "A preset or schedule file to set beside it.")
-    check: FilePath | None = option(None, "check.json of a check run to set beside it.")
+    check: Annotated[FilePath, AfterValidator(_in_folder("check.json"))] | None = option(
+        None, "check.json of a check run to set beside it, or its folder."
+    )
     out: Directory | None = option(None, "Default: the folder of the surface.")
 
     def _check(self) -> None:

@@ -12,8 +12,9 @@ import torch
 from support.replays import replay
 
 from sparrow import load
+from sparrow.calibration import calibration
 from sparrow.calibration.calibration import Collector
-from sparrow.calibration.replay import DENSE, Prompt, arm, force, variant_of
+from sparrow.calibration.replay import DENSE, Prompt, make_arm, teacher_force, variant_of
 from sparrow.calibration.store import FILE, Trajectories
 from sparrow.dataflow import prompts
 from sparrow.dataflow.calibrate import calibrate
@@ -22,7 +23,7 @@ from sparrow.gate.budgets import MOST_BINS
 from sparrow.models import Decoder
 from sparrow.schema.calibrate import CalibrateConfig
 from sparrow.schema.schedule import LayerBudgets, Schedule
-from sparrow.schema.surface import Surface
+from sparrow.schema.surface import LayerLoss, Surface
 from sparrow.sparse.budgets import BudgetTable
 from sparrow.sparse.flows.library import block_mean
 
@@ -69,7 +70,7 @@ def test_generated_acceptance_is_that_of_a_replay(
 ) -> None:
     """The engine's hidden states against a second sparse pass over what it wrote."""
     made = collector(model, source, tmp_path)
-    own = arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
+    own = make_arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
     made.collect({own: 2, DENSE: 1})
     found = list(made.store.of(own.key))
     assert [(one.prompt, one.sample) for one in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -91,6 +92,22 @@ def test_generated_acceptance_is_that_of_a_replay(
     assert set(made.tokens(own, source.prompts[1:3]).prompt) == {1}
 
 
+def test_budgets_by_layer_that_round_to_even_ones_are_not_measured_again(
+    model: Decoder, source: prompts.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for share, names in ((1.05, []), (1.5, ["block-mean, by layer"])):
+        monkeypatch.setattr(calibration, "shares", lambda *_, share=share: (1.0, share, 1.0, 1.0))
+        made = calibration.Calibration(
+            collector(model, source, tmp_path), budgets=(48, 80), edges=(0, 64), targets=(0.8,)
+        )
+        even = variant_of(block_mean, "block_mean", model.spec)
+        loss = {"variant": even.name, "budget": 48, "layers": (2, 3), "p05": 0.5, "low": 0.4}
+        loss |= {"high": 0.6, "mean": 0.9, "tokens": 9, "prompts": 3}
+        made.found.layers.append(LayerLoss(**loss))
+        suggested = [variant.name for variant in made._suggested(even)]
+        assert suggested == [*names, "block-mean, dense 2,3"]
+
+
 def test_an_answer_of_one_token_shows_nothing_and_is_kept(
     model: Decoder, source: prompts.Source, tmp_path: Path
 ) -> None:
@@ -109,9 +126,9 @@ def test_an_answer_of_one_token_shows_nothing_and_is_kept(
 
 def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.Source) -> None:
     ids = torch.randint(40, 300, (150,), generator=torch.Generator().manual_seed(1)).tolist()
-    own = arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
+    own = make_arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
     given = Prompt(number=5, name="given", ids=tuple(ids), start=20)
-    ((_, found), (_, floor)) = force(model, given, [own, DENSE])
+    ((_, found), (_, floor)) = teacher_force(model, given, [own, DENSE])
     assert own.schedule is not None
     again = replay(model, ids[:20], ids[20:], own.schedule)
     np.testing.assert_allclose(found.alpha, again.alpha[1:], atol=1e-5)
@@ -120,7 +137,7 @@ def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.S
     for start in (0, 149, 150):
         outside = Prompt(number=0, name="given", ids=(50,) * 150, start=start)
         with pytest.raises(ValueError, match="150 tokens"):
-            list(force(model, outside, [DENSE]))
+            list(teacher_force(model, outside, [DENSE]))
 
 
 def test_a_surface_has_everything(whole: tuple[Surface, Path], model: Decoder) -> None:
