@@ -40,14 +40,15 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStats:
-    """One optimiser step. It was skipped where loss or gradient is no number."""
+    """One optimiser step, or why none was taken."""
 
     loss: float
     clipped: float  # share of tokens
     kl: float  # of the policy from pi_old, k3
     gradient: float
     rate: float
-    skipped: bool
+    skipped: bool  # loss or gradient is not finite
+    no_signal: bool = False  # the gradient is exactly 0: momentum alone must not move the weights
 
     @classmethod
     def not_taken(cls) -> "UpdateStats":
@@ -142,7 +143,7 @@ class Learner:
         sums = self._gradients(samples, weights, objective, on_batch)
         norm = float(whole(nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.clip)))
         skipped = not (math.isfinite(sums["loss"]) and math.isfinite(norm))
-        if not skipped:
+        if not skipped and norm > 0:
             self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.taken += 1
@@ -154,6 +155,7 @@ class Learner:
             gradient=norm,
             rate=rate,
             skipped=skipped,
+            no_signal=norm == 0,
         )
 
     def _gradients(

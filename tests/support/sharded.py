@@ -69,6 +69,7 @@ def everything(world: World, folder: Path) -> dict[str, Any]:
         },
         "updates": updates(world),
         "skipped": skipping(world),
+        "no signal": without_signal(world),
         "state": stating(world),
         "restored": going_on(world, torch.load(folder / "alone.pt", weights_only=False)),
     }
@@ -128,6 +129,17 @@ def skipping(world: World) -> dict[str, Any]:
     same = all(torch.equal(before[name], weight) for name, weight in own.named_weights().items())
     after = own.update(samples, ones(samples), PPO)
     return {"skipped": [one.skipped for one in stats], "same": same, "after": after.skipped}
+
+
+def without_signal(world: World) -> dict[str, bool]:
+    """Whether an update without any advantage leaves the weights, after one with."""
+    own = learner(world)
+    samples = ready(batch())
+    own.update(samples, ones(samples), PPO)
+    before = {name: weight.clone() for name, weight in own.named_weights().items()}
+    stats = own.update([one.replace(advantage=0.0) for one in samples], ones(samples), PPO)
+    same = all(torch.equal(before[name], weight) for name, weight in own.named_weights().items())
+    return {"no signal": stats.no_signal, "same": same}
 
 
 def far(terms: Terms) -> Surrogate:

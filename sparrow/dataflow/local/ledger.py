@@ -101,8 +101,9 @@ class Ledger:
                 self.stopped = {"reason": action.reason, "gate": self._gate_settings()}
             self._say(number, f"gate {action.kind}: {action.reason}")
         if values.get("critic/advantages/zero_frac") == 1:
-            equal = "the rewards of every group are equal, so there is nothing to learn from"
-            self._say(number, equal)
+            equal = "the rewards of every group are equal, so every advantage is 0"
+            unmoved = any(update.no_signal for update in updates)
+            self._say(number, f"{equal}; no optimiser step" if unmoved else equal)
         self.watch.step({"step": number, **values})
 
     def _say(self, number: int, text: str, style: str = "yellow") -> None:

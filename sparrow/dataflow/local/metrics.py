@@ -98,6 +98,7 @@ def _updates(updates: Sequence[UpdateStats]) -> Metrics:
         },
         "actor/lr": updates[-1].rate,
         "actor/skipped": float(sum(one.skipped for one in updates)),
+        "actor/no_signal_updates": float(sum(one.no_signal for one in updates)),
     }
 
 

@@ -9,6 +9,8 @@ is small, and a resumed run goes on bit for bit (on a CPU).
 
 import hashlib
 import json
+import os
+import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,7 @@ from sparrow.dataflow.local.rollout import RolloutSide, validation_of
 from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, RunFiles
 from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.engine.answer import placed_schedule
-from sparrow.files import remove_unfinished, write_whole
+from sparrow.files import has_sums, remove_unfinished, unfinished_path, write_whole
 from sparrow.gate import Gate
 from sparrow.models import Decoder, fingerprint, load, provenance, save, tokenizer_digest
 from sparrow.models.checkpoint import pick_device, pick_dtype
@@ -185,10 +187,17 @@ class Run:
         return self.world.only_first(lambda: self._write_model(model))
 
     def _write_model(self, model: Decoder) -> Path:
+        """Replace the model of a shorter run; the digests come last, as they say that it ended."""
         files = self.ledger.files
         assert files is not None, "the first rank writes"
+        target = files.folder / MODEL
+        if target.exists():
+            shorter = unfinished_path(target)
+            os.rename(target, shorter)
+            shutil.rmtree(shorter)
+        save(model, target)
         files.finish()
-        return save(model, files.folder / MODEL)
+        return target
 
 
 def run_words(config: TrainConfig, schedule: Schedule | None, rows: str) -> dict[str, str]:
@@ -223,11 +232,7 @@ def open_run(
     episode, judge: in place of what the configuration names.
     """
     folder = config.run.out or Path("runs") / "train" / config.run.name
-    if (folder / MODEL).exists():
-        raise ValueError(
-            f"{folder / MODEL} is there: this run has ended. Name another run.out; or, to make it "
-            f"longer, remove {folder / MODEL} (that folder alone) and raise run.steps"
-        )
+    _refuse_ended(folder, config.run.steps)
     run = open_parts(config, folder, episode=episode, judge=judge, stopping=stopping, report=report)
     run.watch = watch or run.watch
 
@@ -241,6 +246,20 @@ def open_run(
         go_on(run, folder, report or (lambda text: None))
         opened.pop_all()
     return run
+
+
+def _refuse_ended(folder: Path, steps: int) -> None:
+    """Refuse to open a run that has all its steps and its model; with more steps it continues."""
+    if not (folder / MODEL).exists():
+        return
+    taken = Checkpoints(folder / CHECKPOINTS, 1).latest()
+    if taken is None:
+        raise ValueError(f"{folder} has a model but no checkpoint; choose another run.out")
+    if taken >= steps and has_sums(folder):
+        raise ValueError(
+            f"{folder}: this run ended after {taken} steps. To continue it, set run.steps above "
+            f"{taken}; to start a new run, choose another run.out"
+        )
 
 
 def open_parts(

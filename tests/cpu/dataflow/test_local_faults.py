@@ -221,9 +221,6 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_it_stays(
     folders = sorted(path.name for path in (tmp_path / "broken" / "checkpoints").iterdir())
     assert folders == ["step_000001"]
     trained(config(model, tmp_path / "broken", rollout=SHORT, run={"save_every": 1, "steps": 2}))
-    with pytest.raises(ValueError, match=r"run\.dir"):
-        opened(broken)
-    shutil.rmtree(tmp_path / "broken" / "model")
     mine, other = trained(whole), trained(broken)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "broken")
     equal = zip(weights_of(mine).values(), weights_of(other).values(), strict=True)

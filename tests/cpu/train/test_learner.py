@@ -144,3 +144,20 @@ def test_an_entropy_bonus_raises_entropy() -> None:
     before = own.read(samples)[0].entropy.mean()
     own.update(samples, ones(samples), replace(PPO, entropy=1.0))
     assert own.read(samples)[0].entropy.mean() > before
+
+
+def test_momentum_alone_moves_no_weight() -> None:
+    """After an update with a gradient, one whose every advantage is 0 takes no optimiser step."""
+    own = learner()
+    samples = ready(batch(4))
+    assert not own.update(samples, ones(samples), PPO).no_signal
+    state = copied(own.state())
+    stats = own.update([one.replace(advantage=0.0) for one in samples], ones(samples), PPO)
+    assert (stats.no_signal, stats.skipped, stats.gradient) == (True, False, 0.0)
+    after = own.state()
+    for name, weight in state["weights"].items():
+        assert torch.equal(after["weights"][name], weight), name
+    for number, moments in state["moments"].items():
+        for name, value in moments.items():
+            assert torch.equal(after["moments"][number][name], value), name
+    assert own.taken == 2  # the rate's schedule counts steps of the run

@@ -97,6 +97,13 @@ def test_what_is_no_number_on_one_rank_is_skipped_on_all(
         assert found["skipped"] == {"skipped": [True, True], "same": True, "after": False}
 
 
+def test_an_update_without_a_gradient_moves_no_weight_on_any_rank(
+    alone: Results, ranks: list[Results]
+) -> None:
+    for found in (alone, *ranks):
+        assert found["no signal"] == {"no signal": True, "same": True}
+
+
 def test_ranks_take_up_the_state_of_one_process_and_the_reverse(
     folder: Path, ranks: list[Results]
 ) -> None:
