@@ -175,6 +175,7 @@ def preview_sections(preview: "Preview") -> list[Lines]:
         [
             ("trainer", f"{_gib(trainer.total)}; the engine is {sleeps}"),
             ("  weights, gradients, moments", _gib(state)),
+            *([("  reference model", _gib(trainer.reference))] if trainer.reference else []),
             ("  copies of weights", _gib(trainer.copies)),
             ("  activations of a micro-batch", _gib(trainer.activations)),
             ("  logits by chunks", _gib(trainer.logits)),

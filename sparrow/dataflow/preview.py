@@ -154,6 +154,9 @@ class _Planner:
             rows_of(data, seed=config.run.seed)
         self.algorithm = algorithm_of(config.algorithm, max_tokens=self.rollout.max_tokens)
         self.spec, self.source = model_of(config.model.name)
+        self.reference = self.spec if config.algorithm.kl else None
+        if config.algorithm.reference is not None:
+            self.reference, _ = model_of(config.algorithm.reference)
         self.machine = machine_of(config.model.device)
         self.on_gpu = self.machine.kind == "cuda"
         self.dtype = pick_dtype(config.model.dtype, torch.device(self.machine.kind), {})
@@ -229,7 +232,7 @@ class _Planner:
     def _trainer(self, longest: int) -> TrainerMemory:
         """For the largest micro-batch: full of tokens, or one sequence that is longer."""
         batch, worst = self.config.batch, self.sequences * (self.prompt + self.rollout.max_tokens)
-        return trainer_memory(
+        memory = trainer_memory(
             self.spec,
             tokens=max(longest, min(batch.tokens, worst // batch.updates)),
             longest=longest,
@@ -237,6 +240,8 @@ class _Planner:
             recompute=batch.recompute,
             gpu=self.on_gpu,
         )
+        reference = 0 if self.reference is None else self.reference.parameters()
+        return memory.replace(reference=self.dtype.itemsize * reference)
 
     def _engine(self, trainer: TrainerMemory) -> EngineMemory:
         """What the engine takes: as much as it is given, else what its own plan would find left."""
@@ -315,9 +320,11 @@ class _Planner:
             )
             return scale * rollout_seconds(over, StepModel(hardware, reads))
 
+        reference = self.reference
+        scored = 0.0 if reference is None else forward_flops(reference, lengths.tolist()) / rate
         parts = {
             "rollout": rollout(self.schedule),
-            "log-probs": forward,
+            "log-probs": forward + scale * scored,
             "update": passes * forward,
         }
         return {"step": sum(parts.values()), **parts, "dense rollout": rollout(None)}

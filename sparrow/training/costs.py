@@ -45,11 +45,12 @@ class TrainerMemory(Record):
     copies: int  # of weights, in the dtype of the products
     activations: int  # of the largest micro-batch
     logits: int  # a chunk of them on the way back, and the head's gradient
+    reference: int = 0  # weights of the frozen reference model of the KL term
 
     @property
     def resident(self) -> int:
         """What stays while the engine runs."""
-        return self.weights + self.moments
+        return self.weights + self.moments + self.reference
 
     @property
     def total(self) -> int:

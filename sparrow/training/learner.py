@@ -21,12 +21,13 @@ from sparrow.schema.base import Float32Array, Float32Matrix
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import OptimiserConfig
 from sparrow.training.batching import MicroBatch, rank_batches
-from sparrow.training.objectives.surrogates import Objective, Terms
+from sparrow.training.objectives.surrogates import Objective, Terms, reference_kl
 from sparrow.training.optimiser import adamw, rate_at
 from sparrow.training.packing import pack_samples
 from sparrow.training.policy import ActorStates, Policy, Scores, rest, whole
 from sparrow.training.world import World
 
+SUMS = ("loss", "clipped", "kl", "kl_reference")  # of a micro-batch, over its tokens
 OnBatch = Callable[[int, int], None]  # sequences done, of how many
 
 
@@ -48,6 +49,7 @@ class UpdateStats:
     gradient: float
     rate: float
     skipped: bool  # loss or gradient is not finite
+    kl_reference: float | None = None  # of the policy from the reference model, k3; None: none
     no_signal: bool = False  # the gradient is exactly 0: momentum alone must not move the weights
 
     @classmethod
@@ -68,8 +70,10 @@ class Learner:
         steps: int,
         tokens: int,
         world: World | None = None,
+        reference: Policy | None = None,
     ) -> None:
         self.policy, self.config, self.steps, self.tokens = policy, config, steps, tokens
+        self.reference = reference  # frozen, and whole on every rank
         self.world = world or World()
         self.optimiser = adamw(policy, config)
         self.taken = 0
@@ -86,13 +90,16 @@ class Learner:
         samples: Sequence[TrainSample],
         actors: Sequence[Float32Matrix | None] | None = None,
         *,
+        policy: Policy | None = None,
         on_batch: OnBatch | None = None,
     ) -> list[Read]:
         """Log-prob and entropy of every learnt token, in the order of the samples.
 
         actors: for some samples the actor's final hidden states of their learnt tokens; these get
         exact acceptance. The states need not be on more than one rank, which then reads them.
+        policy: another one, such as the reference.
         """
+        policy = policy or self.policy
         actors = [None] * len(samples) if actors is None else actors
         found: dict[int, Read] = {}
         batches = self._batches(samples, self._owners(actors))
@@ -100,13 +107,13 @@ class Learner:
         for numbers, filler in batches:
             chosen = [samples[number] for number in numbers]
             states = [None if filler else actors[number] for number in numbers]
-            scores = self.policy(pack_samples(chosen).to(self.device), self._actor(chosen, states))
+            scores = policy(pack_samples(chosen).to(self.device), self._actor(chosen, states))
             if filler:
                 continue
             found |= zip(numbers, _split(scores, chosen, states), strict=True)
             if on_batch is not None:
                 on_batch(len(found), total)
-        rest(self.policy)
+        rest(policy)
         everyone = [part for share in self.world.collect(found) for part in share.items()]
         return [one for _, one in sorted(dict(everyone).items())]
 
@@ -134,13 +141,20 @@ class Learner:
         weights: Sequence[Float32Array],
         objective: Objective,
         *,
+        references: Sequence[Float32Array] | None = None,
         on_batch: OnBatch | None = None,
     ) -> UpdateStats:
-        """One optimiser step on samples that have `old_logprob`; weights are by learnt token."""
+        """One optimiser step on samples that have `old_logprob`.
+
+        weights, and log-probs of the reference model where the objective has a KL term: by learnt
+        token.
+        """
+        if objective.kl and references is None:
+            raise ValueError("update: the objective has a KL term, and no reference log-probs")
         rate = rate_at(self.config, self.taken, self.steps)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        sums = self._gradients(samples, weights, objective, on_batch)
+        sums = self._gradients(samples, weights, objective, references, on_batch)
         norm = float(whole(nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.clip)))
         skipped = not (math.isfinite(sums["loss"]) and math.isfinite(norm))
         if not skipped and norm > 0:
@@ -152,6 +166,7 @@ class Learner:
             loss=sums["loss"],
             clipped=sums["clipped"] / tokens,
             kl=sums["kl"] / tokens,
+            kl_reference=sums["kl_reference"] / tokens if objective.kl else None,
             gradient=norm,
             rate=rate,
             skipped=skipped,
@@ -163,17 +178,20 @@ class Learner:
         samples: Sequence[TrainSample],
         weights: Sequence[Float32Array],
         objective: Objective,
-        on_batch: OnBatch | None,
+        references: Sequence[Float32Array] | None = None,
+        on_batch: OnBatch | None = None,
     ) -> dict[str, float]:
         """Accumulate the gradient of all samples; sums over the tokens of all ranks."""
         coefficients = objective.aggregate(np.array([sample.learnt for sample in samples]))
-        total: dict[str, float] = dict.fromkeys(("loss", "clipped", "kl"), 0.0)
+        total: dict[str, float] = dict.fromkeys(SUMS, 0.0)
         batches = self._batches(samples)
         for done, (numbers, filler) in enumerate(batches, 1):
             chosen = [samples[number] for number in numbers]
             shares = [0.0 if filler else float(coefficients[number]) for number in numbers]
-            weight_R = torch.from_numpy(np.concatenate([weights[number] for number in numbers]))
-            sums = self._backward(chosen, _by_token(shares, chosen), weight_R, objective)
+            by_token = [_by_token(shares, chosen), _joined(weights, numbers)]
+            if references is not None:
+                by_token.append(_joined(references, numbers))
+            sums = self._backward(chosen, objective, *(x.to(self.device) for x in by_token))
             for name, value in sums.items():
                 total[name] += 0.0 if filler else value
             if on_batch is not None:
@@ -184,28 +202,32 @@ class Learner:
     def _backward(
         self,
         samples: Sequence[TrainSample],
+        objective: Objective,
         share_R: Tensor,
         weight_R: Tensor,
-        objective: Objective,
+        reference_R: Tensor | None = None,
     ) -> dict[str, float]:
-        share_R, weight_R = share_R.to(self.device), weight_R.to(self.device)
         scores = self.policy(pack_samples(samples).to(self.device))
         terms = _terms(samples, scores.logprob_R)
         surrogate = objective.surrogate(terms)
         loss = (surrogate.loss_T * weight_R * share_R).sum()
-        total = loss
+        total, reference_kl_R = loss, torch.zeros_like(share_R)
         if objective.entropy:
-            total = loss - objective.entropy * (scores.entropy_R * share_R).sum()
+            total = total - objective.entropy * (scores.entropy_R * share_R).sum()
+        if objective.kl and reference_R is not None:
+            reference_kl_R = reference_kl(terms.logprob_T, reference_R)
+            total = total + objective.kl * (reference_kl_R * share_R).sum()
         (total * self.world.size).backward()  # FSDP takes the mean over ranks
         log_r_R = (terms.logprob_T.detach() - terms.old_T).clamp(-20, 20)
-        found = torch.stack(
+        sums = torch.stack(
             [
                 loss.detach(),
                 surrogate.clipped_T.sum(),
                 (log_r_R.exp() - 1 - log_r_R).sum(),
+                reference_kl_R.detach().sum(),
             ]
         )
-        return dict(zip(("loss", "clipped", "kl"), found.tolist(), strict=True))
+        return dict(zip(SUMS, sums.tolist(), strict=True))
 
     def _batches(
         self, samples: Sequence[TrainSample], owners: Mapping[int, int] | None = None
@@ -266,6 +288,11 @@ def _by_token(values: Sequence[float], samples: Sequence[TrainSample]) -> Tensor
     """A value of each sample, once for every learnt token of it."""
     counts = [sample.learnt for sample in samples]
     return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), counts))
+
+
+def _joined(values: Sequence[Float32Array], numbers: Sequence[int]) -> Tensor:
+    """Values by learnt token of the samples with these numbers, one after the other."""
+    return torch.from_numpy(np.concatenate([values[number] for number in numbers]))
 
 
 def _split(

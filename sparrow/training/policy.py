@@ -38,7 +38,7 @@ class Scores(NamedTuple):
 
 
 class Policy(nn.Module):
-    """A decoder with float32 weights that computes in `dtype`."""
+    """A decoder that computes in `dtype`; its weights are float32 unless they are frozen."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Policy(nn.Module):
         compiled: bool = False,
     ) -> None:
         super().__init__()
-        if model.dtype != torch.float32:
-            raise ValueError(f"training wants float32 weights, the model has {model.dtype}")
+        if model.dtype != torch.float32 and any(p.requires_grad for p in model.parameters()):
+            raise ValueError(f"training needs float32 weights, the model has {model.dtype}")
         self.model, self.dtype = model, dtype
         self.recompute, self.compiled = recompute, compiled
         self.sharded = False  # FSDP2 makes the 16-bit copies itself

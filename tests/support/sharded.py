@@ -70,6 +70,7 @@ def everything(world: World, folder: Path) -> dict[str, Any]:
         "updates": updates(world),
         "skipped": skipping(world),
         "no signal": without_signal(world),
+        "kl": regularised(world),
         "state": stating(world),
         "restored": going_on(world, torch.load(folder / "alone.pt", weights_only=False)),
     }
@@ -140,6 +141,15 @@ def without_signal(world: World) -> dict[str, bool]:
     stats = own.update([one.replace(advantage=0.0) for one in samples], ones(samples), PPO)
     same = all(torch.equal(before[name], weight) for name, weight in own.named_weights().items())
     return {"no signal": stats.no_signal, "same": same}
+
+
+def regularised(world: World) -> dict[str, Any]:
+    """An update with a KL term; the reference model is whole on every rank."""
+    own, samples = learner(world), ready(batch())
+    reference = Policy(small_model(seed=9).requires_grad_(False))
+    references = [one.logprob for one in own.read(samples, policy=reference)]
+    stats = own.update(samples, ones(samples), replace(PPO, kl=0.5), references=references)
+    return {"references": references, "kl": stats.kl_reference, "gradient": stats.gradient}
 
 
 def far(terms: Terms) -> Surrogate:

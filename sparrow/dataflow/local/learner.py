@@ -60,6 +60,7 @@ class LearnerSide:
             groups=tuple(n for n, group in enumerate(played.groups) for _ in group.trajectories),
             weights=tuple(weights),
             reads=tuple(reads[:count]),
+            references=self._references(own),
             readings=tuple(_reading(one, r) for one, r in pairs if r.alpha is not None),
             estimates=tuple(_estimate(one, r) for one, r in pairs),
             mismatch=mismatch,
@@ -95,11 +96,19 @@ class LearnerSide:
                 [batch.samples[n] for n in numbers],
                 [batch.weights[n] for n in numbers],
                 self.algorithm,
+                references=batch.references and [batch.references[n] for n in numbers],
                 on_batch=lambda done, total: self.watch.phase("update", done, total),
             )
             for share in shares
             if (numbers := [n for n, group in enumerate(batch.groups) if group in share])
         ]
+
+    def _references(self, samples: Sequence[TrainSample]) -> tuple[Float32Array, ...] | None:
+        """Log-probs of the reference model by learnt token; None without one."""
+        if self.learner.reference is None:
+            return None
+        self.watch.phase("reference log-probs")
+        return tuple(r.logprob for r in self.learner.read(samples, policy=self.learner.reference))
 
     def _weights(
         self, samples: Sequence[TrainSample], reads: Sequence[Read]

@@ -81,6 +81,7 @@ class LearnerBatch:
     groups: tuple[int, ...] = ()  # which group each sample belongs to
     weights: tuple[Float32Array, ...] = ()  # by learnt token: what corrections leave of it
     reads: tuple[Read, ...] = ()
+    references: tuple[Float32Array, ...] | None = None  # by learnt token: of the reference model
     readings: tuple[Reading, ...] = ()  # exact acceptance, of the watched trajectories
     estimates: tuple[RatioEstimate, ...] = ()  # its cheap estimate, of all
     mismatch: dict[str, float] = field(default_factory=dict)

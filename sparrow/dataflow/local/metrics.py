@@ -90,12 +90,14 @@ def _updates(updates: Sequence[UpdateStats]) -> Metrics:
     if not updates:
         return {"actor/updates": 0.0}
     means = {"pg_loss": "loss", "pg_clipfrac": "clipped", "ppo_kl": "kl", "grad_norm": "gradient"}
+    kls = [update.kl_reference for update in updates if update.kl_reference is not None]
     return {
         "actor/updates": float(len(updates)),
         **{
             f"actor/{name}": float(np.mean([getattr(one, figure) for one in updates]))
             for name, figure in means.items()
         },
+        **({"actor/kl_reference": float(np.mean(kls))} if kls else {}),
         "actor/lr": updates[-1].rate,
         "actor/skipped": float(sum(one.skipped for one in updates)),
         "actor/no_signal_updates": float(sum(one.no_signal for one in updates)),

@@ -290,14 +290,15 @@ def open_parts(
     rows = _fitting(rows, language, max_prompt, say)
     for note in schedule_notes(schedule, config.model.name, longest):
         say(note)
+    reference = _reference(config, model, dtype)
     ledger = Ledger(
         config=config,
-        identity=_identity(config, dtype, model, rows, schedule),
+        identity=_identity(config, dtype, (model, reference), rows, schedule),
         checkpoints=Checkpoints(folder / CHECKPOINTS, config.run.keep, report=say),
         left_out=getattr(rows, "problems", ()),
     )
     validation = validation_of(config)
-    learner = _learner_side(config, model, dtype, algorithm, world)
+    learner = _learner_side(config, model, reference, dtype, algorithm, world)
     rule = None if schedule is None else Rule.of(schedule, flow)
     side = RolloutSide(
         config=config,
@@ -326,7 +327,12 @@ def _ranks(config: TrainConfig, device: torch.device) -> World:
 
 
 def _learner_side(
-    config: TrainConfig, model: Decoder, dtype: torch.dtype, algorithm: Algorithm, world: World
+    config: TrainConfig,
+    model: Decoder,
+    reference: Decoder | None,
+    dtype: torch.dtype,
+    algorithm: Algorithm,
+    world: World,
 ) -> LearnerSide:
     batch = config.batch
     joined = model.device.type == "cuda" if batch.compile is None else batch.compile
@@ -337,8 +343,24 @@ def _learner_side(
         steps=config.run.steps * batch.updates,
         tokens=batch.tokens,
         world=world,
+        reference=reference and Policy(reference, dtype=dtype, compiled=joined),
     )
     return LearnerSide(config=config, learner=learner, algorithm=algorithm)
+
+
+def _reference(config: TrainConfig, model: Decoder, dtype: torch.dtype) -> Decoder | None:
+    """The frozen model of the KL term, in the dtype of the products; None without such a term."""
+    if not config.algorithm.kl:
+        return None
+    name = config.algorithm.reference or config.model.name
+    reference = load(name, dtype=dtype, device=model.device).requires_grad_(False)
+    sizes = reference.spec.vocabulary, model.spec.vocabulary
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"algorithm.reference: {name} has {sizes[0]} tokens, {config.model.name} has "
+            f"{sizes[1]}; the two must share a tokenizer"
+        )
+    return reference
 
 
 def _backend(
@@ -371,17 +393,19 @@ def _fitting(rows: Examples, language: Language, most: int, say: Report) -> Exam
 def _identity(
     config: TrainConfig,
     dtype: torch.dtype,
-    model: Decoder,
+    models: tuple[Decoder, Decoder | None],
     rows: Examples,
     schedule: Schedule | None,
 ) -> str:
-    """What must be equal for a run to go on.
+    """A digest of what must not change when a run is resumed. models: policy and reference.
 
-    Not where and how it runs, what it shows and what the remedies of a run that stopped are: the
-    gate's settings, the rate, memory, and the number of steps where the rate does not depend on it.
+    Left out: where and how it runs, what it shows, and what may be changed when a run has stopped:
+    the gate's settings, the rate, memory, and the number of steps where the rate does not depend on
+    it. Settings at their defaults are left out too, so that a version with more settings resumes.
     """
-    shown = {"out", "name", "save_every", "keep", "rollouts", "tensorboard", "skips"}
+    shown = {"out", "name", "save_every", "keep", "rollouts", "tensorboard", "wandb", "skips"}
     kept = config.model_dump_json(
+        exclude_defaults=True,
         exclude={
             "run": shown if config.optimiser.decay else {*shown, "steps"},
             "model": {"device"},
@@ -391,11 +415,13 @@ def _identity(
             "batch": {"tokens", "recompute", "compile"},
             "gate": set(GateConfig.model_fields) - {"bin"},
             "optimiser": {"rate"},
-        }
+        },
     )
     budgets = "dense" if schedule is None else json.dumps(to_dict(schedule))
-    tokenizer = None if model.source is None else tokenizer_digest(model.source)
-    text = f"{kept} {dtype} {fingerprint(model)} {tokenizer} {rows.digest} {budgets}"
+    source = models[0].source
+    tokenizer = None if source is None else tokenizer_digest(source)
+    weights = " ".join(fingerprint(model) for model in models if model is not None)
+    text = f"{kept} {dtype} {weights} {tokenizer} {rows.digest} {budgets}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 

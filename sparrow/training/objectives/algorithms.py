@@ -107,6 +107,7 @@ def algorithm_of(config: AlgorithmConfig, *, max_tokens: int) -> Algorithm:
         surrogate=_surrogate(choice),
         aggregate=_aggregate(config.aggregate or usual, max_tokens),
         entropy=config.entropy,
+        kl=config.kl,
         corrections=tuple(map(_correction, config.corrections)),
         dynamic=preset.dynamic if config.dynamic is None else config.dynamic,
         overlong=_overlong(config, max_tokens),

@@ -134,11 +134,12 @@ Aggregate = Callable[[IntArray], FloatArray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What is minimised: a surrogate by token, how tokens are added up, a bonus for entropy."""
+    """What is minimised: a surrogate by token, how tokens are added up, regularisers."""
 
     surrogate: Callable[[Terms], Surrogate]
     aggregate: Aggregate
-    entropy: float = 0.0
+    entropy: float = 0.0  # coefficient of the entropy bonus
+    kl: float = 0.0  # coefficient of the KL divergence from the reference model
 
 
 def token_mean(lengths: IntArray) -> FloatArray:
@@ -158,6 +159,15 @@ def seq_mean_token_sum_norm(lengths: IntArray, *, longest: int) -> FloatArray:
 
 def _sequences(lengths: IntArray) -> int:
     return max(1, int(np.count_nonzero(lengths)))
+
+
+def reference_kl(logprob_T: Tensor, reference_T: Tensor) -> Tensor:
+    """KL(pi || reference) by the k3 estimator, per token: q / p - 1 - log(q / p), at least 0.
+
+    As GRPO has it in its loss. Its gradient by the log-prob is 1 - q / p.
+    """
+    log_T = bounded(reference_T - logprob_T)
+    return log_T.exp() - 1 - log_T
 
 
 # Ratios of probabilities from log-probs, and sums over the tokens of a sequence.

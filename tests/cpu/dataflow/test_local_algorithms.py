@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -27,7 +28,7 @@ from support.training import (
     weights_of,
 )
 
-from sparrow import load
+from sparrow import load, models
 from sparrow.dataflow.backend import RolloutBackend
 from sparrow.dataflow.episodes import Actor, episode_of, single_turn, trajectory_of
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
@@ -38,12 +39,14 @@ from sparrow.models import hf_views
 from sparrow.schema.base import from_dict, to_dict
 from sparrow.schema.episode import Trajectory
 from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.train import TrainConfig
 from sparrow.tasks.base import RIGHT, Example, Verdict, encode, wrong
 from sparrow.training.objectives.algorithms import algorithm_of
 from sparrow.training.world import World
 
 SHORT = {"max_tokens": 8}
 ONE = {"steps": 1}
+TINY = {"layers": 1, "hidden": 32, "intermediate": 48, "heads": 4, "kv_heads": 2, "head_size": 8}
 
 
 @pytest.fixture(scope="module")
@@ -402,3 +405,36 @@ def test_a_fault_of_another_rank_s_judge_is_told(model: Path, tmp_path: Path) ->
         run.rollout.world = Two()
         played = run.rollout.play(run.request())
     assert (played.fault, played.failed) == ("it raised", {"errors": 1})
+
+
+def test_kl_from_the_weights_of_the_start(model: Path, tmp_path: Path) -> None:
+    """0 before the first update, above it then; a resumed run measures from the same weights."""
+
+    def chosen(name: str, steps: int, **algorithm: Any) -> TrainConfig:
+        parts = {"rollout": SHORT, "algorithm": {"kl": 0.1, **algorithm}, "run": {"steps": steps}}
+        return config(model, tmp_path / name, **parts)
+
+    trained(chosen("whole", 3))
+    trained(chosen("cut", 2))
+    trained(chosen("cut", 3))
+    found = [line["actor/kl_reference"] for line in metrics(tmp_path / "whole")]
+    assert found[0] == 0
+    assert min(found[1:]) > 0
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    other = model_folder(tmp_path / "other", size=5.0)
+    trained(chosen("run", 1, reference=str(other)))
+    assert metrics(tmp_path / "run")[0]["actor/kl_reference"] > 0
+    shutil.rmtree(other)
+    model_folder(other, size=4.0)  # another model of the same name is another reference
+    with pytest.raises(ValueError, match="another configuration"):
+        open_run(chosen("run", 2, reference=str(other)))
+
+
+def test_a_reference_needs_the_same_vocabulary(model: Path, tmp_path: Path) -> None:
+    made = models.random("qwen3-0.6b", **TINY, vocabulary=61)
+    models.save(made, tmp_path / "other", tokenizer=model)
+    algorithm = {"kl": 0.1, "reference": str(tmp_path / "other")}
+    with pytest.raises(ValueError, match=r"algorithm\.reference"):
+        open_run(config(model, tmp_path / "run", algorithm=algorithm))
+    with pytest.raises(ValueError, match="reference"):
+        config(model, tmp_path / "run", algorithm={"reference": "tiny"})

@@ -56,6 +56,20 @@ def said(found: Preview) -> str:
     return shown.getvalue()
 
 
+def test_a_reference_model_is_counted() -> None:
+    """In 16 bits, as the policy computes: two bytes a weight that stay, and one more pass."""
+    without, with_kl = preview(config()), preview(config(algorithm={"kl": 0.1}))
+    assert with_kl.trainer.reference == 2 * with_kl.parameters
+    assert with_kl.trainer.resident - without.trainer.resident == 2 * with_kl.parameters
+    assert with_kl.trainer.total - without.trainer.total == 2 * with_kl.parameters
+    assert "reference model" in said(with_kl)
+    assert "reference model" not in said(without)
+    other = preview(config(algorithm={"kl": 0.1, "reference": "Qwen/Qwen3-0.6B"}))
+    assert other.trainer.reference == 2 * shape("qwen3-0.6b").parameters()
+    for before, after in zip(without.cases, with_kl.cases, strict=True):
+        assert after.seconds["log-probs"] == pytest.approx(2 * before.seconds["log-probs"])
+
+
 # Recipes.
 
 

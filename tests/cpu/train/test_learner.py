@@ -14,7 +14,7 @@ from sparrow import models, ops
 from sparrow.schema.episode import TrainSample
 from sparrow.schema.train import RateConfig
 from sparrow.training.learner import Learner
-from sparrow.training.objectives.surrogates import Objective, ppo, token_mean
+from sparrow.training.objectives.surrogates import Objective, ppo, reference_kl, token_mean
 from sparrow.training.policy import Policy
 
 PPO = Objective(surrogate=ppo, aggregate=token_mean)
@@ -161,3 +161,32 @@ def test_momentum_alone_moves_no_weight() -> None:
         for name, value in moments.items():
             assert torch.equal(after["moments"][number][name], value), name
     assert own.taken == 2  # the rate's schedule counts steps of the run
+
+
+def test_the_gradient_of_the_kl_term() -> None:
+    """Without advantages the gradient is that of the coefficient times the mean over tokens."""
+    own, other = learner(), small_model(seed=9).requires_grad_(False)
+    samples = [one.replace(advantage=0.0) for one in ready(batch(4))]
+    references = [one.logprob for one in own.read(samples, policy=Policy(other))]
+    for one, found in zip(samples, references, strict=True):
+        expected = plain_logprobs(other, one)
+        torch.testing.assert_close(torch.from_numpy(found), expected, atol=2e-5, rtol=1e-5)
+    parts = [
+        reference_kl(plain_logprobs(own.policy.model, one), torch.from_numpy(found))
+        for one, found in zip(samples, references, strict=True)
+    ]
+    mean = torch.cat(parts).mean()
+    expected = torch.autograd.grad(0.7 * mean, list(own.policy.parameters()))
+    objective = replace(PPO, kl=0.7)
+    own._gradients(samples, ones(samples), objective, references)
+    for wanted, (name, weight) in zip(expected, own.policy.named_parameters(), strict=True):
+        torch.testing.assert_close(weight.grad, wanted, atol=2e-5, rtol=2e-4, msg=name)
+    own.optimiser.zero_grad()
+    stats = own.update(samples, ones(samples), objective, references=references)
+    assert stats.kl_reference == pytest.approx(mean.item(), rel=1e-4)
+    assert not stats.no_signal
+    after = own.update(samples, ones(samples), objective, references=references)
+    assert after.kl_reference is not None
+    assert after.kl_reference < stats.kl_reference
+    with pytest.raises(ValueError, match="reference"):
+        own.update(samples, ones(samples), objective)

@@ -104,6 +104,14 @@ def test_an_update_without_a_gradient_moves_no_weight_on_any_rank(
         assert found["no signal"] == {"no signal": True, "same": True}
 
 
+def test_the_kl_term_is_that_of_one_process(alone: Results, ranks: list[Results]) -> None:
+    for found in ranks:
+        for mine, theirs in zip(found["kl"]["references"], alone["kl"]["references"], strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+        for name in ("kl", "gradient"):
+            assert found["kl"][name] == pytest.approx(alone["kl"][name], rel=1e-3)
+
+
 def test_ranks_take_up_the_state_of_one_process_and_the_reverse(
     folder: Path, ranks: list[Results]
 ) -> None:
