@@ -14,6 +14,8 @@ Metrics = Mapping[str, float]
 
 NEAR = 0.02  # p05 less than this above its target is yellow
 P05 = "sparse/accept_p05_min"  # of the worst bin: what the target is about
+POOLED = "sparse/accept_p05"  # of all tokens in the gate's window, while no bin has enough of them
+TOKENS = "sparse/accept_tokens"  # how many those are
 
 
 class Column(NamedTuple):
@@ -58,6 +60,7 @@ class Display:
         self._console, self._header, self._target = console, list(header), target
         self._first, self._done = first, first
         self._clock, self._stepped = clock, clock()
+        self._explained = False  # why p05 is not that of a bin
         self._bar = progress_bar(console)
         self._task = self._bar.add_task("", total=steps, completed=first)
 
@@ -87,6 +90,9 @@ class Display:
             self._print(Text("  ".join(["step".rjust(STEP), *titles])))
         cells = (Text(_cell(column, shown), self._style(column, shown)) for column in COLUMNS)
         self._print(Text("  ").join([Text(f"{self._done:>{STEP}}"), *cells]))
+        if P05 not in shown and not self._explained:
+            self._explained = True
+            self._print(Text(_without_bins(shown), style="dim"))
         self._done, self._stepped = self._done + 1, now
         self._bar.advance(self._task)
 
@@ -108,9 +114,19 @@ class Display:
         return "yellow" if target is not None and value < target + NEAR else "green"
 
 
+def _without_bins(metrics: Metrics) -> str:
+    """Why p05 is not that of the worst length bin."""
+    if not metrics.get(TOKENS):
+        return "p05 -: no token was measured (gate.mode, gate.sample)"
+    pooled = f"p05 ~: pooled over all tokens measured so far, n = {metrics[TOKENS]:.0f}"
+    return f"{pooled}; no length bin has enough tokens yet (gate.least, gate.prompts)"
+
+
 def _cell(column: Column, metrics: Metrics) -> str:
-    """The value in its room; one that is too long loses digits."""
+    """The value in its room; one that is too long loses digits. ~: pooled over all lengths."""
     value = metrics.get(column.metric)
+    if column.metric == P05 and value is None and POOLED in metrics:
+        return f"~{metrics[POOLED]:{column.form}}".rjust(column.width)
     text = "-" if value is None else f"{value:{column.form}}"
     shown = text if value is None or len(text) <= column.width else f"{value:.1e}"
     return f"{shown:>{column.width}}"

@@ -205,7 +205,7 @@ class _Planner:
             longest=longest,
             updates=config.batch.updates,
             steps=config.run.steps,
-            kept=() if schedule is None else self._kept(schedule, longest),
+            kept=() if schedule is None else self._kept(schedule),
             cases=tuple(self._case(*case, engine, hardware) for case in self._lengths()),
             untimed=untimed,
             notes=(
@@ -215,9 +215,10 @@ class _Planner:
             ),
         )
 
-    def _kept(self, schedule: Schedule, longest: int) -> tuple[Kept, ...]:
-        """At lengths of equal distance, up to the longest."""
-        lengths = np.linspace(0, longest, LENGTHS + 1)[1:].round().astype(np.int64)
+    def _kept(self, schedule: Schedule) -> tuple[Kept, ...]:
+        """At lengths that occur while decoding: behind the prompt, up to the longest answer."""
+        ends = self.prompt, self.prompt + self.rollout.max_tokens
+        lengths = np.linspace(*ends, LENGTHS + 1)[1:].round().astype(np.int64)
         heads = self.spec.kv_heads
         layers = [schedule.kept_of_heads(lengths, n, heads) for n in range(self.spec.layers)]
         means = np.mean(layers, axis=0).tolist()

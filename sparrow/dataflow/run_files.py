@@ -7,6 +7,7 @@
     actions.jsonl           what the tail gate did, and why
     rollouts/step_000012.jsonl
     tensorboard/
+    wandb.json              the id of the run at Weights & Biases, with run.wandb
     SHA256SUMS              of the files above but rollouts, once the run has ended
 
 Every line ends with its digest. Steps count from 0. A run that goes on at step n has all lines of
@@ -14,11 +15,13 @@ the steps before n and none of those from n on, whatever was there: the files ar
 that was never interrupted.
 """
 
+import importlib
 import itertools
 import json
 import math
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -38,7 +41,7 @@ from sparrow.files import (
     write_sums,
     write_whole,
 )
-from sparrow.schema.base import Record, from_dict, to_dict
+from sparrow.schema.base import File, Record, from_dict, to_dict
 from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.loading import save_resolved
 from sparrow.schema.run_folder import ACTIONS, METRICS, SCHEDULE, SETTINGS, VALIDATION
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 CHECKPOINTS, ROLLOUTS, TENSORBOARD = "checkpoints", "rollouts", "tensorboard"
+WANDB = "wandb.json"
 CHANGED = "changed"  # the kind of an action that says which settings were changed at a resume
 FLUSH_SECONDS = 10  # between looks that TensorBoard gets
 ROLLOUTS_NAME = re.compile(r"step_(\d{6,})\.jsonl")
@@ -60,17 +64,18 @@ class RunFiles:
     Open it, then look for a checkpoint, then `begin`.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool = True) -> None:
+    def __init__(self, folder: Path, *, tensorboard: bool = True, wandb: str | None = None) -> None:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is no folder; name another run.out")
         folder.mkdir(parents=True, exist_ok=True)
-        refuse_links(folder / name for name in (CHECKPOINTS, ROLLOUTS, TENSORBOARD))
+        refuse_links(folder / name for name in (CHECKPOINTS, ROLLOUTS, TENSORBOARD, "wandb"))
         self.folder = folder
-        self._tensorboard = tensorboard
+        self._tensorboard, self._project = tensorboard, wandb
         self._open = ExitStack()
         self._open.callback(FolderLock(folder).close)
         self._lines: dict[str, LineFile] = {}  # none before the run has begun
         self._writer: SummaryWriter | None = None
+        self._wandb: Any = None  # a run of wandb, which has no types
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +113,10 @@ class RunFiles:
             place = str(self.folder / TENSORBOARD)
             self._writer = SummaryWriter(place, purge_step=next_step, flush_secs=FLUSH_SECONDS)
             self._open.callback(self._writer.close)
-            self._chart_again(next_step, kept[VALIDATION])
+        if self._project is not None:
+            self._wandb = open_wandb(self.folder, self._project, config)
+            self._open.callback(self._wandb.finish)
+        self._chart_again(next_step, kept[VALIDATION])
         return sorted(set(range(next_step)) - {step for step, _ in kept[METRICS]})
 
     def finish(self) -> None:
@@ -136,6 +144,8 @@ class RunFiles:
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
+        if self._wandb is not None and values:
+            self._wandb.log(dict(values), step=step)
 
     def action(self, what: Mapping[str, Any]) -> None:
         """Add a line that says what was done at a step and why. It names its "step"."""
@@ -146,7 +156,7 @@ class RunFiles:
         return [(step, line) for step, line in lines if step < next_step]
 
     def _chart_again(self, next_step: int, validation: Sequence[tuple[int, str]]) -> None:
-        """TensorBoard drops all from `next_step` on, of which the validation there still holds."""
+        """Chart the validation at `next_step` again: TensorBoard drops all from there on."""
         for values in (parse_line(line) for step, line in validation if step == next_step):
             del values["step"]
             try:
@@ -161,6 +171,37 @@ class RunFiles:
         for step in rollout_steps(self.folder):
             if step >= next_step:
                 rollouts_file(self.folder, step).unlink()
+
+
+class WandbRun(File):
+    """wandb.json: under which id Weights & Biases knows a run."""
+
+    id: str
+
+
+def import_wandb() -> Any:
+    """The package wandb, which is optional."""
+    try:
+        return importlib.import_module("wandb")
+    except ImportError as error:
+        raise ValueError(
+            "run.wandb is set, but the package wandb is not installed: pip install wandb"
+        ) from error
+
+
+def open_wandb(folder: Path, project: str, config: Record) -> Any:
+    """A run at Weights & Biases; a resumed run continues under the id in its folder."""
+    file = folder / WANDB
+    if not file.exists():
+        WandbRun(id=secrets.token_hex(8)).save(file)
+    return import_wandb().init(
+        project=project,
+        id=WandbRun.load(file).id,
+        resume="allow",
+        name=folder.resolve().name,
+        dir=str(folder),
+        config=to_dict(config),
+    )
 
 
 class LineFile:

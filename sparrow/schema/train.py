@@ -173,6 +173,7 @@ class TrainRunConfig(Record):
     keep: Count = 2  # checkpoints that stay
     rollouts: StepsOrZero = 1  # every so many steps the trajectories are kept, with text; 0: never
     tensorboard: bool = True
+    wandb: Name | None = None  # project of Weights & Biases that gets the metrics; None: off
     skips: Steps = 5  # steps in a row without a finite loss and gradient before it stops
 
     _older = older_out
@@ -268,6 +269,7 @@ DATA = {
     "rollout.attention.schedule",
     "run.out",
     "run.name",
+    "run.wandb",
     "validation.rows",
 }
 ARGUMENTS = ".settings."  # of functions: values, which they are called with

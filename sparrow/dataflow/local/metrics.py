@@ -37,6 +37,7 @@ def step_metrics(
         | _updates(updates)
         | batch.mismatch
         | gate_metrics(look)
+        | {"sparse/accept_tokens": float(look.overall.tokens)}
         | _tail_of_step(batch.readings, look)
         | _density(trajectories)
         | {f"timing_s/{part}": value for part, value in seconds.items()}

@@ -26,7 +26,7 @@ from sparrow.dataflow.local.learner import LearnerSide
 from sparrow.dataflow.local.ledger import Ledger
 from sparrow.dataflow.local.messages import Clock, RolloutRequest, Watcher
 from sparrow.dataflow.local.rollout import RolloutSide, validation_of
-from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, RunFiles
+from sparrow.dataflow.run_files import CHANGED, CHECKPOINTS, RunFiles, import_wandb
 from sparrow.dataflow.stopping import Stopped, Stopping
 from sparrow.engine.answer import placed_schedule
 from sparrow.files import has_sums, remove_unfinished, unfinished_path, write_whole
@@ -233,11 +233,14 @@ def open_run(
     """
     folder = config.run.out or Path("runs") / "train" / config.run.name
     _refuse_ended(folder, config.run.steps)
+    if config.run.wandb is not None:
+        import_wandb()
     run = open_parts(config, folder, episode=episode, judge=judge, stopping=stopping, report=report)
     run.watch = watch or run.watch
 
     def open_files() -> None:
-        run.ledger.files = RunFiles(folder, tensorboard=config.run.tensorboard)
+        own = config.run
+        run.ledger.files = RunFiles(folder, tensorboard=own.tensorboard, wandb=own.wandb)
         remove_unfinished(folder)
 
     with ExitStack() as opened:
@@ -343,7 +346,7 @@ def _learner_side(
         steps=config.run.steps * batch.updates,
         tokens=batch.tokens,
         world=world,
-        reference=reference and Policy(reference, dtype=dtype, compiled=joined),
+        reference=None if reference is None else Policy(reference, dtype=dtype, compiled=joined),
     )
     return LearnerSide(config=config, learner=learner, algorithm=algorithm)
 

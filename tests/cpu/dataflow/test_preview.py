@@ -171,13 +171,22 @@ def test_step_time_by_hand() -> None:
 def test_budgets_by_length() -> None:
     found = preview(config(rollout={"attention": {"schedule": "qwen3-1.7b-0.86"}}))
     schedule = preset("qwen3-1.7b-0.86")
-    assert [each.length for each in found.kept] == [1365, 2731, 4096, 5461, 6827, 8192]
+    assert [each.length for each in found.kept] == [1525, 2859, 4192, 5525, 6859, 8192]
     assert [each.budget for each in found.kept] == [
         schedule.budget(each.length) for each in found.kept
     ]
     last = found.kept[-1]  # 2 of 28 layers keep all 8192, the others 2048
     assert (last.budget, last.kept) == (2048, (2 * 8192 + 26 * 2048) / 28)
     assert schedule.describe() in found.words["rollout"]
+
+
+def test_budgets_are_shown_at_lengths_that_occur() -> None:
+    """However many positions the model has: behind a prompt, and not beyond the longest answer."""
+    rollout = {"max_prompt": None, "attention": {"schedule": "qwen3-1.7b-0.86"}}
+    found = preview(config(rollout={**rollout, "max_tokens": 600}))
+    lengths = [each.length for each in found.kept]
+    assert lengths == [300, 400, 500, 600, 700, 800]
+    assert (found.prompt, found.longest > 800) == (200, True)
 
 
 # The model and the machine.
