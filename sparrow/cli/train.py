@@ -21,7 +21,7 @@ from sparrow.cli.output import (
     write,
     write_json,
 )
-from sparrow.schema.common import ReplayConfig
+from sparrow.schema.common import PushConfig, ReplayConfig
 from sparrow.schema.train import TrainConfig
 
 if TYPE_CHECKING:
@@ -137,6 +137,12 @@ def replay(config: ReplayConfig, *, json: AsJson = False) -> None:
     for name, value in result.items():
         shown = f"{value:.6g}" if isinstance(value, float) else value
         console.print(f"{name:32} {shown}", highlight=False)
+
+
+def push(config: PushConfig) -> None:
+    with notes.status(plain(f"pushing {config.run}")):
+        address = api.push(config, report=report)
+    write(address)
 
 
 # `sparrow train --dry-run`.
