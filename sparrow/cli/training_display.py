@@ -1,4 +1,4 @@
-"""What a person sees of a training run: a line a step, and on a terminal what is going on."""
+"""The terminal display of a training run: a line per step, and a progress bar."""
 
 import math
 import time
@@ -19,7 +19,7 @@ TOKENS = "sparse/accept_tokens"  # how many those are
 
 
 class Column(NamedTuple):
-    """A value of a step: its heading, its metric, its room, and how it is written."""
+    """A column: its title, metric, width and number format."""
 
     title: str
     metric: str
@@ -37,14 +37,13 @@ COLUMNS = (
     Column(title="grad", metric="actor/grad_norm", width=8, form=".3g"),
     Column(title="seconds", metric="timing_s/step", width=8, form=".1f"),
 )
-STEP = 6  # room of the step's number
+STEP = 6  # width of the step's number
 
 
 class Display:
-    """Shows the steps from `first` to `steps` of a run while it is entered.
+    """Callbacks that show the steps from `first` to `steps` of a run while entered.
 
-    Steps count from 0, as in metrics.jsonl. `header` is printed once, above. `target` is what
-    p05 should not fall below: it gives the colour.
+    Steps count from 0, as in metrics.jsonl. header: printed once. target: of p05, for colours.
     """
 
     def __init__(
@@ -77,12 +76,12 @@ class Display:
             self._bar.stop()
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """Say what is going on, and how far it is where that is known."""
+        """Show the current phase, and its progress if known."""
         count = "" if done is None else f" {done}/{total}"
         self._bar.update(self._task, description=f"{name}{count}")
 
     def step(self, metrics: Metrics) -> None:
-        """Show a step that has ended. Any metric may be missing."""
+        """Show the metrics of a step; any may be missing."""
         now = self._clock()
         shown = {"timing_s/step": now - self._stepped, **metrics}
         if self._done == self._first:
@@ -97,7 +96,7 @@ class Display:
         self._bar.advance(self._task)
 
     def event(self, text: str, style: str = "") -> None:
-        """Say something else: an action of the gate, a warning."""
+        """Show a message: an action of the gate, a warning."""
         clean = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
         self._print(Text(clean, style=style))
 
@@ -115,7 +114,7 @@ class Display:
 
 
 def _without_bins(metrics: Metrics) -> str:
-    """Why p05 is not that of the worst length bin."""
+    """Explain why p05 is not that of the worst length bin."""
     if not metrics.get(TOKENS):
         return "p05 -: no token was measured (gate.mode, gate.sample)"
     pooled = f"p05 ~: pooled over all tokens measured so far, n = {metrics[TOKENS]:.0f}"
@@ -123,7 +122,7 @@ def _without_bins(metrics: Metrics) -> str:
 
 
 def _cell(column: Column, metrics: Metrics) -> str:
-    """The value in its room; one that is too long loses digits. ~: pooled over all lengths."""
+    """The value, shortened to the width. ~: pooled over all lengths."""
     value = metrics.get(column.metric)
     if column.metric == P05 and value is None and POOLED in metrics:
         return f"~{metrics[POOLED]:{column.form}}".rjust(column.width)

@@ -41,7 +41,7 @@ from sparrow.schema.episode import Trajectory
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.train import TrainConfig
 from sparrow.tasks.base import RIGHT, Example, Verdict, encode, wrong
-from sparrow.training.objectives.algorithms import algorithm_of
+from sparrow.training.objectives.algorithms import make_algorithm
 from sparrow.training.world import World
 
 SHORT = {"max_tokens": 8}
@@ -91,15 +91,15 @@ def test_corrections_together_and_alone(model: Path, tmp_path: Path) -> None:
     run = open_run(config(model, tmp_path / "run", rollout=rollout), judge=noisy)
     request = from_dict(RolloutRequest, json.loads(json.dumps(to_dict(run.request()))))
     assert request == run.request()
-    played = pickle.loads(pickle.dumps(run.rollout.play(request)))
-    assert played == run.rollout.play(request)
+    played = pickle.loads(pickle.dumps(run.rollout.generate(request)))
+    assert played == run.rollout.generate(request)
     state = run.learner.learner.state()
     mismatch, gradient = {}, {}
     for name, corrections in chosen.items():
         own = config(model, tmp_path / "run", algorithm={"corrections": corrections})
-        algorithm = algorithm_of(own.algorithm, max_tokens=30)
+        algorithm = make_algorithm(own.algorithm, max_tokens=30)
         side = replace(run.learner, algorithm=algorithm)
-        batch = pickle.loads(pickle.dumps(side.read(played)))
+        batch = pickle.loads(pickle.dumps(side.score(played)))
         (stats,) = side.update(batch)
         assert not stats.skipped
         mismatch[name], gradient[name] = batch.mismatch, stats.gradient
@@ -121,7 +121,7 @@ def test_the_greedy_baseline_is_shaped_as_the_answers_are(model: Path, tmp_path:
     algorithm = {"name": "remax", "overlong": 8}
     chosen = config(model, tmp_path / "run", algorithm=algorithm, rollout=SHORT)
     with open_run(chosen, judge=right) as run:
-        groups = run.rollout.play(run.request()).groups
+        groups = run.rollout.generate(run.request()).groups
     assert {group.baseline for group in groups} <= {1 - tokens / 8 for tokens in range(1, 9)}
     for group, sample in zip(groups, run.learner.credit(groups)[::4], strict=True):
         tokens = int((group.trajectories[0].weight_version >= 0).sum())
@@ -386,9 +386,9 @@ def test_what_an_episode_must_give(model: Path, tmp_path: Path) -> None:
     ):
         run.rollout.episode = episode
         with pytest.raises(EpisodeFailed, match=rf"step 0\b.*assignments-.*{told}"):
-            run.rollout.play(run.request())
+            run.rollout.generate(run.request())
     run.rollout.episode, run.rollout.judge = single_turn, right
-    played = run.rollout.play(run.request())
+    played = run.rollout.generate(run.request())
     assert (played.rounds, len(played.watched)) == (4, 4), "refills watch no more than was asked"
     run.close()
 
@@ -397,13 +397,13 @@ def test_a_fault_of_another_rank_s_judge_is_told(model: Path, tmp_path: Path) ->
     class Two(World):
         """Beside another rank, whose last verdict failed."""
 
-        def collect(self, own: Any) -> list[Any]:
+        def all_gather(self, own: Any) -> list[Any]:
             other = (Counter(judged=1, errors=1), "it raised")
             return [own, other] if isinstance(own, tuple) else [own]
 
     with open_run(config(model, tmp_path / "run", rollout=SHORT), judge=noisy) as run:
         run.rollout.world = Two()
-        played = run.rollout.play(run.request())
+        played = run.rollout.generate(run.request())
     assert (played.fault, played.failed) == ("it raised", {"errors": 1})
 
 

@@ -155,6 +155,6 @@ def test_nobody_waits_for_a_rank_that_does_not_come(
     ranks: list[Results], fault: str, seconds: int
 ) -> None:
     told = ranks[0]["meeting"][fault]
-    begin = f"ValueError: one of 2 ranks has ended, or did not come within {seconds} s"
+    begin = f"ValueError: one of 2 ranks has ended, or did not respond within {seconds} s"
     assert told.startswith(begin)
     assert fault == "ended" or "anks 1 failed" in told
