@@ -14,6 +14,7 @@ _LAZY = {
     "random": "sparrow.models",
     "save": "sparrow.models",
     "fetch": "sparrow.models.fetch",
+    "push": "sparrow.api",
 }
 __all__ = ["__version__", "api", *_LAZY]
 

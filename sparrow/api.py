@@ -40,6 +40,7 @@ from sparrow.schema.common import (
     FetchConfig,
     GenerateConfig,
     PresetsConfig,
+    PushConfig,
     PuzzleConfig,
     ReplayConfig,
     ReportConfig,
@@ -523,6 +524,24 @@ def replay(config: ReplayConfig, *, report: Report = silent) -> Json:
 
     options: Json = {"out": config.out, "report": report, "allow_code": config.allow_code}
     return replay_step(config.run, config.step, config.part, **options)
+
+
+@configured(PushConfig)
+def push(config: PushConfig, *, report: Report = silent) -> str:
+    """Upload a trained model to the Hugging Face hub, with a model card made from its run.
+
+    Takes a run that has ended, a checkpoint of a run (--step), or a model's folder. The repository
+    is made where it is not there, private unless --public is given. Needs a token that may write:
+    `hf auth login`, or HF_TOKEN. Prints the address.
+
+    For example:
+
+      sparrow push runs/train/tiny owner/name
+      sparrow push runs/train/tiny owner/name --step=20
+    """
+    from sparrow.dataflow.push import push
+
+    return push(config, report=report)
 
 
 @configured(DoctorConfig)

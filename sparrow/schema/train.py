@@ -109,6 +109,11 @@ class AlgorithmConfig(Record):
     # Overlong shaping: from max_tokens - overlong on the reward falls along a line to -1. 0: none.
     overlong: TokensOrZero | None = None
     entropy: Weight = 0.0  # bonus for it
+    kl: Weight = 0.0  # coefficient of the KL divergence from a frozen reference model (k3)
+    reference: Name | None = None  # the reference model; None: the weights the run starts from
+
+    def _check(self) -> None:
+        self.require(self.kl or self.reference is None, "reference", "only with kl above 0")
 
 
 class BatchConfig(Record):
@@ -168,6 +173,7 @@ class TrainRunConfig(Record):
     keep: Count = 2  # checkpoints that stay
     rollouts: StepsOrZero = 1  # every so many steps the trajectories are kept, with text; 0: never
     tensorboard: bool = True
+    wandb: Name | None = None  # project of Weights & Biases that gets the metrics; None: off
     skips: Steps = 5  # steps in a row without a finite loss and gradient before it stops
 
     _older = older_out
@@ -253,6 +259,7 @@ class TrainConfig(Record):
 # Settings of `sparrow train` that name no code, whatever they say; keys in lists without a number.
 DATA = {
     "algorithm.name",
+    "algorithm.reference",
     "data.rows",
     "data.task",
     "gate.mode",
@@ -262,6 +269,7 @@ DATA = {
     "rollout.attention.schedule",
     "run.out",
     "run.name",
+    "run.wandb",
     "validation.rows",
 }
 ARGUMENTS = ".settings."  # of functions: values, which they are called with

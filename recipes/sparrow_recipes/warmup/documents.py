@@ -1,4 +1,4 @@
-"""Puzzles as documents: what the warm-up learns at each of its steps.
+"""The documents of the warm-up: puzzles with gold chains, by step.
 
 The documents of a step are a function of the configuration and the step alone: any process can
 make them, and a resumed run goes on with the ones it would have seen. Imports no torch, so that
@@ -57,7 +57,7 @@ class PuzzleDocuments(Record):
     def _stage(self, step: int) -> StageConfig:
         ends = list(accumulate(stage.steps for stage in self.stages))
         if step >= ends[-1]:
-            raise ValueError(f"step {step} lies behind the last stage")
+            raise ValueError(f"step {step} is after the last stage")
         return self.stages[bisect_right(ends, step)]
 
     def _fitting(self, rng: Random, stage: StageConfig) -> Document:
@@ -84,7 +84,7 @@ class PuzzleDocuments(Record):
 
 
 def make_documents(**plain: Any) -> Callable[[int], list[dict[str, Any]]]:
-    """What a worker process does with a step: its documents as JSON."""
+    """The work of a worker process: the documents of a step as JSON."""
     maker = from_dict(PuzzleDocuments, plain)
     return lambda step: [to_dict(document) for document in maker(step)]
 

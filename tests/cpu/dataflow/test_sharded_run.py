@@ -164,8 +164,8 @@ def test_one_rank_s_wish_to_stop_is_everybody_s(
 
 
 def test_fewer_prompts_than_ranks_are_refused(ranks: list[dict[str, Any]]) -> None:
-    told = "ValueError: rollout.prompts: got 1, allowed: 2 or more, as ranks"
-    assert all(one["idle"] == (told, -1) for one in ranks)
+    for message, step in (rank["idle"] for rank in ranks):
+        assert (message.startswith("ValueError: rollout.prompts"), step) == (True, -1)
 
 
 def test_a_rank_that_dies_ends_the_others(place: Path) -> None:
