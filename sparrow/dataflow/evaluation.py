@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparrow.dataflow.backend import EngineBackend, RolloutBackend, Sampler, open_backend
+from sparrow.dataflow.event_loop import run_coroutine
 from sparrow.dataflow.language import Language
 from sparrow.engine.answer import placed_schedule
 from sparrow.engine.pool import PAGE
@@ -215,7 +216,7 @@ def evaluate(
     questions, skipped = _questions(backend.max_context, parts, language, params)
 
     answers: list[list[Answered]] = [[] for _ in parts]
-    found = asyncio.run(_answers(backend, questions, parts, language, schedule, on_answer))
+    found = run_coroutine(_answers(backend, questions, parts, language, schedule, on_answer))
     for question, answered in zip(questions, found, strict=True):
         answers[question.part] += answered
     evaluation = Evaluation(
