@@ -13,13 +13,14 @@ import numpy as np
 
 from sparrow.dataflow.backend import Sampler
 from sparrow.dataflow.language import Language
+from sparrow.functions import resolve
 from sparrow.schema.base import Float32Matrix, Int32Array
 from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.tasks.base import Example, Judge, Verdict, drawn
 from sparrow.training.objectives.advantages import overlong_penalty
-from sparrow.training.objectives.algorithms import Algorithm, find_function
+from sparrow.training.objectives.algorithms import Algorithm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,10 +197,10 @@ def shaped_reward(trajectory: Trajectory, algorithm: Algorithm, limit: int) -> f
 
 
 def episode_of(path: str | None) -> Episode:
-    """The episode that a configuration names by module:function; None: one turn."""
+    """Return the episode that a configuration names; None: a single turn."""
     if path is None:
         return single_turn
-    found = find_function(path, {}, "rollout.episode")
-    if not asyncio.iscoroutinefunction(found):
-        raise ValueError(f"rollout.episode: {path!r} is no async function")
-    return found
+    function = resolve(path, "rollout.episode")
+    if not asyncio.iscoroutinefunction(function):
+        raise ValueError(f"rollout.episode: expected an async function, got {path!r}")
+    return function

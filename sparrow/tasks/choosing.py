@@ -5,11 +5,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from sparrow.functions import HERE, resolve
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks import PUZZLES, math
 from sparrow.tasks.base import Example, Examples, Row, Source, Verdict
 from sparrow.tasks.gym import Gym
-from sparrow.tasks.judging import InProcess, Judges
+from sparrow.tasks.judging import SETTING, SIGNATURES, InProcess, Judges
 from sparrow.tasks.rows import FileRows, TaskRows
 
 GYM = "gym/"
@@ -54,7 +55,9 @@ def judge_of(config: RowsConfig, rows: Examples) -> Judges | InProcess:
     """
     if config.reward is not None:
         if config.task is not None:
-            raise ValueError(f"data.reward is for rows of a file; {config.task} judges its own")
+            raise ValueError(f"{SETTING} is for rows; the task {config.task} has its own reward")
+        if config.reward.startswith(f"{HERE}:"):
+            return InProcess.of_function(resolve(config.reward, SETTING))
         if config.reward != MATH:
             return _judges(config, config.reward)
         math.load()
@@ -65,9 +68,8 @@ def judge_of(config: RowsConfig, rows: Examples) -> Judges | InProcess:
     if unknown:
         named = ", ".join(repr(source) for source in unknown[:8])
         raise ValueError(
-            f"{rows.name}: nobody here judges rows of data_source {named}. Set data.reward to "
-            f"{MATH}, or to module:function with compute_score(data_source, solution_str, "
-            "ground_truth, extra_info)"
+            f"{rows.name}: no built-in reward for rows of data_source {named}. Set {SETTING} to "
+            f"{MATH}, or to module:function with the signature {SIGNATURES}"
         )
     if kinds == {"puzzle"}:
         return InProcess(lambda example, text: task_verdict(example.ground_truth, text))

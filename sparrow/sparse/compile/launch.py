@@ -22,12 +22,12 @@ import triton.language as tl
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.functions import run_file
 from sparrow.ops.kernels.overlap import overlap_options
 from sparrow.ops.kernels.pages import MOST_PAGES, select_pages, warps_of
 from sparrow.sparse.compile import kernels
 from sparrow.sparse.compile.emit import constants, padded
 from sparrow.sparse.flows.flow import Program, check_weights
-from sparrow.sparse.flows.loading import run_module
 from sparrow.sparse.flows.tensor import in_order
 
 BLOCK_BYTES = 8192  # of fields that a program of `score` takes at a time
@@ -192,7 +192,7 @@ def _module(text: str) -> ModuleType:
         ) as file:
             file.write(text)
         Path(file.name).replace(path)
-    return run_module(name, path)
+    return run_file(path, name)
 
 
 def _lists(like: Tensor, rows: int, kv_heads: int, width: int) -> ops.PageLists:

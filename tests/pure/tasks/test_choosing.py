@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.rewards import row_file, verl
 
+from sparrow.functions import register
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example
@@ -108,3 +109,16 @@ def test_a_missing_package_is_told_by_its_extra(package: str, tmp_path: Path) ->
     command = [sys.executable, "-c", code, str(tmp_path / "rows.parquet")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert f"pip install 'sparrow-rl[{extra}]'" in done.stderr
+
+
+def test_a_function_of_a_notebook_cell_judges_in_this_process(tmp_path: Path) -> None:
+    def reward(text: str, answer: str) -> bool:
+        return text == answer
+
+    file = str(row_file(tmp_path / "rows.jsonl", [verl(5, data_source="mine")]))
+    config = RowsConfig(rows=file, reward=register(reward, "data.reward"))
+    rows, judge = chosen(config)
+    assert isinstance(judge, InProcess)
+    assert [verdict(judge, rows.at(0), text).score for text in ("5", "6")] == [1, 0]
+    with pytest.raises(ValueError, match=r"data\.reward.*here:other"):
+        chosen(config.replace(reward="here:other"))
