@@ -110,7 +110,8 @@ class Record(BaseModel):
         return all(_same(mine, theirs) for (_, mine), (_, theirs) in zip(self, other, strict=True))
 
     def __hash__(self) -> int:
-        return hash((type(self), *dict(self).values()))
+        fields = dict(self).values()
+        return hash((type(self), *(tuple(v.items()) if isinstance(v, dict) else v for v in fields)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies are built anew: numpy does not pickle that an array is read-only.

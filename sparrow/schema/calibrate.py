@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sparrow.schema.base import Record
-from sparrow.schema.common import Device, Dtype
+from sparrow.schema.common import ChatConfig, Device, Dtype
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
     Budget,
@@ -68,6 +68,7 @@ class CalibrateConfig(Record):
     by_layer: bool = option(True, "Also measure larger budgets for the layers that lose most.")
     device: Device = "auto"
     dtype: Dtype = option("auto", "auto, float32 or bfloat16: take the one that you train with.")
+    chat: ChatConfig = ChatConfig()
     out: Directory | None = option(None, "Default: runs/calibrate-MODEL.")
 
     def _check(self) -> None:

@@ -19,6 +19,7 @@ from sparrow.schema.types import (
     Several,
     StepsOrZero,
     Temperature,
+    Text,
     Tokens,
     older_out,
 )
@@ -73,6 +74,14 @@ class AttentionConfig(Record):
         self.require(alone, "schedule", "one of budget and schedule, or neither")
 
 
+class ChatConfig(Record):
+    """How a prompt becomes a chat; models without a chat template read prompts as plain text."""
+
+    system: Text | None = None  # system prompt; None: that of the chat template, if it has one
+    # Arguments of the chat template, such as enable_thinking = false.
+    template: dict[str, bool | int | float | str] = Field(default_factory=dict)
+
+
 class RunConfig(Record):
     """What the run leaves behind."""
 
@@ -91,6 +100,7 @@ class GenerateConfig(Record):
     model: ModelConfig = ModelConfig()
     sampling: GenerateSampling = GenerateSampling()
     attention: AttentionConfig = AttentionConfig()
+    chat: ChatConfig = ChatConfig()
     run: RunConfig = RunConfig()
 
     any_text: ClassVar = True
@@ -103,6 +113,8 @@ class GenerateConfig(Record):
         "seed": "sampling.seed",
         "budget": "attention.budget",
         "schedule": "attention.schedule",
+        "flow": "attention.flow",
+        "system": "chat.system",
         "out": "run.out",
     }
 

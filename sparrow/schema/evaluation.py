@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from sparrow.schema.base import Record
-from sparrow.schema.common import Device, Dtype
+from sparrow.schema.common import ChatConfig, Device, Dtype
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
     Budget,
@@ -56,6 +56,7 @@ class EvalConfig(Record):
     window: Window | None = option(None, "For comparison: only the last tokens are seen.")
     flow: Name | None = None
     force: bool = False
+    chat: ChatConfig = ChatConfig()
     out: FilePath | None = option(None, "Also write every answer, a JSON line each.")
 
     shortcuts: ClassVar = {"file": "rows"}

@@ -45,6 +45,7 @@ HELP = {
     "device": "auto (a GPU where there is one), cpu or cuda.",
     "dtype": "auto, float32 or bfloat16.",
     "steps": "How many.",
+    "system": "System prompt of the chat.",
     "max_tokens": "Longest answer.",
     "out": "Where to write.",
 }

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from sparrow.files import strings
 from sparrow.schema.base import Record
-from sparrow.schema.common import AttentionConfig, Device
+from sparrow.schema.common import AttentionConfig, ChatConfig, Device
 from sparrow.schema.types import (
     BatchTokens,
     Count,
@@ -202,6 +202,7 @@ class TrainConfig(Record):
 
     model: TrainModelConfig
     data: RowsConfig
+    chat: ChatConfig = ChatConfig()
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     batch: BatchConfig = BatchConfig()
@@ -253,6 +254,7 @@ class TrainConfig(Record):
 # Settings of `sparrow train` that name no code, whatever they say; keys in lists without a number.
 DATA = {
     "algorithm.name",
+    "chat.system",
     "data.rows",
     "data.task",
     "gate.mode",
@@ -264,7 +266,8 @@ DATA = {
     "run.name",
     "validation.rows",
 }
-ARGUMENTS = ".settings."  # of functions: values, which they are called with
+# Arguments of functions and of the chat template: values, which are never imported.
+ARGUMENTS = (".settings.", "chat.template.")
 
 
 def code_settings(config: TrainConfig) -> dict[str, str]:
@@ -277,7 +280,7 @@ def code_settings(config: TrainConfig) -> dict[str, str]:
         for key, text in strings(config.model_dump(mode="json"))
         if key
         and re.sub(r"\[\d+\]", "", key) not in DATA
-        and ARGUMENTS not in key
+        and not any(part in key for part in ARGUMENTS)
         and names_code(text)
     }
 

@@ -17,6 +17,7 @@ from sparrow.schema.base import FieldError
 MOST_TOKENS = 2**20
 MOST_ANSWERS = 2**20  # prompts x samples that are asked for together
 LONGEST_NAME = 4096
+LONGEST_TEXT = 2**16
 
 T = TypeVar("T")
 
@@ -49,6 +50,13 @@ def refuse_control(text: str) -> str:
         raise ValueError("a text without control characters")
     if len(text) > LONGEST_NAME:
         raise ValueError(f"a text of at most {LONGEST_NAME} characters")
+    return text
+
+
+def _refuse_terminal_codes(text: str) -> str:
+    """Refuse control characters; a text of several lines may have line breaks and tabs."""
+    if CONTROL.search(text):
+        raise ValueError("a text without control characters")
     return text
 
 
@@ -87,6 +95,7 @@ def _plain_path(path: Path) -> Path:
 
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(refuse_control)]
+Text = Annotated[str, Field(max_length=LONGEST_TEXT), AfterValidator(_refuse_terminal_codes)]
 FolderName = Annotated[str, AfterValidator(folder_name)]
 Directory = Annotated[Path, BeforeValidator(_as_path), AfterValidator(_plain_path)]
 FilePath = Directory
