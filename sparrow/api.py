@@ -203,9 +203,11 @@ def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "Sour
 
     part: Json = {"count": config.prompts, "skip": config.skip}
     if config.task is not None:
-        return prompts.of_task(model, config.task, length=config.length, **part)
+        chosen: Json = {"length": config.length, "chat": config.chat}
+        return prompts.of_task(model, config.task, **chosen, **part)
     if config.rows is not None:
-        return prompts.of_rows(model, config.rows, **part)
+        read: Json = {"columns": config.columns, "chat": config.chat}
+        return prompts.of_rows(model, config.rows, **part, **read)
     if config.ids is not None:
         return prompts.of_ids(model, config.ids, **part)
     assert config.texts is not None
@@ -363,7 +365,7 @@ def evaluate(
         evaluated = measure(
             engine,
             parts,
-            language_of(model, puzzles),
+            language_of(model, puzzles, chat=config.chat),
             params,
             model=config.model,
             schedule=schedule,

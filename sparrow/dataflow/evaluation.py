@@ -132,7 +132,9 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
     A part for each task and length, or for each data_source of a file. Judges end with `judges`.
     """
     if config.rows is not None:
-        chosen = RowsConfig(rows=config.rows, reward=config.reward, shuffle=False)
+        chosen = RowsConfig(
+            rows=config.rows, columns=config.columns, reward=config.reward, shuffle=False
+        )
         rows = rows_of(chosen, seed=0)
         judge = judges.enter_context(closing(judge_of(chosen, rows)))
         limits = {"count": config.prompts, "max_tokens": config.max_tokens or FILE_TOKENS}

@@ -30,7 +30,7 @@ LETTERS = {
 HELP = {
     "model": "tiny, small, smollm2-135m, a folder, or owner/name of the hub.",
     "task": "assignments, countdown, graph or gym/NAME.",
-    "rows": ".jsonl or .parquet in verl's schema, or a dataset of the hub (owner/name).",
+    "rows": "A .jsonl, .csv or .parquet file, or a dataset of the hub (owner/name[:split]).",
     "skip": "Rows to leave out at the start.",
     "samples": "Answers to each prompt.",
     "temperature": "Of sampling; 1 is the model's own, 0 is greedy.",

@@ -37,7 +37,8 @@ def source_of(task: str) -> Source:
 def rows_of(config: RowsConfig, *, seed: int) -> FileRows | TaskRows:
     """The rows of a configuration; `seed` decides the order of those of a file."""
     if config.rows is not None:
-        return FileRows.read(config.rows, seed=seed, shuffle=config.shuffle)
+        columns, shuffle = config.columns, config.shuffle
+        return FileRows.read(config.rows, columns=columns, seed=seed, shuffle=shuffle)
     assert config.task is not None
     return TaskRows(
         task=config.task,

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.files import cache_folder
 from sparrow.functions import run_file
 from sparrow.ops.kernels.overlap import overlap_options
 from sparrow.ops.kernels.pages import MOST_PAGES, select_pages, warps_of
@@ -172,10 +173,7 @@ def launch_for(program: Program, keys: torch.dtype) -> Launch:
 
 def cache_dir() -> Path:
     """Where generated sources lie: under $SPARROW_HOME, else $XDG_CACHE_HOME, else ~/.cache."""
-    if home := os.environ.get("SPARROW_HOME"):
-        return Path(home).expanduser() / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "sparrow" / "kernels"
+    return cache_folder("kernels")
 
 
 def _module(text: str) -> ModuleType:
