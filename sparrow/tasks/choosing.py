@@ -25,6 +25,11 @@ MATH_SOURCE = re.compile(
 TRUTH = ("family", "seed", "length")  # what a row of a task is made from
 
 
+def is_task(name: str) -> bool:
+    """Whether a name is that of a task, not of rows."""
+    return name in PUZZLES or name.startswith(GYM)
+
+
 def source_of(task: str) -> Source:
     """A puzzle family, or gym/NAME of reasoning-gym."""
     if task.startswith(GYM):
@@ -98,7 +103,7 @@ def _family(truth: Any) -> str | None:
     if not isinstance(truth, Mapping) or not set(TRUTH) <= set(truth):
         return None
     family = str(truth["family"])
-    return family if family in PUZZLES or family.startswith(GYM) else None
+    return family if is_task(family) else None
 
 
 def task_verdict(truth: Mapping[str, Any], text: str) -> Verdict:
