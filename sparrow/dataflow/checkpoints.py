@@ -156,10 +156,7 @@ class Checkpoints:
         return self._place(step)
 
     def load(self, step: int, identity: str | None = None) -> State:
-        """Load the state of a step onto the CPU; ValueError if it is damaged or of another run.
-
-        identity: as in `save`; None: of any configuration.
-        """
+        """The state of a step, on the CPU. Raises where it is damaged, or of another identity."""
         place = self._place(step)
         if not place.is_dir():
             known = ", ".join(map(str, self.steps())) or "none"

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from sparrow.dataflow.backend import EngineBackend, RolloutBackend, Sampler, open_backend
 from sparrow.dataflow.checkpoints import Checkpoints
@@ -184,12 +183,13 @@ def load_policy(
     step = checkpoints.latest() if isinstance(checkpoint, str) else checkpoint
     if step is None:
         raise ValueError(f"{run} has no checkpoint yet")
-    weights = checkpoints.load(step)["learner"]["weights"]
+    state = checkpoints.load(step)
     name = read_resolved(TrainConfig, run).model.name
     model = load(name, dtype=dtype, device=device, report=report)
-    with torch.no_grad():
-        for parameter, weight in model.named_parameters():
-            weight.copy_(weights[parameter])
+    try:
+        model.load_state_dict(state["learner"]["weights"])
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"step {step} in {run} holds no weights of {name}: {error}") from error
     report(f"{run}: weights after step {step}")
     return model
 
