@@ -2,24 +2,34 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from sparrow.engine.answer import encode_messages, encode_plain, encode_prompt, encode_turn
 from sparrow.models import Decoder, load_tokenizer
 from sparrow.schema.common import ChatConfig
-from sparrow.tasks.base import IDS, WORDS, Message, decode, encode
+from sparrow.tasks.base import EOS, IDS, WORDS, Message, decode, encode
 
 Prompt = str | tuple[Message, ...]
 
 
-class Language(Protocol):
-    """Text and chat messages to token ids and back."""
+@dataclass(frozen=True, slots=True)
+class Language:
+    """A tokenizer with its chat template and settings; model: its name, for error messages."""
+
+    tokenizer: Any
+    model: str
+    chat: ChatConfig = field(default_factory=ChatConfig)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Encode the prompt of a row up to where the answer begins."""
+        """Encode the prompt of a row: a text is a user message if there is a chat template."""
+        if isinstance(prompt, str):
+            text = {"chat": True, "model": self.model, "settings": self.chat}
+            return encode_prompt(self.tokenizer, prompt, **text)
+        return encode_messages(self.tokenizer, prompt, model=self.model, settings=self.chat)
 
     def encode_text(self, text: str) -> list[int]:
         """Encode plain text: no chat template, no special tokens."""
+        return encode_plain(self.tokenizer, text, model=self.model)
 
     def encode_turn(
         self, messages: Sequence[Message], after: Sequence[int] | None = None
@@ -29,72 +39,37 @@ class Language(Protocol):
         after: the tokens before; None: an answer that ended by itself. What closes an answer is
         not repeated where it was sampled.
         """
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerLanguage:
-    """The language of a model with a tokenizer; a text is a user message if it has a template."""
-
-    tokenizer: Any
-    model: str
-    chat: ChatConfig = field(default_factory=ChatConfig)
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        about: dict[str, Any] = {"model": self.model, "settings": self.chat}
-        if isinstance(prompt, str):
-            return encode_prompt(self.tokenizer, prompt, chat=True, **about)
-        return encode_messages(self.tokenizer, prompt, **about)
-
-    def encode_text(self, text: str) -> list[int]:
-        return encode_plain(self.tokenizer, text, model=self.model)
-
-    def encode_turn(
-        self, messages: Sequence[Message], after: Sequence[int] | None = None
-    ) -> list[int]:
         ids = encode_turn(self.tokenizer, messages, model=self.model, settings=self.chat)
         last = [self.tokenizer.eos_token_id] if after is None else list(after[-1:])
         return ids[1:] if ids[:1] == last else ids
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-class PuzzleLanguage:
-    """The language of the puzzles, one token a word, without chat."""
+class _PuzzleTokenizer:
+    """The words of the puzzles, for models that have no tokenizer of their own."""
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            raise ValueError(f"puzzles are texts, got chat messages: {prompt!r:.80}")
-        return encode(prompt)
+    chat_template, eos_token_id = None, IDS[EOS]
 
-    def encode_text(self, text: str) -> list[int]:
+    def encode(self, text: str, **_: Any) -> list[int]:
         return encode(text)
 
-    def encode_turn(
-        self, messages: Sequence[Message], after: Sequence[int] | None = None
-    ) -> list[int]:
-        raise ValueError("the puzzle language has no chat template: use encode_text")
-
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
         return decode(ids)
 
 
-PUZZLE_LANGUAGE: Language = PuzzleLanguage()
+PUZZLE_LANGUAGE = Language(_PuzzleTokenizer(), "the language of puzzles")
 
 
 def language_of(
     model: Decoder, puzzles: bool = False, *, chat: ChatConfig | None = None
 ) -> Language:
-    """Return the language of a model; the shipped models read puzzles word by word."""
-    chat = chat or ChatConfig()
-    if not (puzzles and model.spec.vocabulary == len(WORDS)):
-        return TokenizerLanguage(tokenizer_of(model), str(model.source), chat)
-    if chat != ChatConfig():
-        raise ValueError("puzzles have no chat template: chat.system, chat.template do nothing")
-    return PUZZLE_LANGUAGE
+    """Return the language of a model; models with the puzzle vocabulary read puzzles by words."""
+    if puzzles and model.spec.vocabulary == len(WORDS):
+        return Language(_PuzzleTokenizer(), PUZZLE_LANGUAGE.model, chat or ChatConfig())
+    return Language(tokenizer_of(model), str(model.source), chat or ChatConfig())
 
 
 def tokenizer_of(model: Decoder) -> Any:

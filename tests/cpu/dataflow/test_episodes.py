@@ -10,7 +10,7 @@ from support.training import config, metrics, model_folder, trained
 
 from sparrow import models
 from sparrow.dataflow.episodes import Actor
-from sparrow.dataflow.language import PUZZLE_LANGUAGE, TokenizerLanguage, language_of
+from sparrow.dataflow.language import PUZZLE_LANGUAGE, Language, language_of
 from sparrow.dataflow.run_files import read_rollouts
 from sparrow.engine.answer import encode_prompt
 from sparrow.functions import register
@@ -39,8 +39,8 @@ def tokenizer(template: str | None = TEMPLATE) -> Any:
     return made
 
 
-def language(jinja: str | None = TEMPLATE, **chat: Any) -> TokenizerLanguage:
-    return TokenizerLanguage(tokenizer(jinja), "some-model", ChatConfig(**chat))
+def language(jinja: str | None = TEMPLATE, **chat: Any) -> Language:
+    return Language(tokenizer(jinja), "some-model", ChatConfig(**chat))
 
 
 def actor(spoken: Any) -> Actor:
@@ -152,4 +152,4 @@ def test_an_episode_of_a_cell_with_a_conversation(model: Path, tmp_path: Path) -
 def test_puzzles_have_no_chat() -> None:
     tiny = models.load("tiny", device="cpu")
     with pytest.raises(ValueError, match=r"chat\.system"):
-        language_of(tiny, True, chat=ChatConfig(system="yes"))
+        language_of(tiny, True, chat=ChatConfig(system="yes")).encode("x1")

@@ -11,7 +11,7 @@ import pytest
 from support.damage import damaged
 
 from sparrow import models
-from sparrow.dataflow.language import TokenizerLanguage
+from sparrow.dataflow.language import Language
 from sparrow.engine.answer import encode_messages, encode_prompt
 from sparrow.models.sources import SHIPPED
 from sparrow.models.tokenizer import library_errors
@@ -55,7 +55,7 @@ def attempt(file: Path) -> None:
     said = problem(lambda: models.load_tokenizer(folder))
     assert said == "" or file.name in said
     if not said:
-        language = TokenizerLanguage(models.load_tokenizer(folder), str(folder))
+        language = Language(models.load_tokenizer(folder), str(folder))
         said = problem(lambda: language.decode(language.encode(TEXT)))
         assert said == "" or str(folder) in said
 
