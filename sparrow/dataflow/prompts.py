@@ -19,7 +19,7 @@ from sparrow.models import Decoder
 from sparrow.schema.common import ChatConfig, ColumnsConfig
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.choosing import source_of
-from sparrow.tasks.rows import content_digest, locate_files, read_files, read_prompt, read_rows
+from sparrow.tasks.rows import files_digest, locate_files, read_files, read_prompt, read_rows
 
 FEW = 5  # texts that are named one by one
 
@@ -83,7 +83,7 @@ def of_rows(
     changed = _settings(columns, chat)
     return Source(
         name=f"{name}, rows from {skip}",
-        digest=_digest(content_digest(files) + changed) if changed else content_digest(files),
+        digest=_digest(files_digest(files) + changed) if changed else files_digest(files),
         mode="generated",
         prompts=tuple(prompts),
     )

@@ -156,7 +156,7 @@ class FileRows:
                 problems.append(f"row {number}: {error}")
         return cls(
             name=str(place),
-            content=content_digest(files),
+            content=files_digest(files),
             examples=tuple(examples),
             problems=tuple(problems),
             seed=seed,
@@ -332,7 +332,7 @@ def _table(text: str, delimiter: str, where: str) -> list[dict[str, str]]:
     return rows
 
 
-def content_digest(files: Sequence[Path]) -> str:
+def files_digest(files: Sequence[Path]) -> str:
     """Return a digest of the content of files."""
     digest = hashlib.sha256()
     for file in files:
