@@ -123,7 +123,7 @@ def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> in
     except Unreachable as error:
         alert("not reached:", str(error))
         return 1
-    folder = config.out or config.surface.parent
+    folder = config.folder
     files = [folder / SCHEDULE, folder / PLAN]
     if plots:
         from sparrow.reporting.calibration import plan_figures

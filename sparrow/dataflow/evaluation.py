@@ -19,6 +19,7 @@ import numpy as np
 
 from sparrow.dataflow.backend import EngineBackend, RolloutBackend, Sampler, open_backend
 from sparrow.dataflow.checkpoints import Checkpoints
+from sparrow.dataflow.event_loop import run_coroutine
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.run_files import CHECKPOINTS
 from sparrow.engine.answer import placed_schedule
@@ -251,7 +252,7 @@ def evaluate(
     questions, skipped = _questions(backend.max_context, parts, language, params)
 
     answers: list[list[Answered]] = [[] for _ in parts]
-    found = asyncio.run(_answers(backend, questions, parts, language, schedule, on_answer))
+    found = run_coroutine(_answers(backend, questions, parts, language, schedule, on_answer))
     for question, answered in zip(questions, found, strict=True):
         answers[question.part] += answered
     evaluation = Evaluation(

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from sparrow.engine.engine import Engine, describe_model, describe_ops
 from sparrow.engine.loop import Output
 from sparrow.engine.pool import PAGE
-from sparrow.models import load, load_tokenizer, provenance
+from sparrow.models import Decoder, load, load_tokenizer, provenance
 from sparrow.models.tokenizer import library_errors
 from sparrow.schema.base import to_dict
 from sparrow.schema.common import AttentionConfig, ChatConfig, GenerateConfig
 from sparrow.schema.loading import save_resolved
-from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.sampling import Completion, Completions, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse import named_schedule
 from sparrow.sparse.flows.flow import Flow
@@ -84,8 +84,9 @@ def answer(
     config: GenerateConfig,
     *,
     report: Callable[[str], None],
+    loaded: Decoder | None = None,
     on_text: OnText | None = None,
-) -> list[Completion]:
+) -> Completions:
     """Completions of a configuration's prompts, with their text.
 
     `report` is told what runs, `on_text(row, piece)` is called as pieces of text come.
@@ -95,7 +96,8 @@ def answer(
         raise ValueError(f"{folder / COMPLETIONS} exists; give the run a directory of its own")
     schedule_of(config.attention)  # what is wrong with it is told before the model is loaded
     name, sampling = config.model.name, config.sampling
-    model = load(name, dtype=config.model.dtype, device=config.model.device, report=report)
+    place: dict[str, Any] = {"dtype": config.model.dtype, "device": config.model.device}
+    model = load(name, **place, report=report) if loaded is None else loaded
     tokenizer = load_tokenizer(model.source or name)
     schedule, flow = placed_schedule(config.attention, model.spec.family)
     if folder is not None:
@@ -130,7 +132,7 @@ def answer(
             done[row] = output.completion.replace(text=text)
     if stream is not None:
         stream.finish()
-    completions = [done[row] for row in sorted(done)]
+    completions = Completions(done[row] for row in sorted(done))
     if folder is not None:
         with (folder / COMPLETIONS).open("a", encoding="utf-8") as lines:
             lines.writelines(json.dumps(to_dict(each)) + "\n" for each in completions)

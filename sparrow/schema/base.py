@@ -5,8 +5,9 @@ tuples of Python numbers would take about 100. A record copies the arrays it is 
 its copies read-only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from html import escape
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
@@ -16,7 +17,10 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import core_schema
 
-from sparrow.files import read_document, write_document
+from sparrow.files import printable, read_document, write_document
+
+SHOWN_ROWS = 50  # of a table in a notebook
+SHOWN_CHARACTERS = 60  # of a cell of it
 
 
 class _Array(NamedTuple):
@@ -83,11 +87,19 @@ class Record(BaseModel):
         """Raise ValueError if the fields, each of the right type, do not fit together."""
 
     def replace(self, **changes: Any) -> Self:
-        """The same with other values, which are checked."""
+        """Return a copy with other values, which are checked."""
         return type(self)(**(dict(self) | changes))
 
+    def row(self) -> dict[str, Any]:
+        """Return the fields as one row of a table: nested records become columns `a_b`."""
+        columns: dict[str, Any] = {}
+        for name, value in dict(self).items():
+            inner = value.row() if isinstance(value, Record) else {"value": value}
+            columns |= {name if key == "value" else f"{name}_{key}": v for key, v in inner.items()}
+        return columns
+
     def require(self, holds: object, field: str, allowed: str, given: object = None) -> None:
-        """Raise FieldError unless it holds. given: what to show where the field says too little."""
+        """Raise FieldError unless `holds`. given: the value to show instead of the field's."""
         if not holds:
             value = attrgetter(field)(self) if given is None else given
             raise FieldError(type(self).__name__, {field: (value, allowed)})
@@ -118,18 +130,68 @@ class Record(BaseModel):
         return partial(type(self), **dict(self)), ()
 
 
+class Table:
+    """Base of results with rows: a one-line repr, a table in a notebook, a pandas DataFrame."""
+
+    title: ClassVar[str] = ""  # a format string over the result
+    shown: ClassVar[str] = "rows"  # the field that holds the rows
+
+    def table(self, field: str = "") -> list[dict[str, Any]]:
+        """Return the rows as dicts; field: another field that holds records."""
+        return [record.row() for record in getattr(self, field or self.shown)]
+
+    def _title(self) -> str:
+        return self.title.format(self)
+
+    def to_pandas(self, field: str = "") -> Any:
+        """Return the rows as a DataFrame; field: another field that holds records."""
+        try:
+            from pandas import DataFrame
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(
+                "to_pandas needs pandas: pip install pandas", name="pandas"
+            ) from None
+        return DataFrame(self.table(field))
+
+    def __repr__(self) -> str:
+        rows = len(self.table())
+        title = printable(self._title())
+        return f"{type(self).__name__}({title}, {rows} {'row' if rows == 1 else 'rows'})"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        rows = self.table()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        lines = [_html_cells("th", names)]
+        lines += [_html_cells("td", [row.get(name) for name in names]) for row in rows[:SHOWN_ROWS]]
+        hidden = f", {SHOWN_ROWS} of {len(rows)} rows shown" if len(rows) > SHOWN_ROWS else ""
+        caption = escape(printable(self._title() + hidden))
+        return f"<table><caption>{caption}</caption>{''.join(lines)}</table>"
+
+
+def _html_cells(tag: str, values: Sequence[Any]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{_html_text(value)}</{tag}>' for value in values)}</tr>"
+
+
+def _html_text(value: Any) -> str:
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    short = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+    return escape(printable(short))
+
+
 R = TypeVar("R", bound=Record)
 
 
 class File(Record):
-    """A record that is a file of its own: JSON with a digest, and the version of its format."""
+    """Base of records that are stored as a file: JSON with a digest and a format version."""
 
     what: ClassVar[str] = "file"
     version: ClassVar[int | None] = None  # None: the file has no key "format"
     made_by: ClassVar[str] = ""  # the command that writes such a file
 
     def save(self, path: str | Path) -> None:
-        """Write JSON with a digest, one record a line in lists; a file is replaced whole."""
+        """Write JSON with a digest, atomically."""
         write_document(path, to_dict(self))
 
     @classmethod

@@ -1,7 +1,7 @@
 """The configurations of `sparrow calibrate` and `sparrow plan`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ from sparrow.schema.types import (
 )
 
 ROOM = 2.5  # longest answer to a puzzle: so many times its length
+SURFACE = "surface.json"
 ROW_TOKENS = 1024  # longest answer to a row of a file
 
 Figure = Annotated[float, Field(gt=0, lt=1e30)]
@@ -72,6 +73,8 @@ class CalibrateConfig(Record):
     chat: ChatConfig = ChatConfig()
     out: Directory | None = option(None, "Default: runs/calibrate-MODEL.")
 
+    python_arguments: ClassVar = ("model", "rows")
+
     def _check(self) -> None:
         refuse_many("CalibrateConfig", {"prompts": self.prompts, "samples": self.samples})
         sources = {name: getattr(self, name) for name in ("task", "rows", "texts", "ids")}
@@ -99,7 +102,7 @@ class CalibrateConfig(Record):
 class PlanConfig(Record):
     """`sparrow plan`: what to keep, on which machine, for which workload."""
 
-    surface: FilePath = argument(..., "surface.json of `sparrow calibrate`.")
+    surface: FilePath = argument(..., "surface.json of `sparrow calibrate`, or its folder.")
     target: Fraction = 0.86
     by: Literal["low", "p05"] = option(
         "low", "What must reach it: p05, or low, the lower end of p05's 95 % interval."
@@ -130,3 +133,13 @@ class PlanConfig(Record):
         self.require(complete, (missing or ["flops"])[0], f"all of {', '.join(figures)}, or none")
         known = self.samples is None or self.prompts is not None
         self.require(known, "samples", "with prompts: together they say how many sequences run")
+
+    @property
+    def surface_file(self) -> Path:
+        """The file of the surface, also where the folder of a calibration is given."""
+        return self.surface / SURFACE if self.surface.is_dir() else self.surface
+
+    @property
+    def folder(self) -> Path:
+        """Where the schedule and the plan are written."""
+        return self.out or self.surface_file.parent

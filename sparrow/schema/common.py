@@ -101,8 +101,11 @@ class RunConfig(Record):
 class GenerateConfig(Record):
     """`sparrow generate`."""
 
-    prompts: tuple[str, ...] = argument(
+    prompts: Several[str] = argument(
         (), "Prompts in quotes. Without a prompt, it is read from standard input."
+    )
+    messages: tuple[dict[str, str], ...] = option(
+        (), "A chat instead of prompts: tables with role and content."
     )
     raw: bool = option(False, "Prompts as they are, no chat template.")
     model: ModelConfig = ModelConfig()
@@ -112,6 +115,7 @@ class GenerateConfig(Record):
     run: RunConfig = RunConfig()
 
     any_text: ClassVar = True
+    python_arguments: ClassVar = ("model", "prompts")
     shortcuts: ClassVar = {
         "model": "model.name",
         "device": "model.device",
@@ -130,6 +134,9 @@ class GenerateConfig(Record):
         greedy = self.sampling.temperature == 0 or self.sampling.top_k == 1
         allowed = "1 where temperature is 0 or top_k is 1, since all samples would be the same"
         self.require(self.sampling.n == 1 or not greedy, "sampling.n", allowed)
+        one_source = not (self.prompts and self.messages)
+        self.require(one_source, "messages", "one of prompts and messages")
+        self.require(not (self.raw and self.messages), "raw", "false with messages")
 
 
 # The small verbs.

@@ -1,10 +1,10 @@
 """The configuration of `sparrow eval`, and its result: accuracy by source and length."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from sparrow.schema.base import Record
+from sparrow.schema.base import Record, Table
 from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
@@ -65,6 +65,7 @@ class EvalConfig(Record):
     out: FilePath | None = option(None, "Also write every answer, a JSON line each.")
 
     shortcuts: ClassVar = {"file": "rows"}
+    python_arguments: ClassVar = ("model", "rows")
 
     def _check(self) -> None:
         refuse_many("EvalConfig", {"prompts": self.prompts or ROWS, "samples": self.samples})
@@ -123,9 +124,22 @@ class EvaluationCell(Record):
     reasons: tuple[Reason, ...]  # most frequent first
     skipped: tuple[str, ...]  # rows whose prompts do not fit, and why
 
+    @property
+    def name(self) -> str:
+        """The source, with the length of its puzzles where it has one."""
+        return self.source if self.length is None else f"{self.source} {self.length}"
 
-class Evaluation(Record):
+    def row(self) -> dict[str, Any]:
+        columns = super().row()
+        columns |= {f"pass@{attempt.k}": attempt.estimate.value for attempt in self.passes}
+        return {key: v for key, v in columns.items() if key not in ("passes", "reasons", "skipped")}
+
+
+class Evaluation(Table, Record):
     """Accuracy of a model by source, and what it was measured with."""
+
+    title: ClassVar[str] = "{0.model}, {0.attention}: {0.summary}"
+    shown: ClassVar[str] = "cells"
 
     model: str
     attention: str
@@ -134,3 +148,8 @@ class Evaluation(Record):
     seed: int | None
     left_out: tuple[str, ...]  # rows of a file that cannot be used, and why
     cells: tuple[EvaluationCell, ...]
+
+    @property
+    def summary(self) -> str:
+        """The accuracy of every cell, in one line."""
+        return ", ".join(f"{cell.name} {cell.mean.value:.2f}" for cell in self.cells)

@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sparrow.files import Json, check_digest_line, printable, read_lines, read_text, verify
-from sparrow.schema.base import File, Record, problems
+from sparrow.schema.base import File, Record, Table, problems
 from sparrow.schema.bench import Speed
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.schedule import Schedule
@@ -40,6 +40,7 @@ DOCUMENTS: dict[str, type[File]] = {
 }
 KNOWN = (METRICS, *(f"{name}.json" for name in DOCUMENTS))
 HELD_OUT = "val-core/"
+SCORE = "critic/score/mean"
 F = TypeVar("F", bound=File)
 LARGEST = 1e100  # numbers beyond are of no measurement
 
@@ -65,6 +66,9 @@ class Metrics(Record):
     def from_line(cls, line: Json) -> Self:
         values = {key: value for key, value in line.items() if key != "step"}
         return cls(step=line.get("step"), values=values)  # type: ignore[arg-type]
+
+    def row(self) -> dict[str, Any]:
+        return {"step": self.step, **self.values}
 
 
 class ActionLine(Record):
@@ -234,6 +238,35 @@ class RunFolder:
         if self.plan is not None:
             return self.plan.target
         return self.surface.targets[0] if self.surface and self.surface.targets else None
+
+
+class TrainResult(Table, Record):
+    """The result of `sparrow train`: its folder, the trained model, the metrics of its steps."""
+
+    title: ClassVar[str] = "{0.folder}, {0.summary}"
+    shown: ClassVar[str] = "metrics"
+
+    folder: Path
+    model: Path  # a Hugging Face folder
+    metrics: tuple[Metrics, ...]  # of each step
+    validation: tuple[Metrics, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read what a run has written; the model is there once the run has ended."""
+        return cls(
+            folder=folder,
+            model=folder / MODEL,
+            metrics=tuple(read_metrics(_first([folder], METRICS))),
+            validation=tuple(read_metrics(_first([folder], VALIDATION))),
+        )
+
+    @property
+    def summary(self) -> str:
+        """The mean reward of the first and the last step."""
+        scores = [line.values.get(SCORE) for line in self.metrics]
+        measured = [f"{score:.3f}" for score in scores if score is not None]
+        return f"reward {measured[0]} to {measured[-1]}" if measured else "no step"
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[RunFolder]:

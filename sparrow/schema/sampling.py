@@ -1,10 +1,18 @@
-"""How to sample, what to return, and what the engine returns."""
+"""Sampling parameters, and the completions that the engine returns."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from sparrow.schema.base import Float32Array, Float32Matrix, Int32Array, Int32Matrix, Record
+from sparrow.files import printable
+from sparrow.schema.base import (
+    Float32Array,
+    Float32Matrix,
+    Int32Array,
+    Int32Matrix,
+    Record,
+    Table,
+)
 from sparrow.schema.types import Seed, Temperature
 
 LEAST_TEMPERATURE = 1e-3
@@ -96,3 +104,29 @@ class Completion(Record):
         self._refuse("weight_versions", self.weight_versions < 0, "versions >= 0")
         fits = (self.finish_reason == "error") == (self.error is not None)
         self.require(fits, "error", "a text with finish_reason 'error' alone")
+
+    def row(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in ("text", "finish_reason", "attention")}
+        return fields | {"tokens": len(self.token_ids), "seed": self.seed, "error": self.error}
+
+    def __str__(self) -> str:
+        return self.text or ""
+
+    def __repr__(self) -> str:
+        text = "" if self.text is None else f"{printable(self.text)!r:.80}, "
+        return f"Completion({text}{len(self.token_ids)} tokens, {self.finish_reason})"
+
+
+class Completions(Table, list[Completion]):
+    """Completions in the order of their prompts, the samples of a prompt side by side."""
+
+    title: ClassVar[str] = "completions"
+
+    def table(self, field: str = "") -> list[dict[str, Any]]:
+        return [completion.row() for completion in self]
+
+    def __repr__(self) -> str:
+        return list.__repr__(self)
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self))

@@ -219,15 +219,26 @@ class TrainConfig(Record):
         "model": "model.name",
         "device": "model.device",
         "task": "data.task",
+        "length": "data.length",
         "rows": "data.rows",
+        "reward": "data.reward",
+        "prompts": "rollout.prompts",
+        "samples": "rollout.samples",
+        "max_tokens": "rollout.max_tokens",
+        "episode": "rollout.episode",
+        "advantage": "algorithm.advantage",
+        "rate": "optimiser.rate",
         "budget": "rollout.attention.budget",
         "target": "gate.target",
         "schedule": "rollout.attention.schedule",
+        "flow": "rollout.attention.flow",
+        "system": "chat.system",
         "dense": "rollout.attention.dense",
         "steps": "run.steps",
         "seed": "run.seed",
         "out": "run.out",
     }
+    python_arguments: ClassVar = ("model", "rows")
 
     def _check(self) -> None:
         name, prompts = self.algorithm.name, self.rollout.prompts

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from sparrow.dataflow.backend import RolloutBackend, Sampler
 from sparrow.dataflow.episodes import Actor, Episode, shaped_reward
 from sparrow.dataflow.evaluation import Part, evaluate
+from sparrow.dataflow.event_loop import run_coroutine
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.local.messages import (
     FAILED,
@@ -208,7 +209,7 @@ class RolloutSide:
         def share() -> list[Group] | Stopped | EpisodeFailed:
             work = self._play_all(request, world.mine(seats))
             try:
-                own.extend(asyncio.run(self.stopping.unless(work)))
+                own.extend(run_coroutine(self.stopping.unless(work)))
             except (Stopped, EpisodeFailed) as error:
                 failures.append(error)
                 return error

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sparrow.functions import run_file, search_current_folder
+from sparrow.functions import HERE, run_file, search_current_folder
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import names_code
 from sparrow.sparse.flows import library
@@ -30,6 +30,15 @@ from sparrow.sparse.flows.tensor import FlowError, Place, did_you_mean
 FORMS = "path/to/file.py[:name], module:name, or a built-in flow such as quest or fine_means(2)"
 LIBRARY = "sparrow.sparse.flows.library"
 LONGEST = 200  # characters of a library flow with its arguments
+
+
+_registered: dict[str, Flow] = {}  # flows of this process, such as one of a notebook cell
+
+
+def register_flow(flow: Flow) -> str:
+    """Return the text by which `load_flow` finds this flow, in this process."""
+    _registered[flow.name] = flow
+    return f"{HERE}:{flow.name}"
 
 
 def load_flow(text: str) -> Flow:
@@ -43,6 +52,13 @@ def load_flow(text: str) -> Flow:
         return _only_flow(module, file[1]) if file[2] is None else _named(module, file[2], file[1])
     if ":" in text:
         name, _, attribute = text.partition(":")
+        if name == HERE:
+            if attribute not in _registered:
+                raise ValueError(
+                    f"the flow {text!r} was defined in another Python process; pass the Flow "
+                    f"again, or write it to a file and name that, as {FORMS}"
+                )
+            return _registered[attribute]
         return _named(_import(name), attribute, name)
     return library_flow(text)
 
