@@ -166,9 +166,11 @@ def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "Sour
 
     part: Json = {"count": config.prompts, "skip": config.skip}
     if config.task is not None:
-        return prompts.of_task(model, config.task, length=config.length, **part)
+        about: Json = {"length": config.length, "chat": config.chat}
+        return prompts.of_task(model, config.task, **about, **part)
     if config.rows is not None:
-        return prompts.of_rows(model, config.rows, **part)
+        read: Json = {"columns": config.columns, "chat": config.chat}
+        return prompts.of_rows(model, config.rows, **part, **read)
     if config.ids is not None:
         return prompts.of_ids(model, config.ids, **part)
     assert config.texts is not None
@@ -343,7 +345,7 @@ def evaluate(
         evaluated = measure(
             engine,
             parts,
-            language_of(model, puzzles),
+            language_of(model, puzzles, chat=config.chat),
             params,
             model=config.model,
             schedule=schedule,
@@ -357,12 +359,19 @@ def evaluate(
 
 def _trained(config: EvalConfig, report: Report) -> "Decoder":
     """A model, or the one that a run directory has when the run has ended."""
+    from sparrow.dataflow.evaluation import load_policy
     from sparrow.models import load
 
     folder = expanded(config.model)
     made = folder / MODEL
+    if config.checkpoint is not None:
+        place: Json = {"dtype": config.dtype, "device": config.device}
+        return load_policy(folder, config.checkpoint, **place, report=report)
     if folder.is_dir() and not made.is_dir() and not (folder / "config.json").exists():
-        raise ValueError(f"{folder} is no model, and no run that has ended: there is no {made}")
+        raise ValueError(
+            f"{folder} is neither a model nor a run that has ended: there is no {made}. Of a run "
+            "that goes on, evaluate a checkpoint: --checkpoint latest"
+        )
     name = made if made.is_dir() else config.model
     model = load(name, dtype=config.dtype, device=config.device, report=report)
     report(f"{config.model} | {str(model.dtype).removeprefix('torch.')} on {model.device}")

@@ -7,6 +7,7 @@ resolved configuration and one JSON line per completion.
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, load, load_tokenizer, provenance
 from sparrow.models.tokenizer import library_errors
 from sparrow.schema.base import to_dict
-from sparrow.schema.common import AttentionConfig, GenerateConfig
+from sparrow.schema.common import AttentionConfig, ChatConfig, GenerateConfig
 from sparrow.schema.loading import save_resolved
 from sparrow.schema.sampling import Completion, Completions, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
@@ -28,6 +29,7 @@ from sparrow.sparse.flows.loading import resolve_flow
 from sparrow.sparse.rule import Rule
 
 COMPLETIONS = "completions.jsonl"
+NO_CHAT = ChatConfig()
 MOST_AT_ONCE = 64
 OnText = Callable[[int, str], None]
 
@@ -109,8 +111,8 @@ def answer(
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True))
 
-    chat = not config.raw
-    prompts = [encode_prompt(tokenizer, text, chat=chat, model=name) for text in config.prompts]
+    about: dict[str, Any] = {"chat": not config.raw, "model": name, "settings": config.chat}
+    prompts = [encode_prompt(tokenizer, text, **about) for text in config.prompts]
     engine = Engine(  # just large enough; for a reader, so single answers need not be padded
         model,
         max_running=min(MOST_AT_ONCE, len(prompts) * sampling.n),
@@ -191,29 +193,103 @@ def placed_schedule(attention: AttentionConfig, family: str) -> tuple[Schedule |
     return schedule, flow
 
 
-def encode_prompt(tokenizer: Any, prompt: str, *, chat: bool, model: str) -> list[int]:
-    """Token ids of a prompt, as a user's message where there is a chat template."""
+# Text to token ids.
+
+ANSWER = "<the answer of the assistant>"  # stands in a rendered chat for what was sampled
+
+
+def encode_prompt(
+    tokenizer: Any, prompt: str, *, chat: bool, model: str, settings: ChatConfig = NO_CHAT
+) -> list[int]:
+    """Encode a prompt, as a user message if the model has a chat template."""
     if not prompt:
         raise ValueError("the prompt is empty")
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"prompt {prompt!r} is not valid UTF-8") from error
-    if not chat or tokenizer.chat_template is None:
-        return _token_ids(tokenizer, prompt, model)
-    return encode_messages(tokenizer, [{"role": "user", "content": prompt}], model=model)
+    if chat and tokenizer.chat_template is not None:
+        messages = [{"role": "user", "content": prompt}]
+        return encode_messages(tokenizer, messages, model=model, settings=settings)
+    if settings != NO_CHAT:
+        missing = "raw prompts have" if tokenizer.chat_template else f"{model} has"
+        raise ValueError(f"{missing} no chat template, so chat.system and chat.template do nothing")
+    return _token_ids(tokenizer, prompt, model)
 
 
 def encode_messages(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], *, model: str
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, str]],
+    *,
+    model: str,
+    settings: ChatConfig = NO_CHAT,
 ) -> list[int]:
-    """Token ids of a chat up to where the answer begins."""
+    """Encode a chat up to where the answer begins.
+
+    settings: the system prompt, for chats that do not begin with one, and template arguments.
+    """
+    text = _rendered(tokenizer, messages, model, settings)
+    return _token_ids(tokenizer, text, model, add_special_tokens=False)
+
+
+def encode_plain(tokenizer: Any, text: str, *, model: str) -> list[int]:
+    """Encode plain text: no chat template, no special tokens around it."""
+    return _token_ids(tokenizer, text, model, add_special_tokens=False)
+
+
+def encode_turn(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, str]],
+    *,
+    model: str,
+    settings: ChatConfig = NO_CHAT,
+) -> list[int]:
+    """Encode what the chat template puts between an answer and the next one.
+
+    It begins with what closes the answer, such as an end-of-turn token.
+    """
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+    alone, followed = (
+        _rendered(tokenizer, [*chat, *more], model, settings).rpartition(ANSWER)
+        for more in ([], messages)
+    )
+    if not followed[1] or followed[2] == alone[2]:
+        roles = ", ".join(repr(message.get("role")) for message in messages)
+        raise ValueError(f"{model}: the chat template leaves out messages of role {roles}")
+    return encode_plain(tokenizer, followed[2], model=model)
+
+
+def _rendered(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], model: str, settings: ChatConfig
+) -> str:
+    """Return the text of a chat up to where the answer begins."""
     if tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it cannot read chat messages")
-    chat = [dict(message) for message in messages]
-    with library_errors(f"{model}: bad chat template"):
-        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    return _token_ids(tokenizer, text, model, add_special_tokens=False)
+    chat, system = [dict(message) for message in messages], settings.system
+    if system is not None and chat[0].get("role") == "system":
+        system = None  # the chat has its own
+    if system is not None:
+        chat.insert(0, {"role": "system", "content": system})
+    _check_arguments(tokenizer, model, settings.template)
+    with library_errors(f"{model}: bad chat template, or one that refuses these messages"):
+        text = str(
+            tokenizer.apply_chat_template(
+                chat, add_generation_prompt=True, tokenize=False, **settings.template
+            )
+        )
+    if system is not None and system.strip() not in text:
+        raise ValueError(f"{model}: the chat template ignores system messages (chat.system)")
+    return text
+
+
+def _check_arguments(tokenizer: Any, model: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that the chat template does not mention, or that would replace others."""
+    template = tokenizer.chat_template
+    texts = template.values() if isinstance(template, dict) else [template]
+    for name in arguments:
+        used = any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts)
+        if not used or name in ("messages", "add_generation_prompt", "tools", "documents"):
+            raise ValueError(f"{model}: the chat template has no argument {name!r} (chat.template)")
 
 
 def _token_ids(tokenizer: Any, text: str, model: str, **options: bool) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from sparrow.schema.base import Record
-from sparrow.schema.common import ChatConfig, Device, Dtype
+from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
     Budget,
@@ -37,7 +37,8 @@ class CalibrateConfig(Record):
 
     model: Name = argument(..., HELP["model"])
     task: Name | None = option(None, "Prompts of assignments, countdown, graph or gym/NAME.")
-    rows: FilePath | None = option(None, 'Or of a .jsonl or .parquet with a column "prompt".')
+    rows: FilePath | None = option(None, f"Or: {HELP['rows']}")
+    columns: ColumnsConfig = ColumnsConfig()
     texts: Name | None = option(None, "Or read texts (forced mode): a folder, or standard: ten.")
     ids: FilePath | None = option(None, 'Or read tokens: JSON lines with "ids" and "start".')
     length: Tokens = option(500, "About how long a task's answers are.")

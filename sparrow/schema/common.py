@@ -82,6 +82,14 @@ class ChatConfig(Record):
     template: dict[str, bool | int | float | str] = Field(default_factory=dict)
 
 
+class ColumnsConfig(Record):
+    """Which columns of rows to read; None: the usual names (sparrow/tasks/rows.py)."""
+
+    prompt: Name | None = None  # text or chat messages; usual: prompt, question, problem
+    answer: Name | None = None  # what the reward compares with; usual: ground_truth, answer
+    source: Name | None = None  # which dataset a row belongs to; usual: data_source
+
+
 class RunConfig(Record):
     """What the run leaves behind."""
 

@@ -1,11 +1,11 @@
 """The configuration of `sparrow eval`, and its result: accuracy by source and length."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from sparrow.schema.base import Record, Table
-from sparrow.schema.common import ChatConfig, Device, Dtype
+from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
     Budget,
@@ -15,6 +15,7 @@ from sparrow.schema.types import (
     RowNumber,
     Seed,
     Several,
+    StepsOrZero,
     Temperature,
     Tokens,
     refuse_many,
@@ -31,8 +32,12 @@ class EvalConfig(Record):
     model: Name = argument(
         ..., "A name, a folder, owner/name, or the run directory of a run that has ended."
     )
+    checkpoint: StepsOrZero | Literal["latest"] | None = option(
+        None, "Of a run that has not ended: a step that has a checkpoint, or latest."
+    )
     task: Several[Name] = option((), "A puzzle or gym/NAME. Default: the three puzzles.")
     rows: Name | None = option(None, f"Instead: {HELP['rows']}")
+    columns: ColumnsConfig = ColumnsConfig()
     reward: Name | None = option(None, "Who judges a file: math, or module:function.")
     length: Several[Tokens] = option(
         (),
@@ -97,9 +102,11 @@ class Reason(Record):
 
 
 class EvaluationCell(Record):
-    """What the answers to rows of one source, and of one length where it has a dial, come to.
+    """Accuracy on the rows of one source, and of one length where the task has one.
 
-    mean: mean@k of all samples. passes: answers count as right where they are so entirely.
+    mean: mean@k of all samples. right + cut_off + wrong = 1; an answer is right if its acc is at
+    least 1. Files of older versions have neither right nor wrong, and their cut_off includes right
+    answers that ran into the limit.
     """
 
     source: str
@@ -111,7 +118,9 @@ class EvaluationCell(Record):
     tokens: float  # mean length of an answer
     median: float  # of the lengths
     entropy: float | None  # nats per sampled token; None: nothing was sampled
-    cut_off: float  # share that ran into the limit
+    right: float | None = None  # share of the answers
+    cut_off: float  # share that ran into the token limit without being right
+    wrong: float | None = None  # share that ended in time and is not right
     reasons: tuple[Reason, ...]  # most frequent first
     skipped: tuple[str, ...]  # rows whose prompts do not fit, and why
 

@@ -30,7 +30,7 @@ LETTERS = {
 HELP = {
     "model": "tiny, small, smollm2-135m, a folder, or owner/name of the hub.",
     "task": "assignments, countdown, graph or gym/NAME.",
-    "rows": ".jsonl or .parquet in verl's schema, or a dataset of the hub (owner/name).",
+    "rows": "A .jsonl, .csv or .parquet file, or a dataset of the hub (owner/name[:split]).",
     "length": "About how long a task's answers are.",
     "reward": "Reward function: math, or module:function.",
     "episode": "Multi-turn episode: module:function.",

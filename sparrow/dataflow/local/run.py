@@ -267,7 +267,7 @@ def open_parts(
     schedule, flow = placed_schedule(rollout.attention, model.spec.family)
     max_prompt = prompt_room(rollout, model.spec)
     longest = max_prompt + rollout.max_tokens
-    language = language_of(model, config.data.task in PUZZLES)
+    language = language_of(model, config.data.task in PUZZLES, chat=config.chat)
     rows = _fitting(rows, language, max_prompt, say)
     for note in schedule_notes(schedule, config.model.name, longest):
         say(note)

@@ -12,9 +12,7 @@ library alone (`library_flow`, `resolve_flow`).
 
 import ast
 import importlib
-import importlib.util
 import re
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sparrow.functions import HERE
+from sparrow.functions import HERE, run_file, search_current_folder
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import names_code
 from sparrow.sparse.flows import library
@@ -126,18 +124,7 @@ def _run_file(path: Path) -> ModuleType:
         raise ValueError(f"no file {path}; a flow is {FORMS}")
     name = f"sparrow_flow_file_{re.sub(r'[^0-9a-zA-Z]', '_', path.stem)}"
     with _told(path.resolve()):
-        return run_module(name, path.resolve())
-
-
-def run_module(name: str, path: Path) -> ModuleType:
-    """The module of a file, run and imported under this name."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look there
-    spec.loader.exec_module(module)
-    return module
+        return run_file(path.resolve(), name)
 
 
 @contextmanager
@@ -158,6 +145,7 @@ def _told(path: Path | None) -> Iterator[None]:
 
 
 def _import(name: str) -> ModuleType:
+    search_current_folder()
     try:
         with _told(None):
             return importlib.import_module(name)
