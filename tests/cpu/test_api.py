@@ -23,6 +23,7 @@ from sparrow.schema.surface import Surface
 from sparrow.schema.train import TrainConfig
 from sparrow.sparse.flows.flow import Flow
 from sparrow.sparse.flows.loading import load_flow
+from sparrow.tasks.base import decode
 
 FEW: dict[str, Any] = {"max_tokens": 96, "bin": 64, "prompts": 8, "first_round": 8}
 FEW |= {"layer_groups": 0, "task": "assignments", "length": 100}
@@ -213,3 +214,38 @@ def test_a_model_that_is_in_no_folder_is_not_trained() -> None:
     model = models.random(models.load("tiny", device="cpu").spec)
     with pytest.raises(ValueError, match="save"):
         api.train(model, task="assignments")
+
+
+def test_chat(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }} <eos> {% endfor %}"
+        "{% if thinking is defined and not thinking %}</think>{% endif %}"
+    )
+    model = models.load(model_folder(tmp_path / "model", chat=template), device="cpu")
+    completion = api.chat(model, "x1", system="yes", template={"thinking": False}, max_tokens=4)
+    assert decode(completion.prompt_ids.tolist()) == "yes x1 </think>"
+    assert len(completion.token_ids) <= 4
+    assert completion.text is not None
+    messages = [{"role": "user", "content": "x1"}, {"role": "assistant", "content": "x2"}]
+    completion = api.chat(model, [*messages, {"role": "user", "content": "x3"}], max_tokens=4)
+    assert decode(completion.prompt_ids.tolist()) == "x1 x2 x3"
+    with pytest.raises(ValueError, match="raw"):
+        api.chat(model, messages, raw=True)
+
+
+def test_rows_and_a_reward_of_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARROW_HOME", str(tmp_path / "cache"))
+
+    def short(text: str, answer: str) -> float:
+        return 1.0 if len(text.split()) <= int(answer) else 0.0
+
+    rows = [{"question": f"x{number}", "answer": "20"} for number in range(4)]
+    model = models.load(model_folder(tmp_path / "model"), device="cpu")
+    settings: dict[str, Any] = {"prompts": 2, "samples": 2, "max_tokens": 24, "device": "cpu"}
+    run = api.train(model, rows, reward=short, steps=1, out=tmp_path / "run", **settings)
+    score = run.metrics[0].values["critic/score/mean"]
+    assert score is not None
+    assert 0 <= score <= 1
+    evaluation = api.evaluate(run, rows, reward=short, max_tokens=24, device="cpu")
+    assert evaluation.cells[0].rows == 4
+    assert run.model.name in evaluation.model
