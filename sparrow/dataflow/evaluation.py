@@ -12,15 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparrow.dataflow.backend import EngineBackend, RolloutBackend, Sampler, open_backend
+from sparrow.dataflow.checkpoints import Checkpoints
+from sparrow.dataflow.event_loop import run_coroutine
 from sparrow.dataflow.language import Language
+from sparrow.dataflow.run_files import CHECKPOINTS
 from sparrow.engine.answer import placed_schedule
 from sparrow.engine.pool import PAGE
-from sparrow.models import Decoder
+from sparrow.models import Decoder, load
 from sparrow.schema.common import AttentionConfig
 from sparrow.schema.evaluation import (
     FILE_TOKENS,
@@ -31,9 +35,11 @@ from sparrow.schema.evaluation import (
     PassAt,
     Reason,
 )
+from sparrow.schema.loading import read_resolved
 from sparrow.schema.sampling import Completion, SamplingParams
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.train import RowsConfig
+from sparrow.schema.train import RowsConfig, TrainConfig
+from sparrow.schema.types import Report
 from sparrow.sparse.flows.loading import load_flow
 from sparrow.sparse.rule import Rule
 from sparrow.stats import attempts, mean_at_k, pass_at_k
@@ -56,8 +62,15 @@ class Answered:
     completion: Completion
     verdict: Verdict
 
+    @property
+    def outcome(self) -> str:
+        """right, cut_off (by the token limit) or wrong."""
+        if self.verdict.acc >= 1:
+            return "right"
+        return "cut_off" if self.completion.finish_reason == "length" else "wrong"
+
     def plain(self) -> dict[str, Any]:
-        """What a reader wants of it, for a line of JSON; the row's data as the row has it."""
+        """Return it as a line of JSON, with the row's data."""
         completion, example = self.completion, self.example
         return {
             "id": example.id,
@@ -66,6 +79,7 @@ class Answered:
             "ground_truth": example.ground_truth,
             "text": completion.text,
             **self.verdict._asdict(),
+            "outcome": self.outcome,
             "tokens": len(completion.token_ids),
             "finish_reason": completion.finish_reason,
             "attention": completion.attention,
@@ -102,10 +116,11 @@ class Part:
         first: int = 0,
         length: int | None = None,
         max_tokens: int | None = None,
+        name: str = "",
     ) -> "list[Part]":
-        """So many rows, a part for every source; of a file as many as there are (None: all).
+        """Take `count` rows, a part for each source; of a file as many as there are (None: all).
 
-        max_tokens: of an answer, where rows say none.
+        max_tokens: of an answer, where rows have no limit. name: of all rows, instead of sources.
         """
         if isinstance(rows, FileRows):
             left = len(rows) - first
@@ -116,7 +131,7 @@ class Part:
         by_source: dict[str, list[Example]] = {}
         for example in map(rows.at, range(first, first + count)):
             limited = replace(example, max_tokens=example.max_tokens or max_tokens)
-            by_source.setdefault(example.source or rows.name, []).append(limited)
+            by_source.setdefault(name or example.source or rows.name, []).append(limited)
         return [
             cls(source=source, length=length, examples=tuple(examples), judge=judge)
             for source, examples in by_source.items()
@@ -132,12 +147,15 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
     A part for each task and length, or for each data_source of a file. Judges end with `judges`.
     """
     if config.rows is not None:
-        chosen = RowsConfig(rows=config.rows, reward=config.reward, shuffle=False)
+        chosen = RowsConfig(
+            rows=config.rows, columns=config.columns, reward=config.reward, shuffle=False
+        )
         rows = rows_of(chosen, seed=0)
         judge = judges.enter_context(closing(judge_of(chosen, rows)))
-        limits = {"count": config.prompts, "max_tokens": config.max_tokens or FILE_TOKENS}
-        return Part.of(rows, judge, first=config.skip, **limits), getattr(rows, "problems", ())
-    parts = list[Part]()
+        tokens = config.max_tokens or FILE_TOKENS
+        parts = Part.of(rows, judge, first=config.skip, count=config.prompts, max_tokens=tokens)
+        return parts, rows.problems
+    parts = []
     for task in dict.fromkeys(config.task or PUZZLES):
         usual, room = (LENGTHS, ROOM) if task in PUZZLES else ((GYM_TOKENS,), 1.0)
         lengths = list(dict.fromkeys(config.length or usual))
@@ -155,7 +173,26 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
     return parts, ()
 
 
-# How it attends.
+# The model and its attention.
+
+
+def load_policy(
+    run: Path, checkpoint: int | str, *, dtype: str, device: str, report: Report
+) -> Decoder:
+    """Load the policy of a run from a checkpoint, a step or latest, also while it runs."""
+    checkpoints = Checkpoints(run / CHECKPOINTS, 1, report=report)
+    step = checkpoints.latest() if isinstance(checkpoint, str) else checkpoint
+    if step is None:
+        raise ValueError(f"{run} has no checkpoint yet")
+    state = checkpoints.load(step)
+    name = read_resolved(TrainConfig, run).model.name
+    model = load(name, dtype=dtype, device=device, report=report)
+    try:
+        model.load_state_dict(state["learner"]["weights"])
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"step {step} in {run} holds no weights of {name}: {error}") from error
+    report(f"{run}: weights after step {step}")
+    return model
 
 
 def attending(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Schedule | None]:
@@ -215,7 +252,7 @@ def evaluate(
     questions, skipped = _questions(backend.max_context, parts, language, params)
 
     answers: list[list[Answered]] = [[] for _ in parts]
-    found = asyncio.run(_answers(backend, questions, parts, language, schedule, on_answer))
+    found = run_coroutine(_answers(backend, questions, parts, language, schedule, on_answer))
     for question, answered in zip(questions, found, strict=True):
         answers[question.part] += answered
     evaluation = Evaluation(
@@ -287,13 +324,14 @@ def _questions(
 def cell_of(
     source: str, length: int | None, answers: Sequence[Answered], skipped: Sequence[str] = ()
 ) -> EvaluationCell:
-    """What judged answers come to; those to one row follow each other."""
+    """Summarise judged answers, of which those to one row follow each other."""
     by_row: dict[str, list[float]] = {}
     for one in answers:
         by_row.setdefault(one.example.id, []).append(one.verdict.acc)
     accs = [np.array(row) for row in by_row.values()]
     correct, drawn = [int((row >= 1).sum()) for row in accs], [len(row) for row in accs]
-    completions = [one.completion for one in answers]
+    outcomes = Counter(answer.outcome for answer in answers)
+    completions = [answer.completion for answer in answers]
     lengths = [len(one.token_ids) for one in completions]
     entropies = [one.entropies for one in completions if one.entropies is not None]
     reasons = Counter(one.verdict.reason for one in answers).most_common()
@@ -309,7 +347,7 @@ def cell_of(
         tokens=float(np.mean(lengths)),
         median=float(np.median(lengths)),
         entropy=float(np.concatenate(entropies).mean()) if sum(map(len, entropies)) else None,
-        cut_off=float(np.mean([one.finish_reason == "length" for one in completions])),
+        **{name: outcomes[name] / len(answers) for name in ("right", "cut_off", "wrong")},
         reasons=tuple(Reason(text=text, count=count) for text, count in reasons),
         skipped=tuple(skipped),
     )

@@ -16,9 +16,10 @@ from sparrow.calibration.flows.texts import Text
 from sparrow.calibration.replay import Prompt
 from sparrow.dataflow.language import language_of, tokenizer_of
 from sparrow.models import Decoder
+from sparrow.schema.common import ChatConfig, ColumnsConfig
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.choosing import source_of
-from sparrow.tasks.rows import digest_of, files_of, prompt_of, read_rows, rows_in
+from sparrow.tasks.rows import files_digest, locate_files, read_files, read_prompt, read_rows
 
 FEW = 5  # texts that are named one by one
 
@@ -33,13 +34,21 @@ class Source:
     prompts: tuple[Prompt, ...]
 
 
-def of_task(model: Decoder, task: str, *, length: int, count: int, skip: int = 0) -> Source:
-    """Rows of a puzzle family, or gym/NAME of reasoning-gym, from number `skip` on."""
-    made, encode = source_of(task), language_of(model, task in PUZZLES).encode
-    rows = [(number, made.row(number, length)) for number in range(skip, skip + count)]
+def of_task(
+    model: Decoder,
+    task: str,
+    *,
+    length: int,
+    count: int,
+    skip: int = 0,
+    chat: ChatConfig | None = None,
+) -> Source:
+    """Prompts of a puzzle family, or of gym/NAME of reasoning-gym, from number `skip` on."""
+    source, encode = source_of(task), language_of(model, task in PUZZLES, chat=chat).encode
+    rows = [(number, source.row(number, length)) for number in range(skip, skip + count)]
     return Source(
         name=f"{task}, length {length}, rows from {skip}",
-        digest=_digest(f"{task} {length} {made.row(0, length).prompt}"),
+        digest=_digest(f"{task} {length} {source.row(0, length).prompt}{_settings(chat)}"),
         mode="generated",
         prompts=tuple(
             Prompt(number=number, name=row.id, ids=tuple(encode(row.prompt)))
@@ -48,23 +57,33 @@ def of_task(model: Decoder, task: str, *, length: int, count: int, skip: int = 0
     )
 
 
-def of_rows(model: Decoder, file: str | Path, *, count: int | None = None, skip: int = 0) -> Source:
-    """Rows with a "prompt", a text or chat messages as verl has them: JSON lines, parquet, hub."""
-    files = files_of(file)
-    rows = rows_in(files)[skip : None if count is None else skip + count]
+def of_rows(
+    model: Decoder,
+    file: str | Path,
+    *,
+    count: int | None = None,
+    skip: int = 0,
+    columns: ColumnsConfig | None = None,
+    chat: ChatConfig | None = None,
+) -> Source:
+    """Prompts of rows: texts or chat messages of a file or of a dataset of the hub."""
+    columns = columns or ColumnsConfig()
+    files = locate_files(file)
+    rows = read_files(files)[skip : None if count is None else skip + count]
     if not rows:
         raise ValueError(f"{file}: no row from number {skip} on")
-    language, prompts = language_of(model), []
+    language, prompts = language_of(model, chat=chat), []
     for number, row in enumerate(rows, skip):
         try:
-            ids = language.encode(prompt_of(row))
+            ids = language.encode(read_prompt(row, columns))
         except ValueError as error:
             raise ValueError(f"{file}, row {number}: {error}") from error
         prompts.append(Prompt(number=number, name=f"row {number}", ids=tuple(ids)))
     name = files[0].name if len(files) == 1 else str(file)
+    changed = _settings(columns, chat)
     return Source(
         name=f"{name}, rows from {skip}",
-        digest=digest_of(files),
+        digest=_digest(files_digest(files) + changed) if changed else files_digest(files),
         mode="generated",
         prompts=tuple(prompts),
     )
@@ -112,6 +131,11 @@ def _check_ids(model: Decoder, where: str, ids: Sequence[int], start: int) -> No
 def _read(name: str, prompts: Sequence[Prompt]) -> Source:
     content = json.dumps([(one.ids, one.start) for one in prompts])
     return Source(name=name, digest=_digest(content), mode="forced", prompts=tuple(prompts))
+
+
+def _settings(*sections: ChatConfig | ColumnsConfig | None) -> str:
+    """What settings add to a digest: nothing where they are the defaults."""
+    return "".join(s.model_dump_json() for s in sections if s is not None and s != type(s)())
 
 
 def _digest(content: str) -> str:

@@ -70,6 +70,12 @@ class Decoder(nn.Module):
         self._frequencies, self._magnitude = spec.rope.frequencies(spec.head_size)
         self._rotations: dict[torch.device, Rotation] = {}
 
+    def __repr__(self) -> str:
+        millions = sum(weight.numel() for weight in self.parameters()) / 1e6
+        place = f"{str(self.dtype).removeprefix('torch.')} on {self.device}"
+        source = "random weights" if self.source is None else str(self.source)
+        return f"Decoder({self.spec.family}, {millions:.1f} M parameters, {place}, {source})"
+
     def forward(
         self,
         ids_T: Tensor,

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparrow.files import file_digest, open_lock, write_sums
+from sparrow.files import cache_folder, file_digest, open_lock, write_sums
 from sparrow.models.decoder import Decoder
 from sparrow.models.spec import CONFIG, GENERATION_CONFIG, ModelSpec, shape, spec_to_hf, write_json
 from sparrow.models.weights import WEIGHTS, hf_views, save_tensors
@@ -76,9 +76,7 @@ def known() -> tuple[str, ...]:
 
 def cache_dir() -> Path:
     """Where fetched models are kept: under $SPARROW_HOME, else $XDG_CACHE_HOME, else ~/.cache."""
-    if home := os.environ.get("SPARROW_HOME"):
-        return Path(home).expanduser() / "models"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sparrow" / "models"
+    return cache_folder("models")
 
 
 def fetched(name: str) -> Path | None:

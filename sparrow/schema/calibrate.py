@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from sparrow.schema.base import Record
-from sparrow.schema.common import Device, Dtype
+from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
     Budget,
@@ -25,6 +25,7 @@ from sparrow.schema.types import (
 )
 
 ROOM = 2.5  # longest answer to a puzzle: so many times its length
+SURFACE = "surface.json"
 ROW_TOKENS = 1024  # longest answer to a row of a file
 
 Figure = Annotated[float, Field(gt=0, lt=1e30)]
@@ -42,7 +43,8 @@ class CalibrateConfig(Record):
 
     model: Name = argument(..., HELP["model"])
     task: Name | None = option(None, "Prompts of assignments, countdown, graph or gym/NAME.")
-    rows: FilePath | None = option(None, 'Or of a .jsonl or .parquet with a column "prompt".')
+    rows: FilePath | None = option(None, f"Or: {HELP['rows']}")
+    columns: ColumnsConfig = ColumnsConfig()
     texts: Name | None = option(None, "Or read texts (forced mode): a folder, or standard: ten.")
     ids: FilePath | None = option(None, 'Or read tokens: JSON lines with "ids" and "start".')
     length: Tokens = option(500, "About how long a task's answers are.")
@@ -74,7 +76,10 @@ class CalibrateConfig(Record):
     by_layer: bool = option(True, "Also measure larger budgets for the layers that lose most.")
     device: Device = "auto"
     dtype: Dtype = option("auto", "auto, float32 or bfloat16: take the one that you train with.")
+    chat: ChatConfig = ChatConfig()
     out: Directory | None = option(None, "Default: runs/calibrate-MODEL.")
+
+    python_arguments: ClassVar = ("model", "rows")
 
     def _check(self) -> None:
         refuse_many("CalibrateConfig", {"prompts": self.prompts, "samples": self.samples})
@@ -138,3 +143,8 @@ class PlanConfig(Record):
         self.require(complete, (missing or ["flops"])[0], f"all of {', '.join(figures)}, or none")
         known = self.samples is None or self.prompts is not None
         self.require(known, "samples", "with prompts: together they say how many sequences run")
+
+    @property
+    def folder(self) -> Path:
+        """Where the schedule and the plan are written."""
+        return self.out or self.surface.parent

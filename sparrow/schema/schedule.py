@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from sparrow.schema.base import File, Int32Array, Record
+from sparrow.schema.base import File, Int32Array, Record, Table
 
 NotNegative = Annotated[int, Field(ge=0)]
 NotEmpty = Annotated[str, Field(min_length=1)]
@@ -44,7 +44,7 @@ class LayerBudgets(Record):
     head: NotNegative | None = None
 
 
-class Schedule(File):
+class Schedule(Table, File):
     """Kept tokens by total length, and the selection rule that they hold for.
 
     Bin i starts at lengths[i] tokens (the current one included) and keeps budgets[i]; the last bin
@@ -145,8 +145,18 @@ class Schedule(File):
             ),
         )
 
+    def table(self, field: str = "") -> list[dict[str, Any]]:
+        """Return the bins: from which total length on how many tokens are kept."""
+        if field:
+            return super().table(field)
+        pairs = zip(self.lengths.tolist(), self.budgets.tolist(), strict=True)
+        return [{"length": start, "budget": budget} for start, budget in pairs]
+
+    def _title(self) -> str:
+        return self.describe()
+
     def describe(self) -> str:
-        """What runs, in one line for headers and completions. A constant budget needs no name."""
+        """Describe the attention in one line, for headers and completions."""
         least, most = self._range()
         if least == DENSE:
             return "dense"

@@ -5,11 +5,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from sparrow.functions import HERE, resolve
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks import PUZZLES, math
 from sparrow.tasks.base import Example, Examples, Row, Source, Verdict
 from sparrow.tasks.gym import Gym
-from sparrow.tasks.judging import InProcess, Judges
+from sparrow.tasks.judging import SETTING, SIGNATURES, InProcess, Judges
 from sparrow.tasks.rows import FileRows, TaskRows
 
 GYM = "gym/"
@@ -24,6 +25,11 @@ MATH_SOURCE = re.compile(
 TRUTH = ("family", "seed", "length")  # what a row of a task is made from
 
 
+def is_task(name: str) -> bool:
+    """Whether a name is that of a task, not of rows."""
+    return name in PUZZLES or name.startswith(GYM)
+
+
 def source_of(task: str) -> Source:
     """A puzzle family, or gym/NAME of reasoning-gym."""
     if task.startswith(GYM):
@@ -36,7 +42,8 @@ def source_of(task: str) -> Source:
 def rows_of(config: RowsConfig, *, seed: int) -> FileRows | TaskRows:
     """The rows of a configuration; `seed` decides the order of those of a file."""
     if config.rows is not None:
-        return FileRows.read(config.rows, seed=seed, shuffle=config.shuffle)
+        columns, shuffle = config.columns, config.shuffle
+        return FileRows.read(config.rows, columns=columns, seed=seed, shuffle=shuffle)
     assert config.task is not None
     return TaskRows(
         task=config.task,
@@ -54,7 +61,9 @@ def judge_of(config: RowsConfig, rows: Examples) -> Judges | InProcess:
     """
     if config.reward is not None:
         if config.task is not None:
-            raise ValueError(f"data.reward is for rows of a file; {config.task} judges its own")
+            raise ValueError(f"{SETTING} is for rows; the task {config.task} has its own reward")
+        if config.reward.startswith(f"{HERE}:"):
+            return InProcess.of_function(resolve(config.reward, SETTING))
         if config.reward != MATH:
             return _judges(config, config.reward)
         math.load()
@@ -65,9 +74,8 @@ def judge_of(config: RowsConfig, rows: Examples) -> Judges | InProcess:
     if unknown:
         named = ", ".join(repr(source) for source in unknown[:8])
         raise ValueError(
-            f"{rows.name}: nobody here judges rows of data_source {named}. Set data.reward to "
-            f"{MATH}, or to module:function with compute_score(data_source, solution_str, "
-            "ground_truth, extra_info)"
+            f"{rows.name}: no built-in reward for rows of data_source {named}. Set {SETTING} to "
+            f"{MATH}, or to module:function with the signature {SIGNATURES}"
         )
     if kinds == {"puzzle"}:
         return InProcess(lambda example, text: task_verdict(example.ground_truth, text))
@@ -95,7 +103,7 @@ def _family(truth: Any) -> str | None:
     if not isinstance(truth, Mapping) or not set(TRUTH) <= set(truth):
         return None
     family = str(truth["family"])
-    return family if family in PUZZLES or family.startswith(GYM) else None
+    return family if is_task(family) else None
 
 
 def task_verdict(truth: Mapping[str, Any], text: str) -> Verdict:

@@ -22,12 +22,13 @@ import triton.language as tl
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.files import cache_folder
+from sparrow.functions import run_file
 from sparrow.ops.kernels.overlap import overlap_options
 from sparrow.ops.kernels.pages import MOST_PAGES, select_pages, warps_of
 from sparrow.sparse.compile import kernels
 from sparrow.sparse.compile.emit import constants, padded
 from sparrow.sparse.flows.flow import Program, check_weights
-from sparrow.sparse.flows.loading import run_module
 from sparrow.sparse.flows.tensor import in_order
 
 BLOCK_BYTES = 8192  # of fields that a program of `score` takes at a time
@@ -174,10 +175,7 @@ def launch_for(program: Program, keys: torch.dtype) -> ScoreLaunch:
 
 def cache_dir() -> Path:
     """Where generated sources lie: under $SPARROW_HOME, else $XDG_CACHE_HOME, else ~/.cache."""
-    if home := os.environ.get("SPARROW_HOME"):
-        return Path(home).expanduser() / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "sparrow" / "kernels"
+    return cache_folder("kernels")
 
 
 def _module(text: str) -> ModuleType:
@@ -194,7 +192,7 @@ def _module(text: str) -> ModuleType:
         ) as file:
             file.write(text)
         Path(file.name).replace(path)
-    return run_module(name, path)
+    return run_file(path, name)
 
 
 def _lists(like: Tensor, rows: int, kv_heads: int, width: int) -> ops.PageLists:

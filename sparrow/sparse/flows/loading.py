@@ -12,9 +12,7 @@ library alone (`library_flow`, `resolve_flow`).
 
 import ast
 import importlib
-import importlib.util
 import re
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from sparrow.functions import HERE, run_file, search_current_folder
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.train import names_code
 from sparrow.sparse.flows import library
@@ -31,6 +30,15 @@ from sparrow.sparse.flows.tensor import CodeLine, FlowError, did_you_mean
 FORMS = "path/to/file.py[:name], module:name, or a built-in flow such as quest or fine_means(2)"
 LIBRARY = "sparrow.sparse.flows.library"
 LONGEST = 200  # characters of a library flow with its arguments
+
+
+_registered: dict[str, Flow] = {}  # flows of this process, such as one of a notebook cell
+
+
+def register_flow(flow: Flow) -> str:
+    """Return the text by which `load_flow` finds this flow, in this process."""
+    _registered[flow.name] = flow
+    return f"{HERE}:{flow.name}"
 
 
 def load_flow(text: str) -> Flow:
@@ -44,6 +52,13 @@ def load_flow(text: str) -> Flow:
         return _only_flow(module, file[1]) if file[2] is None else _named(module, file[2], file[1])
     if ":" in text:
         name, _, attribute = text.partition(":")
+        if name == HERE:
+            if attribute not in _registered:
+                raise ValueError(
+                    f"the flow {text!r} was defined in another Python process; pass the Flow "
+                    f"again, or write it to a file and name that, as {FORMS}"
+                )
+            return _registered[attribute]
         return _named(_import(name), attribute, name)
     return library_flow(text)
 
@@ -111,18 +126,7 @@ def _run_file(path: Path) -> ModuleType:
         raise ValueError(f"no file {path}; a flow is {FORMS}")
     name = f"sparrow_flow_file_{re.sub(r'[^0-9a-zA-Z]', '_', path.stem)}"
     with _naming_author_line(path.resolve()):
-        return run_module(name, path.resolve())
-
-
-def run_module(name: str, path: Path) -> ModuleType:
-    """The module of a file, run and imported under this name."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look there
-    spec.loader.exec_module(module)
-    return module
+        return run_file(path.resolve(), name)
 
 
 @contextmanager
@@ -143,6 +147,7 @@ def _naming_author_line(path: Path | None) -> Iterator[None]:
 
 
 def _import(name: str) -> ModuleType:
+    search_current_folder()
     try:
         with _naming_author_line(None):
             return importlib.import_module(name)

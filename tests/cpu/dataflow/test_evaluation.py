@@ -271,7 +271,9 @@ class TestCell:
         found = cell_of("s", None, [*right, answered(1, 0, 6), answered(3, 0, 4, "no")], ["row 9"])
         assert (found.tokens, found.median) == (4, 4)
         assert found.entropy == pytest.approx((1 + 15 + 6 + 6) / 16)
-        assert found.cut_off == 0.25
+        assert (found.right, found.cut_off, found.wrong) == (0.5, 0.25, 0.25)
+        late = cell_of("s", None, [answered(0, 1), answered(1, 0), answered(2, 0.5, 4, "no")])
+        assert (late.right, late.cut_off, late.wrong) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
         counts = [(one.text, one.count) for one in found.reasons]
         assert counts == [("right", 2), ("length", 1), ("no", 1)]
         assert found.skipped == ("row 9",)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.leftovers import gone, marking
@@ -113,11 +114,11 @@ def test_faults_give_0_and_the_next_text_is_judged(patient: Judges, hasty: Judge
         ("forge", "killed", "crashes"),
         ("raise", "RuntimeError: no idea", "errors"),
         ("extra", "KeyError: 'bonus'", "errors"),
-        ("nan", "nan for score", "errors"),
-        ("huge", "1e+308 for score", "errors"),
-        ("text", "score: '1.0'", "errors"),
-        ("none", "score: None", "errors"),
-        ("nothing", "score: None", "errors"),
+        ("nan", "got nan", "errors"),
+        ("huge", "got 1e+308", "errors"),
+        ("text", "got '1.0'", "errors"),
+        ("none", "got None", "errors"),
+        ("nothing", "got None", "errors"),
     ):
         judge = hasty if fault == "timeouts" else patient
         judge.counts.clear()
@@ -301,3 +302,39 @@ def test_in_process() -> None:
         assert (broken.score, broken.acc) == (0, 0)
         assert "no such row" in broken.reason
         assert judge.counts == {"judged": 3, "errors": 1}
+
+
+def test_a_function_of_a_cell_with_either_signature() -> None:
+    """It raises what it likes; what it returns is read as in a worker."""
+
+    def short(text: str, answer: str) -> bool:
+        return {"42": True, "41": False}[text] and answer == "42"
+
+    def with_extra(text: str, extra_info: dict[str, Any], **others: Any) -> dict[str, float]:
+        return {"score": len(text) / 4, "acc": 1.0 if extra_info == {} else 0.0}
+
+    def verl(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> int:
+        return int(solution_str == ground_truth)
+
+    with InProcess.of_function(short) as judge:
+        right, not_right, failed = judged(judge, "42", "41", "?")
+        assert (right.score, right.acc, not_right.score, failed.score) == (1, 1, 0, 0)
+        assert "KeyError" in failed.reason
+        assert "KeyError" in judge.last_fault
+        assert judge.counts == {"judged": 3, "errors": 1}
+    assert [one[:2] for one in judged(InProcess.of_function(with_extra), "42")] == [(0.5, 1.0)]
+    assert [one.score for one in judged(InProcess.of_function(verl), "42", "1")] == [1, 0]
+    for function in (lambda completion: 1.0, lambda text, label: 1.0):
+        with pytest.raises(ValueError, match=r"reward\(text, answer\)"):
+            InProcess.of_function(function)
+
+
+def test_a_short_function_in_a_worker(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text(
+        "def reward(text, answer):\n    return text.endswith(answer)\n"
+        "def bad(completion):\n    return 1\n"
+    )
+    with Judges(f"{tmp_path}/short.py:reward", 1, PATIENT) as judge:
+        assert [one.score for one in judged(judge, "so 42", "so 41")] == [1, 0]
+    with pytest.raises(ValueError, match=r"data\.reward"):
+        Judges(f"{tmp_path}/short.py:bad", 1, PATIENT)
