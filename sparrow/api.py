@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from sparrow.dataflow.evaluation import Answered
     from sparrow.dataflow.local.messages import Watcher
     from sparrow.dataflow.preview import Preview
-    from sparrow.dataflow.prompts import Source
+    from sparrow.dataflow.prompts import PromptSet
     from sparrow.dataflow.stopping import Stopping
     from sparrow.models import Decoder
     from sparrow.tasks.base import Verdict
@@ -160,7 +160,7 @@ def _check_place(config: Any, loaded: "Decoder | None", automatic: str = "auto")
         raise ValueError(f"device and dtype: got {place}, allowed: {allowed}")
 
 
-def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "Source":
+def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "PromptSet":
     from sparrow.calibration.flows import texts
     from sparrow.dataflow import prompts
 

@@ -23,8 +23,9 @@ class Language:
     def encode(self, prompt: Prompt) -> list[int]:
         """Encode the prompt of a row: a text is a user message if there is a chat template."""
         if isinstance(prompt, str):
-            text = {"chat": True, "model": self.model, "settings": self.chat}
-            return encode_prompt(self.tokenizer, prompt, **text)
+            return encode_prompt(
+                self.tokenizer, prompt, chat=True, model=self.model, settings=self.chat
+            )
         return encode_messages(self.tokenizer, prompt, model=self.model, settings=self.chat)
 
     def encode_text(self, text: str) -> list[int]:

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from sparrow.files import cache_folder, expanded, read_text, write_whole
 from sparrow.schema.common import ColumnsConfig
-from sparrow.tasks.base import Example, Message, Source, check_json, drawn, optional_package
+from sparrow.tasks.base import Example, Message, Task, check_json, keyed_random, optional_package
 
 LINES = (".jsonl", ".json", ".ndjson")
 TABLES = {".csv": ",", ".tsv": "\t"}  # with a header
@@ -190,7 +190,7 @@ class FileRows:
 @functools.lru_cache(maxsize=4)
 def _order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
     order = list(range(count))
-    drawn("rows", seed, epoch).shuffle(order)
+    keyed_random("rows", seed, epoch).shuffle(order)
     return tuple(order)
 
 
@@ -204,7 +204,7 @@ class TaskRows:
     """
 
     task: str
-    source: Source
+    source: Task
     length: int
     first: int = 0
     rows: int | None = None

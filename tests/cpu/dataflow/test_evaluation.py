@@ -16,9 +16,9 @@ from sparrow.dataflow.evaluation import (
     Answered,
     Part,
     attending,
-    cell_of,
     evaluate,
     open_parts,
+    summarise,
 )
 from sparrow.dataflow.language import PUZZLE_LANGUAGE, language_of, speaks_puzzles
 from sparrow.schema.base import from_dict, to_dict
@@ -155,7 +155,7 @@ class TestParts:
         file.write_text("\n".join(map(json.dumps, rows)))
         with ExitStack() as judges:
             parts, left_out = open_parts(asked(rows=str(file)), judges)
-            assert [part.source for part in parts] == ["a", "b", str(file)]
+            assert [part.source for part in parts] == ["a", "b", file.name]
             assert [one.prompt for one in parts[0].examples] == ["p0", "p2"]
             assert len(left_out) == 1
             assert left_out[0].startswith("row 1: no reward_model.ground_truth")
@@ -259,7 +259,7 @@ class TestCell:
     def test_by_hand(self) -> None:
         """Row means 1, 0.5 and 0.25: pass@1 wants whole rights, so the half ones do not count."""
         accs = {0: (1, 1), 1: (1, 0), 2: (0.5, 0)}
-        found = cell_of(
+        found = summarise(
             "s", 100, [answered(row, acc) for row, both in accs.items() for acc in both]
         )
         assert (found.rows, found.samples) == (3, 2)
@@ -268,16 +268,18 @@ class TestCell:
 
     def test_what_else_it_counts(self) -> None:
         right = [answered(0, 1, 2, "right"), answered(2, 1, 4, "right")]
-        found = cell_of("s", None, [*right, answered(1, 0, 6), answered(3, 0, 4, "no")], ["row 9"])
+        found = summarise(
+            "s", None, [*right, answered(1, 0, 6), answered(3, 0, 4, "no")], ["row 9"]
+        )
         assert (found.tokens, found.median) == (4, 4)
         assert found.entropy == pytest.approx((1 + 15 + 6 + 6) / 16)
         assert (found.right, found.cut_off, found.wrong) == (0.5, 0.25, 0.25)
-        late = cell_of("s", None, [answered(0, 1), answered(1, 0), answered(2, 0.5, 4, "no")])
+        late = summarise("s", None, [answered(0, 1), answered(1, 0), answered(2, 0.5, 4, "no")])
         assert (late.right, late.cut_off, late.wrong) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
         counts = [(one.text, one.count) for one in found.reasons]
         assert counts == [("right", 2), ("length", 1), ("no", 1)]
         assert found.skipped == ("row 9",)
-        assert cell_of("s", None, [answered(0, 0, 0), answered(1, 0, 0)]).entropy is None
+        assert summarise("s", None, [answered(0, 0, 0), answered(1, 0, 0)]).entropy is None
 
 
 class TestLanguage:

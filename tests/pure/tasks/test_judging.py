@@ -14,7 +14,7 @@ from support.leftovers import gone, marking
 
 from sparrow.processes.supervisor import descendants
 from sparrow.tasks.base import RIGHT, Example, Verdict
-from sparrow.tasks.judging import InProcess, Judges, verdict_of
+from sparrow.tasks.judging import InProcess, Judges, parse_verdict
 
 ROOT = Path(__file__).parents[3]
 PATIENT = 60.0  # seconds, where a verdict is to come
@@ -151,10 +151,10 @@ def test_what_a_function_may_give(patient: Judges) -> None:
         ({"score": 1.0, "acc": 0}, (1.0, 0.0)),
         ({"score": -1, "acc": None, "pred": "x"}, (-1.0, 0.0)),
     ):
-        assert verdict_of(given)[:2] == verdict
+        assert parse_verdict(given)[:2] == verdict
     for given in (float("inf"), "1", b"1", None, [1], {}, {"acc": 1}, {"score": 1, "acc": "yes"}):
         with pytest.raises((ValueError, TypeError)):
-            verdict_of(given)
+            parse_verdict(given)
 
 
 def test_a_hung_one_does_not_hold_up_the_others(verifier: Path) -> None:
