@@ -155,7 +155,7 @@ class Conversation:
     @property
     def text(self) -> str:
         """The sampled text of all replies."""
-        return "".join(self.actor.decode(reply.token_ids.tolist()) for reply in self.replies)
+        return self.actor.decode([i for reply in self.replies for i in reply.token_ids.tolist()])
 
     def add(self, content: str, role: str = "tool") -> Self:
         """Add a chat message, by the model's chat template."""

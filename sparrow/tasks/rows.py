@@ -312,23 +312,18 @@ def _read(file: Path) -> list[Any]:
 
 def _table(text: str, delimiter: str, where: str) -> list[dict[str, str]]:
     """Read CSV with a header: all values are text."""
-    reader = csv.reader(
-        io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter=delimiter, strict=True
-    )
-    rows: list[dict[str, str]] = []
-    header: list[str] = []
+    lines = io.StringIO(text.removeprefix("\ufeff"), newline="")
+    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
     try:
-        for values in filter(None, reader):
-            if not header:
-                header = values
-            elif len(values) != len(header):
-                raise ValueError(f"expected {len(header)} columns, got {len(values)}")
-            else:
-                rows.append(dict(zip(header, values, strict=True)))
+        header = reader.fieldnames or ()
+        if len({*header}) < len(header):
+            raise ValueError(f"two columns have the same name: {', '.join(header):.200}")
+        rows = list(reader)
     except (csv.Error, ValueError) as error:
-        raise ValueError(f"{where}, line {reader.line_num}: {error}") from error
-    if len({*header}) < len(header):
-        raise ValueError(f"{where}: two columns have the same name: {', '.join(header):.200}")
+        raise ValueError(f"{where}, line {reader.reader.line_num}: {error}") from error
+    for number, row in enumerate(rows):
+        if None in row or None in row.values():  # what DictReader gives for too many or too few
+            raise ValueError(f"{where}, row {number}: expected {len(header)} columns")
     return rows
 
 

@@ -312,13 +312,10 @@ def test_csv_has_a_header_and_suffixes_are_known(tmp_path: Path) -> None:
     assert epoch(rows) == ["7", "2"]
     (tmp_path / "rows.TSV").write_text("prompt\tanswer\na, b\t7\n")
     assert read_rows(tmp_path / "rows.TSV") == [{"prompt": "a, b", "answer": "7"}]
-    for content, line in (
-        ("a,b\n1\n", "line 2"),
-        ('a,b\n1,2\n"1,2\n', "line 3"),
-        ("a,a\n1,2", "a"),
-    ):
+    broken = {"a,b\n1,2\n1\n": "row 1", "a\n1,2\n": "row 0", 'a\n"1\n': "line 2", "a,a\n": "a, a"}
+    for content, place in broken.items():
         file.write_text(content)
-        with pytest.raises(ValueError, match=rf"rows\.csv.*{line}"):
+        with pytest.raises(ValueError, match=rf"rows\.csv.*{place}"):
             read_rows(file)
     (tmp_path / "rows.txt").write_text("{}")
     with pytest.raises(ValueError, match=r"rows\.txt.*\.csv"):
@@ -336,7 +333,7 @@ def test_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert rows_path("owner/name:train") == "owner/name:train"
     assert rows_path(tmp_path / "a.csv") == str(tmp_path / "a.csv")
     for bad, told in (
-        ([GSM8K_ROW, {"answer": b"x"}], "row 1, column 'answer'"),
+        ([GSM8K_ROW, {"answer": b"x"}], r"row 1,.*'answer'"),
         (["text"], "row 0"),
         ([{1: "a"}], "row 0"),
         ([], "empty"),
