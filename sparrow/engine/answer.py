@@ -111,8 +111,7 @@ def answer(
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True))
 
-    about: dict[str, Any] = {"chat": not config.raw, "model": name, "settings": config.chat}
-    prompts = [encode_prompt(tokenizer, text, **about) for text in config.prompts]
+    prompts = _encoded_prompts(tokenizer, config)
     engine = Engine(  # just large enough; for a reader, so single answers need not be padded
         model,
         max_running=min(MOST_AT_ONCE, len(prompts) * sampling.n),
@@ -137,6 +136,15 @@ def answer(
         with (folder / COMPLETIONS).open("a", encoding="utf-8") as lines:
             lines.writelines(json.dumps(to_dict(completion)) + "\n" for completion in completions)
     return completions
+
+
+def _encoded_prompts(tokenizer: Any, config: GenerateConfig) -> list[list[int]]:
+    """Encode the prompts of a configuration, or its chat."""
+    about: dict[str, Any] = {"model": config.model.name, "settings": config.chat}
+    if config.messages:
+        return [encode_messages(tokenizer, config.messages, **about)]
+    about["chat"] = not config.raw
+    return [encode_prompt(tokenizer, text, **about) for text in config.prompts]
 
 
 class _Stream:
