@@ -319,7 +319,7 @@ def evaluate(
 
       sparrow eval tiny
       sparrow eval tiny -t assignments -l 500 -k 4 --budget 256
-      sparrow eval runs/train/tiny -t assignments -l 200 --samples 4
+      sparrow eval runs/train/tiny -t assignments -l 200 --checkpoint latest
     """
     from sparrow.dataflow.evaluation import attending, open_parts
     from sparrow.dataflow.evaluation import evaluate as measure
