@@ -138,8 +138,8 @@ def _surface(
     config: CalibrateConfig,
     calibration: Calibration,
 ) -> Surface:
-    found = calibration.found
-    measured: dict[str, Any] = {name: tuple(getattr(found, name)) for name in MEASURED}
+    results = calibration.found
+    measured: dict[str, Any] = {name: tuple(getattr(results, name)) for name in MEASURED}
     dtype = str(model.dtype).removeprefix("torch.")
     return Surface(
         model=model_name(model),
@@ -158,24 +158,24 @@ def _surface(
         bins=tuple(calibration.edges),
         budgets=tuple(calibration.budgets),
         **measured,
-        prompt_tokens=int(np.median(found.prompt_tokens)) if found.prompt_tokens else 0,
-        warnings=tuple(warnings(found)),
+        prompt_tokens=int(np.median(results.prompt_tokens)) if results.prompt_tokens else 0,
+        warnings=tuple(warnings(results)),
         versions=_versions(),
         command=shlex.join(sys.argv),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def warnings(found: Found) -> list[str]:
+def warnings(results: Found) -> list[str]:
     """Return warnings for readers of a surface."""
-    texts = list(found.warnings)
-    few = [cell.prompts for cell in found.cells if cell.prompts < LEAST_PROMPTS]
+    texts = list(results.warnings)
+    few = [cell.prompts for cell in results.cells if cell.prompts < LEAST_PROMPTS]
     if few:
         texts.append(
-            f"{len(few)} of {len(found.cells)} cells have fewer than {LEAST_PROMPTS} prompts (one "
-            f"has {min(few)}): their intervals are too narrow"
+            f"{len(few)} of {len(results.cells)} cells have fewer than {LEAST_PROMPTS} prompts "
+            f"(at least {min(few)}): their intervals are too narrow"
         )
-    worst = min(found.floor, key=lambda cell: cell.p05, default=None)
+    worst = min(results.floor, key=lambda cell: cell.p05, default=None)
     if worst is None:
         texts.append("no dense floor was measured: sequences are too short")
     elif worst.p05 < 0.99:
@@ -183,14 +183,14 @@ def warnings(found: Found) -> list[str]:
             f"dense against dense p05 is {worst.p05:.3f} at lengths {worst.start} to {worst.stop}: "
             "the engine's rounding alone costs that much"
         )
-    return texts + survivors(found)
+    return texts + survivors(results)
 
 
-def survivors(found: Found) -> list[str]:
+def survivors(results: Found) -> list[str]:
     """Warn of survivor bias: long bins show only the prompts whose sparse answers get there."""
-    dense = reach(found.floor)
+    dense = reach(results.floor)
     arms: dict[tuple[str, int | None], list[Cell]] = {}
-    for cell in found.cells:
+    for cell in results.cells:
         arms.setdefault((cell.variant, cell.budget), []).append(cell)
     worst = [
         (share / dense[start], f"{name}{kept}, {share:.0%} of the prompts reach {start} tokens")

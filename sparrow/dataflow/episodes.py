@@ -69,7 +69,7 @@ class Actor:
     def encode_turn(
         self, messages: Sequence[Message], after: Sequence[int] | None = None
     ) -> list[int]:
-        """Encode chat messages, such as a tool's, between an answer and the next one.
+        """Encode chat messages, such as a tool's, between an answer and the next.
 
         after: the tokens before; None: an answer that ended by itself, not by the token limit.
         """
@@ -99,7 +99,7 @@ class Actor:
     ) -> list[Completion]:
         """Sample n completions of a prompt, the last `watched` of them with hidden states.
 
-        turn, sample: tell the calls of one episode apart; calls with equal ones sample alike.
+        turn, sample: distinguish the calls of an episode; calls with equal values sample alike.
         watched: by default what the loop asks for in the first call, and none later, where an
         episode passes 1 for trajectories that are to be measured to their end.
         """

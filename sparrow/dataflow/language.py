@@ -35,7 +35,7 @@ class Language:
     def encode_turn(
         self, messages: Sequence[Message], after: Sequence[int] | None = None
     ) -> list[int]:
-        """Encode what the chat template puts between an answer and the next one.
+        """Encode what the chat template puts between an answer and the next.
 
         after: the tokens before; None: an answer that ended by itself. What closes an answer is
         not repeated where it was sampled.
@@ -50,7 +50,7 @@ class Language:
 
 
 class _PuzzleTokenizer:
-    """The words of the puzzles, for models that have no tokenizer of their own."""
+    """A tokenizer of the puzzle language, for models without one."""
 
     chat_template, eos_token_id = None, IDS[EOS]
 

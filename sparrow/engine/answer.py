@@ -252,7 +252,7 @@ def encode_turn(
     model: str,
     settings: ChatConfig = NO_CHAT,
 ) -> list[int]:
-    """Encode what the chat template puts between an answer and the next one.
+    """Encode what the chat template puts between an answer and the next.
 
     It begins with what closes the answer, such as an end-of-turn token.
     """

@@ -1,4 +1,4 @@
-"""Assignments: a shuffled program of modular assignments, of which one value is asked for.
+"""Assignments: a shuffled program of modular assignments, of which one value is the answer.
 
     assignments mod 97 : x7 = x3 + x12 ; x3 = 45 ; ... ; find x7 <think>
 

@@ -38,7 +38,7 @@ def compute_score(
 
 
 def final_answer(text: str) -> str | None:
-    """Return the last \\boxed{...} after the thoughts, or without one the end of the text.
+    """Return the last \\boxed{...} after the thoughts, or else the end of the text.
 
     None if it is empty or too long, or if the last box is not closed.
     """

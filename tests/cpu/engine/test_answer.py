@@ -33,9 +33,9 @@ def test_outputs_are_those_of_their_query_few_at_a_time_and_leave_nothing(engine
         for sample, alone in enumerate(engine.generate([each.ids], each.params)):
             assert drawn.pop((number, sample)) == alone.token_ids.tolist()
     assert not drawn
-    found = outputs(engine, QUERIES)
-    next(found)
-    found.close()
+    result = outputs(engine, QUERIES)
+    next(result)
+    result.close()
     list(engine.stream())
     assert engine.idle
     assert not engine.loop.requests

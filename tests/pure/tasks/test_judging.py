@@ -142,8 +142,8 @@ def test_what_a_function_may_give(patient: Judges) -> None:
             judged(patient, "42", example=row(truth))
     with pytest.raises(ValueError, match="extra"):
         judged(patient, "42", example=row(when=print))
-    found = judged(patient, "large", "half", "extra", example=row(bonus=-1))
-    assert [(one.score, one.acc) for one in found] == [(2.5, 1.0), (0.5, 1.0), (-1.0, 0.0)]
+    result = judged(patient, "large", "half", "extra", example=row(bonus=-1))
+    assert [(one.score, one.acc) for one in result] == [(2.5, 1.0), (0.5, 1.0), (-1.0, 0.0)]
     for given, verdict in (
         (1, (1.0, 1.0)),
         (True, (1.0, 1.0)),
@@ -235,7 +235,7 @@ def test_closing_ends_what_is_judged_and_what_waits(verifier: Path) -> None:
 def test_what_cannot_be_loaded_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("1 / 0")
     (tmp_path / "leaving.py").write_text("import os; os._exit(1)")
-    for score, told in (
+    for score, message in (
         ("compute_score", "module:function"),
         ("verifier.py:", "module:function"),
         ("nowhere_at_all:compute_score", "nowhere_at_all"),
@@ -244,7 +244,7 @@ def test_what_cannot_be_loaded_is_told_at_once(tmp_path: Path) -> None:
         (f"{tmp_path}/broken.py:compute_score", "ZeroDivisionError"),
         (f"{tmp_path}/leaving.py:compute_score", "exit code 1"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             Judges(score)
     for workers, deadline, field in (
         (0, 1.0, "workers"),
