@@ -62,7 +62,8 @@ def configured(cls: type[Root]) -> Callable[[Callable[..., R]], Callable[..., R]
                 options.setdefault("loaded", next(filter(_is_loaded, objects), None))
             config = _validated(cls, base, values, name)
             bars = CALLBACKS & parameters
-            if not bars or bars & {*options} or not is_interactive():
+            quiet = not bars or (CALLBACKS | {"on_text"}) & {*options} or not is_interactive()
+            if quiet:
                 return function(config, **options)
             steps = config.run.steps if isinstance(config, TrainConfig) else None
             with progress_callbacks(name, bars, steps) as callbacks:

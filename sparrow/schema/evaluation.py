@@ -27,7 +27,7 @@ Window = Annotated[Tokens, Field(multiple_of=16)]
 
 
 class EvalConfig(Record):
-    """`sparrow eval`: which model on which rows, and how it answers."""
+    """`sparrow eval`: the model, the rows, and sampling."""
 
     model: Name = argument(
         ..., "A name, a folder, owner/name, or the run directory of a run that has ended."
@@ -38,7 +38,7 @@ class EvalConfig(Record):
     task: Several[Name] = option((), "A puzzle or gym/NAME. Default: the three puzzles.")
     rows: Name | None = option(None, f"Instead: {HELP['rows']}")
     columns: ColumnsConfig = ColumnsConfig()
-    reward: Name | None = option(None, "Who judges a file: math, or module:function.")
+    reward: Name | None = option(None, "Reward function for rows: math, or module:function.")
     length: Several[Tokens] = option(
         (),
         "About how long a puzzle's answer is (default: 200, 500 and 1000), or the most for gym "
@@ -48,7 +48,7 @@ class EvalConfig(Record):
         None, f"Rows of each task and length (default: {ROWS}), or of a file (default: all)."
     )
     skip: RowNumber = 0
-    samples: Count = option(1, "Answers to every row: the k.")
+    samples: Count = option(1, "Answers to every row: the k of pass@k.")
     temperature: Temperature = 1.0
     max_tokens: Tokens | None = option(
         None, f"Longest answer. Default: 2.5 x a puzzle's length, {FILE_TOKENS} for a file."
@@ -58,7 +58,7 @@ class EvalConfig(Record):
     dtype: Dtype = "auto"
     schedule: Name | None = None
     budget: Budget | None = option(None, "Tokens kept at every length, in all layers.")
-    window: Window | None = option(None, "For comparison: only the last tokens are seen.")
+    window: Window | None = option(None, "For comparison: attend to the last tokens only.")
     flow: Name | None = None
     force: bool = False
     chat: ChatConfig = ChatConfig()
@@ -80,7 +80,7 @@ class EvalConfig(Record):
 
 
 class Estimate(Record):
-    """A figure and its 95 % interval over rows; None: one row says nothing about others."""
+    """A value with its 95 % interval over rows; None: a single row has no interval."""
 
     value: float
     low: float | None
@@ -88,14 +88,14 @@ class Estimate(Record):
 
 
 class PassAt(Record):
-    """The chance that one of k answers to a row is right."""
+    """pass@k: the probability that at least one of k answers to a row is right."""
 
     k: int
     estimate: Estimate
 
 
 class Reason(Record):
-    """What the verdicts said, and how often."""
+    """A reason given by verdicts, and how often."""
 
     text: str
     count: int
@@ -136,7 +136,7 @@ class EvaluationCell(Record):
 
 
 class Evaluation(Table, Record):
-    """Accuracy of a model by source, and what it was measured with."""
+    """The result of `sparrow eval`: accuracy by source and length."""
 
     title: ClassVar[str] = "{0.model}, {0.attention}: {0.summary}"
     shown: ClassVar[str] = "cells"
