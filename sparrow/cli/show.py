@@ -59,6 +59,7 @@ GIB = 2**30
 SECTIONS = {
     "devices": ("cores", "gpus", "driver"),
     "models": ("models",),
+    "memory": ("fits",),
     "checks": ("self_test", "kernels", "broken"),
 }
 

@@ -82,7 +82,7 @@ def _watch_checkpoints() -> None:
             _at("checkpoint", int(Path(file.name).parent.name.split(".")[1].removeprefix("step_")))
         inner(file)
 
-    states.sync = sync  # type: ignore[assignment]
+    states.sync = sync
 
 
 if "SPARROW_TOY" in os.environ and "pytest" not in sys.modules:

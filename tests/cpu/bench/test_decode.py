@@ -104,7 +104,7 @@ def test_kernels_by_name() -> None:
         "other": ["void at::native::elementwise_kernel", "Memcpy DtoH (Device -> Pinned)"],
     }
     for part, kernels in parts.items():
-        assert {timing.part_of(kernel) for kernel in kernels} == {part}
+        assert {timing.kernel_part(kernel) for kernel in kernels} == {part}
 
 
 def test_presets_are_timed_on_any_flow_and_family() -> None:

@@ -28,7 +28,7 @@ from support.training import (
 )
 
 from sparrow import load
-from sparrow.dataflow.backend import RolloutBackend
+from sparrow.dataflow.backend import EngineBackend, RolloutBackend
 from sparrow.dataflow.episodes import Actor, build_trajectory, episode_of, single_turn
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
 from sparrow.dataflow.local.messages import EpisodeFailed, RolloutRequest
@@ -172,7 +172,9 @@ def test_a_step_without_anything_to_learn_from_is_said_and_taken(
     assert [text.partition(":")[0] for text in watch.told] == ["step 0", "step 1"]
     assert not learnt(run, model)
     assert read_rollouts(tmp_path / "run", 0) == []
-    assert (run.step, run.ledger.position, run.rollout.backend.engine.version) == (2, 8, 2)
+    backend = run.rollout.backend
+    assert isinstance(backend, EngineBackend)
+    assert (run.step, run.ledger.position, backend.engine.version) == (2, 8, 2)
 
 
 def test_two_turns_with_a_tool_between(model: Path, tmp_path: Path) -> None:

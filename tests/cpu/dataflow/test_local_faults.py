@@ -221,7 +221,7 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_it_stays(
     folders = sorted(path.name for path in (tmp_path / "broken" / "checkpoints").iterdir())
     assert folders == ["step_000001"]
     trained(config(model, tmp_path / "broken", rollout=SHORT, run={"save_every": 1, "steps": 2}))
-    with pytest.raises(ValueError, match=r"run\.dir"):
+    with pytest.raises(ValueError, match=r"run\.out"):
         opened(broken)
     shutil.rmtree(tmp_path / "broken" / "model")
     mine, other = trained(whole), trained(broken)

@@ -185,8 +185,8 @@ def test_prefill_and_decoding_store_the_same_bits(name: str) -> None:
     _, k_SGD, v_SGD = sequence(length)
     by_prefill, by_decoding = empty_cache(rule, length), empty_cache(rule, length)
     slots_S = slots_of(torch.tensor([3, 0, 4, 1]), torch.arange(length), PAGE)
-    pools = (by_prefill.field(name, SPARSE) for name in "kv")
-    ops.write_pages(*pools, k_SGD, v_SGD, slots_S)
+    k_pool, v_pool = (by_prefill.field(name, SPARSE) for name in "kv")
+    ops.write_pages(k_pool, v_pool, k_SGD, v_SGD, slots_S)
     padded = torch.cat([slots_S, torch.tensor([-1, -1])])
     rule.summarise(by_prefill, SPARSE, padded)
     for token in range(length):
