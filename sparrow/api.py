@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from sparrow.dataflow.evaluation import Answered
     from sparrow.dataflow.local.messages import Watcher
     from sparrow.dataflow.preview import Preview
-    from sparrow.dataflow.prompts import Source
+    from sparrow.dataflow.prompts import PromptSet
     from sparrow.dataflow.stopping import Stopping
     from sparrow.models import Decoder
     from sparrow.tasks.base import Verdict
@@ -161,7 +161,7 @@ def _check_place(config: Any, loaded: "Decoder | None", automatic: str = "auto")
         raise ValueError(f"device and dtype: got {place}, allowed: {allowed}")
 
 
-def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "Source":
+def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "PromptSet":
     from sparrow.calibration.flows import texts
     from sparrow.dataflow import prompts
 
@@ -320,7 +320,7 @@ def evaluate(
 
       sparrow eval tiny
       sparrow eval tiny -t assignments -l 500 -k 4 --budget 256
-      sparrow eval runs/train/tiny -t assignments -l 200 --samples 4
+      sparrow eval runs/train/tiny -t assignments -l 200 --checkpoint latest
     """
     from sparrow.dataflow.evaluation import attending, open_parts
     from sparrow.dataflow.evaluation import evaluate as measure

@@ -227,6 +227,7 @@ class TrainConfig(Record):
         "task": "data.task",
         "length": "data.length",
         "rows": "data.rows",
+        "columns": "data.columns",
         "reward": "data.reward",
         "prompts": "rollout.prompts",
         "samples": "rollout.samples",

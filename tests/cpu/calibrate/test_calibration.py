@@ -47,26 +47,26 @@ def model() -> Decoder:
 
 
 @pytest.fixture(scope="module")
-def source(model: Decoder) -> prompts.Source:
+def source(model: Decoder) -> prompts.PromptSet:
     return prompts.of_task(model, "assignments", length=200, count=4)
 
 
 @pytest.fixture(scope="module")
-def whole(model: Decoder, source: prompts.Source, tmp_path_factory: Any) -> tuple[Surface, Path]:
+def whole(model: Decoder, source: prompts.PromptSet, tmp_path_factory: Any) -> tuple[Surface, Path]:
     place = tmp_path_factory.mktemp("whole")
     return calibrate(model, source, much(place)), place
 
 
-def first_of(source: prompts.Source) -> prompts.Source:
+def first_of(source: prompts.PromptSet) -> prompts.PromptSet:
     return replace(source, digest="x", prompts=source.prompts[:1])
 
 
-def collector(model: Decoder, source: prompts.Source, place: Path) -> Collector:
+def collector(model: Decoder, source: prompts.PromptSet, place: Path) -> Collector:
     return Collector(model, source.prompts, source.mode, config(), Trajectories(place, {}))
 
 
 def test_generated_acceptance_is_that_of_a_replay(
-    model: Decoder, source: prompts.Source, tmp_path: Path
+    model: Decoder, source: prompts.PromptSet, tmp_path: Path
 ) -> None:
     """The engine's hidden states against a second sparse pass over what it wrote."""
     made = collector(model, source, tmp_path)
@@ -109,7 +109,7 @@ def test_budgets_by_layer_that_round_to_even_ones_are_not_measured_again(
 
 
 def test_an_answer_of_one_token_shows_nothing_and_is_kept(
-    model: Decoder, source: prompts.Source, tmp_path: Path
+    model: Decoder, source: prompts.PromptSet, tmp_path: Path
 ) -> None:
     few = config(samples=1, max_tokens=2)
     made = Collector(model, source.prompts[:1], "generated", few, Trajectories(tmp_path, {}))
@@ -124,7 +124,7 @@ def test_an_answer_of_one_token_shows_nothing_and_is_kept(
     assert len(only.ids) == only.prompt_tokens + 1
 
 
-def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.Source) -> None:
+def test_forced_acceptance_is_that_of_a_replay(model: Decoder, source: prompts.PromptSet) -> None:
     ids = torch.randint(40, 300, (150,), generator=torch.Generator().manual_seed(1)).tolist()
     own = make_arm(variant_of(block_mean, "block_mean", model.spec), block_mean, 64)
     given = Prompt(number=5, name="given", ids=tuple(ids), start=20)
@@ -165,7 +165,7 @@ def test_a_surface_has_everything(whole: tuple[Surface, Path], model: Decoder) -
 
 
 def test_interrupted_and_resumed_it_comes_to_the_same(
-    whole: tuple[Surface, Path], model: Decoder, source: prompts.Source, tmp_path: Path
+    whole: tuple[Surface, Path], model: Decoder, source: prompts.PromptSet, tmp_path: Path
 ) -> None:
     def stop(done: int, total: int, what: str) -> None:
         if done == 5:
@@ -191,7 +191,7 @@ def test_other_prompts_in_the_same_folder_are_kept_apart(model: Decoder, tmp_pat
 
 
 def test_variants_by_dense_layers_and_sequences_without_a_bite(
-    model: Decoder, source: prompts.Source, tmp_path: Path
+    model: Decoder, source: prompts.PromptSet, tmp_path: Path
 ) -> None:
     few = first_of(source)
     changes = {"budget": (512,), "max_tokens": 30, "layer_groups": 2, "by_layer": True}
@@ -205,7 +205,7 @@ def test_variants_by_dense_layers_and_sequences_without_a_bite(
 
 
 def test_other_settings_and_tokenizers_in_the_same_folder_are_refused(
-    whole: tuple[Surface, Path], model: Decoder, source: prompts.Source, tmp_path: Path
+    whole: tuple[Surface, Path], model: Decoder, source: prompts.PromptSet, tmp_path: Path
 ) -> None:
     assert model.source is not None
     copy = shutil.copytree(model.source, tmp_path / "tiny")
@@ -217,7 +217,7 @@ def test_other_settings_and_tokenizers_in_the_same_folder_are_refused(
             calibrate(one, source, config(whole[1], seed=seed))
 
 
-def test_a_schedule_is_checked(model: Decoder, source: prompts.Source, tmp_path: Path) -> None:
+def test_a_schedule_is_checked(model: Decoder, source: prompts.PromptSet, tmp_path: Path) -> None:
     layers = (LayerBudgets(layer=0, budgets=[64, 64]),)
     bins = {"lengths": [0, 100], "budgets": [48, 96], "layers": layers}
     schedule = Schedule(name="mine", **bins, dense_layers=())
@@ -234,7 +234,7 @@ def test_a_schedule_is_checked(model: Decoder, source: prompts.Source, tmp_path:
 
 
 def test_two_in_one_folder_are_refused(
-    model: Decoder, source: prompts.Source, tmp_path: Path
+    model: Decoder, source: prompts.PromptSet, tmp_path: Path
 ) -> None:
     """Before anything is read or written there; leftovers of a killed one go."""
     lock = FolderLock(tmp_path)

@@ -66,11 +66,11 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
             pytest.importorskip("math_verify")
         file = str(row_file(tmp_path / "rows.jsonl", rows))
         config = RowsConfig(rows=file, shuffle=False, reward=reward, workers=1, deadline=60.0)
-        found, judge = chosen(config)
+        result, judge = chosen(config)
         assert isinstance(judge, kind)
         with judge:
             for place, (text, score) in enumerate(zip(texts, scores, strict=True)):
-                assert asyncio.run(judge(found.at(place), text)).score == score
+                assert asyncio.run(judge(result.at(place), text)).score == score
         assert judge.counts["errors"] == (rows[-1] is bad)
 
 
