@@ -91,7 +91,7 @@ class Language:
         text = "\n".join(template.values()) if isinstance(template, dict) else template
         for name in self.chat.template:
             if name in RESERVED or not re.search(rf"\b{re.escape(name)}\b", text):
-                raise ValueError(f"{self.model}: chat.template has no argument {name!r}")
+                raise ValueError(f"{self.model}: no argument {name!r} in its chat template")
 
     def _token_ids(self, text: str, **options: bool) -> list[int]:
         try:
