@@ -1,4 +1,4 @@
-"""The verbs by name, in the order in which people need them, and their help in eighty columns.
+"""The verbs of the command line, and their help texts.
 
 Options and their help come from the configuration classes, the rest from docstrings.
 """
@@ -43,7 +43,7 @@ PANELS = {
     "Look closer": ("generate", "puzzle", "presets", "replay", "flow", "study", "bench"),
     "Make the shipped models": ("warmup",),
 }
-# Programs over the verbs, which are in sparrow_recipes: the module whose function has their name.
+# Verbs of sparrow_recipes: the module that has a function of this name.
 RECIPES = {
     "demo": "sparrow_recipes.demo",
     "study": "sparrow_recipes.study.command",
@@ -53,7 +53,7 @@ Show = Callable[..., int | None]  # (configuration, extras) -> exit code
 
 
 class Verb(NamedTuple):
-    """A verb of the command line: its configuration, what shows its result, its help."""
+    """A verb: its configuration class, the function that runs it and shows the result, its help."""
 
     name: str
     config: type[Record]
@@ -63,7 +63,7 @@ class Verb(NamedTuple):
 
     @classmethod
     def of(cls, show: Show) -> "Verb":
-        """By the signature: a configuration, then options of the command line alone."""
+        """Make a verb of a function: a configuration, then options of the command line alone."""
         config, *extras = inspect.signature(show).parameters.values()
         doc = show.__doc__ or getattr(api, show.__name__).__doc__
         options = tuple(map(_extra, extras))
@@ -83,7 +83,7 @@ class Verb(NamedTuple):
 
 
 def _with_option(error: OSError, layers: Sequence[Layer]) -> Exception:
-    """The error of the system, with the option that named its file."""
+    """Add the option that named the file to an error of the operating system."""
     file = str(error.filename or "")
     for source, value in layers:
         while isinstance(value, dict | list) and value:
@@ -103,7 +103,7 @@ def _name(show: Show) -> str:
 
 
 class Verbs(Mapping[str, Verb]):
-    """The verbs by name. The module of a recipe is imported when its verb is asked for."""
+    """The verbs by name; modules of recipes are imported on first use."""
 
     def __init__(self, *shown: Show | str) -> None:
         self._shown = {show if isinstance(show, str) else _name(show): show for show in shown}
@@ -136,10 +136,10 @@ VERBS = Verbs(
 
 
 def overview(group: str = "") -> RenderableType:
-    """All verbs, or those of a group."""
+    """Render the list of all verbs, or of those of a group."""
     about = GROUPS | {name: verb.doc for name, verb in VERBS.items()}
-    own = [name.removeprefix(f"{group} ") for name in VERBS if name.startswith(f"{group} ")]
-    panels = {"Verbs": own} if group else PANELS
+    inside = [name.removeprefix(f"{group} ") for name in VERBS if name.startswith(f"{group} ")]
+    panels = {"Verbs": inside} if group else PANELS
     above = f"{group} " if group else ""
     return Group(
         _usage(f"{above}VERB"),
@@ -153,7 +153,7 @@ def overview(group: str = "") -> RenderableType:
 
 
 def verb_help(verb: Verb) -> RenderableType:
-    """Usage, what the verb does with examples, and its options."""
+    """Render the help of a verb: usage, description with examples, options."""
     options = [*verb.options, CONFIG, HELP]
     arguments = [option.metavar for option in options if option.positional]
     sections = [*_section_rows(verb.config, "")]
@@ -171,7 +171,7 @@ def first_sentence(text: str) -> str:
 
 
 def flowing(text: str) -> str:
-    """The text with each paragraph on one line, so that it fills a terminal of any width.
+    """Join the lines of each paragraph, so that it fills a terminal of any width.
 
     Lines that begin with a blank stay as they are: examples.
     """

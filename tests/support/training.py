@@ -22,7 +22,9 @@ FIRST = 5000  # seed of the first row
 Json = dict[str, Any]
 
 
-def model_folder(folder: Path, *, size: float = 6.0, chat: bool = False, layers: int = 3) -> Path:
+def model_folder(
+    folder: Path, *, size: float = 6.0, chat: bool | str = False, layers: int = 3
+) -> Path:
     """A model of the puzzles' words, whose third layer is sparse under a budget.
 
     size: by which its weights are multiplied; the larger, the further sparse strays from dense.
@@ -46,7 +48,7 @@ def model_folder(folder: Path, *, size: float = 6.0, chat: bool = False, layers:
                 view.mul_(size)
     tokenizer = puzzle_tokenizer()
     if chat:
-        tokenizer.chat_template = CHAT
+        tokenizer.chat_template = chat if isinstance(chat, str) else CHAT
     return models.save(made, folder, tokenizer=tokenizer)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from sparrow.schema.base import Record, from_dict, to_dict
 from sparrow.schema.episode import Document
 from sparrow.tasks import PUZZLES, Assignments, GraphPath
-from sparrow.tasks.base import EOS, Puzzle, drawn, encode
+from sparrow.tasks.base import EOS, Puzzle, encode, keyed_random
 from sparrow_recipes.warmup.config import DataConfig, StageConfig, WarmupConfig
 
 EVALUATION = 1 << 20  # seeds below are for evaluation, seeds from here on for training
@@ -44,7 +44,7 @@ class PuzzleDocuments(Record):
 
     def __call__(self, step: int) -> list[Document]:
         stage = self._stage(step)
-        rng = drawn("documents", self.data.seed, step)
+        rng = keyed_random("documents", self.data.seed, step)
         documents: list[Document] = []
         tokens = 0
         while True:

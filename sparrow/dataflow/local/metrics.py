@@ -149,4 +149,6 @@ def validation_metrics(evaluation: Evaluation) -> Metrics:
             f"{aux}/length/median": cell.median,
             f"{aux}/cut_off": cell.cut_off,
         }
+        outcomes = {"right": cell.right, "cut_off": cell.cut_off, "wrong": cell.wrong}
+        found |= {f"val-core/{cell.source}/{k}": v for k, v in outcomes.items() if v is not None}
     return found

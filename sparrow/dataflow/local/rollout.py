@@ -7,12 +7,14 @@ gives the same tokens (on a CPU bit for bit), however many episodes run concurre
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sparrow.dataflow.backend import RolloutBackend, Sampler
 from sparrow.dataflow.episodes import Actor, Episode, shaped_reward
 from sparrow.dataflow.evaluation import Part, evaluate
+from sparrow.dataflow.event_loop import run_coroutine
 from sparrow.dataflow.language import Language
 from sparrow.dataflow.local.messages import (
     FAILED,
@@ -28,9 +30,9 @@ from sparrow.schema.episode import Group, Trajectory
 from sparrow.schema.evaluation import Evaluation
 from sparrow.schema.sampling import SamplingParams
 from sparrow.schema.schedule import Schedule
-from sparrow.schema.train import TrainConfig
+from sparrow.schema.train import RowsConfig, TrainConfig
 from sparrow.tasks.base import Example, Examples, Judge
-from sparrow.tasks.choosing import judge_of, rows_of
+from sparrow.tasks.choosing import is_task, judge_of, rows_of
 from sparrow.training.objectives.advantages import informative
 from sparrow.training.objectives.algorithms import Algorithm
 from sparrow.training.world import World, interleave
@@ -40,21 +42,33 @@ MOST_OVERLONG = 1000  # prompts in a row that are too long before it is an error
 
 
 def validation_of(config: TrainConfig) -> list[Part]:
-    """Held-out rows; none where none are asked for."""
-    wanted = config.validation
-    if not wanted.every:
-        return []
-    changes: dict[str, object] = {"first": 0, "prompts": None}
-    if wanted.rows is not None:  # in its order; else the training's rows from another place on
-        changes = {"rows": wanted.rows, "task": None}
-    chosen = config.data.model_copy(update={"shuffle": False, **changes})
-    rows = rows_of(chosen, seed=config.run.seed)
-    judge = judge_of(chosen, rows)
-    try:
-        return Part.of(rows, judge, count=wanted.prompts, first=wanted.first)
-    except ValueError as error:
-        judge.close()
-        raise ValueError(f"validation.first: {error}") from error
+    """Open the held-out rows: those of `validation`, then a part for each of its sets."""
+    held, parts = config.validation, list[Part]()
+    if not held.every:
+        return parts
+    with ExitStack() as judges:
+        for name, place in {"": held.rows or config.data.task, **held.sets}.items():
+            if place is None:
+                continue  # rows of training, which say little; there are sets
+            chosen = _held_out(config, place)
+            rows = rows_of(chosen, seed=config.run.seed)
+            judge = judges.enter_context(closing(judge_of(chosen, rows)))
+            try:
+                parts += Part.of(rows, judge, count=held.prompts, first=held.first, name=name)
+            except ValueError as error:
+                setting = f"sets.{name}" if name else "first"
+                raise ValueError(f"validation.{setting}: {error}") from error
+        judges.pop_all()
+    return parts
+
+
+def _held_out(config: TrainConfig, place: str) -> RowsConfig:
+    """Settings of held-out rows: a task from its first seed on, or a file in its order."""
+    columns = config.validation.columns or config.data.columns
+    changes: dict[str, object] = {"rows": place, "task": None, "columns": columns}
+    if is_task(place):
+        changes = {"rows": None, "task": place, "first": 0, "prompts": None, "reward": None}
+    return config.data.model_copy(update={"shuffle": False, **changes})
 
 
 class PromptSlot(NamedTuple):
@@ -195,7 +209,7 @@ class RolloutSide:
         def share() -> list[Group] | Stopped | EpisodeFailed:
             work = self._generate_all(request, world.local_items(slots))
             try:
-                local.extend(asyncio.run(self.stopping.unless(work)))
+                local.extend(run_coroutine(self.stopping.unless(work)))
             except (Stopped, EpisodeFailed) as error:
                 failures.append(error)
                 return error

@@ -300,7 +300,7 @@ def open_parts(
     schedule, flow = placed_schedule(rollout.attention, model.spec.family)
     max_prompt = max_prompt_tokens(rollout, model.spec)
     longest = max_prompt + rollout.max_tokens
-    language = language_of(model, config.data.task in PUZZLES)
+    language = language_of(model, config.data.task in PUZZLES, chat=config.chat)
     rows = _drop_overlong(rows, language, max_prompt, report)
     for note in schedule_notes(schedule, config.model.name, longest):
         report(note)

@@ -15,7 +15,6 @@ gradient is the same, and with several it stays bounded. Names are those of the 
 modules beside this one, with hyphens. module:function names a user's function.
 """
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
+from sparrow.functions import resolve
 from sparrow.schema.train import AlgorithmConfig, Choice
 from sparrow.training.objectives import advantages, corrections, surrogates
 from sparrow.training.objectives.advantages import Advantage, Rewards
@@ -176,20 +176,13 @@ def _overlong(config: AlgorithmConfig, max_tokens: int) -> int:
 def find_function(
     text: str, known: Mapping[str, Callable[..., Any]], what: str
 ) -> Callable[..., Any]:
-    """The known function of this name, or what module:function names."""
-    module, colon, name = text.partition(":")
-    if not colon:
-        if text not in known:
-            allowed = ", ".join([*known, "module:function"])
-            raise ValueError(f"{what}: got {text!r}, allowed: {allowed}")
-        return known[text]
-    found = getattr(_module(module, f"{what} {text!r}"), name, None)
-    if found is None:
-        raise ValueError(f"{what} {text!r}: the module {module!r} has no {name!r}")
-    if not callable(found):
-        kind = type(found).__name__
-        raise ValueError(f"{what} {text!r}: got a {kind}, allowed: a function")
-    return found
+    """Return the built-in function of this name, or the user's function that a text names."""
+    if ":" in text:
+        return resolve(text, what)
+    if text not in known:
+        allowed = ", ".join([*known, "module:function"])
+        raise ValueError(f"{what}: got {text!r}, allowed: {allowed}")
+    return known[text]
 
 
 def bind(
@@ -228,14 +221,6 @@ def try_function(function: Callable[..., Any], what: str, *arguments: object) ->
     except Exception as error:
         fault = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{what}, tried on a small example: {fault}") from error
-
-
-def _module(name: str, what: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # a module of anybody's, which runs when imported
-        fault = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{what}: cannot import {name!r} ({fault})") from error
 
 
 def _check_kind(value: object, annotation: Any, what: str) -> None:

@@ -29,8 +29,8 @@ from support.training import (
 )
 
 from sparrow import load, models
-from sparrow.dataflow.backend import RolloutBackend
-from sparrow.dataflow.episodes import Actor, episode_of, single_turn, trajectory_of
+from sparrow.dataflow.backend import EngineBackend, RolloutBackend
+from sparrow.dataflow.episodes import Actor, build_trajectory, episode_of, single_turn
 from sparrow.dataflow.language import PUZZLE_LANGUAGE
 from sparrow.dataflow.local.messages import EpisodeFailed, RolloutRequest
 from sparrow.dataflow.local.run import Run, open_run
@@ -175,7 +175,9 @@ def test_a_step_without_anything_to_learn_from_is_said_and_taken(
     assert [text.partition(":")[0] for text in watch.told] == ["step 0", "step 1"]
     assert not learnt(run, model)
     assert read_rollouts(tmp_path / "run", 0) == []
-    assert (run.step, run.ledger.position, run.rollout.backend.engine.version) == (2, 8, 2)
+    backend = run.rollout.backend
+    assert isinstance(backend, EngineBackend)
+    assert (run.step, run.ledger.position, backend.engine.version) == (2, 8, 2)
 
 
 def test_two_turns_with_a_tool_between(model: Path, tmp_path: Path) -> None:
@@ -211,7 +213,7 @@ def completion(prompt: Sequence[int], answer: Sequence[int], hidden: bool = Fals
 
 def test_trajectories_of_turns_by_hand() -> None:
     turns = [completion([1, 2], [3], True), completion([1, 2, 3, 9, 9], [4, 5], True)]
-    one = trajectory_of("row", turns, RIGHT, "text")
+    one = build_trajectory("row", turns, RIGHT, "text")
     assert one.ids.tolist() == [1, 2, 3, 9, 9, 4, 5]
     assert one.loss_mask.tolist() == [False, False, True, False, False, True, True]
     assert one.weight_version.tolist() == [-1, -1, 3, -1, -1, 3, 3]
@@ -220,14 +222,14 @@ def test_trajectories_of_turns_by_hand() -> None:
     assert one.hidden is not None
     assert one.hidden.shape == (3, 2)
     at_once = [turns[0], completion([1, 2, 3], [4])]
-    roles = [turn.role for turn in trajectory_of("row", at_once, RIGHT, "").turns]
+    roles = [turn.role for turn in build_trajectory("row", at_once, RIGHT, "").turns]
     assert roles == ["user", "assistant", "assistant"]
-    assert trajectory_of("row", at_once, RIGHT, "").hidden is None, "of one turn alone"
+    assert build_trajectory("row", at_once, RIGHT, "").hidden is None, "of one turn alone"
     with pytest.raises(ValueError, match="turn 1"):
-        trajectory_of("row", [turns[0], completion([1, 2, 4], [4])], RIGHT, "")
+        build_trajectory("row", [turns[0], completion([1, 2, 4], [4])], RIGHT, "")
     failed = turns[0].replace(finish_reason="error", error="out of pages")
     with pytest.raises(RuntimeError, match=r"row: .*pages"):
-        trajectory_of("row", [failed], RIGHT, "")
+        build_trajectory("row", [failed], RIGHT, "")
 
 
 class Echo:

@@ -22,6 +22,7 @@ from support.training import (
 )
 
 from sparrow import load
+from sparrow.dataflow.backend import EngineBackend
 from sparrow.dataflow.checkpoints import read_state
 from sparrow.dataflow.local.loop import replay
 from sparrow.dataflow.run_files import read_rollouts, write_rollouts
@@ -72,7 +73,9 @@ def test_rate_0_keeps_the_mismatch_flat(model: Path, tmp_path: Path) -> None:
     before = hf_views(load(model, dtype="float32", device="cpu"))
     for name, weight in weights_of(run).items():
         assert torch.equal(weight, before[name]), name
-    for name, weight in hf_views(run.rollout.backend.engine.model).items():
+    backend = run.rollout.backend
+    assert isinstance(backend, EngineBackend)
+    for name, weight in hf_views(backend.engine.model).items():
         assert torch.equal(weight, before[name]), name
     found = metrics(tmp_path / "run")
     for name, near in (("mismatch/accept_estimate", 0.006), ("sparse/accept_p05", 0.02)):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import study_folders as folders
 from support.pretending import pretend
 from support.studies import DENSE, SPARSE, study
 
@@ -21,7 +22,6 @@ from sparrow_recipes.study.stages import (
     require_memory_limit,
     state_of,
 )
-from tests.support import study_folders as folders
 
 
 def cell(made: Study, name: str, *found: float | None, status: str | None = "done") -> Path:
@@ -173,5 +173,5 @@ def test_whose_folder_it_is(tmp_path: Path) -> None:
     lock.close()
     assert (again.folder, again.config.parallel) == (place, 4)
     (tmp_path / "mine" / "cells").mkdir(parents=True)
-    with pytest.raises(ValueError, match="another study"):
+    with pytest.raises(ValueError, match="another out"):
         open_study(study(tmp_path / "mine").config)
