@@ -9,26 +9,20 @@ from typing import Any
 
 from sparrow import __version__
 from sparrow.dataflow.checkpoints import Checkpoints
+from sparrow.dataflow.evaluation import load_policy
 from sparrow.dataflow.run_files import CHECKPOINTS
 from sparrow.files import has_sums, read_sums, verify
-from sparrow.models import Decoder, load, save
+from sparrow.models import save
 from sparrow.models.spec import CONFIG
 from sparrow.schema.common import PushConfig
-from sparrow.schema.loading import read_resolved
 from sparrow.schema.run_folder import METRICS, MODEL, RunFolder, read_run
-from sparrow.schema.train import TrainConfig
 from sparrow.schema.types import Report
 
 CARD = "README.md"
-SETTINGS = {
-    "algorithm": "algorithm.name",
-    "learning rate": "optimiser.rate",
-    "KL coefficient": "algorithm.kl",
-    "prompts a step": "rollout.prompts",
-    "answers a prompt": "rollout.samples",
-    "answer tokens, at most": "rollout.max_tokens",
-    "seed": "run.seed",
-}
+SETTINGS = (
+    *("algorithm.name", "algorithm.kl", "optimiser.rate", "rollout.prompts", "rollout.samples"),
+    *("rollout.max_tokens", "run.seed"),
+)
 
 
 def push(config: PushConfig, *, report: Report) -> str:
@@ -40,14 +34,11 @@ def push(config: PushConfig, *, report: Report) -> str:
         raise ValueError(
             "no Hugging Face token: run `hf auth login`, or set HF_TOKEN, with one that may write"
         )
-    with model_files(config.run, config.step) as files:
+    with model_files(config.run, config.step, report) as files:
         card = model_card(config.run, config.repository, config.step)
         uploads: dict[str, Any] = {file.name: file for file in files} | {CARD: card.encode()}
         report(f"uploading {len(uploads)} files to {config.repository}")
-        operations = [
-            CommitOperationAdd(path_in_repo=name, path_or_fileobj=content)
-            for name, content in uploads.items()
-        ]
+        operations = [CommitOperationAdd(*upload) for upload in uploads.items()]
         hub = HfApi()
         try:
             address = hub.create_repo(config.repository, private=not config.public, exist_ok=True)
@@ -61,12 +52,13 @@ def push(config: PushConfig, *, report: Report) -> str:
 
 
 @contextmanager
-def model_files(folder: Path, step: int | None) -> Iterator[list[Path]]:
+def model_files(folder: Path, step: int | None, report: Report) -> Iterator[list[Path]]:
     """Yield the files of a model folder, of the model of a run, or of a checkpoint."""
     with TemporaryDirectory() as scratch:
         model = folder if (folder / CONFIG).is_file() else folder / MODEL
         if step is not None:
-            model = save(checkpoint_model(folder, step), Path(scratch) / MODEL)
+            policy = load_policy(folder, step, dtype="float32", device="cpu", report=report)
+            model = save(policy, Path(scratch) / MODEL)
         elif not (model / CONFIG).is_file():
             steps = ", ".join(map(str, Checkpoints(folder / CHECKPOINTS, 1).steps())) or "none"
             raise ValueError(
@@ -76,18 +68,6 @@ def model_files(folder: Path, step: int | None) -> Iterator[list[Path]]:
         if has_sums(model):
             verify(model, read_sums(model))
         yield sorted(file for file in model.iterdir() if file.is_file())
-
-
-def checkpoint_model(folder: Path, step: int) -> Decoder:
-    """The policy in a checkpoint of a run, in host memory."""
-    name = read_resolved(TrainConfig, folder).model.name
-    state = Checkpoints(folder / CHECKPOINTS, 1).load(step)
-    model = load(name, dtype="float32", device="cpu")
-    try:
-        model.load_state_dict(state["learner"]["weights"])
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"step {step} in {folder} holds no weights of {name}: {error}") from error
-    return model
 
 
 # The card. It names no path of this machine: models and rows by their last part.
@@ -111,8 +91,7 @@ def _training(run: RunFolder, step: int | None) -> list[str]:
     model = Path(settings.model or "A model").name
     rows = Path(str(settings.given.get("data.rows") or settings.given.get("data.task"))).name
     rollouts = "dense rollouts" if run.dense else "sparse-attention rollouts"
-    named = {what: settings.given.get(key) for what, key in SETTINGS.items()}
-    table = [f"| {what} | {value} |" for what, value in named.items() if value is not None]
+    table = [f"| {key} | {settings.given[key]} |" for key in SETTINGS if key in settings.given]
     held_out = [point for point in run.held_out() if point.step <= taken]
     return [
         f"{model}, {taken} steps of RL on {rows} with {rollouts}; sparrow {__version__}.",
