@@ -45,7 +45,7 @@ class Rule:
         if not whole or self.first < 0 or self.last < 1:
             raise ValueError(
                 f"Rule: got first {self.first!r}, last {self.last!r}, dense layers "
-                f"{sorted(self.dense_layers, key=repr)}, allowed: whole numbers, first >= 0, "
+                f"{sorted(self.dense_layers, key=repr)}, expected integers, first >= 0, "
                 "last >= 1 (an unfinished page is always kept)"
             )
 

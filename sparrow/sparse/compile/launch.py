@@ -1,4 +1,4 @@
-"""Compiled flows: sources kept by content, and the calls that a rule makes of them.
+"""Compiled flows: sources cached by content, and the kernel launches of a rule.
 
 At the end stand the device functions that generated kernels call.
 
@@ -173,7 +173,7 @@ def launch_for(program: Program, keys: torch.dtype) -> ScoreLaunch:
 
 
 def cache_dir() -> Path:
-    """Where generated sources lie: under $SPARROW_HOME, else $XDG_CACHE_HOME, else ~/.cache."""
+    """Folder of generated sources: in $SPARROW_HOME, else $XDG_CACHE_HOME, else ~/.cache."""
     if home := os.environ.get("SPARROW_HOME"):
         return Path(home).expanduser() / "kernels"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
