@@ -231,7 +231,7 @@ class Rule:
                 f"{k} {getattr(schedule, k)!r} (here: {v!r})" for k, v in wrong.items()
             )
             raise ValueError(
-                f"schedule {schedule.name!r} does not fit: {differences}; {_advice(wrong)}"
+                f"schedule {schedule.name!r} was not made for this: {differences}; {_advice(wrong)}"
             )
 
 
