@@ -308,7 +308,7 @@ class Calibration:
         if not sequences:
             self.found.warnings.append(
                 f"no sequence is longer than the budget of {budget} tokens: layers were not "
-                "apart; give smaller budgets or longer sequences"
+                "measured alone; use smaller budgets or longer sequences"
             )
             return
         every = range(self.spec.layers)

@@ -50,7 +50,7 @@ DENSE_ARM = "dense"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One way to attend; dense without a schedule. Arms of equal content, `key`, are equal."""
+    """A setting that is measured: a variant under a schedule, or dense. Compared by `key`."""
 
     key: str = DENSE_ARM
     name: str = field(default=DENSE_ARM, compare=False)
@@ -66,7 +66,7 @@ DENSE = Arm()
 def variant_of(
     flow: Flow, source: str, spec: ModelSpec, *, name: str | None = None, **configuration: Any
 ) -> Variant:
-    """A flow for a model, in a configuration: page, first, last, dense_layers, shares."""
+    """Make a variant: a flow for a model, with page, first, last, dense_layers and shares."""
     page = configuration.get("page", PAGE)
     program = trace(flow, page, spec.head_size, spec.heads // spec.kv_heads)
     return Variant(
@@ -119,7 +119,7 @@ class DensePass(NamedTuple):
 
 @torch.no_grad()
 def read(model: Decoder, ids: Sequence[int], attention: Attention | None = None) -> DensePass:
-    """One dense pass over a sequence; `attention` may look on, but must be dense."""
+    """Run a dense pass over a sequence; `attention` may observe, but must be dense."""
     ids_T = torch.tensor(ids, device=model.device)
     hidden_TC = _hidden(model, ids_T, attention or Packed(bounds=_bounds(ids_T)))
     return DensePass(ids_T=ids_T, hidden_TC=hidden_TC)
@@ -196,7 +196,7 @@ def _compare(
     sample: int | None,
     temperature: float,
 ) -> MeasuredSequence:
-    """The actor against the dense policy at the tokens from prompt + 1 on; sample None: given."""
+    """Compare actor and dense policy from token prompt + 1 on; sample None: teacher-forced."""
     comparison = ops.compare(
         dense.hidden_TC[prompt:-1],
         actor_TC,
@@ -232,7 +232,7 @@ def _compare(
 def teacher_force(
     model: Decoder, prompt: Prompt, arms: Sequence[Arm], temperature: float = 1.0
 ) -> Iterator[tuple[Arm, MeasuredSequence]]:
-    """One sequence under every arm; the dense policy reads it once.
+    """Measure a given sequence under every arm; the dense pass is run once.
 
     Tokens before the start are a prompt; from there on keys and values are written by the sparse
     stream, and every position counts.
@@ -240,7 +240,7 @@ def teacher_force(
     start = 1 if prompt.start is None else prompt.start
     if not 1 <= start <= len(prompt.ids) - 2:
         raise ValueError(
-            f"{prompt.name}: got {len(prompt.ids)} tokens and a start of {start}, allowed: a start "
+            f"{prompt.name}: got {len(prompt.ids)} tokens and a start of {start}, expected a start "
             "of 1 at least and two tokens after it"
         )
     dense = read(model, prompt.ids)
@@ -286,7 +286,7 @@ class RolloutJob(NamedTuple):
 def roll_out(
     engine: Engine, jobs: Sequence[RolloutJob]
 ) -> Iterator[tuple[RolloutJob, MeasuredSequence]]:
-    """Every sample of every job as it ends, seen by the dense policy from its second token on."""
+    """Yield every sample as it ends, compared with the dense policy from its second token on."""
     options = OutputOptions(hidden_states=True, training=True)
     queries = [Query(job.prompt.ids, job.params, job.arm.schedule, options) for job in jobs]
     model = engine.model
@@ -296,7 +296,7 @@ def roll_out(
         if completion.error is not None:
             who = f"{job.arm.name}, prompt {job.prompt.name}"
             raise ValueError(f"{who}: the engine failed: {completion.error}")
-        assert completion.hidden is not None, "hidden states were asked for"
+        assert completion.hidden is not None, "hidden states were requested"
         dense = read(model, [*completion.prompt_ids.tolist(), *completion.token_ids.tolist()])
         hidden_TC = torch.tensor(completion.hidden[1:], device=model.device).to(model.dtype)
         measured = _compare(

@@ -43,7 +43,7 @@ Number = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class Store:
-    """A file of figures by key. One process at a time may have it: callers lock the folder."""
+    """A file of figures by key, for one process at a time: callers lock the folder."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -134,7 +134,7 @@ class MeasuredSequence(Record):
 
 
 class TrajectoryKey(Record):
-    """Which trajectory: of an arm, a prompt and a sample."""
+    """The key of a trajectory: arm, prompt and sample."""
 
     arm: str
     prompt: Number
@@ -142,10 +142,10 @@ class TrajectoryKey(Record):
 
 
 class Trajectories:
-    """The measured trajectories of a folder, of one model, one set of prompts, one setting."""
+    """The measured trajectories in a folder, of one model, set of prompts and configuration."""
 
     def __init__(self, folder: str | Path, about: Json) -> None:
-        """Open or begin a folder; one that holds other measurements is refused."""
+        """Open or create a folder; one with other measurements is refused."""
         if (earlier := Path(folder) / EARLIER).exists():
             raise ValueError(f"{earlier} is of an earlier version: give another folder")
         self._store = Store(Path(folder) / FILE)
@@ -171,12 +171,12 @@ class Trajectories:
         self._store.put(key, measured.model_dump(exclude={*STORED}) | arrays)
 
     def done(self, arm: str) -> set[tuple[int, int]]:
-        """Prompts and samples of an arm that are there."""
+        """Return the stored prompts and samples of an arm."""
         keys = [key for key in self._store if key.get("arm") == arm]
         return {(key["prompt"], key["sample"]) for key in keys}
 
     def of(self, arm: str) -> Iterator[MeasuredSequence]:
-        """The trajectories of an arm, by prompt and sample."""
+        """Read the trajectories of an arm, by prompt and sample."""
         for prompt, sample in sorted(self.done(arm)):
             figures = self._store.get({"arm": arm, "prompt": prompt, "sample": sample})
             yield self._read(MeasuredSequence, figures)

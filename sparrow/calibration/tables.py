@@ -1,4 +1,4 @@
-"""Results for a terminal: a row of figures for each record, columns by the names of the JSON."""
+"""Tables for a terminal: a row for each record, columns named as in the JSON."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def figures(
     caption: str | None = None,
     **shown: Callable[[Any], object],
 ) -> Table:
-    """Fields, by their names with spaces between, of records or mappings.
+    """Make a table of records or mappings; `fields` are their names, separated by spaces.
 
     shown: how some of them are made from a row. group: the field that sets rows apart.
     """
@@ -47,7 +47,7 @@ def figures(
 
 
 def summary(title: str, values: Mapping[str, object], caption: str | None = None) -> Table:
-    """Single figures, one below the other."""
+    """Make a table of names and values."""
     rows = [{"name": name, "value": value} for name, value in values.items()]
     return figures(title, rows, "name value", caption=caption)
 
@@ -114,7 +114,7 @@ def _tail(cell: Cell, target: float) -> Text:
 
 
 def verdict(cell: Cell, target: float) -> tuple[str, str]:
-    """What a cell says about a target, and in which colour."""
+    """Return whether a cell reaches a target, and a colour."""
     if cell.low >= target:
         return "holds", GOOD
     if cell.high >= target:
@@ -123,7 +123,7 @@ def verdict(cell: Cell, target: float) -> tuple[str, str]:
 
 
 def layers_table(losses: Sequence[LayerLoss], shares: Sequence[float] = ()) -> Table:
-    """What each group of layers loses where it alone is sparse, and its share of the budget."""
+    """p05 where only one group of layers is sparse, and the group's share of the budget."""
     return figures(
         f"layers sparse alone, {losses[0].budget} tokens kept",
         losses,
@@ -134,7 +134,7 @@ def layers_table(losses: Sequence[LayerLoss], shares: Sequence[float] = ()) -> T
 
 
 def check_table(surface: Surface, target: float) -> Table:
-    """A check run: what a schedule reaches, bin by bin, and the share of prompts that get there."""
+    """A check run by bin: p05 of a schedule, and the share of prompts that reach the bin."""
     floor = {cell.start: cell.p05 for cell in surface.floor}
     sparse, dense = reach(surface.cells), reach(surface.floor)
     return figures(
@@ -152,7 +152,7 @@ def check_table(surface: Surface, target: float) -> Table:
 
 
 def plan_tables(plan: PlanFile) -> list[Table]:
-    """The bins, what the plan promises, other targets, other variants, another schedule."""
+    """Tables of a plan: bins, predictions, other targets, other variants, another schedule."""
     checked = {bin.start: bin.p05 for bin in plan.check or ()}
     bins = "start stop budget p05 low high kept_share seconds dense_seconds"
     bins += " check_p05" if checked else ""
@@ -193,7 +193,7 @@ def plan_tables(plan: PlanFile) -> list[Table]:
 
 
 def flow_check_tables(check: FlowCheck) -> list[Table]:
-    """A program, what it stores, and how its test went."""
+    """Tables of a flow check: fields, program, and the differential test."""
     sizes = f"page {check.page}, head size {check.head_size}, group {check.group}"
     name = f"{check.flow} ({check.digest}): {sizes}"
     about: dict[str, object] = {"bytes": f"{check.of_mean:.2f}x of one 16-bit mean"}
@@ -211,7 +211,7 @@ def flow_check_tables(check: FlowCheck) -> list[Table]:
 
 
 def flow_score_table(scores: FlowScores) -> Table:
-    """The result for a terminal, by budget; the best flow first, the submitted ones bold."""
+    """Table of flow scores by budget; the best flow first, submitted ones bold."""
     setup = scores.configuration
     where = f"{scores.model} ({scores.dtype}), {len(scores.texts)} texts of {scores.tokens} tokens"
     shown = [row for row in scores.rows if all(getattr(row, key) == value for key, value in setup)]

@@ -40,7 +40,7 @@ class Bins:
         if beyond.any():
             raise ValueError(
                 f"gate: got a token drawn at length {lengths[beyond][0]}, "
-                f"allowed: below {self.longest}, the longest sequence"
+                f"expected one below {self.longest}, the longest sequence"
             )
         return np.searchsorted(self.starts, lengths, side="right") - 1
 
@@ -73,7 +73,7 @@ def make_bins(
     if len(edges) > MOST_BINS and edges != starts_given:
         raise ValueError(
             f"gate: got bins of {width} tokens, which makes {len(edges)} bins below {longest} "
-            f"(the schedule's edges included), allowed: at most {MOST_BINS}"
+            f"(the schedule's edges included); expected at most {MOST_BINS}"
         )
     starts = tuple(edge for edge in edges if edge < longest)
     stops = tuple([*edges[1:], None][: len(starts)])

@@ -207,7 +207,7 @@ class Gate:
         if list(gate._bins.starts) != state["starts"]:
             raise ValueError(
                 f"Gate.restore: got a state with bins that start at {state['starts']}, "
-                f"allowed: {list(gate._bins.starts)}, as gate.bin = {config.bin} has them"
+                f"expected {list(gate._bins.starts)}, as of gate.bin = {config.bin}"
             )
         gate._windows = [BinWindow.restore(window) for window in state["watches"]]
         gate._step = state["step"]

@@ -1,4 +1,4 @@
-"""Sparse: what to keep. Budget schedules and presets here; the torch side in its own modules.
+"""Sparse attention: which pages to keep. Budget schedules and presets; torch code in submodules.
 
 `sparrow.sparse.flows` has the formulas, `rule` where they run, `budgets` the device lookup.
 """

@@ -1,4 +1,4 @@
-"""Budgets on the device: several schedules side by side, looked up for every row and layer at once.
+"""The budget table on the device: several schedules, looked up for every row and layer at once.
 
 Letters beside those of sparrow/ops/types.py: L layers, A schedules (slots), E bins of a schedule,
 G KV heads.

@@ -45,7 +45,7 @@ class Rule:
         if not whole or self.first < 0 or self.last < 1:
             raise ValueError(
                 f"Rule: got first {self.first!r}, last {self.last!r}, dense layers "
-                f"{sorted(self.dense_layers, key=repr)}, allowed: whole numbers, first >= 0, "
+                f"{sorted(self.dense_layers, key=repr)}, expected integers, first >= 0, "
                 "last >= 1 (an unfinished page is always kept)"
             )
 
@@ -231,7 +231,7 @@ class Rule:
                 f"{k} {getattr(schedule, k)!r} (here: {v!r})" for k, v in wrong.items()
             )
             raise ValueError(
-                f"schedule {schedule.name!r} does not fit: {differences}; {_advice(wrong)}"
+                f"schedule {schedule.name!r} was not made for this: {differences}; {_advice(wrong)}"
             )
 
 

@@ -84,7 +84,9 @@ def samples(tokenizer: Any, texts: Sequence[Text], tokens: int) -> list[Tokenize
                 "in its language (--texts), or another model"
             ) from error
         if len(ids) < tokens:
-            raise ValueError(f"text {text.name!r} has {len(ids)} tokens, {tokens} are asked for")
+            raise ValueError(
+                f"text {text.name!r} has {len(ids)} tokens, expected at least {tokens}"
+            )
         digest = hashlib.sha256(np.asarray(ids[:tokens], np.int64).tobytes()).hexdigest()[:16]
         about = {"name": text.name, "kind": text.kind, "sha256": digest, "note": text.note}
         tokenized.append(TokenizedText(**about, ids=tuple(ids[:tokens])))
@@ -156,7 +158,7 @@ def _check(
         raise ValueError("expected at least one budget")
     tokens, room, layers = len(texts[0].ids), model.spec.max_positions, model.spec.layers
     if not 1 < tokens <= room:
-        raise ValueError(f"got {tokens} tokens a text, allowed: 2 to {room}, the model's context")
+        raise ValueError(f"expected 2 to {room} tokens a text (the model's context), got {tokens}")
     if max(budgets) >= tokens:
         wide = f"a budget of {max(budgets)} keeps all of {tokens} tokens"
         raise ValueError(f"{wide}; give a smaller one or more tokens")

@@ -57,10 +57,10 @@ class Workload:
         if not 1 <= len(self.lengths) <= MOST_SEQUENCES:
             actual = f"got {len(self.lengths)} sequences"
             allowed = f"1 to {MOST_SEQUENCES}; --prompts draws so many of them"
-            raise ValueError(f"workload {self.name}: {actual}, allowed: {allowed}")
+            raise ValueError(f"workload {self.name}: expected {allowed}; {actual}")
         if not 2 <= self.lengths.min() <= self.lengths.max() <= LONGEST:
             actual = f"{self.lengths.min()} to {self.lengths.max()} tokens"
-            raise ValueError(f"workload {self.name}: got {actual}, allowed: 2 to {LONGEST}")
+            raise ValueError(f"workload {self.name}: expected 2 to {LONGEST}, got {actual}")
 
     @property
     def shortest_prompt(self) -> int:
@@ -97,7 +97,7 @@ def workload(surface: Surface, config: PlanConfig) -> Workload:
     if config.prompts is not None:
         count = config.prompts * (config.samples or SAMPLES)
         if count > MOST_SEQUENCES:
-            raise ValueError(f"got {count} sequences, allowed: {MOST_SEQUENCES} in all")
+            raise ValueError(f"expected at most {MOST_SEQUENCES} sequences, got {count}")
         lengths = np.random.default_rng(0).choice(lengths, count)
     cells = believed(surface.cells)
     cutoff = measured_to(cells) if cells else surface.bins[-1]
@@ -119,7 +119,7 @@ def _read_lengths(place: Path) -> IntArray:
     except ValueError as error:
         raise ValueError(f"lengths {place}: not a list of whole numbers ({error})") from error
     if not numbers or not all(type(n) is int and 2 <= n <= LONGEST for n in numbers):
-        raise ValueError(f"lengths {place}: allowed: whole numbers from 2 to {LONGEST}")
+        raise ValueError(f"lengths {place}: expected whole numbers from 2 to {LONGEST}")
     return np.array(numbers, np.int64)
 
 

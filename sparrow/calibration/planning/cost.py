@@ -245,7 +245,7 @@ def trace(
     """Requests of these final lengths (prompt included), admitted in order by the limit's rule.
 
     prompt    tokens of each that are there when it enters; computing them takes no time here
-    capacity  tokens that fit (default: all); final lengths of those who run never exceed it
+    capacity  tokens that fit (default: all); final lengths of running requests never exceed it
     most      requests that run at once (default: any number)
     """
     final = np.asarray(lengths, dtype=np.int64)
@@ -254,7 +254,7 @@ def trace(
     if not len(final) or not 0 <= prompt < final.min() or needs.max() > room:
         raise ValueError(
             f"trace: got lengths up to {final.max(initial=0)} and a prompt of {prompt} tokens, "
-            f"allowed: one or more lengths above the prompt's, each of which fits into {room}"
+            f"expected lengths above the prompt's, each of which fits into {room}"
         )
     starts: list[int] = []
     running: list[tuple[int, int]] = []  # (end, tokens of memory), the earliest end first

@@ -46,7 +46,7 @@ ASIDE = 0.02  # how far from the target the plan is looked at again
 
 
 class Unreachable(ValueError):
-    """No schedule keeps the target; `nearest` is the greatest that one could keep."""
+    """No schedule keeps the target; `nearest` is the highest target that one could keep."""
 
     def __init__(self, text: str, nearest: float) -> None:
         super().__init__(text)
@@ -60,7 +60,7 @@ def plan(
     compare: Schedule | None = None,
     check: Surface | None = None,
 ) -> PlanFile:
-    """The plan, the same at targets a little aside, another schedule and a check run beside it."""
+    """Make a plan; beside it those at neighbouring targets, another schedule and a check run."""
     options, target = plan_options(context, config), config.target
     limits = [context.limit(option.variant, option.schedule) for option in options]
     best = options[0]
@@ -107,7 +107,7 @@ def plan(
 
 
 def write(planned: PlanFile, folder: str | Path) -> list[Path]:
-    """The schedule to use and the plan to read."""
+    """Write schedule.json and plan.json into a folder."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     remove_unfinished(place)
@@ -120,7 +120,7 @@ def write(planned: PlanFile, folder: str | Path) -> list[Path]:
 
 
 def cheapest(costs: FloatArray, reached: FloatArray, target: float) -> list[int] | None:
-    """Of every bin the place of its budget: the cheapest, none below the one before.
+    """Choose a budget for every bin, by index: the cheapest, none below the one before.
 
     costs, reached: [bins, budgets], budgets rising; `reached` must be at the target. None: no such
     choice. Of equal costs the smaller budgets win.
@@ -145,7 +145,7 @@ def cheapest(costs: FloatArray, reached: FloatArray, target: float) -> list[int]
 
 
 def highest(reached: FloatArray) -> float:
-    """The greatest target that can be kept in every bin at all, or the least value there is."""
+    """Return the highest target that can be kept in every bin, or the lowest value measured."""
     values = np.unique(reached)
     free = np.zeros_like(reached)
     kept = (value for value in values[::-1] if cheapest(free, reached, value) is not None)
@@ -153,7 +153,7 @@ def highest(reached: FloatArray) -> float:
 
 
 def merged(starts: Sequence[int], budgets: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Bins without those that repeat the one before; the first starts at 0."""
+    """Merge neighbouring bins of equal budget; the first starts at 0."""
     kept = [i for i, budget in enumerate(budgets) if i == 0 or budget != budgets[i - 1]]
     return [0 if i == 0 else starts[i] for i in kept], [budgets[i] for i in kept]
 
@@ -209,7 +209,7 @@ def plan_options(context: PlanningContext, config: PlanConfig) -> list[PlanOptio
 def _option(
     context: PlanningContext, config: PlanConfig, variant: Variant, measured: Sequence[Cell]
 ) -> PlanOption:
-    """By dynamic programming over bins and budgets, the last of which is DENSE."""
+    """Plan a variant by dynamic programming over bins and budgets, the last of which is DENSE."""
     surface, target = context.surface, config.target
     edges = tuple(edge for edge in surface.bins if edge <= measured_to(measured))
     cells = {(cell.start, cell.budget or 0): cell for cell in measured}
@@ -312,7 +312,7 @@ def _unreachable(
 
 
 def notes(context: PlanningContext, option: PlanOption) -> tuple[str, ...]:
-    """What was not measured or is in doubt, and where it does not pay, in words."""
+    """Return notes on what was not measured or is uncertain, and where sparsity does not pay."""
     surface, hardware, texts = context.surface, context.hardware, []
     cells = [cell for cell in surface.cells if cell.variant == option.variant.name]
     starts = {cell.start for cell in believed(cells)}

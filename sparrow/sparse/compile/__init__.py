@@ -1,1 +1,1 @@
-"""Flows as fused GPU kernels: the source is generated, the meaning is `flows.interpret`."""
+"""Compiles flows to fused GPU kernels; `flows.interpret` defines what they compute."""

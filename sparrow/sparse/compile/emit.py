@@ -38,7 +38,7 @@ NIBBLE = "(({0}).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 83886
 
 
 def padded(size: int) -> int:
-    """The least power of two that holds so many."""
+    """Round up to a power of two."""
     return 1 << (size - 1).bit_length()
 
 
@@ -95,7 +95,7 @@ def load(start: str, shape: Sequence[int]) -> str:
 
 
 class Lines:
-    """Source under construction, indented. What a loop need not repeat goes before it."""
+    """Builds indented source; loop invariants go before the loop."""
 
     def __init__(self, indent: int = 1) -> None:
         self.text: list[str] = []

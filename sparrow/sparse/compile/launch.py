@@ -1,4 +1,4 @@
-"""Compiled flows: sources kept by content, and the calls that a rule makes of them.
+"""Compiled flows: sources cached by content, and the kernel launches of a rule.
 
 At the end stand the device functions that generated kernels call.
 

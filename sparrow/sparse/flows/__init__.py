@@ -1,4 +1,4 @@
-"""Flows: programmable sparse attention. A formula in a few lines, with a meaning and kernels.
+"""Flows: programmable sparse attention, a formula in a few lines with an interpreter and kernels.
 
     from sparrow.sparse.flows import D, Flow, bf16
 

@@ -79,7 +79,7 @@ class Flow:
         }
         for name, (right, expected) in allowed.items():
             if not right:
-                raise fail(f"Flow.{name}: got {getattr(self, name)!r}, allowed: {expected}")
+                raise fail(f"Flow.{name}: expected {expected}, got {getattr(self, name)!r}")
         for name in ("fields", "state"):
             object.__setattr__(self, name, dict(getattr(self, name)))
         trace(self, *self.probe)
@@ -174,7 +174,7 @@ def _field(flow: Flow, name: str, form: object, sizes: dict[str, int]) -> PageFi
     _check_name(flow, "field", name)
     what = f"flow {flow.name!r}, field {name!r}"
     if not isinstance(form, Format):
-        raise fail(f"{what}: got {form!r}, allowed: a format such as bf16(D)", flow.place)
+        raise fail(f"{what}: expected a format such as bf16(D), got {form!r}", flow.place)
     try:
         item = PageField(name=name, form=form, shape=form.resolve(sizes))
         item.storage(torch.bfloat16)
@@ -191,7 +191,7 @@ def _check_name(flow: Flow, kind: str, name: object) -> None:
 
 
 def _check_size(flow: Flow, fields: tuple[PageField, ...], page: int, head_size: int) -> None:
-    """What is kept of a page should be small beside its keys and values."""
+    """Refuse fields that are large beside the keys and values of a page."""
     stored = sum(item.bytes(torch.bfloat16) for item in fields)
     whole = 2 * page * head_size * torch.bfloat16.itemsize
     if stored > MOST_STORED * whole:
@@ -246,7 +246,7 @@ def _numbers(what: str, value: Any, shape: tuple[int, ...], start: CodeLine) -> 
 def _check_returned(
     kind: str, function: str, returned: Iterable[str], declared: Iterable[str], start: CodeLine
 ) -> None:
-    """What a function returns by name is what the flow declares."""
+    """Check that a function returns exactly the names that the flow declares."""
     for name in returned:
         if name not in declared:
             hint = (
@@ -282,7 +282,7 @@ class Fields:
 
 
 class Position:
-    """Where the query stands: `length`, `pages` of the sequence; `page` is each page's number."""
+    """Position of a query: `length` and `pages` of the sequence; `page` is each page's number."""
 
     def __init__(self) -> None:
         self.length, self.pages = _input("length", ()), _input("pages", ())
@@ -347,7 +347,7 @@ def _of_pages(what: str, value: Any, start: CodeLine) -> Node:
 
 
 def _check_inputs(what: str, roots: Iterable[Node], inputs: Iterable[Tensor]) -> None:
-    """A tensor that was kept from another call has no meaning here."""
+    """Refuse tensors of another call."""
     node_ids = {id(tensor.node) for tensor in inputs}
     for node in in_order(roots):
         if not node.inputs and node.op not in ("constant", "full") and id(node) not in node_ids:

@@ -1,4 +1,4 @@
-"""How a field is kept in memory: its shape, and how many bits a number has.
+"""Storage formats of fields: shape and bits per number.
 
 A scaled format keeps small whole numbers (or fp8) beside one scale for each vector, that is for
 the last axis of the field. Reading a field gives number x scale in float32.

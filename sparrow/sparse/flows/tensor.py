@@ -1,4 +1,4 @@
-"""The language of flows: tensors that remember how they were made.
+"""The language of flows: traced tensors that record operations.
 
 Arithmetic, comparisons, `@`, reductions and the functions below build a program instead of
 numbers: nodes with their shapes, and the author's line of each. Every mistake is an error at the
@@ -86,18 +86,18 @@ def is_author_frame(frame: FrameType) -> bool:
 
 
 def fail(message: str, place: CodeLine | None = None) -> FlowError:
-    """The error to raise for a mistake on the author's line."""
+    """Return the FlowError to raise for a mistake on the author's line."""
     return FlowError(f"{place or author_line()}: {message}")
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A hint at the known name that is nearest, or nothing."""
+    """Suggest the nearest known name, or nothing."""
     close = get_close_matches(name, list(names), n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
 def in_order(roots: Iterable[Node]) -> Iterator[Node]:
-    """Every node that the roots depend on, inputs first, each once."""
+    """Yield every node that the roots depend on, inputs first."""
     seen: set[int] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(list(roots))]
     while stack:
@@ -374,7 +374,7 @@ def _foreign(library: str, name: str) -> FlowError:
 
 def normalise_axis(x: Tensor, axis: int) -> int:
     if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
-        allowed = f"allowed: 0 to {x.ndim - 1}" if x.ndim else "it has no axis"
+        allowed = f"expected 0 to {x.ndim - 1}" if x.ndim else "it has no axis"
         hint = "; pages are no axis: use sum_over_pages and its like" if x.paged else ""
         raise fail(f"axis {axis} of a tensor of shape {x.shape}, {allowed}{hint}")
     return axis % x.ndim
@@ -517,7 +517,7 @@ def convolve_over_pages(x: Tensor, kernel: Sequence[Number]) -> Tensor:
 
 def _over_pages(op: str, x: Tensor, among: Among) -> Tensor:
     if among not in ("finished", "free"):
-        raise fail(f'among={among!r}, allowed: "finished", "free"')
+        raise fail(f'among={among!r}, expected "finished" or "free"')
     _require_paged(f"{op}_over_pages", x)
     return make(f"pages_{op}", (x,), x.shape, (among,), paged=False)
 
