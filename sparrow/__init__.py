@@ -1,7 +1,13 @@
-"""Sparrow: sparse rollout, dense policy, a measured difference between them.
+"""Sparrow: RL training of language models with sparse-attention rollouts.
 
-`sparrow.api` has every verb as a function from its configuration to its result. Importing the
-package is cheap: no torch is loaded until a model is, or a verb is called.
+    import sparrow
+
+    model = sparrow.load("tiny")
+    surface = sparrow.calibrate(model, task="assignments")
+    run = sparrow.train("tiny", schedule=sparrow.plan(surface), task="assignments", steps=12)
+
+Every verb is a function here (sparrow/api.py); `sparrow.schema` has their configurations and
+results. Importing the package is cheap: torch is loaded when a verb is called.
 """
 
 from importlib import import_module
@@ -9,21 +15,24 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_LAZY = {
-    "load": "sparrow.models",
-    "random": "sparrow.models",
-    "save": "sparrow.models",
-    "fetch": "sparrow.models.fetch",
-}
-__all__ = ["__version__", "api", *_LAZY]
+_VERBS = (
+    *("fetch", "calibrate", "plan", "train", "preview", "evaluate", "report", "generate", "chat"),
+    *("puzzle", "presets", "replay", "doctor", "flow_check", "flow_score", "flow_bench"),
+    *("flow_texts", "bench", "push"),
+)
+_HOMES = {"api": "sparrow", **dict.fromkeys(_VERBS, "sparrow.api")}
+_HOMES |= dict.fromkeys(("load", "random", "save"), "sparrow.models")
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "api":
-        return import_module("sparrow.api")
-    if name not in _LAZY:
+    if name not in _HOMES:
         raise AttributeError(f"module 'sparrow' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    return (
+        import_module("sparrow.api")
+        if name == "api"
+        else getattr(import_module(_HOMES[name]), name)
+    )
 
 
 def __dir__() -> list[str]:

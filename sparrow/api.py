@@ -1,30 +1,30 @@
-"""Sparrow from Python: every verb as a function from its configuration to its result.
+"""The Python API: every verb as a function from its configuration to its result.
 
-    from sparrow import api
+    import sparrow
 
-    surface = api.calibrate("tiny", task="assignments", length=150, out="runs/mine")
-    planned = api.plan("runs/mine/surface.json", target=0.86)
-    trained = api.train("tiny", "--run.steps=12")
-    page = api.report("runs/mine", trained.parent)
+    model = sparrow.load("tiny")
+    surface = sparrow.calibrate(model, task="assignments", length=150, out="runs/mine")
+    plan = sparrow.plan(surface, target=0.86)
+    run = sparrow.train("tiny", schedule=plan, task="assignments", length=150, steps=12)
+    page = sparrow.report(run)
 
-A verb takes its configuration (sparrow.schema), or the configuration's fields by name, with the
-positional ones first as on the command line; verbs of TOML files take files and settings such as
-"--run.steps=12". Each leaves files behind and goes on from those it finds. Their docstrings are the
-help of the command line. Nothing heavy is imported before a verb is called.
+A verb takes its configuration (sparrow.schema) or its settings as arguments: the model first (a
+name, a folder, or a loaded model), then prompts or rows; fields, short names (steps=12) and
+sections as dicts (optimiser={"rate": 1e-4}) by keyword (sparrow/arguments.py). Verbs write files
+and resume from those they find. Their docstrings are the help texts of the command line. Torch is
+imported when a verb is called, not before.
 """
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
-from functools import wraps
+from contextlib import ExitStack, closing, nullcontext
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from threading import current_thread, main_thread
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import ValidationError
-
+from sparrow.arguments import configured
 from sparrow.files import FolderLock, expanded, read_text, write_whole
-from sparrow.schema.base import Record, problems
 from sparrow.schema.bench import (
     BenchAttentionConfig,
     BenchDecodeConfig,
@@ -40,6 +40,7 @@ from sparrow.schema.common import (
     FetchConfig,
     GenerateConfig,
     PresetsConfig,
+    PushConfig,
     PuzzleConfig,
     ReplayConfig,
     ReportConfig,
@@ -55,10 +56,9 @@ from sparrow.schema.flow import (
     FlowScores,
     FlowTextsConfig,
 )
-from sparrow.schema.loading import load_config, merge
-from sparrow.schema.options import options_of
 from sparrow.schema.plan import PlanFile
-from sparrow.schema.sampling import Completion, SamplingParams
+from sparrow.schema.run_folder import MODEL, TrainResult
+from sparrow.schema.sampling import Completion, Completions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Surface
 from sparrow.schema.train import TrainConfig
@@ -69,13 +69,11 @@ if TYPE_CHECKING:
     from sparrow.dataflow.evaluation import Answered
     from sparrow.dataflow.local.messages import Watcher
     from sparrow.dataflow.preview import Preview
-    from sparrow.dataflow.prompts import Source
+    from sparrow.dataflow.prompts import PromptSet
     from sparrow.dataflow.stopping import Stopping
     from sparrow.models import Decoder
     from sparrow.tasks.base import Verdict
 
-R = TypeVar("R")
-Root = TypeVar("Root", bound=Record)
 Json = dict[str, Any]
 
 FEW_PROMPTS = 8  # below, nothing can be planned
@@ -84,48 +82,7 @@ PAGES = (".html", ".md")  # what a report may be written over
 
 
 def silent(text: str) -> None:
-    """Nobody is told."""
-
-
-def configured(cls: type[Root], loaded: str = "") -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Let a function of a configuration also be called with words and fields.
-
-    loaded: the class of objects that may be given in place of their name, the first positional.
-    """
-
-    def decorate(function: Callable[..., R]) -> Callable[..., R]:
-        @wraps(function)
-        def verb(*words: Any, **keywords: Any) -> R:
-            fields = {name: keywords.pop(name) for name in [*keywords] if name in cls.model_fields}
-            if words and type(words[0]).__name__ == loaded:
-                keywords["loaded"], *rest = words
-                words = (str(getattr(words[0], "source", None) or loaded), *rest)
-            return function(make_config(cls, words, fields), **keywords)
-
-        return verb
-
-    return decorate
-
-
-def make_config(cls: type[Root], words: Sequence[Any], fields: Json) -> Root:
-    """The configuration that a caller means: one that is made, or words; then fields over it."""
-    positional = next((option for option in options_of(cls) if option.positional), None)
-    values: Json = {}
-    if words and isinstance(words[0], cls):
-        values, words = words[0].model_dump(exclude_unset=True), words[1:]
-    elif words and positional is None:
-        made = load_config(cls, [], [*map(str, words)])
-        values, words = made.model_dump(exclude_unset=True), ()
-    elif words and positional is not None:
-        several = positional.several
-        values = {positional.name: words if several else words[0]}
-        words = () if several else words[1:]
-    if words:
-        raise ValueError(f"{cls.__name__}: got {words}, allowed: fields by their names")
-    try:
-        return cls.model_validate(merge(values, fields))  # tables in fields leave the rest
-    except ValidationError as error:
-        raise ValueError(f"{cls.__name__}: {problems(error)}") from None
+    """Report nothing."""
 
 
 # From a model to a trained model.
@@ -158,7 +115,7 @@ def fetch(config: FetchConfig, *, report: Report = silent) -> Path:
     return locate(config.name, report=report)
 
 
-@configured(CalibrateConfig, loaded="Decoder")
+@configured(CalibrateConfig)
 def calibrate(
     config: CalibrateConfig,
     *,
@@ -184,11 +141,9 @@ def calibrate(
     from sparrow.dataflow.calibrate import calibrate as measure
     from sparrow.models import load
 
+    _check_place(config, loaded)
     if loaded is None:
         loaded = load(config.model, dtype=config.dtype, device=config.device, report=report)
-    else:
-        place = (config.dtype, config.device)
-        config.require(place == ("auto", "auto"), "device", "auto where a model is given", place)
     source = _prompts(config, loaded, report)
     schedule = _schedule_to_check(config, loaded, report)
     if len(source.prompts) < FEW_PROMPTS:
@@ -197,15 +152,26 @@ def calibrate(
     return measure(loaded, source, config, schedule=schedule, **callbacks)
 
 
-def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "Source":
+def _check_place(config: Any, loaded: "Decoder | None", automatic: str = "auto") -> None:
+    """Refuse a device or dtype for a model that is in memory already."""
+    place = (config.dtype, config.device)
+    free = loaded is None or place == (automatic, "auto")
+    if not free:
+        allowed = "not with a loaded model, which has its own: load it there"
+        raise ValueError(f"device and dtype: got {place}, allowed: {allowed}")
+
+
+def _prompts(config: CalibrateConfig, model: "Decoder", report: Report) -> "PromptSet":
     from sparrow.calibration.flows import texts
     from sparrow.dataflow import prompts
 
     part: Json = {"count": config.prompts, "skip": config.skip}
     if config.task is not None:
-        return prompts.of_task(model, config.task, length=config.length, **part)
+        about: Json = {"length": config.length, "chat": config.chat}
+        return prompts.of_task(model, config.task, **about, **part)
     if config.rows is not None:
-        return prompts.of_rows(model, config.rows, **part)
+        read: Json = {"columns": config.columns, "chat": config.chat}
+        return prompts.of_rows(model, config.rows, **part, **read)
     if config.ids is not None:
         return prompts.of_ids(model, config.ids, **part)
     assert config.texts is not None
@@ -236,7 +202,7 @@ def _schedule_to_check(
     return schedule
 
 
-@configured(PlanConfig, loaded="Surface")
+@configured(PlanConfig)
 def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
     """Find the cheapest budgets that keep acceptance at a target, and what they promise.
 
@@ -264,7 +230,7 @@ def plan(config: PlanConfig, *, loaded: Surface | None = None) -> PlanFile:
         compare=None if config.compare is None else named_schedule(config.compare),
         check=None if config.check is None else Surface.load(config.check),
     )
-    folder = config.out or (config.surface.parent if loaded is None else None)
+    folder = config.folder if loaded is None else config.out
     if folder is not None:
         planning.write(planned, folder)
     return planned
@@ -288,10 +254,11 @@ def _hardware(config: PlanConfig) -> "Hardware":
 def train(
     config: TrainConfig,
     *,
-    watch: "Watcher | None" = None,
+    loaded: "Decoder | None" = None,
+    callbacks: "Watcher | None" = None,
     report: Report = silent,
     stopping: "Stopping | None" = None,
-) -> Path:
+) -> TrainResult:
     """Train a model by RL with sparse rollouts, under a gate that watches how far they stray.
 
     The gate measures acceptance at every step; where its tail is surely below the target, or below
@@ -312,14 +279,25 @@ def train(
     """
     from sparrow.dataflow.local.loop import train as train_run
     from sparrow.dataflow.local.run import open_run
+    from sparrow.dataflow.stopping import Stopped, Stopping
 
-    with open_run(config, watch=watch, report=report, stopping=stopping) as run:
-        return train_run(run)
+    if loaded is not None and (loaded.source is None or loaded.edition):
+        raise ValueError("train reads weights from a folder: save the model, and give the folder")
+    takes_signals = stopping is None and current_thread() is main_thread()
+    with (
+        Stopping() if takes_signals else nullcontext(stopping) as graceful,
+        open_run(config, watch=callbacks, report=report, stopping=graceful) as run,
+    ):
+        try:
+            return TrainResult.read(train_run(run).parent)
+        except Stopped as error:
+            resume = "the same call resumes from its checkpoint"
+            raise Stopped(f"stopped after {run.step} steps; {resume}") from error
 
 
 @configured(TrainConfig)
 def preview(config: TrainConfig) -> "Preview":
-    """What a training run will take: memory, batch, schedule, time. Nothing is run."""
+    """Predict what a training run takes: memory, batch, schedule, time. Nothing is run."""
     from sparrow.dataflow.preview import preview as preview_run
 
     return preview_run(config)
@@ -327,7 +305,11 @@ def preview(config: TrainConfig) -> "Preview":
 
 @configured(EvalConfig)
 def evaluate(
-    config: EvalConfig, *, progress: Progress | None = None, report: Report = silent
+    config: EvalConfig,
+    *,
+    loaded: "Decoder | None" = None,
+    progress: Progress | None = None,
+    report: Report = silent,
 ) -> Evaluation:
     """Ask a model questions with known answers, and say how often it is right.
 
@@ -338,7 +320,7 @@ def evaluate(
 
       sparrow eval tiny
       sparrow eval tiny -t assignments -l 500 -k 4 --budget 256
-      sparrow eval runs/train/tiny -t assignments -l 200 --samples 4
+      sparrow eval runs/train/tiny -t assignments -l 200 --checkpoint latest
     """
     from sparrow.dataflow.evaluation import attending, open_parts
     from sparrow.dataflow.evaluation import evaluate as measure
@@ -346,7 +328,8 @@ def evaluate(
 
     with ExitStack() as judges:
         parts, left_out = open_parts(config, judges)
-        model = _trained(config, report)
+        _check_place(config, loaded)
+        model = _trained(config, report) if loaded is None else loaded
         puzzles = speaks_puzzles(model)
         if not (config.task or config.rows or puzzles):
             choose = "name a task by --task, such as gym/leg_counting, or rows by --rows"
@@ -363,7 +346,7 @@ def evaluate(
         evaluated = measure(
             engine,
             parts,
-            language_of(model, puzzles),
+            language_of(model, puzzles, chat=config.chat),
             params,
             model=config.model,
             schedule=schedule,
@@ -377,13 +360,19 @@ def evaluate(
 
 def _trained(config: EvalConfig, report: Report) -> "Decoder":
     """A model, or the one that a run directory has when the run has ended."""
+    from sparrow.dataflow.evaluation import load_policy
     from sparrow.models import load
-    from sparrow.schema.run_folder import MODEL
 
     folder = expanded(config.model)
     made = folder / MODEL
+    if config.checkpoint is not None:
+        place: Json = {"dtype": config.dtype, "device": config.device}
+        return load_policy(folder, config.checkpoint, **place, report=report)
     if folder.is_dir() and not made.is_dir() and not (folder / "config.json").exists():
-        raise ValueError(f"{folder} is no model, and no run that has ended: there is no {made}")
+        raise ValueError(
+            f"{folder} is neither a model nor a run that has ended: there is no {made}. Of a run "
+            "that goes on, evaluate a checkpoint: --checkpoint latest"
+        )
     name = made if made.is_dir() else config.model
     model = load(name, dtype=config.dtype, device=config.device, report=report)
     report(f"{config.model} | {str(model.dtype).removeprefix('torch.')} on {model.device}")
@@ -434,9 +423,10 @@ def report(config: ReportConfig) -> str:
 def generate(
     config: GenerateConfig,
     *,
+    loaded: "Decoder | None" = None,
     on_text: Callable[[int, str], None] | None = None,
     report: Report = silent,
-) -> list[Completion]:
+) -> Completions:
     """Generate text with a model, dense or with sparse attention.
 
     Every setting can be given as --section.key=value, or in TOML files by -c (demo,
@@ -452,8 +442,29 @@ def generate(
     """
     from sparrow.engine.answer import answer
 
-    config.require(any(config.prompts), "prompts", "one at least")
-    return answer(config, report=report, on_text=on_text)
+    asked = any(config.prompts) or config.messages
+    config.require(asked, "prompts", "at least one")
+    _check_place(config.model, loaded)
+    return answer(config, report=report, loaded=loaded, on_text=on_text)
+
+
+def chat(
+    model: "str | Path | Decoder",
+    messages: str | Sequence[dict[str, str]],
+    *,
+    system: str | None = None,
+    template: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Completion:
+    """Answer a chat, and return the completion.
+
+    messages: a text, or messages with role and content. template: arguments of the chat template,
+    such as {"enable_thinking": False}. settings: those of `generate`.
+    """
+    prompts = {"prompts" if isinstance(messages, str) else "messages": messages}
+    section = {"system": system, "template": template or {}}
+    (completion,) = generate(model, **prompts, chat=section, **settings)
+    return completion
 
 
 class Puzzle(NamedTuple):
@@ -525,6 +536,24 @@ def replay(config: ReplayConfig, *, report: Report = silent) -> Json:
     return replay_step(config.run, config.step, config.part, **options)
 
 
+@configured(PushConfig)
+def push(config: PushConfig, *, report: Report = silent) -> str:
+    """Upload a trained model to the Hugging Face hub, with a model card made from its run.
+
+    Takes a run that has ended, a checkpoint of a run (--step), or a model's folder. The repository
+    is made where it is not there, private unless --public is given. Needs a token that may write:
+    `hf auth login`, or HF_TOKEN. Prints the address.
+
+    For example:
+
+      sparrow push runs/train/tiny owner/name
+      sparrow push runs/train/tiny owner/name --step=20
+    """
+    from sparrow.dataflow.push import push
+
+    return push(config, report=report)
+
+
 @configured(DoctorConfig)
 def doctor(config: DoctorConfig) -> Examination:
     """Say what is on this machine, what works, what is missing and how to get it.
@@ -572,7 +601,11 @@ def flow_check(config: FlowCheckConfig) -> FlowCheck:
 
 @configured(FlowScoreConfig)
 def flow_score(
-    config: FlowScoreConfig, *, progress: Progress | None = None, report: Report = silent
+    config: FlowScoreConfig,
+    *,
+    loaded: "Decoder | None" = None,
+    progress: Progress | None = None,
+    report: Report = silent,
 ) -> FlowScores:
     """Measure how good flows are: p05 of acceptance on long texts, beside built-in flows.
 
@@ -597,12 +630,14 @@ def flow_score(
     names = Configuration.model_fields
     configuration = Configuration(**{name: getattr(config, name) for name in names})
     known = texts.standard(report) if config.texts is None else texts.from_folder(config.texts)
+    _check_place(config, loaded, automatic="float32")
     given = samples(load_tokenizer(config.model), known, config.tokens)
-    model = load(config.model, dtype=config.dtype, device=config.device, report=report)
+    if loaded is None:
+        loaded = load(config.model, dtype=config.dtype, device=config.device, report=report)
     config.out.mkdir(parents=True, exist_ok=True)
     with closing(FolderLock(config.out, setting="--out")):
         result = score(
-            model,
+            loaded,
             given,
             [*flows],
             config.budget,
@@ -759,3 +794,19 @@ def bench_trace(config: BenchTraceConfig, *, report: Report = silent) -> Benchma
     from sparrow.benchmarks import trace
 
     return trace.run(**dict(config), progress=report)
+
+
+BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
+    "attention": bench_attention,
+    "decode": bench_decode,
+    "rollout": bench_rollout,
+    "train": bench_train,
+    "trace": bench_trace,
+}
+
+
+def bench(name: str, *arguments: Any, **settings: Any) -> Benchmark:
+    """Run a benchmark of this machine: attention, decode, rollout, train or trace."""
+    if name not in BENCHMARKS:
+        raise ValueError(f"bench: got {name!r}, allowed: {', '.join(BENCHMARKS)}")
+    return BENCHMARKS[name](*arguments, **settings)

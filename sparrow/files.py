@@ -53,6 +53,13 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def cache_folder(name: str) -> Path:
+    """Return a folder for files that can be made again: under $SPARROW_HOME, else the cache."""
+    if home := os.environ.get("SPARROW_HOME"):
+        return expanded(home) / name
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "sparrow" / name
+
+
 def sync(file: IO[bytes]) -> None:
     """Flush a file to disk, so that it survives a power loss."""
     file.flush()

@@ -58,10 +58,15 @@ def run_file(path: Path, name: str) -> ModuleType:
     return module
 
 
+def search_current_folder() -> None:
+    """Let imports find modules of the current folder: the installed command does not."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
 def _import(place: str, where: str) -> ModuleType:
     """Import a module, or run a file; whatever its code raises becomes a ValueError."""
-    if os.getcwd() not in sys.path:  # the installed command does not have it there
-        sys.path.append(os.getcwd())
+    search_current_folder()
     path = Path(place).expanduser().resolve()
     if place.endswith(".py") and not path.is_file():
         raise ValueError(f"{where}: no file {path}")

@@ -137,7 +137,6 @@ def _run_sparrow(model: Decoder, work: RolloutWorkload, name: str) -> RolloutRow
         max_running=work.rollouts,
         max_context=work.context,
         kv_bytes=pages * timing.cache_page_bytes(model, rule),
-        rule=rule,
     )
     schedule = timing.schedule_named(None if name == DENSE else name)
 

@@ -1,4 +1,4 @@
-"""The command line: verbs whose options are their configuration classes."""
+"""The command line: the options of a verb are the fields of its configuration class."""
 
 import os
 import sys
@@ -17,14 +17,14 @@ HELP = ("-h", "--help")
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; a user's mistake is one message, not a traceback."""
-    if isinstance(sys.stdout, TextIOWrapper):  # a name that its encoding lacks is no reason to end
+    """Run the command line and exit; a user error is a one-line message, not a traceback."""
+    if isinstance(sys.stdout, TextIOWrapper):  # names that its encoding lacks are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         sys.exit(run(sys.argv[1:] if words is None else words))
     except KeyboardInterrupt:
         sys.exit(STOPPED)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except ValidationError as error:
@@ -32,14 +32,14 @@ def main(words: Sequence[str] | None = None) -> None:
     except (ValueError, OSError, OverflowError) as error:
         alert("error:", str(error))
     except MemoryError as error:
-        alert("error:", f"more memory is asked for than there is: {error}")
+        alert("error:", f"not enough memory: {error}")
     except ModuleNotFoundError as error:
-        alert("error:", f"this needs the package {error.name!r}: pip install it")
+        alert("error:", f"missing package {error.name!r}: pip install it")
     sys.exit(2)
 
 
 def run(words: Sequence[str]) -> int:
-    """The exit code of a command line."""
+    """Run a command line and return its exit code."""
     name, rest = split_verb(words)
     if name in VERBS:
         options = rest[: rest.index("--")] if "--" in rest else rest
@@ -51,15 +51,15 @@ def run(words: Sequence[str]) -> int:
         print(__version__)
         return 0
     if rest and rest[0] not in HELP:
-        known = [verb.removeprefix(f"{name} ") for verb in (*VERBS, *GROUPS)]
-        meant = "".join(f"; did you mean {verb}?" for verb in get_close_matches(rest[0], known, 1))
-        raise ValueError(f"no verb {rest[0][:80]!r}{meant or '; sparrow --help lists them'}")
+        verbs = [verb.removeprefix(f"{name} ") for verb in (*VERBS, *GROUPS)]
+        hint = "".join(f"; did you mean {verb}?" for verb in get_close_matches(rest[0], verbs, 1))
+        raise ValueError(f"unknown verb {rest[0][:80]!r}{hint or '; see sparrow --help'}")
     console.print(overview(name))
     return 0 if rest else 2
 
 
 def split_verb(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The verb, or the group, that words begin with, and the words after it."""
+    """Split command-line words into the verb or group and the words after it."""
     name = " ".join(words[:2]) if words[:1] and words[0] in GROUPS else " ".join(words[:1])
     if name in VERBS:
         return name, list(words[len(name.split()) :])

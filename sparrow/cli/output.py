@@ -1,4 +1,4 @@
-"""What verbs print with: results on standard output, notes and progress on standard error."""
+"""Terminal output: results on standard output, notes and progress on standard error."""
 
 import json
 import sys
@@ -21,10 +21,10 @@ Counting = Callable[[int, int, str], None]  # done, total, what
 
 
 class PlainConsole(Console):
-    """A console that shows what it is given: strings are markup only where `markup=True` says so.
+    """A console without markup, unless `markup=True`.
 
-    Control characters are spelled out in everything that is rendered: names, notes and reasons
-    come from files, and a terminal would obey them.
+    Control characters are escaped in everything that is rendered: names, notes and reasons come
+    from files, and a terminal would obey them.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -41,39 +41,42 @@ notes = PlainConsole(stderr=True)
 
 
 def plain(text: str) -> str:
-    """The text with nothing in it that rich would read as markup, or a terminal would obey."""
+    """Escape rich markup and control characters."""
     from rich.markup import escape
 
     return escape(printable(text))
 
 
 def write(text: str, end: str = "\n") -> None:
-    """Print a result as it is; to a terminal, with control characters spelled out."""
+    """Print a result; on a terminal, control characters are escaped."""
     print(printable(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
 def write_json(result: Any) -> None:
+    """Print a result as JSON."""
     print(json.dumps(to_dict(result) if isinstance(result, Record) else result, indent=2))
 
 
 def report(text: str) -> None:
+    """Print a note to standard error."""
     notes.print(printable(text), style="dim")
 
 
 def alert(mark: str, text: str, style: str = "bold red") -> None:
-    """Say what went wrong, or what to mind."""
+    """Print an error or a warning to standard error."""
     notes.print(f"[{style}]{mark}[/] {plain(text)}", markup=True)
 
 
 @contextmanager
 def measuring(what: str = "measuring") -> Iterator[Callable[[str], None]]:
+    """Show a spinner; yields a function that changes its text."""
     with notes.status(plain(what)) as status:
         yield lambda text: status.update(plain(text))
 
 
 @contextmanager
 def counting(what: str) -> Iterator[Counting]:
-    """A progress bar for stages that follow one another, each from none to its total."""
+    """Show a progress bar; yields a callback (done, total, what) that moves it, stage by stage."""
     with progress_bar() as bar:
         task = bar.add_task(what, total=None)
         stage = [""]
@@ -89,16 +92,16 @@ def counting(what: str) -> Iterator[Counting]:
 
 @contextmanager
 def going_on(folder: object) -> Iterator[None]:
-    """Ctrl-C ends the program, and the next time it goes on."""
+    """Exit on Ctrl-C with a note that the same command resumes."""
     try:
         yield
     except KeyboardInterrupt:
-        notes.print(f"\nstopped; the same command goes on from {folder}")
+        notes.print(f"\nstopped; the same command resumes from {folder}")
         sys.exit(STOPPED)
 
 
 def progress_bar(console: Console | None = None) -> "Progress":
-    """A progress bar, on standard error unless told otherwise, that leaves nothing behind."""
+    """Make a progress bar that disappears at its end; on standard error by default."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

@@ -1,4 +1,4 @@
-"""What verbs print: each calls its function of the API and shows the result.
+"""Verbs of the command line: each calls its API function and prints the result.
 
 The first parameter is the configuration; further ones are options of the command line alone.
 """
@@ -22,7 +22,7 @@ from sparrow.calibration.tables import (
     flow_score_table,
     layers_table,
     plan_tables,
-    tails_table,
+    tails_tables,
 )
 from sparrow.cli.output import (
     AsJson,
@@ -54,7 +54,7 @@ from sparrow.schema.flow import FlowCheckConfig, FlowScoreConfig, FlowTextsConfi
 from sparrow.schema.surface import Surface
 
 Plots = Annotated[bool, "Also draw what is printed."]
-FEW = 5  # skipped rows that are named
+FEW = 5  # skipped rows that are listed
 GIB = 2**30
 SECTIONS = {
     "devices": ("cores", "gpus", "driver"),
@@ -96,20 +96,25 @@ def calibrate(config: CalibrateConfig, *, plots: Plots = True, json: AsJson = Fa
 
         place = config.folder / ("check-plots" if check else "plots")
         files += write_figures(surface_figures(surface), place)
-    doubts = surface.undecided
-    told = f"the plan still depends on {len(doubts)} cells: {'; '.join(doubts[:3])}"
-    warnings = (*surface.warnings, *([told] if doubts else []))
-    next_step = "" if check else f"next: sparrow plan {files[0]}"
+    undecided = surface.undecided
+    warning = f"the plan still depends on {len(undecided)} cells: {'; '.join(undecided[:3])}"
+    warnings = (*surface.warnings, *([warning] if undecided else []))
     if json:
         write_json(surface)
-    else:
-        _show_files(_surface_tables(surface, check), "warning:", warnings, files, next_step)
+        return
+    _show_files(_surface_tables(surface, check), "warning:", warnings, files)
+    if not check:
+        from sparrow.calibration.planning.advice import advise
+
+        answer, next_step = advise(surface, config.folder)
+        console.print(Text(f"\n{answer}\nnext: {next_step}", style="bold"), soft_wrap=True)
 
 
 def _surface_tables(surface: Surface, check: bool) -> list[Table]:
     if check:
         return [check_table(surface, surface.targets[0])]
-    tables = [tails_table(surface, variant.name) for variant in surface.variants]
+    variants = (variant.name for variant in surface.variants)
+    tables = [table for name in variants for table in tails_tables(surface, name)]
     if surface.layers:
         shares = next((variant.shares for variant in surface.variants if variant.shares), ())
         tables.append(layers_table(surface.layers, shares))
@@ -124,7 +129,7 @@ def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> in
     except Unreachable as error:
         alert("not reached:", str(error))
         return 1
-    folder = config.out or config.surface.parent
+    folder = config.folder
     files = [folder / SCHEDULE, folder / PLAN]
     if plots:
         from sparrow.reporting.calibration import plan_figures
@@ -135,31 +140,31 @@ def plan(config: PlanConfig, *, plots: Plots = True, json: AsJson = False) -> in
         write_json(planned)
     else:
         options = f"the options of the calibration, with --schedule {files[0]}"
-        how = f"check it on new prompts: {options} and --skip as many rows as it used"
-        _show_files(plan_tables(planned), "note:", planned.notes, files, how)
+        hint = f"check it on new prompts: {options} and --skip as many rows as it used"
+        _show_files(plan_tables(planned), "note:", planned.notes, files)
+        note(hint)
     return None
 
 
 def _show_files(
-    tables: Sequence[Table], mark: str, told: Sequence[str], files: Sequence[Path], how: str
+    tables: Sequence[Table], mark: str, warnings: Sequence[str], files: Sequence[Path]
 ) -> None:
-    """What was measured, what to mind, what was written and how to go on."""
+    """Print tables, warnings and the files that were written."""
     for table in tables:
         console.print(table)
-    for text in told:
+    for text in warnings:
         alert(mark, text, "yellow")
     note(f"written: {', '.join(map(str, files))}")
-    note(how)
 
 
 def evaluate(config: EvalConfig, *, json: AsJson = False) -> None:
     with counting(f"loading {config.model}") as progress:
         evaluation = api.evaluate(config, progress=progress, report=note)
-    too_long = [told for cell in evaluation.cells for told in cell.skipped]
-    for what, told in (("cannot be used", evaluation.left_out), ("are too long", too_long)):
-        if told:
-            named = "; ".join(told[:FEW]) + ("; ..." if told[FEW:] else "")
-            note(f"{len(told)} rows {what} and are left out: {named}")
+    too_long = [problem for cell in evaluation.cells for problem in cell.skipped]
+    for what, rows in (("cannot be used", evaluation.left_out), ("are too long", too_long)):
+        if rows:
+            listed = "; ".join(rows[:FEW]) + ("; ..." if rows[FEW:] else "")
+            note(f"{len(rows)} rows {what} and are left out: {listed}")
     _show_result(evaluation, [_accuracies(evaluation)], json)
 
 
@@ -169,7 +174,7 @@ def _accuracies(evaluation: Evaluation) -> Table:
             "task": cell.source if cell.length is None else f"{cell.source} {cell.length}",
             "rows": cell.rows,
             f"mean@{evaluation.samples}": _interval(cell.mean),
-            **{f"pass@{one.k}": f"{one.estimate.value:.2f}" for one in cell.passes if one.k > 1},
+            **{f"pass@{at.k}": f"{at.estimate.value:.2f}" for at in cell.passes if at.k > 1},
             "tokens": round(cell.tokens),
             "entropy": cell.entropy,
             "cut_off": f"{cell.cut_off:.0%}",
@@ -195,7 +200,7 @@ def _interval(estimate: Estimate) -> str:
 def report(
     config: ReportConfig, *, open: Annotated[bool, "Open the page in a browser."] = False
 ) -> None:
-    # A comparison does not take the place of a run's own page.
+    # A comparison does not overwrite the page of a run.
     page = config.runs[0] / ("report.html" if len(config.runs) == 1 else "comparison.html")
     place = config.out or (Path("-") if config.format == "md" else page)
     terminal = str(place) == "-"
@@ -218,13 +223,13 @@ def generate(config: GenerateConfig, *, json: AsJson = False) -> None:
     stream = len(config.prompts) * config.sampling.n == 1 and not json
     with notes.status(plain(f"loading {config.model.name}")) as status:
 
-        def told(text: str) -> None:
+        def loaded(text: str) -> None:
             note(text)
-            if stream:  # the answer itself shows that it goes on
+            if stream:  # the text itself shows the progress
                 status.stop()
             status.update("generating")
 
-        completions = api.generate(config, on_text=_write_piece if stream else None, report=told)
+        completions = api.generate(config, on_text=_write_piece if stream else None, report=loaded)
     for number, completion in enumerate(completions):
         if json:
             print(jsons.dumps(to_dict(completion)))
@@ -262,7 +267,7 @@ def flow_texts(config: FlowTextsConfig) -> None:
 
 
 def measured(name: str) -> Callable[..., None]:
-    """The verb that calls a measurement of the API and shows its table."""
+    """Make the verb that runs a benchmark of the API and prints its table."""
     measure = getattr(api, name)
 
     def show(config: Any, *, json: AsJson = False) -> None:
@@ -286,14 +291,14 @@ def _show_result(result: Any, tables: Sequence[Any], json: bool) -> None:
 
 
 def puzzle(config: PuzzleConfig) -> int | None:
-    made = api.puzzle(config)
-    if made.verdict is not None:
-        score, right, reason = made.verdict.score, made.verdict.acc, made.verdict.reason
-        print(printable(f"score {score:g}, accuracy {right:g}: {reason}"))
-        return int(right < 1)
-    print(made.prompt)
-    if made.chain is not None:
-        print(made.chain)
+    puzzle = api.puzzle(config)
+    if puzzle.verdict is not None:
+        score, accuracy, reason = puzzle.verdict.score, puzzle.verdict.acc, puzzle.verdict.reason
+        print(printable(f"score {score:g}, accuracy {accuracy:g}: {reason}"))
+        return int(accuracy < 1)
+    print(puzzle.prompt)
+    if puzzle.chain is not None:
+        print(puzzle.chain)
     return None
 
 
@@ -301,54 +306,54 @@ def puzzle(config: PuzzleConfig) -> int | None:
 
 
 def doctor(config: DoctorConfig, *, json: AsJson = False) -> int:
-    with measuring("looking; the first time, kernels are compiled"):
-        examined = api.doctor(config)
+    with measuring("checking; kernels are compiled on first use"):
+        examination = api.doctor(config)
     if json:
-        write_json(examined)
+        write_json(examination)
     else:
-        _show_machine(examined)
-    return int(not examined.ready)
+        _show_machine(examination)
+    return int(not examination.ready)
 
 
-def _show_machine(found: Examination) -> None:
-    """One screen: sections of lines, the verdict last."""
-    grid, known = Table.grid(padding=(0, 2)), to_dict(found)
-    sections = {"packages": [*_packages(found)]} | {
-        title: [line for key in keys for line in _lines(key.replace("_", "-"), known[key])]
+def _show_machine(examination: Examination) -> None:
+    """Print one screen: sections of lines, the verdict last."""
+    grid, values = Table.grid(padding=(0, 2)), to_dict(examination)
+    sections = {"packages": [*_packages(examination)]} | {
+        title: [line for key in keys for line in _lines(key.replace("_", "-"), values[key])]
         for title, keys in SECTIONS.items()
     }
     for title, lines in sections.items():
         for number, line in enumerate(lines):
             grid.add_row("" if number else Text(title, style="bold"), line)
     console.print(grid, highlight=False)
-    _verdict(found)
+    _verdict(examination)
 
 
-def _packages(found: Examination) -> Iterator[str]:
-    yield f"sparrow {found.sparrow}, Python {found.python}, {found.platform}"
-    told = {"ok": "", "old": " (too old)", "missing": "missing"}
+def _packages(examination: Examination) -> Iterator[str]:
+    yield f"sparrow {examination.sparrow}, Python {examination.python}, {examination.platform}"
+    states = {"ok": "", "old": " (too old)", "missing": "missing"}
     for title, optional in (("", False), ("optional: ", True)):
-        here = [each for each in found.packages if (each.extra is not None) == optional]
-        yield title + ", ".join(f"{p.name} {p.version or ''}{told[p.state]}" for p in here)
+        packages = [p for p in examination.packages if (p.extra is not None) == optional]
+        yield title + ", ".join(f"{p.name} {p.version or ''}{states[p.state]}" for p in packages)
 
 
 def _lines(name: str, value: Any) -> Iterator[str]:
-    """A line for a value, one for each where there are several; none for what nobody knows."""
+    """Yield a line for a value, or for each value of a list; none where it is unknown."""
     if isinstance(value, list):
-        for each in value:
-            yield from _lines(name, each)
-    elif isinstance(value, Mapping) and any(isinstance(each, list) for each in value.values()):
-        for inner, each in value.items():
-            yield from _lines(f"{name} {inner}", each)
+        for item in value:
+            yield from _lines(name, item)
+    elif isinstance(value, Mapping) and any(isinstance(item, list) for item in value.values()):
+        for key, item in value.items():
+            yield from _lines(f"{name} {key}", item)
     elif value not in (None, {}, ""):
-        yield f"{name}: {_words(value)}"
+        yield f"{name}: {_text(value)}"
 
 
-def _words(value: Any) -> str:
-    """Plain data in words: names with what they stand for, sizes in GiB."""
+def _text(value: Any) -> str:
+    """Format plain data in one line, sizes in GiB."""
     if isinstance(value, Mapping):
-        told = {name.replace("_", " "): _words(inner) for name, inner in value.items()}
-        return ", ".join(f"{name} {text}" for name, text in told.items() if text)
+        texts = {name.replace("_", " "): _text(inner) for name, inner in value.items()}
+        return ", ".join(f"{name} {text}" for name, text in texts.items() if text)
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "NO"}[value]
     if isinstance(value, int) and value >= GIB // 8:
@@ -356,18 +361,18 @@ def _words(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _verdict(found: Examination) -> None:
-    if found.ready:
-        ready = f"\n[bold green]ready[/] on {' and '.join(found.devices)}"
+def _verdict(examination: Examination) -> None:
+    if examination.ready:
+        ready = f"\n[bold green]ready[/] on {' and '.join(examination.devices)}"
         console.print(ready, highlight=False, markup=True)
     else:
-        console.print("\n[bold red]not ready.[/] To mend:", highlight=False, markup=True)
-        _advise(found.problems)
-    if found.missing:
-        console.print("missing, should you need it:", style="bold", highlight=False)
-        _advise(found.missing)
+        console.print("\n[bold red]not ready.[/] To fix:", highlight=False, markup=True)
+        _advise(examination.problems)
+    if examination.missing:
+        console.print("optional, not installed:", style="bold", highlight=False)
+        _advise(examination.missing)
 
 
 def _advise(advice: Sequence[Advice]) -> None:
-    for each in advice:
-        console.print(f"  {each.what}\n      {each.how}", highlight=False)
+    for item in advice:
+        console.print(f"  {item.what}\n      {item.how}", highlight=False)

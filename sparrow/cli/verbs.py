@@ -1,4 +1,4 @@
-"""The verbs by name, in the order in which people need them, and their help in eighty columns.
+"""The verbs of the command line, and their help texts.
 
 Options and their help come from the configuration classes, the rest from docstrings.
 """
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from sparrow import api
 from sparrow.cli import show
-from sparrow.cli.train import replay, train
+from sparrow.cli.train import push, replay, train
 from sparrow.schema.base import Record
 from sparrow.schema.loading import Layer, parse, resolve
 from sparrow.schema.options import Option, fields_of, options_of
@@ -36,11 +36,14 @@ GROUPS = {
 }
 PANELS = {
     "Start here": ("demo", "doctor"),
-    "From a model to a trained model": ("fetch", "calibrate", "plan", "train", "eval", "report"),
+    "From a model to a trained model": (
+        *("fetch", "calibrate", "plan", "train", "eval", "report"),
+        "push",
+    ),
     "Look closer": ("generate", "puzzle", "presets", "replay", "flow", "study", "bench"),
     "Make the shipped models": ("warmup",),
 }
-# Programs over the verbs, which are in sparrow_recipes: the module whose function has their name.
+# Verbs of sparrow_recipes: the module that has a function of this name.
 RECIPES = {
     "demo": "sparrow_recipes.demo",
     "study": "sparrow_recipes.study.command",
@@ -50,7 +53,7 @@ Show = Callable[..., int | None]  # (configuration, extras) -> exit code
 
 
 class Verb(NamedTuple):
-    """A verb of the command line: its configuration, what shows its result, its help."""
+    """A verb: its configuration class, the function that runs it and shows the result, its help."""
 
     name: str
     config: type[Record]
@@ -60,7 +63,7 @@ class Verb(NamedTuple):
 
     @classmethod
     def of(cls, show: Show) -> "Verb":
-        """By the signature: a configuration, then options of the command line alone."""
+        """Make a verb of a function: a configuration, then options of the command line alone."""
         config, *extras = inspect.signature(show).parameters.values()
         doc = show.__doc__ or getattr(api, show.__name__).__doc__
         options = tuple(map(_extra, extras))
@@ -80,7 +83,7 @@ class Verb(NamedTuple):
 
 
 def _with_option(error: OSError, layers: Sequence[Layer]) -> Exception:
-    """The error of the system, with the option that named its file."""
+    """Add the option that named the file to an error of the operating system."""
     file = str(error.filename or "")
     for source, value in layers:
         while isinstance(value, dict | list) and value:
@@ -100,7 +103,7 @@ def _name(show: Show) -> str:
 
 
 class Verbs(Mapping[str, Verb]):
-    """The verbs by name. The module of a recipe is imported when its verb is asked for."""
+    """The verbs by name; modules of recipes are imported on first use."""
 
     def __init__(self, *shown: Show | str) -> None:
         self._shown = {show if isinstance(show, str) else _name(show): show for show in shown}
@@ -120,7 +123,7 @@ class Verbs(Mapping[str, Verb]):
 
 VERBS = Verbs(
     *("demo", show.doctor, show.fetch, show.calibrate, show.plan, train),
-    *(show.evaluate, show.report),
+    *(show.evaluate, show.report, push),
     *(show.generate, show.puzzle, show.presets, replay),
     *(show.flow_check, show.flow_score, show.measured("flow_bench"), show.flow_texts, "study"),
     *map(show.measured, ("bench_attention", "bench_decode", "bench_rollout")),
@@ -133,10 +136,10 @@ VERBS = Verbs(
 
 
 def overview(group: str = "") -> RenderableType:
-    """All verbs, or those of a group."""
+    """Render the list of all verbs, or of those of a group."""
     about = GROUPS | {name: verb.doc for name, verb in VERBS.items()}
-    own = [name.removeprefix(f"{group} ") for name in VERBS if name.startswith(f"{group} ")]
-    panels = {"Verbs": own} if group else PANELS
+    inside = [name.removeprefix(f"{group} ") for name in VERBS if name.startswith(f"{group} ")]
+    panels = {"Verbs": inside} if group else PANELS
     above = f"{group} " if group else ""
     return Group(
         _usage(f"{above}VERB"),
@@ -150,7 +153,7 @@ def overview(group: str = "") -> RenderableType:
 
 
 def verb_help(verb: Verb) -> RenderableType:
-    """Usage, what the verb does with examples, and its options."""
+    """Render the help of a verb: usage, description with examples, options."""
     options = [*verb.options, CONFIG, HELP]
     arguments = [option.metavar for option in options if option.positional]
     sections = [*_section_rows(verb.config, "")]
@@ -168,7 +171,7 @@ def first_sentence(text: str) -> str:
 
 
 def flowing(text: str) -> str:
-    """The text with each paragraph on one line, so that it fills a terminal of any width.
+    """Join the lines of each paragraph, so that it fills a terminal of any width.
 
     Lines that begin with a blank stay as they are: examples.
     """

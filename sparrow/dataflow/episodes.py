@@ -1,34 +1,45 @@
-"""Episodes: what is played against the engine for one row, and the trajectories that come of it.
+"""Episodes: rollouts of one row, from its prompt to trajectories with rewards.
 
-An episode is any `async def episode(actor, example) -> list[Trajectory]`, each with its reward. The
-loop knows nothing of what happens inside, so tools and agents of many turns need no other loop.
+An episode is any `async def episode(actor, example) -> list[Trajectory]`. The training loop knows
+nothing of what happens inside, so tools and multi-turn agents need no other loop:
+
+    async def with_tool(actor, example):
+        async def play(sample):
+            conversation = actor.conversation(example, sample)
+            text = await conversation.reply(max_tokens=200)
+            if "compute" in text and conversation.room > 0:
+                conversation.add(calculator(text))
+                await conversation.reply()
+            return conversation.trajectory(await actor.judge(example, conversation.text))
+
+        return await asyncio.gather(*map(play, range(actor.samples)))
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from sparrow.dataflow.backend import Sampler
 from sparrow.dataflow.language import Language
+from sparrow.functions import resolve
 from sparrow.schema.base import Float32Matrix, Int32Array
 from sparrow.schema.episode import NOT_SAMPLED, Trajectory, Turn
 from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
-from sparrow.tasks.base import Example, Judge, Verdict, drawn
+from sparrow.tasks.base import Example, Judge, Message, Verdict, keyed_random
 from sparrow.training.objectives.advantages import overlong_penalty
-from sparrow.training.objectives.algorithms import Algorithm, find_function
+from sparrow.training.objectives.algorithms import Algorithm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """The rollout backend under a run's sampling and schedule, for one row, and a judge.
+    """The policy that an episode samples from: engine, sampling, schedule and judge of one row.
 
-    samples: trajectories that the loop wants of the row. watched: so many of them carry the hidden
-    states by which acceptance is measured. context: tokens that a trajectory may have in all. key:
-    what every draw of this row depends on.
+    samples: trajectories that the loop asks for. watched: how many of them carry the hidden states
+    that acceptance is measured from. context: most tokens of a trajectory. key: seeds of this row.
     """
 
     engine: Sampler
@@ -43,13 +54,37 @@ class Actor:
     greedy: bool = False
 
     def encode(self, example: Example) -> list[int]:
+        """Encode the prompt of a row: where the model has a chat template, a new chat."""
+        if not isinstance(example, Example):
+            raise TypeError(
+                f"actor.encode opens a new chat and takes an Example, got {example!r:.80}; later "
+                "in an episode use actor.encode_text(text) or actor.encode_turn(messages)"
+            )
         return self.language.encode(example.prompt)
 
+    def encode_text(self, text: str) -> list[int]:
+        """Encode plain text, such as what a tool says: no chat template, no system prompt."""
+        return self.language.encode_text(text)
+
+    def encode_turn(
+        self, messages: Sequence[Message], after: Sequence[int] | None = None
+    ) -> list[int]:
+        """Encode chat messages, such as a tool's, between an answer and the next.
+
+        after: the tokens before; None: an answer that ended by itself, not by the token limit.
+        """
+        return self.language.encode_turn(messages, after)
+
     def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens."""
         return self.language.decode(list(ids))
 
+    def conversation(self, example: Example, sample: int = 0) -> "Conversation":
+        """Start a conversation about a row; sample: which of `samples` it is."""
+        return Conversation(self, example, sample)
+
     def room(self, prompt: Sequence[int]) -> int:
-        """Tokens that an answer to this prompt may have; less than 1: none."""
+        """Return how many tokens an answer to this prompt may have; below 1: none."""
         return min(self.params.max_tokens, self.context - len(prompt))
 
     async def generate(
@@ -62,70 +97,122 @@ class Actor:
         sample: int = 0,
         watched: int | None = None,
     ) -> list[Completion]:
-        """n completions of a prompt, the last `watched` of them with hidden states.
+        """Sample n completions of a prompt, the last `watched` of them with hidden states.
 
-        turn, sample: tell the calls of one episode apart; calls with equal ones draw alike.
-        watched: by default as many as the loop wants in the first call, and none later, where an
-        episode says 1 for the trajectories that it wants watched to their end.
+        turn, sample: distinguish the calls of an episode; calls with equal values sample alike.
+        watched: by default what the loop asks for in the first call, and none later, where an
+        episode passes 1 for trajectories that are to be measured to their end.
         """
-        most = min(self.room(prompt), max_tokens or self.params.max_tokens)
-        if most < 1:
+        limit = min(self.room(prompt), max_tokens or self.params.max_tokens)
+        if limit < 1:
             raise ValueError(
                 f"a prompt of {len(prompt)} tokens leaves no room for an answer in a context of "
-                f"{self.context}: ask actor.room(prompt) first"
+                f"{self.context}: check actor.room(prompt) first"
             )
         if watched is None:
             watched = self.watched if turn == sample == 0 else 0
-        seen = min(n, watched)
-        found = await asyncio.gather(
+        measured = min(n, watched)
+        parts = await asyncio.gather(
             *(
                 self.engine.generate(
                     list(prompt),
-                    self._params(count, most, (turn, sample, hidden)),
+                    self._params(count, limit, (turn, sample, hidden)),
                     schedule=self.schedule,
                     options=OutputOptions(hidden_states=hidden, training=not self.greedy),
                 )
-                for count, hidden in ((n - seen, False), (seen, True))
+                for count, hidden in ((n - measured, False), (measured, True))
                 if count > 0
             )
         )
-        return [completion for part in found for completion in part]
+        return [completion for part in parts for completion in part]
 
-    def _params(self, count: int, most: int, call: tuple[int, int, bool]) -> SamplingParams:
-        seed = drawn("answers", *self.key, *call).getrandbits(62)
+    def _params(self, count: int, limit: int, call: tuple[int, int, bool]) -> SamplingParams:
+        seed = keyed_random("answers", *self.key, *call).getrandbits(62)
         changes: dict[str, Any] = {"temperature": 0.0} if self.greedy else {}
-        return self.params.replace(n=count, max_tokens=most, seed=seed, **changes)
+        return self.params.replace(n=count, max_tokens=limit, seed=seed, **changes)
 
     def as_greedy(self) -> "Actor":
-        """The same for one answer by the most likely tokens: a baseline."""
+        """Return an actor for one greedy answer: a baseline."""
         return replace(self, samples=1, watched=0, greedy=True, key=(*self.key, "greedy"))
+
+
+class Conversation:
+    """One trajectory of a multi-turn episode, under construction: replies, and turns between them.
+
+    ids: all tokens so far. replies: the sampled answers.
+    """
+
+    def __init__(self, actor: Actor, example: Example, sample: int = 0) -> None:
+        self.actor, self.example, self.sample = actor, example, sample
+        self.ids = actor.encode(example)
+        self.replies: list[Completion] = []
+
+    @property
+    def room(self) -> int:
+        """Tokens that the next reply may have; below 1: none."""
+        return self.actor.room(self.ids)
+
+    @property
+    def text(self) -> str:
+        """The sampled text of all replies."""
+        return self.actor.decode([i for reply in self.replies for i in reply.token_ids.tolist()])
+
+    def add(self, content: str, role: str = "tool") -> Self:
+        """Add a chat message, by the model's chat template."""
+        message = {"role": role, "content": content}
+        self.ids += self.actor.encode_turn([message], after=self.ids)
+        return self
+
+    def add_text(self, text: str) -> Self:
+        """Add plain text, for models without a chat template."""
+        self.ids += self.actor.encode_text(text)
+        return self
+
+    async def reply(self, max_tokens: int | None = None) -> str:
+        """Sample the next answer and return its text."""
+        (reply,) = await self.actor.generate(
+            self.ids,
+            max_tokens=max_tokens,
+            turn=len(self.replies),
+            sample=self.sample,
+            watched=int(self.sample < self.actor.watched),
+        )
+        self.replies.append(reply)
+        self.ids = [*reply.prompt_ids.tolist(), *reply.token_ids.tolist()]
+        return self.actor.decode(reply.token_ids.tolist())
+
+    def trajectory(self, verdict: Verdict) -> Trajectory:
+        """Return all turns with their reward; only sampled tokens are learnt from."""
+        return build_trajectory(self.example.id, self.replies, verdict, self.text)
 
 
 Episode = Callable[[Actor, Example], Awaitable[list[Trajectory]]]
 
 
 async def single_turn(actor: Actor, example: Example) -> list[Trajectory]:
-    """One prompt, `actor.samples` answers, a verdict on each."""
+    """Sample `actor.samples` answers to the prompt and judge each."""
     prompt = actor.encode(example)
     completions = await actor.generate(prompt, n=actor.samples, max_tokens=example.max_tokens)
     texts = [actor.decode(completion.token_ids.tolist()) for completion in completions]
     verdicts = await asyncio.gather(*(actor.judge(example, text) for text in texts))
     return [
-        trajectory_of(example.id, [completion], verdict, text)
+        build_trajectory(example.id, [completion], verdict, text)
         for completion, verdict, text in zip(completions, verdicts, texts, strict=True)
     ]
 
 
-def trajectory_of(
+def build_trajectory(
     prompt_id: str, answers: Sequence[Completion], verdict: Verdict, text: str
 ) -> Trajectory:
-    """A prompt and its answers, turn by turn; each was asked of all before it and what a tool said.
+    """Build a trajectory of a prompt and its answers, turn by turn.
 
-    Tokens go from engine to trainer as they are, so each prompt must begin with them.
+    Tokens go from engine to trainer unchanged: the prompt of an answer begins with all tokens
+    before it, followed by what a tool or user said.
     """
     ids = _joined_ids(prompt_id, answers)
     spans = [
-        slice(len(one.prompt_ids), len(one.prompt_ids) + len(one.token_ids)) for one in answers
+        slice(len(answer.prompt_ids), len(answer.prompt_ids) + len(answer.token_ids))
+        for answer in answers
     ]
 
     def spread(name: str, filler: float, dtype: type) -> Any:
@@ -147,15 +234,15 @@ def trajectory_of(
         acc=verdict.acc,
         note=verdict.reason,
         text=text,
-        truncated=any(one.finish_reason == "length" for one in answers),
-        kept=None if any(one.kept is None for one in answers) else spread("kept", 1, np.float32),
+        truncated=any(answer.finish_reason == "length" for answer in answers),
+        kept=None if any(a.kept is None for a in answers) else spread("kept", 1, np.float32),
         attention=answers[0].attention,
         hidden=_joined_states(answers),
     )
 
 
 def _joined_ids(prompt_id: str, answers: Sequence[Completion]) -> Int32Array:
-    """All tokens, in the order in which they came."""
+    """Return all tokens in order; ValueError if a prompt does not continue the turn before."""
     ids = np.zeros(0, np.int32)
     for turn, answer in enumerate(answers):
         if answer.error is not None:
@@ -163,32 +250,32 @@ def _joined_ids(prompt_id: str, answers: Sequence[Completion]) -> Int32Array:
         if not np.array_equal(answer.prompt_ids[: len(ids)], ids):
             raise ValueError(
                 f"{prompt_id}: the prompt of turn {turn} does not begin with the tokens before it; "
-                "go on from token ids, not from text that is encoded again"
+                "append token ids to it instead of encoding its text again"
             )
         ids = np.concatenate([answer.prompt_ids, answer.token_ids])
     return ids
 
 
 def _turns(spans: Sequence[slice]) -> tuple[Turn, ...]:
-    """What was sampled is the assistant's; the first tokens are the user's, others a tool's."""
-    found: list[Turn] = []
+    """Sampled tokens are the assistant's; the first tokens are the user's, others a tool's."""
+    turns: list[Turn] = []
     for span in spans:
-        before = found[-1].stop if found else 0
+        before = turns[-1].stop if turns else 0
         if before < span.start:
-            found.append(Turn(start=before, stop=span.start, role="tool" if found else "user"))
-        found.append(Turn(start=span.start, stop=span.stop, role="assistant"))
-    return tuple(found)
+            turns.append(Turn(start=before, stop=span.start, role="tool" if turns else "user"))
+        turns.append(Turn(start=span.start, stop=span.stop, role="assistant"))
+    return tuple(turns)
 
 
 def _joined_states(answers: Sequence[Completion]) -> Float32Matrix | None:
-    """Those of all sampled tokens, or none: acceptance is of whole trajectories."""
-    states = [one.hidden for one in answers if one.hidden is not None]
+    """Return the hidden states of all sampled tokens; None unless every answer has them."""
+    states = [answer.hidden for answer in answers if answer.hidden is not None]
     return np.concatenate(states) if len(states) == len(answers) else None
 
 
 def shaped_reward(trajectory: Trajectory, algorithm: Algorithm, limit: int) -> float:
-    """Its reward, with the penalty on answers near the limit where the algorithm has one."""
-    assert trajectory.reward is not None, "the episode gave one"
+    """Return the reward, less the algorithm's penalty on answers near the token limit."""
+    assert trajectory.reward is not None, "checked when the episode ended"
     if not algorithm.overlong:
         return trajectory.reward
     tokens = int((trajectory.weight_version >= 0).sum())
@@ -196,10 +283,10 @@ def shaped_reward(trajectory: Trajectory, algorithm: Algorithm, limit: int) -> f
 
 
 def episode_of(path: str | None) -> Episode:
-    """The episode that a configuration names by module:function; None: one turn."""
+    """Return the episode that a configuration names; None: a single turn."""
     if path is None:
         return single_turn
-    found = find_function(path, {}, "rollout.episode")
-    if not asyncio.iscoroutinefunction(found):
-        raise ValueError(f"rollout.episode: {path!r} is no async function")
-    return found
+    function = resolve(path, "rollout.episode")
+    if not asyncio.iscoroutinefunction(function):
+        raise ValueError(f"rollout.episode: expected an async function, got {path!r}")
+    return function

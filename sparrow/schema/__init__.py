@@ -1,6 +1,5 @@
-"""Every configuration and every result, once: strict pydantic, JSON in and out, no torch.
+"""All configurations and results: strict pydantic classes, JSON in and out, no torch.
 
-A configuration is TOML files left to right, then `--section.key=value`. What is wrong is said at
-the start, with the key, what was given, what is allowed and where it came from. Results are files
-with a digest; who reads one gets the type that was written.
+A configuration is read from TOML files, left to right, then `--section.key=value`. Errors name the
+key, the value, what is allowed, and where the value came from. Results are files with a digest.
 """

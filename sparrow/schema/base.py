@@ -1,12 +1,13 @@
-"""Base of every configuration and result: strict pydantic, numpy arrays included, JSON and back.
+"""Base classes of configurations and results: strict pydantic with numpy arrays, JSON and back.
 
 Values per token are numpy arrays: a trajectory of 32K tokens takes about 15 bytes a token, where
-tuples of Python numbers would take about 100. A record copies the arrays it is given and makes
-its copies read-only.
+tuples of Python numbers would take about 100. A record copies arrays and makes the copies
+read-only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from html import escape
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
@@ -16,7 +17,10 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import core_schema
 
-from sparrow.files import read_document, write_document
+from sparrow.files import printable, read_document, write_document
+
+SHOWN_ROWS = 50  # of a table in a notebook
+SHOWN_CHARACTERS = 60  # of a cell of it
 
 
 class _Array(NamedTuple):
@@ -41,10 +45,10 @@ Float32Matrix = Annotated[npt.NDArray[np.float32], _Array("float32", 2)]
 
 
 class FieldError(ValueError):
-    """Values that do not fit together.
+    """Raised for fields that contradict each other.
 
-    `problems` maps a field to (what was given, what is allowed), so that a caller who knows where
-    each value came from, such as the configuration, can say so.
+    `problems` maps a field to (its value, what is allowed), so that a caller can add where the
+    value came from.
     """
 
     def __init__(self, record: str, problems: Mapping[str, tuple[object, str]]) -> None:
@@ -53,15 +57,15 @@ class FieldError(ValueError):
 
     def __str__(self) -> str:
         return "; ".join(
-            f"{self.args[0]}.{field}: got {given!r}, allowed: {allowed}"
-            for field, (given, allowed) in self.problems.items()
+            f"{self.args[0]}.{field}: got {value!r}, allowed: {allowed}"
+            for field, (value, allowed) in self.problems.items()
         )
 
 
 class Record(BaseModel):
-    """Frozen fields of their declared types and no others, `==` by content, arrays included.
+    """A frozen pydantic model that is compared by content, arrays included.
 
-    A subclass states its own rules in `_check`. Records with arrays are not hashable.
+    Subclasses check their fields in `_check`. Records with arrays are not hashable.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -69,7 +73,7 @@ class Record(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _plain_values(cls, values: Any) -> Any:
-        """Python's own numbers for numpy's, tuples for lists."""
+        """Convert numpy scalars to Python numbers, and lists to tuples."""
         if not isinstance(values, dict):
             return values
         return {key: _plain(value) for key, value in values.items()}
@@ -80,23 +84,31 @@ class Record(BaseModel):
         return self
 
     def _check(self) -> None:
-        """Raise ValueError if the fields, each of the right type, do not fit together."""
+        """Raise ValueError if fields contradict each other; their types are right already."""
 
     def replace(self, **changes: Any) -> Self:
-        """The same with other values, which are checked."""
+        """Return a copy with other values, which are checked."""
         return type(self)(**(dict(self) | changes))
 
+    def row(self) -> dict[str, Any]:
+        """Return the fields as one row of a table: nested records become columns `a_b`."""
+        columns: dict[str, Any] = {}
+        for name, value in dict(self).items():
+            inner = value.row() if isinstance(value, Record) else {"value": value}
+            columns |= {name if key == "value" else f"{name}_{key}": v for key, v in inner.items()}
+        return columns
+
     def require(self, holds: object, field: str, allowed: str, given: object = None) -> None:
-        """Raise FieldError unless it holds. given: what to show where the field says too little."""
+        """Raise FieldError unless `holds`. given: the value to show instead of the field's."""
         if not holds:
             value = attrgetter(field)(self) if given is None else given
             raise FieldError(type(self).__name__, {field: (value, allowed)})
 
     def _refuse(self, name: str, bad: npt.NDArray[np.bool_], allowed: str) -> None:
-        """Raise if any token is marked in `bad`."""
+        """Raise FieldError if any token is marked in `bad`."""
         if bad.any():
-            given = f"{getattr(self, name)[bad][0]} at token {bad.argmax()}"
-            self.require(False, name, allowed, given)
+            value = f"{getattr(self, name)[bad][0]} at token {bad.argmax()}"
+            self.require(False, name, allowed, value)
 
     def _require_aligned(self, *names: str) -> None:
         arrays = {name: getattr(self, name) for name in names}
@@ -110,37 +122,88 @@ class Record(BaseModel):
         return all(_same(mine, theirs) for (_, mine), (_, theirs) in zip(self, other, strict=True))
 
     def __hash__(self) -> int:
-        return hash((type(self), *dict(self).values()))
+        fields = dict(self).values()
+        return hash((type(self), *(tuple(v.items()) if isinstance(v, dict) else v for v in fields)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies are built anew: numpy does not pickle that an array is read-only.
+        # Rebuilt: numpy does not pickle that an array is read-only.
         return partial(type(self), **dict(self)), ()
+
+
+class Table:
+    """Base of results with rows: a one-line repr, a table in a notebook, a pandas DataFrame."""
+
+    title: ClassVar[str] = ""  # a format string over the result
+    shown: ClassVar[str] = "rows"  # the field that holds the rows
+
+    def table(self, field: str = "") -> list[dict[str, Any]]:
+        """Return the rows as dicts; field: another field that holds records."""
+        return [record.row() for record in getattr(self, field or self.shown)]
+
+    def _title(self) -> str:
+        return self.title.format(self)
+
+    def to_pandas(self, field: str = "") -> Any:
+        """Return the rows as a DataFrame; field: another field that holds records."""
+        try:
+            from pandas import DataFrame
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(
+                "to_pandas needs pandas: pip install pandas", name="pandas"
+            ) from None
+        return DataFrame(self.table(field))
+
+    def __repr__(self) -> str:
+        rows = len(self.table())
+        title = printable(self._title())
+        return f"{type(self).__name__}({title}, {rows} {'row' if rows == 1 else 'rows'})"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        rows = self.table()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        lines = [_html_cells("th", names)]
+        lines += [_html_cells("td", [row.get(name) for name in names]) for row in rows[:SHOWN_ROWS]]
+        hidden = f", {SHOWN_ROWS} of {len(rows)} rows shown" if len(rows) > SHOWN_ROWS else ""
+        caption = escape(printable(self._title() + hidden))
+        return f"<table><caption>{caption}</caption>{''.join(lines)}</table>"
+
+
+def _html_cells(tag: str, values: Sequence[Any]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{_html_text(value)}</{tag}>' for value in values)}</tr>"
+
+
+def _html_text(value: Any) -> str:
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    short = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+    return escape(printable(short))
 
 
 R = TypeVar("R", bound=Record)
 
 
 class File(Record):
-    """A record that is a file of its own: JSON with a digest, and the version of its format."""
+    """Base of records that are stored as a file: JSON with a digest and a format version."""
 
     what: ClassVar[str] = "file"
     version: ClassVar[int | None] = None  # None: the file has no key "format"
     made_by: ClassVar[str] = ""  # the command that writes such a file
 
     def save(self, path: str | Path) -> None:
-        """Write JSON with a digest, one record a line in lists; a file is replaced whole."""
+        """Write JSON with a digest, atomically."""
         write_document(path, to_dict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote; ValueError names the file and what is wrong.
+        """Read a file that `save` wrote; ValueError names the file and the problem.
 
-        The digest must be right where there is one; a file without, by hand, is taken as it is.
+        A digest is verified; a file written by hand may have none.
         """
         data = cls.upgrade(read_document(path, cls.what))
-        by = f"; {cls.made_by} makes one" if cls.made_by else ""
+        by = f"; {cls.made_by} writes one" if cls.made_by else ""
         if cls.version is not None and data.get("format") != cls.version:
-            raise ValueError(f"{path} is no {cls.what} of format {cls.version}{by}")
+            raise ValueError(f"{path}: not a {cls.what} of format {cls.version}{by}")
         try:
             return from_dict(cls, data)
         except ValueError as error:
@@ -148,17 +211,17 @@ class File(Record):
 
     @classmethod
     def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Fields that older files of the same format do not have get their values here."""
+        """Add fields that older files of the same format do not have."""
         return data
 
 
 def to_dict(record: Record) -> dict[str, Any]:
-    """The record as JSON-safe data: dicts, lists, strings, numbers, None. Loses nothing."""
+    """Return a record as JSON data: dicts, lists, strings, numbers, None; without loss."""
     return record.model_dump(mode="json")
 
 
 def from_dict(cls: type[R], data: object) -> R:
-    """Inverse of `to_dict`. Every key of the record itself must be there, defaults included."""
+    """Make a record of JSON data; every key must be present, defaults included."""
     if isinstance(data, Mapping):
         missing = [key for key in cls.model_fields if key not in data]
         if missing:
@@ -170,7 +233,7 @@ def from_dict(cls: type[R], data: object) -> R:
 
 
 def problems(error: ValidationError) -> str:
-    """What pydantic found wrong, in one line: each field, what was given and what is allowed."""
+    """Describe validation errors in one line: each field, its value and what is allowed."""
     return "; ".join(map(_problem, error.errors()))
 
 
@@ -187,36 +250,36 @@ def _plain(value: Any) -> Any:
         return value.item()
     if not isinstance(value, list | tuple):
         return value
-    # Long lists of Python's own numbers, such as tokens, are taken as they are.
-    own = bool(value) and type(value[0]) in (bool, int, float, str)
-    return tuple(value) if own else tuple(map(_plain, value))
+    # Long lists of Python numbers, such as tokens, need no conversion.
+    is_plain = bool(value) and type(value[0]) in (bool, int, float, str)
+    return tuple(value) if is_plain else tuple(map(_plain, value))
 
 
 def frozen_array(dtype: np.dtype[Any], value: Any, *, dimensions: int = 1) -> npt.NDArray[Any]:
-    """A read-only copy. Integers stay equal; floats stay finite and may round to float32."""
-    given = _as_array(dtype, value, dimensions)
+    """Copy values to a read-only array: integers without loss, floats finite and rounded."""
+    source = _as_array(dtype, value, dimensions)
     with np.errstate(over="ignore"):
-        array = given.astype(dtype)
-    lost = ~np.isfinite(array) if dtype.kind == "f" else array != given
+        array = source.astype(dtype)
+    lost = ~np.isfinite(array) if dtype.kind == "f" else array != source
     if lost.any():
-        got = f"{given[lost][0]} at token {lost.argmax() // max(1, lost[0].size)}"
+        got = f"{source[lost][0]} at token {lost.argmax() // max(1, lost[0].size)}"
         raise ValueError(f"got {got}, allowed: finite {dtype}")
     array.setflags(write=False)
     return array
 
 
 def _as_array(dtype: np.dtype[Any], value: Any, dimensions: int) -> npt.NDArray[Any]:
-    """`value` as an array of a kind that may become `dtype`: no floats or bools as integers."""
+    """Make an array that can be cast to `dtype`; floats and bools are no integers."""
     allowed = f"allowed: {dimensions}-D {dtype}"
-    given = np.asarray(value)
-    if given.size == 0 and given.ndim == 1 < dimensions:
-        given = given.reshape(0, *[0] * (dimensions - 1))
+    array = np.asarray(value)
+    if array.size == 0 and array.ndim == 1 < dimensions:
+        array = array.reshape(0, *[0] * (dimensions - 1))
     kinds = {"b": "b", "i": "iu", "f": "iuf"}[dtype.kind]
-    if given.ndim != dimensions or (given.size > 0 and given.dtype.kind not in kinds):
-        raise ValueError(f"got {given.dtype} of shape {given.shape}, {allowed}")
+    if array.ndim != dimensions or (array.size > 0 and array.dtype.kind not in kinds):
+        raise ValueError(f"got {array.dtype} of shape {array.shape}, {allowed}")
     if dtype.kind != "b" and isinstance(value, list | tuple) and bool in map(type, value):
         raise ValueError(f"got a bool among numbers, {allowed}")
-    return given
+    return array
 
 
 def _same(a: Any, b: Any) -> bool:

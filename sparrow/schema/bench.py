@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field, PlainValidator
 
-from sparrow.schema.base import File, Record
+from sparrow.schema.base import File, Record, Table
 from sparrow.schema.common import Device
 from sparrow.schema.options import argument, option
 from sparrow.schema.types import Count, Name, Several, Tokens
@@ -119,18 +119,15 @@ class Machine(Record):
         return f"{self.device}, {self.cpus} CPUs, torch {self.torch}"
 
 
-class Benchmark(Record):
-    """Base of results: a machine and its figures.
+class Benchmark(Table, Record):
+    """Base of benchmark results: a machine and its figures.
 
-    A terminal shows `columns` of the rows in the field `shown`; `title` and `caption` are format
-    strings over the result.
+    A terminal shows `columns` of the rows; `caption` is a format string over the result.
     """
 
-    title: ClassVar[str]
     caption: ClassVar[str] = ""
     columns: ClassVar[str]
-    group: ClassVar[str | None] = None  # the column that sets rows apart
-    shown: ClassVar[str] = "rows"
+    group: ClassVar[str | None] = None  # the column whose values separate groups of rows
 
     machine: Machine
 

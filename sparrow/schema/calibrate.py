@@ -1,12 +1,13 @@
 """The configurations of `sparrow calibrate` and `sparrow plan`."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sparrow.schema.base import Record
-from sparrow.schema.common import Device, Dtype
+from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
     Budget,
@@ -24,6 +25,7 @@ from sparrow.schema.types import (
 )
 
 ROOM = 2.5  # longest answer to a puzzle: so many times its length
+SURFACE = "surface.json"
 ROW_TOKENS = 1024  # longest answer to a row of a file
 
 Figure = Annotated[float, Field(gt=0, lt=1e30)]
@@ -31,12 +33,18 @@ BinWidth = Annotated[Tokens, Field(ge=16)]
 AnswerTokens = Annotated[Tokens, Field(ge=2)]
 
 
+def _in_folder(name: str) -> Callable[[Path], Path]:
+    """A file, which may be named by the folder that holds it."""
+    return lambda path: path / name if path.is_dir() else path
+
+
 class CalibrateConfig(Record):
     """`sparrow calibrate`: which model on which prompts, what is measured, and how much."""
 
     model: Name = argument(..., HELP["model"])
     task: Name | None = option(None, "Prompts of assignments, countdown, graph or gym/NAME.")
-    rows: FilePath | None = option(None, 'Or of a .jsonl or .parquet with a column "prompt".')
+    rows: FilePath | None = option(None, f"Or: {HELP['rows']}")
+    columns: ColumnsConfig = ColumnsConfig()
     texts: Name | None = option(None, "Or read texts (forced mode): a folder, or standard: ten.")
     ids: FilePath | None = option(None, 'Or read tokens: JSON lines with "ids" and "start".')
     length: Tokens = option(500, "About how long a task's answers are.")
@@ -68,7 +76,10 @@ class CalibrateConfig(Record):
     by_layer: bool = option(True, "Also measure larger budgets for the layers that lose most.")
     device: Device = "auto"
     dtype: Dtype = option("auto", "auto, float32 or bfloat16: take the one that you train with.")
+    chat: ChatConfig = ChatConfig()
     out: Directory | None = option(None, "Default: runs/calibrate-MODEL.")
+
+    python_arguments: ClassVar = ("model", "rows")
 
     def _check(self) -> None:
         refuse_many("CalibrateConfig", {"prompts": self.prompts, "samples": self.samples})
@@ -97,7 +108,9 @@ class CalibrateConfig(Record):
 class PlanConfig(Record):
     """`sparrow plan`: what to keep, on which machine, for which workload."""
 
-    surface: FilePath = argument(..., "surface.json of `sparrow calibrate`.")
+    surface: Annotated[FilePath, AfterValidator(_in_folder("surface.json"))] = argument(
+        ..., "The folder of `sparrow calibrate`, or its surface.json."
+    )
     target: Fraction = 0.86
     by: Literal["low", "p05"] = option(
         "low", "What must reach it: p05, or low, the lower end of p05's 95 % interval."
@@ -118,7 +131,9 @@ class PlanConfig(Record):
     prompt_tokens: Tokens | None = option(None, "Length of a prompt. Default: as measured, or 16.")
     batch: Count | None = option(None, "Most sequences at once.")
     compare: Name | None = option(None, "A preset or schedule file to set beside it.")
-    check: FilePath | None = option(None, "check.json of a check run to set beside it.")
+    check: Annotated[FilePath, AfterValidator(_in_folder("check.json"))] | None = option(
+        None, "check.json of a check run to set beside it, or its folder."
+    )
     out: Directory | None = option(None, "Default: the folder of the surface.")
 
     def _check(self) -> None:
@@ -128,3 +143,8 @@ class PlanConfig(Record):
         self.require(complete, (missing or ["flops"])[0], f"all of {', '.join(figures)}, or none")
         known = self.samples is None or self.prompts is not None
         self.require(known, "samples", "with prompts: together they say how many sequences run")
+
+    @property
+    def folder(self) -> Path:
+        """Where the schedule and the plan are written."""
+        return self.out or self.surface.parent

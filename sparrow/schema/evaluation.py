@@ -1,11 +1,11 @@
 """The configuration of `sparrow eval`, and its result: accuracy by source and length."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from sparrow.schema.base import Record
-from sparrow.schema.common import Device, Dtype
+from sparrow.schema.base import Record, Table
+from sparrow.schema.common import ChatConfig, ColumnsConfig, Device, Dtype
 from sparrow.schema.options import HELP, argument, option
 from sparrow.schema.types import (
     Budget,
@@ -15,6 +15,7 @@ from sparrow.schema.types import (
     RowNumber,
     Seed,
     Several,
+    StepsOrZero,
     Temperature,
     Tokens,
     refuse_many,
@@ -26,14 +27,18 @@ Window = Annotated[Tokens, Field(multiple_of=16)]
 
 
 class EvalConfig(Record):
-    """`sparrow eval`: which model on which rows, and how it answers."""
+    """`sparrow eval`: the model, the rows, and sampling."""
 
     model: Name = argument(
         ..., "A name, a folder, owner/name, or the run directory of a run that has ended."
     )
+    checkpoint: StepsOrZero | Literal["latest"] | None = option(
+        None, "Of a run that has not ended: a step that has a checkpoint, or latest."
+    )
     task: Several[Name] = option((), "A puzzle or gym/NAME. Default: the three puzzles.")
     rows: Name | None = option(None, f"Instead: {HELP['rows']}")
-    reward: Name | None = option(None, "Who judges a file: math, or module:function.")
+    columns: ColumnsConfig = ColumnsConfig()
+    reward: Name | None = option(None, "Reward function for rows: math, or module:function.")
     length: Several[Tokens] = option(
         (),
         "About how long a puzzle's answer is (default: 200, 500 and 1000), or the most for gym "
@@ -43,7 +48,7 @@ class EvalConfig(Record):
         None, f"Rows of each task and length (default: {ROWS}), or of a file (default: all)."
     )
     skip: RowNumber = 0
-    samples: Count = option(1, "Answers to every row: the k.")
+    samples: Count = option(1, "Answers to every row: the k of pass@k.")
     temperature: Temperature = 1.0
     max_tokens: Tokens | None = option(
         None, f"Longest answer. Default: 2.5 x a puzzle's length, {FILE_TOKENS} for a file."
@@ -53,12 +58,14 @@ class EvalConfig(Record):
     dtype: Dtype = "auto"
     schedule: Name | None = None
     budget: Budget | None = option(None, "Tokens kept at every length, in all layers.")
-    window: Window | None = option(None, "For comparison: only the last tokens are seen.")
+    window: Window | None = option(None, "For comparison: attend to the last tokens only.")
     flow: Name | None = None
     force: bool = False
+    chat: ChatConfig = ChatConfig()
     out: FilePath | None = option(None, "Also write every answer, a JSON line each.")
 
     shortcuts: ClassVar = {"file": "rows"}
+    python_arguments: ClassVar = ("model", "rows")
 
     def _check(self) -> None:
         refuse_many("EvalConfig", {"prompts": self.prompts or ROWS, "samples": self.samples})
@@ -73,7 +80,7 @@ class EvalConfig(Record):
 
 
 class Estimate(Record):
-    """A figure and its 95 % interval over rows; None: one row says nothing about others."""
+    """A value with its 95 % interval over rows; None: a single row has no interval."""
 
     value: float
     low: float | None
@@ -81,23 +88,25 @@ class Estimate(Record):
 
 
 class PassAt(Record):
-    """The chance that one of k answers to a row is right."""
+    """pass@k: the probability that at least one of k answers to a row is right."""
 
     k: int
     estimate: Estimate
 
 
 class Reason(Record):
-    """What the verdicts said, and how often."""
+    """A reason given by verdicts, and how often."""
 
     text: str
     count: int
 
 
 class EvaluationCell(Record):
-    """What the answers to rows of one source, and of one length where it has a dial, come to.
+    """Accuracy on the rows of one source, and of one length where the task has one.
 
-    mean: mean@k of all samples. passes: answers count as right where they are so entirely.
+    mean: mean@k of all samples. right + cut_off + wrong = 1; an answer is right if its acc is at
+    least 1. Files of older versions have neither right nor wrong, and their cut_off includes right
+    answers that ran into the limit.
     """
 
     source: str
@@ -109,13 +118,28 @@ class EvaluationCell(Record):
     tokens: float  # mean length of an answer
     median: float  # of the lengths
     entropy: float | None  # nats per sampled token; None: nothing was sampled
-    cut_off: float  # share that ran into the limit
+    right: float | None = None  # share of the answers
+    cut_off: float  # share that ran into the token limit without being right
+    wrong: float | None = None  # share that ended in time and is not right
     reasons: tuple[Reason, ...]  # most frequent first
     skipped: tuple[str, ...]  # rows whose prompts do not fit, and why
 
+    @property
+    def name(self) -> str:
+        """The source, with the length of its puzzles where it has one."""
+        return self.source if self.length is None else f"{self.source} {self.length}"
 
-class Evaluation(Record):
-    """Accuracy of a model by source, and what it was measured with."""
+    def row(self) -> dict[str, Any]:
+        columns = super().row()
+        columns |= {f"pass@{attempt.k}": attempt.estimate.value for attempt in self.passes}
+        return {key: v for key, v in columns.items() if key not in ("passes", "reasons", "skipped")}
+
+
+class Evaluation(Table, Record):
+    """The result of `sparrow eval`: accuracy by source and length."""
+
+    title: ClassVar[str] = "{0.model}, {0.attention}: {0.summary}"
+    shown: ClassVar[str] = "cells"
 
     model: str
     attention: str
@@ -124,3 +148,8 @@ class Evaluation(Record):
     seed: int | None
     left_out: tuple[str, ...]  # rows of a file that cannot be used, and why
     cells: tuple[EvaluationCell, ...]
+
+    @property
+    def summary(self) -> str:
+        """The accuracy of every cell, in one line."""
+        return ", ".join(f"{cell.name} {cell.mean.value:.2f}" for cell in self.cells)

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from sparrow.schema.base import Record
+from sparrow.schema.base import Record, Table
 from sparrow.schema.common import Device, Dtype
 from sparrow.schema.options import argument, option
 from sparrow.schema.types import Count, Directory, FilePath, LayerNumbers, Name, Several, Tokens
@@ -99,11 +99,14 @@ class FlowTest(Record):
     passed: bool
 
 
-class FlowCheck(Record):
-    """A flow's program for some sizes, and how its differential test went.
+class FlowCheck(Table, Record):
+    """The program of a flow for some sizes, and the result of its differential tests.
 
     A flow without a score keeps every page: there are no tests.
     """
+
+    title: ClassVar[str] = "{0.flow}, passed: {0.passed}"
+    shown: ClassVar[str] = "tests"
 
     flow: str
     digest: str
@@ -190,8 +193,10 @@ class FlowScore(Errors, Configuration):
         }
 
 
-class FlowScores(Record):
-    """`sparrow flow score`: flows beside each other on the same texts."""
+class FlowScores(Table, Record):
+    """The result of `sparrow flow score`: flows compared on the same texts."""
+
+    title: ClassVar[str] = "{0.model}, {0.tokens} tokens of each text"
 
     model: str
     fingerprint: str

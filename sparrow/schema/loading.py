@@ -1,12 +1,11 @@
-"""From TOML files and command-line words to a checked configuration, and back to a file.
+"""Read configurations from TOML files and command-line words, and write them.
 
-One language for every verb: TOML files (`NAME.toml`, a shipped name, or `-c FILE`), then options in
-any order: `--key value`, `--key=value`, `--section.key=value`, `-k value`, `--flag`, `--no-flag`; a
-key of several values may be repeated. `-` and `_` are the same in keys. Words without a dash are
-the positional fields.
+The same syntax for every verb: TOML files (`NAME.toml`, a shipped name, or `-c FILE`), then options
+in any order: `--key value`, `--key=value`, `--section.key=value`, `-k value`, `--flag`,
+`--no-flag`; a key of several values may be repeated. `-` and `_` are the same in keys. Words
+without a dash are the positional fields.
 
-Files left to right, then options; these layers are kept after the merge, so that an error can say
-where a value came from.
+Files are merged left to right, then options; error messages name the layer of a value.
 """
 
 import difflib
@@ -39,9 +38,9 @@ from sparrow.schema.options import Option, bare, fields_of, kind_at, options_of,
 RESOLVED = "config.resolved.toml"
 MOST_BYTES = 2**20  # of a file
 DEEPEST = 32  # parts of a dotted key
-MOST_PROBLEMS = 50  # that a message names one by one
+MOST_PROBLEMS = 50  # listed in a message
 LONGEST_VALUE = 200  # characters of a value that a message shows
-FILE = "file "  # what the source of such a layer begins with
+FILE = "file "  # the prefix of the source of a file's layer
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "float", list: "array"}
 _KEY_PART = re.compile(r"""[A-Za-z0-9_-]++|"(?:[^"\\\n]++|\\.)*+"?|'[^'\n]*+'?""")
 
@@ -51,36 +50,36 @@ KeyPath = tuple[str | int, ...]
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message has one line for each problem."""
+    """Raised for invalid configurations; the message has a line for each problem."""
 
     def __str__(self) -> str:
         return "\n".join(self.args)
 
 
 class Layer(NamedTuple):
-    """What one file or one option gives."""
+    """The settings of one file or option."""
 
-    source: str  # as a user would name it
+    source: str  # for error messages
     table: Table
 
 
 def load_config(cls: type[Root], files: Sequence[str | Path], words: Sequence[str] = ()) -> Root:
-    """The configuration of class `cls`: its defaults, then files left to right, then options.
+    """Load a configuration: defaults, then files left to right, then command-line words.
 
     A file may be a shipped one's name: "tiny" for TrainConfig is that of `sparrow train tiny`.
-    Words are those of the command line; a value is read as TOML, or as text if it is none or the
-    field wants text. Raises ConfigError with every problem that it finds.
+    Values in words are TOML; invalid TOML, and values of text fields, are text. Raises ConfigError
+    with every problem.
     """
     parsed = parse(cls, words)
     return resolve(cls, [*files, *parsed.files], parsed.layers)
 
 
 def resolve(cls: type[Root], files: Sequence[str | Path], layers: Sequence[Layer]) -> Root:
-    """The configuration that files say, and layers over them."""
+    """Merge files and layers, and validate the result."""
     verb = cls.__name__.removesuffix("Config").lower()
     layers = [*(read_file(name, verb) for name in files), *layers]
-    # From JSON, pydantic takes a list for a tuple and a text for a path while it stays strict
-    # about everything else. No field takes a TOML date: as [[...]] it is refused in its place.
+    # From JSON, pydantic accepts lists as tuples and text as paths, and is strict otherwise. No
+    # field takes a TOML date: as [[...]] it is refused with its key.
     merged = merge(*(layer.table for layer in layers))
     try:
         return cls.model_validate_json(json.dumps(merged, default=lambda date: [[str(date)]]))
@@ -91,8 +90,8 @@ def resolve(cls: type[Root], files: Sequence[str | Path], layers: Sequence[Layer
 def save_resolved(config: Record, directory: Path) -> Path:
     """Write `config.resolved.toml`; loading it gives an equal configuration.
 
-    Fields that are None are left out: TOML has no word for it, and None is their default. The
-    first line, a comment, is the digest of the others. The file appears whole or not at all.
+    Fields that are None are left out: TOML has no None, and it is their default. The first line
+    is a comment with the digest of the others. The file is written atomically.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / RESOLVED
@@ -102,7 +101,7 @@ def save_resolved(config: Record, directory: Path) -> Path:
 
 
 def read_resolved(root: type[Root], directory: Path) -> Root:
-    """The configuration that a run directory holds, as it was written; ValueError with the file."""
+    """Read the configuration of a run directory; ValueError names the file."""
     path = directory / RESOLVED
     text = read_text(path, "configuration")
     try:
@@ -116,13 +115,13 @@ def read_resolved(root: type[Root], directory: Path) -> Root:
 
 
 def shipped_configs(verb: str) -> dict[str, Path]:
-    """The files that come with the package for a verb, or `schedules`, by their names."""
+    """Return the shipped configuration files of a verb, or `schedules`, by name."""
     folder = Path(str(package_files("sparrow_recipes"))) / "configs" / verb
     return {file.stem: file for file in sorted(folder.glob("*.*"))}
 
 
 def find_config(verb: str, name: str | Path) -> Path:
-    """The file of a configuration: one that is given by its path, or a shipped one by its name."""
+    """Find a configuration file by its path, or a shipped one by its name."""
     path, text = Path(name), str(name)
     if len(path.parts) > 1 or text.endswith((".toml", ".json")):
         return path
@@ -134,7 +133,7 @@ def find_config(verb: str, name: str | Path) -> Path:
 
 
 def read_file(name: str | Path, verb: str) -> Layer:
-    """One TOML file; where it is a name, of those that are shipped for the verb."""
+    """Read a TOML file: a path, or the name of a shipped file of the verb."""
     path = find_config(verb, name)
     source = f"{FILE}{path}"
     try:
@@ -146,11 +145,11 @@ def read_file(name: str | Path, verb: str) -> Layer:
     except ConfigError:
         raise
     except ValueError as error:
-        raise ConfigError(f"{source}: not a TOML file: {error}") from error
+        raise ConfigError(f"{source}: invalid TOML: {error}") from error
 
 
 def _parse(text: str) -> Table:
-    """The table that a TOML text is; ValueError where it is none, or too deep for any setting."""
+    """Parse TOML; ValueError if it is invalid or nested too deep."""
     # Before the parser, which takes quadratic time for a long dotted key.
     if "k." * DEEPEST in re.sub(r"[ \t]+", "", _KEY_PART.sub("k", text)):
         raise ValueError(f"a key of more than {DEEPEST} parts")
@@ -161,16 +160,16 @@ def _parse(text: str) -> Table:
 
 
 def _checked(table: Table, source: str) -> Table:
-    """The table itself; ConfigError where it nests too deep or holds an endless integer."""
+    """Return the table; ConfigError if it is nested too deep or has a huge integer."""
     try:
         json.dumps(table, default=str)
     except (ValueError, RecursionError):
-        raise ConfigError(f"{source}: nested too deep, or a number without end") from None
+        raise ConfigError(f"{source}: nested too deep, or a number with too many digits") from None
     return table
 
 
 def merge(*tables: Table) -> Table:
-    """Later tables over earlier ones: tables merge, everything else (lists too) is replaced."""
+    """Merge tables; values of later ones take precedence, lists are replaced."""
     return reduce(_overlay, tables, {})
 
 
@@ -188,7 +187,7 @@ def _overlay(below: Table, above: Table) -> Table:
 
 
 class Parsed(NamedTuple):
-    """What words come to: files and layers for `resolve`, and what the verb has extra."""
+    """Parsed command-line words: files and layers for `resolve`, and extras of the verb."""
 
     files: list[str]
     layers: list[Layer]
@@ -196,7 +195,7 @@ class Parsed(NamedTuple):
 
 
 def parse(cls: type[Record], words: Sequence[str], extras: Sequence[Option] = ()) -> Parsed:
-    """Sort command-line words; ConfigError names the word that is not understood."""
+    """Parse command-line words; ConfigError names a word that is not understood."""
     reader = _Reader(cls, extras)
     rest = deque(words)
     while rest:
@@ -209,22 +208,21 @@ def parse(cls: type[Record], words: Sequence[str], extras: Sequence[Option] = ()
             reader.take_option(word, rest)
         else:
             reader.take_positional(word)
-    given = reader.given.values()
-    layers = [each.layer() for each in given if each.option.path]
-    return Parsed(
-        reader.files, layers, {g.option.name: g.value() for g in given if not g.option.path}
-    )
+    values = reader.values.values()
+    layers = [value.layer() for value in values if value.option.path]
+    extras_values = {value.option.name: value.value() for value in values if not value.option.path}
+    return Parsed(reader.files, layers, extras_values)
 
 
-class _Given(NamedTuple):
-    """An option, the words that gave it, and its values."""
+class _OptionValues(NamedTuple):
+    """An option, the words that set it, and its values."""
 
     option: Option
     typed: list[str]
     values: list[Any]
 
     def value(self) -> Any:
-        """Of an option that may be repeated, values that were given one by one or as lists."""
+        """Return the value; of a repeatable option, all values in one list."""
         if not self.option.several:
             return self.values[0]
         lists = [value if isinstance(value, list) else [value] for value in self.values]
@@ -248,17 +246,17 @@ class _Reader:
         self.takes_files = not self.positionals
         self.any_text = getattr(cls, "any_text", False)  # positional words are prompts
         self.files: list[str] = []
-        self.given: dict[tuple[str, ...], _Given] = {}
+        self.values: dict[tuple[str, ...], _OptionValues] = {}
 
     def take_positional(self, word: str) -> None:
         _refuse(word, any_text=self.any_text)
         if self.takes_files or (word.endswith(".toml") and not self.any_text):
             self.files.append(word)
         elif not self.positionals:
-            raise ConfigError(f"argument {_shown(word)}: one more than is taken")
+            raise ConfigError(f"unexpected argument {_shown(word)}")
         else:
             option = self.positionals[0]
-            self._give(option, word, word)
+            self._set(option, word, word)
             if not option.several:
                 self.positionals.popleft()
 
@@ -270,42 +268,42 @@ class _Reader:
             return
         option, positive = self._find(word, key)
         if option.flag and not equals:
-            self._give(option, word, positive)
+            self._set(option, word, positive)
             return
         if not equals:
             text = _next(word, rest)
             word = f"{word} {text}"
         if option.flag and not (positive and option.path):
-            raise ConfigError(f"option {_shown(word)}: allowed: without a value")
-        self._give(option, word, _value(option.element, text))
+            raise ConfigError(f"option {_shown(word)}: takes no value")
+        self._set(option, word, _value(option.element, text))
 
     def _find(self, word: str, key: str) -> tuple[Option, bool]:
-        """The option of a key, and whether it was not negated."""
+        """Find the option of a key, and whether it is positive: not --no-KEY."""
         positive = key.removeprefix("no_")
         for name in (key, positive):
             path = tuple(name.split("."))
             option = self.options.get(name, Option(name, path, kind_at(self.cls, path)))
             if option.kind is not None and (name == key or option.flag):
                 return option, name == key
-        if "." in key:  # of no section, which is said with what there is
+        if "." in key:  # an unknown section or key: validation names the valid ones
             return Option(key, tuple(key.split(".")), None), True
         close = difflib.get_close_matches(key, self.options, n=1)
-        meant = "".join(f"; did you mean {self.options[match].long}?" for match in close)
+        hint = "".join(f"; did you mean {self.options[match].long}?" for match in close)
         shown = _shortened(printable(word.split("=")[0]))
-        raise ConfigError(f"no option {' '.join(shown.split())}{meant}")
+        raise ConfigError(f"unknown option {' '.join(shown.split())}{hint}")
 
-    def _give(self, option: Option, typed: str, value: Any) -> None:
-        key = option.path or (option.name,)  # a short name and its setting are one
-        given = self.given.setdefault(key, _Given(option, [], []))
-        if given.values and not option.several:
-            now, earlier = _shown(typed), _shown(given.typed[0])
-            raise ConfigError(f"option {now}: already given by {earlier}, allowed: once")
-        given.typed.append(typed)
-        given.values.append(value)
+    def _set(self, option: Option, typed: str, value: Any) -> None:
+        key = option.path or (option.name,)  # the same for a short name and its setting
+        earlier = self.values.setdefault(key, _OptionValues(option, [], []))
+        if earlier.values and not option.several:
+            now, before = _shown(typed), _shown(earlier.typed[0])
+            raise ConfigError(f"option {now}: already set by {before}")
+        earlier.typed.append(typed)
+        earlier.values.append(value)
 
 
 def _split(word: str) -> tuple[str, str, str]:
-    """The key with underscores, whether there is a value, and the value; `-n4` is `-n=4`."""
+    """Split an option into key, `=` if it has a value, and value; `-n4` is `-n=4`."""
     if not word.startswith("--"):
         value = word[2:].removeprefix("=")
         return word[1], "=" if value else "", value
@@ -315,13 +313,13 @@ def _split(word: str) -> tuple[str, str, str]:
 
 def _next(word: str, rest: deque[str]) -> str:
     if not rest or re.match(r"--?[A-Za-z]", rest[0]):
-        raise ConfigError(f"option {_shown(word)}: a value is missing")
+        raise ConfigError(f"option {_shown(word)}: missing value")
     _refuse(rest[0])
     return rest.popleft()
 
 
 def _value(kind: Any, text: str) -> Any:
-    """A value as TOML, or as text where it is none or the field wants text."""
+    """Parse a value as TOML; invalid TOML, and values of text fields, are text."""
     if takes_text(kind):
         return text
     try:
@@ -337,22 +335,22 @@ def _value(kind: Any, text: str) -> Any:
 
 
 def _refuse(word: str, *, any_text: bool = False) -> None:
-    """Refuse what is no text, and what an error message would hand on to the terminal."""
+    """Refuse invalid UTF-8 and control characters."""
     if any("\ud800" <= char <= "\udfff" for char in word):
         raise ConfigError(f"argument {word[:80]!r} is not valid UTF-8")
     if CONTROL.search(word) and not any_text:
         raise ConfigError(f"argument {word[:80]!r}: allowed: text without control characters")
 
 
-# What is wrong, in a user's terms.
+# Error messages.
 
 
 def _explained(cls: type[Record], error: ValidationError, layers: Sequence[Layer]) -> ConfigError:
-    """What pydantic found wrong with the merged layers, each problem with its source."""
+    """Turn validation errors of the merged layers into lines with their sources."""
     lines = (line for detail in error.errors() for line in _lines(cls, detail, layers))
     shown = list(islice(lines, MOST_PROBLEMS))
     left = error.error_count() - len(shown)
-    return ConfigError(*shown, *([f"and {left} problems more"] if left > 0 else []))
+    return ConfigError(*shown, *([f"and {left} more problems"] if left > 0 else []))
 
 
 def _lines(cls: type[Record], detail: Mapping[str, Any], layers: Sequence[Layer]) -> Iterator[str]:
@@ -362,7 +360,7 @@ def _lines(cls: type[Record], detail: Mapping[str, Any], layers: Sequence[Layer]
         for field, (value, allowed) in cause.problems.items():
             yield _refusal((*path, *field.split(".")), value, allowed, layers)
     elif detail["type"] == "missing":
-        yield f"{_dotted(path)}: missing{_files(layers, 'in')}, and it has no default"
+        yield f"{_dotted(path)}: missing{_files(layers, 'in')}, has no default"
     elif detail["type"] == "extra_forbidden":
         fields = fields_of(kind_at(cls, path[:-1]))
         close = difflib.get_close_matches(str(path[-1]), fields, n=1)
@@ -377,7 +375,7 @@ def _lines(cls: type[Record], detail: Mapping[str, Any], layers: Sequence[Layer]
 def _refusal(
     path: KeyPath, value: Any, allowed: str, layers: Sequence[Layer], fault: str = "got"
 ) -> str:
-    """One line; `value` is shown where no layer gives one: it is a default, or follows from all."""
+    """Describe a refused value with its source; `value` is shown where no layer has one."""
     source = _files(layers, "with")
     for layer in layers:
         node: Any = layer.table
@@ -391,13 +389,13 @@ def _refusal(
 
 
 def _files(layers: Sequence[Layer], preposition: str) -> str:
-    """The files that were read, as part of a sentence."""
+    """Name the files that were read, as part of a sentence."""
     names = [layer.source for layer in layers if layer.source.startswith(FILE)]
     return f" {preposition} {' and '.join(names)}" if names else ""
 
 
 def _dotted(path: KeyPath) -> str:
-    """A key as TOML writes it, with [i] for the elements of an array."""
+    """Format a key as in TOML, with [i] for elements of arrays."""
     text = "".join(f"[{key}]" if isinstance(key, int) else f".{_quoted(key)}" for key in path)
     return _shortened(text[1:])
 
@@ -407,7 +405,7 @@ def _quoted(key: str) -> str:
 
 
 def _described(value: Any) -> str:
-    """A value and its TOML type."""
+    """Format a value with its TOML type."""
     if isinstance(value, dict):
         return f"the table {_shown(value)}"
     return f"{_shown(value)} ({_TYPES.get(type(value), type(value).__name__)})"
@@ -418,6 +416,6 @@ def _shown(value: Any) -> str:
 
 
 def _shortened(text: str) -> str:
-    """The text, without its middle where it would fill the screen."""
+    """Cut the middle out of a long text."""
     half = LONGEST_VALUE // 2
     return text if len(text) <= LONGEST_VALUE else f"{text[:half]}...{text[-half:]}"

@@ -1,6 +1,6 @@
-"""The options of a verb, derived from its configuration class: names, letters, help, defaults.
+"""Command-line options derived from a configuration class: names, letters, help, defaults.
 
-sparrow/schema/loading.py reads command-line words by them, sparrow/cli/verbs.py explains them.
+sparrow/schema/loading.py parses them, sparrow/cli/verbs.py prints their help.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from pydantic_core import PydanticUndefined
 
 from sparrow.schema.base import Record
 
-# The same option has the same name, letter and help in every verb; a field says more where its
-# verb differs. Of two names with one letter in a verb, the first has it.
+# An option has the same name, letter and help in every verb, unless its field has a help text.
+# Where two options of a verb share a letter, the first gets it.
 LETTERS = {
     "model": "m",
     "budget": "b",
@@ -30,7 +30,14 @@ LETTERS = {
 HELP = {
     "model": "tiny, small, smollm2-135m, a folder, or owner/name of the hub.",
     "task": "assignments, countdown, graph or gym/NAME.",
-    "rows": ".jsonl or .parquet in verl's schema, or a dataset of the hub (owner/name).",
+    "rows": "A .jsonl, .csv or .parquet file, or a dataset of the hub (owner/name[:split]).",
+    "length": "About how long a task's answers are.",
+    "reward": "Reward function: math, or module:function.",
+    "episode": "Multi-turn episode: module:function.",
+    "advantage": "Advantage estimator: a built-in name, or module:function.",
+    "rate": "Learning rate.",
+    "prompts": "Prompts of a step.",
+    "columns": 'Columns of rows, such as {prompt = "question"}.',
     "skip": "Rows to leave out at the start.",
     "samples": "Answers to each prompt.",
     "temperature": "Of sampling; 1 is the model's own, 0 is greedy.",
@@ -45,16 +52,17 @@ HELP = {
     "device": "auto (a GPU where there is one), cpu or cuda.",
     "dtype": "auto, float32 or bfloat16.",
     "steps": "How many.",
+    "system": "System prompt of the chat.",
     "max_tokens": "Longest answer.",
     "out": "Where to write.",
 }
 
 
 class Option(NamedTuple):
-    """What can be given on the command line: a field of a configuration, or an extra of a verb."""
+    """A command-line option: a field of a configuration, or an extra of a verb."""
 
     name: str
-    path: tuple[str, ...]  # in the configuration; () is an extra of the verb
+    path: tuple[str, ...]  # in the configuration; (): an extra of the verb
     kind: Any
     help: str = ""
     default: Any = None
@@ -71,7 +79,7 @@ class Option(NamedTuple):
 
     @property
     def element(self) -> Any:
-        """The type of one value."""
+        """The type of a single value."""
         return get_args(bare(self.kind))[0] if self.several else self.kind
 
     @property
@@ -80,24 +88,24 @@ class Option(NamedTuple):
 
     @property
     def metavar(self) -> str:
-        """What stands for its value in help texts."""
+        """The placeholder of its value in help texts."""
         if self.flag:
             return ""
         return {int: "N", float: "X"}.get(bare(self.element), self.name.upper())
 
 
 def option(default: Any, help: str) -> Any:
-    """A field with a help text of its own."""
+    """Declare a field with a help text."""
     return Field(default, description=help)
 
 
 def argument(default: Any, help: str) -> Any:
-    """A field that is given without its name; `...` as default: it must be given."""
+    """Declare a positional field; default `...`: required."""
     return Field(default, description=help, json_schema_extra={"positional": True})
 
 
 def options_of(cls: type[Record]) -> list[Option]:
-    """Every option of a configuration: its fields that are no tables, then its short names.
+    """List the options of a configuration: its plain fields, then its short names.
 
     `shortcuts` of a class are short names for settings in its sections.
     """
@@ -113,14 +121,14 @@ def _option(
     cls: type[Record], name: str, path: tuple[str, ...], letters: Mapping[str, str]
 ) -> Option:
     field = bare(kind_at(cls, path[:-1])).model_fields[path[-1]]
-    positional = bool(field.json_schema_extra)
+    positional, is_table = bool(field.json_schema_extra), isinstance(field.default, Record)
     letter = LETTERS.get(name, "")
     return Option(
         name,
         path,
         field.annotation,
         help=field.description or HELP.get(name, ""),
-        default=None if field.default is PydanticUndefined else field.default,
+        default=None if is_table or field.default is PydanticUndefined else field.default,
         letter=letter if letters.get(letter) == name and not positional else "",
         positional=positional,
     )
@@ -130,7 +138,7 @@ def _option(
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
-    """The keys of a section with their types; none if `kind` is not one."""
+    """Return the keys of a section with their types; empty if `kind` is not a section."""
     kind = bare(kind)
     if not (isinstance(kind, type) and issubclass(kind, Record)):
         return {}
@@ -138,7 +146,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 
 def kind_at(root: type[Record], path: Sequence[str | int]) -> Any:
-    """The type at a dotted key, None if there is no such key."""
+    """Return the type at a dotted key, or None."""
     kind: Any = root
     for key in path:
         kind = fields_of(kind).get(str(key))
@@ -146,7 +154,7 @@ def kind_at(root: type[Record], path: Sequence[str | int]) -> Any:
 
 
 def takes_text(kind: Any) -> bool:
-    """Whether only text can be given for a value of this type, so that `123` means "123"."""
+    """Whether values of this type are text only, so that `123` means "123"."""
     kind = bare(kind)
     if get_origin(kind) is Literal:
         return all(isinstance(choice, str) for choice in get_args(kind))
@@ -154,7 +162,7 @@ def takes_text(kind: Any) -> bool:
 
 
 def bare(kind: Any) -> Any:
-    """`kind` without its annotations and without `| None`."""
+    """Strip annotations and `| None` from a type."""
     if get_origin(kind) is Annotated:
         return bare(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
@@ -164,6 +172,6 @@ def bare(kind: Any) -> Any:
 
 
 def _is_table(kind: Any) -> bool:
-    """Whether it is a section, or several of one kind."""
+    """Whether a type is a section, or a tuple of sections."""
     elements = get_args(bare(kind)) if get_origin(bare(kind)) is tuple else ()
     return bool(fields_of(kind)) or any(map(fields_of, elements))

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from sparrow.schema.base import File, Record
+from sparrow.schema.base import File, Record, Table
 from sparrow.schema.schedule import Schedule
 from sparrow.schema.surface import Length
 
@@ -21,7 +21,7 @@ class PlanBin(Record):
     high: float | None
     mean: float | None
     prompts: int | None
-    kept_share: float
+    kept_share: float  # of the keys and values that dense rows read
     seconds: float
     dense_seconds: float
 
@@ -76,8 +76,13 @@ class PlannedVariant(Record):
     limit: float
 
 
-class PlanFile(File):
-    """plan.json: docs/calibrate.md describes every field."""
+class PlanFile(Table, File):
+    """A plan, stored as plan.json: docs/calibrate.md describes every field."""
+
+    title: ClassVar[str] = (
+        "{0.model}, p05 >= {0.target:g}: {0.speed_up:.2f}x the speed of dense on {0.hardware}"
+    )
+    shown: ClassVar[str] = "bins"
 
     what: ClassVar[str] = "plan"
     version: ClassVar[int] = 1

@@ -1,14 +1,13 @@
-"""Run directories as their files hold them: of a training, of a calibration, or of both.
+"""Read run directories: of a training, of a calibration, or of both.
 
     metrics.jsonl, validation.jsonl, actions.jsonl, config.resolved.toml   sparrow train
     schedule.json                                 sparrow train: what the rollout began with
     surface.json, plan.json, check.json           sparrow calibrate, sparrow plan
     speed.json                                    sparrow demo: dense beside sparse
 
-A folder with the parts `calibration` and `train`, such as that of the demo, is one run. What is
-wrong with a file is said with its name. Lines are read as far as they go: a last one without its
-end is being written. NaN and infinities, which JSON does not have and some writers write, count as
-not measured.
+A folder with the parts `calibration` and `train`, such as that of the demo, is one run. Errors name
+the file. An incomplete last line is ignored: it is being written. NaN and infinities count as not
+measured.
 """
 
 import os
@@ -17,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sparrow.files import Json, check_digest_line, printable, read_lines, read_text, verify
-from sparrow.schema.base import File, Record, problems
+from sparrow.schema.base import File, Record, Table, problems
 from sparrow.schema.bench import Speed
 from sparrow.schema.plan import PlanFile
 from sparrow.schema.schedule import Schedule
@@ -31,7 +30,7 @@ from sparrow.schema.surface import Surface
 PARTS = ("calibration", "train")
 METRICS, VALIDATION, ACTIONS = "metrics.jsonl", "validation.jsonl", "actions.jsonl"
 SCHEDULE, SETTINGS = "schedule.json", "config.resolved.toml"
-MODEL = "model"  # the folder of the trained model, once a run has ended
+MODEL = "model"  # folder of the trained model of a finished run
 DOCUMENTS: dict[str, type[File]] = {
     "surface": Surface,
     "plan": PlanFile,
@@ -40,19 +39,20 @@ DOCUMENTS: dict[str, type[File]] = {
 }
 KNOWN = (METRICS, *(f"{name}.json" for name in DOCUMENTS))
 HELD_OUT = "val-core/"
+SCORE = "critic/score/mean"
 F = TypeVar("F", bound=File)
-LARGEST = 1e100  # numbers beyond are of no measurement
+LARGEST = 1e100  # numbers beyond are not measurements
 
 
 def _measured(value: object) -> object:
-    """None for NaN, infinities, and numbers beyond any measurement (1e999)."""
+    """Map NaN, infinities and absurd numbers (1e999) to None."""
     if isinstance(value, float | int) and not isinstance(value, bool):
         return float(value) if abs(value) <= LARGEST else None
     return value
 
 
 Measured = Annotated[float | None, BeforeValidator(_measured)]
-Shown = Annotated[str, AfterValidator(printable)]  # control characters are visible
+Shown = Annotated[str, AfterValidator(printable)]  # control characters are escaped
 
 
 class Metrics(Record):
@@ -66,9 +66,12 @@ class Metrics(Record):
         values = {key: value for key, value in line.items() if key != "step"}
         return cls(step=line.get("step"), values=values)  # type: ignore[arg-type]
 
+    def row(self) -> dict[str, Any]:
+        return {"step": self.step, **self.values}
+
 
 class ActionLine(Record):
-    """What the gate did, or which settings changed, in words; other versions may say more."""
+    """An action of the gate, or a change of settings; other versions may have more fields."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -85,29 +88,29 @@ Line = TypeVar("Line", Metrics, ActionLine)
 
 
 def read_metrics(file: Path | None) -> list[Metrics]:
-    """Lines in the order of steps, each step once; none without a file."""
+    """Read metrics by step; empty without a file, ValueError for a repeated step."""
     lines = _read(file, Metrics)
     for line, later in pairwise(lines):
         if line.step == later.step:
-            raise ValueError(f"{file}: step {later.step} is there twice")
+            raise ValueError(f"{file}: duplicate step {later.step}")
     return lines
 
 
 def _read(file: Path | None, kind: type[Line]) -> list[Line]:
-    """In the order of steps; none without a file."""
-    found = []
+    """Read lines, sorted by step; empty without a file."""
+    lines = []
     for number, line in enumerate([] if file is None else read_lines(file, growing=True), 1):
         try:
-            found.append(kind.from_line(line))
+            lines.append(kind.from_line(line))
         except ValidationError as error:
             raise ValueError(f"{file}, line {number}: {problems(error)}") from None
-    return sorted(found, key=lambda line: line.step)
+    return sorted(lines, key=lambda line: line.step)
 
 
 class RunSettings(Record):
-    """What reports read of a run's configuration, of this version or another, by dotted names.
+    """The settings of a run that reports read, of this version or another, by dotted names.
 
-    given: every setting; empty where the run has no such file.
+    given: all settings; empty if the run has no configuration file.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -132,7 +135,7 @@ class RunSettings(Record):
 
 
 def read_settings(file: Path | None) -> RunSettings:
-    """The configuration of a run as it was resolved."""
+    """Read the resolved configuration of a run."""
     if file is None:
         return RunSettings.model_validate({})
     text = read_text(file)
@@ -143,19 +146,19 @@ def read_settings(file: Path | None) -> RunSettings:
     except ValidationError as error:
         raise ValueError(f"{file}: {problems(error)}") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is no TOML: {error}") from error
+        raise ValueError(f"{file}: invalid TOML: {error}") from error
 
 
 def flat_settings(values: Mapping[str, Any], above: str = "") -> Sequence[tuple[str, Any]]:
-    """Nested settings by dotted names, texts made printable."""
-    found: list[tuple[str, Any]] = []
+    """Flatten nested settings to dotted names; control characters are escaped."""
+    settings: list[tuple[str, Any]] = []
     for name, value in values.items():
         dotted = above + printable(name)
         if isinstance(value, Mapping):
-            found += flat_settings(value, f"{dotted}.")
+            settings += flat_settings(value, f"{dotted}.")
         else:
-            found.append((dotted, printable(value) if isinstance(value, str) else value))
-    return found
+            settings.append((dotted, printable(value) if isinstance(value, str) else value))
+    return settings
 
 
 class Outcomes(NamedTuple):
@@ -181,7 +184,7 @@ class Outcomes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """Accuracy on held-out rows after so many steps, with its interval."""
+    """Accuracy on held-out rows after a step, with its interval."""
 
     step: int
     value: float
@@ -195,10 +198,10 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
-    """What is known of a run; what its folder does not have is empty."""
+    """The content of a run directory; parts that it does not have are empty."""
 
     name: str
-    number: int = 0  # among runs that are read together
+    number: int = 0  # among runs that are compared
     steps: Sequence[Metrics] = ()
     validation: Sequence[Metrics] = ()
     actions: Sequence[ActionLine] = ()
@@ -210,21 +213,21 @@ class RunFolder:
     speed: Speed | None = None
 
     def values(self, metric: str) -> list[tuple[int, float]]:
-        """Steps that have a metric, with its values."""
-        found = ((line.step, line.values.get(metric)) for line in self.steps)
-        return [(step, value) for step, value in found if value is not None]
+        """Return the steps that have a metric, with its values."""
+        pairs = ((line.step, line.values.get(metric)) for line in self.steps)
+        return [(step, value) for step, value in pairs if value is not None]
 
     def minutes(self) -> dict[int, float]:
-        """Minutes of training behind each step, its own included; 0 steps took 0."""
-        found, so_far = {0: 0.0}, 0.0
+        """Return the minutes of training until the end of each step; of 0 steps, 0."""
+        minutes, so_far = {0: 0.0}, 0.0
         for line in self.steps:
             so_far += max(0.0, line.values.get("timing_s/step") or 0.0) / 60
-            found[line.step + 1] = so_far
-        return found
+            minutes[line.step + 1] = so_far
+        return minutes
 
     def held_out(self) -> list[HeldOut]:
-        """Of the first source of rows that was validated."""
-        found = []
+        """Return the validation accuracy by step, of the first source."""
+        accuracies = []
         for line in self.validation:
             means = [key for key in line.values if key.startswith(HELD_OUT) and "/mean@" in key]
             value = line.values[means[0]] if means else None
@@ -234,62 +237,92 @@ class RunFolder:
                 low, high = (line.values.get(f"{stem}/{end}") for end in ("low", "high"))
                 low, high = (value if end is None else end for end in (low, high))
                 outcomes = Outcomes.from_metrics(line.values, source)
-                found.append(
+                accuracies.append(
                     HeldOut(step=line.step, value=value, low=low, high=high, outcomes=outcomes)
                 )
-        return found
+        return accuracies
 
     @property
     def dense(self) -> bool:
-        """Whether its settings say that the rollout was dense; without settings nobody knows."""
-        own = self.settings
-        return bool(own.given) and (own.dense or not (own.schedule or own.budget))
+        """Whether the settings say that rollouts were dense; False without settings."""
+        attention = self.settings
+        sparse = attention.schedule or attention.budget
+        return bool(attention.given) and (attention.dense or not sparse)
 
     @property
     def longest(self) -> int | None:
-        """Tokens of the longest sequence that its settings allow."""
+        """Most tokens of a sequence by the settings."""
         prompt, answer = self.settings.max_prompt, self.settings.max_tokens
         return None if prompt is None or answer is None else prompt + answer
 
     @property
     def target(self) -> float | None:
-        """p05 that was to be kept: the gate's, or the plan's."""
-        own = self.settings
-        if self.steps and own.gate != "off" and own.target is not None:
-            return own.target
+        """The target of p05: that of the gate, or of the plan."""
+        settings = self.settings
+        if self.steps and settings.gate != "off" and settings.target is not None:
+            return settings.target
         if self.plan is not None:
             return self.plan.target
         return self.surface.targets[0] if self.surface and self.surface.targets else None
 
 
+class TrainResult(Table, Record):
+    """The result of `sparrow train`: its folder, the trained model, the metrics of its steps."""
+
+    title: ClassVar[str] = "{0.folder}, {0.summary}"
+    shown: ClassVar[str] = "metrics"
+
+    folder: Path
+    model: Path  # a Hugging Face folder
+    metrics: tuple[Metrics, ...]  # of each step
+    validation: tuple[Metrics, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read what a run has written; the model is there once the run has ended."""
+        return cls(
+            folder=folder,
+            model=folder / MODEL,
+            metrics=tuple(read_metrics(_first([folder], METRICS))),
+            validation=tuple(read_metrics(_first([folder], VALIDATION))),
+        )
+
+    @property
+    def summary(self) -> str:
+        """The mean reward of the first and the last step."""
+        scores = [line.values.get(SCORE) for line in self.metrics]
+        measured = [f"{score:.3f}" for score in scores if score is not None]
+        return f"reward {measured[0]} to {measured[-1]}" if measured else "no step"
+
+
 def read_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
-    """Every folder as a run, with names that tell them apart."""
+    """Read several run directories, with distinct names."""
     places = [Path(folder) for folder in folders]
     whole = [place.resolve() for place in places]
     for place, resolved in zip(places, whole, strict=True):
         if whole.count(resolved) > 1:
-            raise ValueError(f"report: {place} was given twice")
+            raise ValueError(f"report: duplicate folder {place}")
     named = zip(places, _names(whole), strict=True)
     return [read_run(place, name, number) for number, (place, name) in enumerate(named)]
 
 
 def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolder:
-    """A folder; one that is none, or that holds nothing of ours, is refused."""
+    """Read a run directory; ValueError if the folder is not one."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; give the run directory of a sparrow verb")
+        raise ValueError(f"{folder} is not a folder; expected a run directory")
     places = [folder, *(folder / part for part in PARTS)]
     if not any(os.path.lexists(place / known) for place in places for known in KNOWN):
         raise ValueError(
-            f"{folder} is no run directory: it has none of {', '.join(KNOWN)} "
+            f"{folder} is not a run directory: it has none of {', '.join(KNOWN)} "
             f"(nor have its folders {' and '.join(PARTS)})"
         )
     for place in places:
         verify(place, (METRICS, VALIDATION, ACTIONS, SCHEDULE, SETTINGS))
-    found = {key: _loaded(places, f"{key}.json", kind) for key, kind in DOCUMENTS.items()}
+    documents = {key: _loaded(places, f"{key}.json", kind) for key, kind in DOCUMENTS.items()}
     trained = [place for place in places if os.path.lexists(place / METRICS)]
-    schedule = _loaded(trained, SCHEDULE, Schedule)  # that of the training, else of the plan
-    if schedule is None and isinstance(found["plan"], PlanFile):
-        schedule = found["plan"].schedule
+    schedule = _loaded(trained, SCHEDULE, Schedule)  # of the training, else of the plan
+    if schedule is None and isinstance(documents["plan"], PlanFile):
+        schedule = documents["plan"].schedule
     return RunFolder(
         name=printable(name or folder.resolve().name),
         number=number,
@@ -298,12 +331,12 @@ def read_run(folder: Path, name: str | None = None, number: int = 0) -> RunFolde
         actions=_read(_first(places, ACTIONS), ActionLine),
         settings=read_settings(_first(places, SETTINGS)),
         schedule=schedule,
-        **found,  # type: ignore[arg-type]
+        **documents,  # type: ignore[arg-type]
     )
 
 
 def _names(places: Sequence[Path]) -> list[str]:
-    """The last parts of paths, as many as it takes to tell them apart."""
+    """Return the shortest last parts of paths that are distinct."""
     for count in range(1, max(len(place.parts) for place in places) + 1):
         names = ["/".join(place.parts[-count:]) for place in places]
         if len(set(names)) == len(names):

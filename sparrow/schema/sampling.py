@@ -1,14 +1,22 @@
-"""How to sample, what to return, and what the engine returns."""
+"""Sampling parameters, and the completions that the engine returns."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from sparrow.schema.base import Float32Array, Float32Matrix, Int32Array, Int32Matrix, Record
+from sparrow.files import printable
+from sparrow.schema.base import (
+    Float32Array,
+    Float32Matrix,
+    Int32Array,
+    Int32Matrix,
+    Record,
+    Table,
+)
 from sparrow.schema.types import Seed, Temperature
 
 LEAST_TEMPERATURE = 1e-3
-"""Below it a distribution is a point mass in all but rounding; greedy says what is meant."""
+"""Below it a distribution is greedy up to rounding; write 0 instead."""
 
 Samples = Annotated[int, Field(ge=1, le=2**16)]
 Int31 = Annotated[int, Field(ge=0, lt=2**31)]
@@ -17,7 +25,7 @@ MaxTokens = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class SamplingParams(Record):
-    """How to sample. The defaults are those of RL training: the model's own distribution."""
+    """Sampling parameters. The defaults sample from the unmodified distribution, as RL needs."""
 
     n: Samples = 1  # samples per prompt
     temperature: Temperature = 1.0  # 0 is greedy
@@ -27,7 +35,7 @@ class SamplingParams(Record):
     min_tokens: Int31 = 0
     stop_token_ids: Annotated[tuple[Int31, ...], Field(max_length=4096)] = ()
     ignore_eos: bool = False
-    seed: Seed | None = None  # None: a fresh one for every request
+    seed: Seed | None = None  # None: a new one for every request
 
     def _check(self) -> None:
         greedy = self.temperature == 0
@@ -38,15 +46,15 @@ class SamplingParams(Record):
 
 
 class OutputOptions(Record):
-    """What a completion shall carry beyond tokens, log-probs and entropies."""
+    """Outputs of a completion beyond tokens, log-probs and entropies."""
 
     top_logprobs: Int31 = 0  # how many of the most likely tokens of each step; 0: none
     hidden_states: bool = False  # final hidden state that each token was drawn from
-    training: bool = False  # log-probs of the model's own distribution: nothing may truncate it
+    training: bool = False  # log-probs of the untruncated distribution: top_k and top_p are refused
 
     @property
     def extras(self) -> bool:
-        """Whether more than the draws themselves is wanted of each step."""
+        """Whether every step must return more than its sampled tokens."""
         return self.hidden_states or self.top_logprobs > 0
 
 
@@ -55,15 +63,15 @@ LOGPROB_NOISE = 1e-4  # a log-prob may lie this far above 0: fp32 log-softmax ro
 
 
 class Completion(Record):
-    """What the engine returns for one sample of one prompt.
+    """One sample of one prompt.
 
     `logprobs` and `entropies` are of the distribution each token was sampled from: after
     temperature and truncation, and under the attention that ran. `top_logprobs` are those of the
     most likely tokens after temperature and before truncation. `hidden` holds the final hidden
     state that each token was drawn from, so LM head and temperature give its whole distribution.
     `kept` is the share of the sequence's keys and values that the token's step read, over all
-    layers; None under a rule that keeps by mass, where nobody counts. `recomputed` lists the
-    lengths at which keys and values were computed anew, densely.
+    layers; None under a rule that keeps by mass, where it is not counted. `recomputed` lists the
+    lengths at which keys and values were recomputed densely.
     """
 
     prompt_ids: Int32Array
@@ -77,10 +85,10 @@ class Completion(Record):
     top_ids: Int32Matrix | None = None
     top_logprobs: Float32Matrix | None = None
     hidden: Float32Matrix | None = None
-    seed: int | None = None  # that of this sample: with its number of tokens it gives every draw
+    seed: int | None = None  # of this sample: with its number of tokens it determines every draw
     adapter: str | None = None
     swaps: int = 0  # how often it was moved to host memory and back
-    restarts: int = 0  # how often it began anew, because weights changed
+    restarts: int = 0  # how often it was restarted because weights changed
     recomputed: tuple[int, ...] = ()
     text: str | None = None
     error: str | None = None  # present exactly if finish_reason is "error"
@@ -96,3 +104,29 @@ class Completion(Record):
         self._refuse("weight_versions", self.weight_versions < 0, "versions >= 0")
         fits = (self.finish_reason == "error") == (self.error is not None)
         self.require(fits, "error", "a text with finish_reason 'error' alone")
+
+    def row(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in ("text", "finish_reason", "attention")}
+        return fields | {"tokens": len(self.token_ids), "seed": self.seed, "error": self.error}
+
+    def __str__(self) -> str:
+        return self.text or ""
+
+    def __repr__(self) -> str:
+        text = "" if self.text is None else f"{printable(self.text)!r:.80}, "
+        return f"Completion({text}{len(self.token_ids)} tokens, {self.finish_reason})"
+
+
+class Completions(Table, list[Completion]):
+    """Completions in the order of their prompts, the samples of a prompt side by side."""
+
+    title: ClassVar[str] = "completions"
+
+    def table(self, field: str = "") -> list[dict[str, Any]]:
+        return [completion.row() for completion in self]
+
+    def __repr__(self) -> str:
+        return list.__repr__(self)
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self))

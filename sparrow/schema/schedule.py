@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from sparrow.schema.base import File, Int32Array, Record
+from sparrow.schema.base import File, Int32Array, Record, Table
 
 NotNegative = Annotated[int, Field(ge=0)]
 NotEmpty = Annotated[str, Field(min_length=1)]
@@ -44,7 +44,7 @@ class LayerBudgets(Record):
     head: NotNegative | None = None
 
 
-class Schedule(File):
+class Schedule(Table, File):
     """Kept tokens by total length, and the selection rule that they hold for.
 
     Bin i starts at lengths[i] tokens (the current one included) and keeps budgets[i]; the last bin
@@ -64,7 +64,7 @@ class Schedule(File):
     page: Annotated[int, Field(ge=1)] = 16
     first: NotNegative = 1
     last: Annotated[int, Field(ge=1)] = 2  # an unfinished page has no landmark and is always kept
-    dense_layers: tuple[int, ...] = (0, 1)
+    dense_layers: tuple[int, ...] = ()
     model: str | None = None  # the model it was measured on
     family: NotEmpty | None = None  # that model's, as "qwen3"; None: made by hand, for any
     provenance: tuple[Note, ...] = ()
@@ -72,7 +72,11 @@ class Schedule(File):
 
     @classmethod
     def fixed(cls, budget: int, **settings: Any) -> "Schedule":
-        """One budget at every length; `settings` are any other fields."""
+        """One budget at every length, in every layer; `settings` are any other fields.
+
+        No layer stays dense unless `dense_layers` names it: a budget means the same in every verb,
+        and on models of one or two layers too. (The published schedules name layers 0 and 1.)
+        """
         settings = {"name": f"fixed-{budget}"} | settings
         return cls(lengths=np.zeros(1, np.int32), budgets=np.array([budget]), **settings)
 
@@ -141,8 +145,18 @@ class Schedule(File):
             ),
         )
 
+    def table(self, field: str = "") -> list[dict[str, Any]]:
+        """Return the bins: from which total length on how many tokens are kept."""
+        if field:
+            return super().table(field)
+        pairs = zip(self.lengths.tolist(), self.budgets.tolist(), strict=True)
+        return [{"length": start, "budget": budget} for start, budget in pairs]
+
+    def _title(self) -> str:
+        return self.describe()
+
     def describe(self) -> str:
-        """What runs, in one line for headers and completions. A constant budget needs no name."""
+        """Describe the attention in one line, for headers and completions."""
         least, most = self._range()
         if least == DENSE:
             return "dense"
@@ -172,7 +186,7 @@ class Schedule(File):
 
     @classmethod
     def upgrade(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return {"flow_digest": None} | data
+        return {"flow_digest": None, "dense_layers": (0, 1)} | data  # the defaults of older files
 
     def _check(self) -> None:
         starts = self.lengths.tolist()

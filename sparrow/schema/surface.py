@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from sparrow.schema.base import File, Int32Array, Record
+from sparrow.schema.base import File, Int32Array, Record, Table
 from sparrow.schema.schedule import DENSE, PLACE, LayerBudgets, Schedule
 
 FORMAT = 1
@@ -119,8 +119,11 @@ class LayerLoss(Record):
     prompts: int
 
 
-class Surface(File):
-    """Everything that a calibration found out, and how."""
+class Surface(Table, File):
+    """The result of a calibration: acceptance by flow, budget and length."""
+
+    title: ClassVar[str] = "{0.model}, {0.prompts}, budgets {0.budgets}"
+    shown: ClassVar[str] = "cells"
 
     what: ClassVar[str] = "surface"
     version: ClassVar[int] = FORMAT

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from sparrow.files import strings
 from sparrow.schema.base import Record
-from sparrow.schema.common import AttentionConfig, Device
+from sparrow.schema.common import AttentionConfig, ChatConfig, ColumnsConfig, Device
 from sparrow.schema.types import (
     BatchTokens,
     Count,
@@ -55,10 +55,11 @@ class RowsConfig(Record):
     prompts: Annotated[int, Field(ge=1, lt=2**63)] | None = (
         None  # of a task: so many different rows, then again; None: no end
     )
-    # Rows in verl's schema: .parquet, .jsonl, or a dataset of the hub (owner/name[:split]).
+    # Rows: a .jsonl, .csv or .parquet file, or a dataset of the hub (owner/name[:split]).
     rows: Name | None = None
-    # Who judges rows of a file: math, or module:function with verl's signature compute_score(
-    # data_source, solution_str, ground_truth, extra_info). None: by data_source.
+    columns: ColumnsConfig = ColumnsConfig()
+    # Who judges rows: math, or module:function with the signature reward(text, answer) or verl's
+    # compute_score(data_source, solution_str, ground_truth, extra_info). None: by data_source.
     reward: Name | None = None
     deadline: Seconds = 10.0  # seconds a verdict may take before the verifier is killed
     workers: Workers = 2  # processes that judge
@@ -109,6 +110,11 @@ class AlgorithmConfig(Record):
     # Overlong shaping: from max_tokens - overlong on the reward falls along a line to -1. 0: none.
     overlong: TokensOrZero | None = None
     entropy: Weight = 0.0  # bonus for it
+    kl: Weight = 0.0  # coefficient of the KL divergence from a frozen reference model (k3)
+    reference: Name | None = None  # the reference model; None: the weights the run starts from
+
+    def _check(self) -> None:
+        self.require(self.kl or self.reference is None, "reference", "only with kl above 0")
 
 
 class BatchConfig(Record):
@@ -149,6 +155,9 @@ class ValidationConfig(Record):
     samples: Count = 1
     first: RowNumber = 0  # seed of the first row of a task, or number of the first row of a file
     rows: Name | None = None  # a file or dataset of its own; None: the training's task
+    # More evaluation sets, by name: rows or a task, as in data. All have the settings above.
+    sets: dict[FolderName, Name] = Field(default_factory=dict)
+    columns: ColumnsConfig | None = None  # of rows and sets; None: data.columns
     sparse: bool = False  # by the training's schedule; otherwise dense
 
     def _check(self) -> None:
@@ -168,6 +177,7 @@ class TrainRunConfig(Record):
     keep: Count = 2  # checkpoints that stay
     rollouts: StepsOrZero = 1  # every so many steps the trajectories are kept, with text; 0: never
     tensorboard: bool = True
+    wandb: Name | None = None  # project of Weights & Biases that gets the metrics; None: off
     skips: Steps = 5  # steps in a row without a finite loss and gradient before it stops
 
     _older = older_out
@@ -202,6 +212,7 @@ class TrainConfig(Record):
 
     model: TrainModelConfig
     data: RowsConfig
+    chat: ChatConfig = ChatConfig()
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     batch: BatchConfig = BatchConfig()
@@ -214,15 +225,27 @@ class TrainConfig(Record):
         "model": "model.name",
         "device": "model.device",
         "task": "data.task",
+        "length": "data.length",
         "rows": "data.rows",
+        "columns": "data.columns",
+        "reward": "data.reward",
+        "prompts": "rollout.prompts",
+        "samples": "rollout.samples",
+        "max_tokens": "rollout.max_tokens",
+        "episode": "rollout.episode",
+        "advantage": "algorithm.advantage",
+        "rate": "optimiser.rate",
         "budget": "rollout.attention.budget",
         "target": "gate.target",
         "schedule": "rollout.attention.schedule",
+        "flow": "rollout.attention.flow",
+        "system": "chat.system",
         "dense": "rollout.attention.dense",
         "steps": "run.steps",
         "seed": "run.seed",
         "out": "run.out",
     }
+    python_arguments: ClassVar = ("model", "rows")
 
     def _check(self) -> None:
         name, prompts = self.algorithm.name, self.rollout.prompts
@@ -231,14 +254,18 @@ class TrainConfig(Record):
         self.require(enough, "rollout.samples", allowed)
         even = prompts % self.batch.updates == 0
         self.require(even, "batch.updates", f"a divisor of rollout.prompts, {prompts}")
-        if self.validation.every and self.validation.rows is None:
+        if self.validation.every:
             self._refuse_seen()
 
     def _refuse_seen(self) -> None:
         """Rows of validation must not be rows of training."""
         held, data = self.validation, self.data
-        allowed = "a file of its own where data.rows is: rows that are trained on tell nothing"
-        self.require(data.rows is None, "validation.rows", allowed)
+        places = [held.rows, *held.sets.values()]
+        apart = data.rows is None or ({*places} - {None} and data.rows not in places)
+        allowed = "rows apart from data.rows: accuracy on rows that are trained on says little"
+        self.require(apart, "validation.rows", allowed)
+        if data.task is None or (held.rows is not None and data.task not in places):
+            return
         last = None if data.prompts is None else data.first + data.prompts
         seen = held.first + held.prompts > data.first and (last is None or held.first < last)
         seeds = f"{data.first} to {'no end' if last is None else last - 1}"
@@ -253,6 +280,11 @@ class TrainConfig(Record):
 # Settings of `sparrow train` that name no code, whatever they say; keys in lists without a number.
 DATA = {
     "algorithm.name",
+    "algorithm.reference",
+    "chat.system",
+    "data.columns.answer",
+    "data.columns.prompt",
+    "data.columns.source",
     "data.rows",
     "data.task",
     "gate.mode",
@@ -262,9 +294,14 @@ DATA = {
     "rollout.attention.schedule",
     "run.out",
     "run.name",
+    "run.wandb",
+    "validation.columns.answer",
+    "validation.columns.prompt",
+    "validation.columns.source",
     "validation.rows",
 }
-ARGUMENTS = ".settings."  # of functions: values, which they are called with
+# Arguments of functions and of the chat template, and rows by name: values, never imported.
+ARGUMENTS = (".settings.", "chat.template.", "validation.sets.")
 
 
 def code_settings(config: TrainConfig) -> dict[str, str]:
@@ -277,7 +314,7 @@ def code_settings(config: TrainConfig) -> dict[str, str]:
         for key, text in strings(config.model_dump(mode="json"))
         if key
         and re.sub(r"\[\d+\]", "", key) not in DATA
-        and ARGUMENTS not in key
+        and not any(part in key for part in ARGUMENTS)
         and names_code(text)
     }
 

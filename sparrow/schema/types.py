@@ -1,6 +1,6 @@
-"""Numbers and names that settings take, with bounds that no serious run comes near.
+"""Types of settings: numbers and names with bounds.
 
-Beyond them arithmetic overflows, memory ends, or a preview takes hours.
+Beyond the bounds arithmetic overflows, memory runs out, or a preview takes hours.
 """
 
 import re
@@ -15,12 +15,13 @@ from sparrow.files import CONTROL
 from sparrow.schema.base import FieldError
 
 MOST_TOKENS = 2**20
-MOST_ANSWERS = 2**20  # prompts x samples that are asked for together
+MOST_ANSWERS = 2**20  # prompts x samples of one batch
 LONGEST_NAME = 4096
+LONGEST_TEXT = 2**16
 
 T = TypeVar("T")
 
-Report = Callable[[str], None]  # tells a person something
+Report = Callable[[str], None]  # shows a message
 Progress = Callable[[int, int, str], None]  # done, total, what
 
 Count = Annotated[int, Field(ge=1, le=2**16)]  # of prompts, samples, rows
@@ -44,7 +45,7 @@ Temperature = Annotated[float, Field(ge=0, le=1e6)]  # 0 is greedy, more is unif
 
 
 def refuse_control(text: str) -> str:
-    """Refuse a text that a terminal or a file system would not take as it stands."""
+    """Refuse control characters, line breaks, and very long texts."""
     if CONTROL.search(text) or "\n" in text or "\t" in text:
         raise ValueError("a text without control characters")
     if len(text) > LONGEST_NAME:
@@ -52,21 +53,28 @@ def refuse_control(text: str) -> str:
     return text
 
 
+def _refuse_terminal_codes(text: str) -> str:
+    """Refuse control characters; a text of several lines may have line breaks and tabs."""
+    if CONTROL.search(text):
+        raise ValueError("a text without control characters")
+    return text
+
+
 def folder_name(name: str) -> str:
-    """Refuse what cannot be the name of a folder beside others: it would lead out of its parent."""
+    """Refuse names that are not safe as the name of a folder, such as .. or a/b."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", name) or name.endswith(".json"):
         raise ValueError("at most 200 letters, digits, '.', '_' and '-', as it names a folder")
     return name
 
 
-def _several(given: object) -> object:
-    """One value stands for a list of one."""
-    return given if isinstance(given, list | tuple) or given is None else (given,)
+def _several(value: object) -> object:
+    """Wrap a single value in a tuple."""
+    return value if isinstance(value, list | tuple) or value is None else (value,)
 
 
-def layer_numbers(given: object) -> object:
-    """Layers as people write them: 0,1 or none."""
-    texts = given if isinstance(given, list | tuple) else (given,)
+def layer_numbers(value: object) -> object:
+    """Parse layer numbers such as 0,1 or none."""
+    texts = value if isinstance(value, list | tuple) else (value,)
     parts = ",".join(map(str, texts)).replace(" ", "").split(",")
     try:
         return tuple(sorted({int(part) for part in parts if part not in ("", "none")}))
@@ -74,11 +82,11 @@ def layer_numbers(given: object) -> object:
         raise ValueError("numbers as 0,1 or none") from None
 
 
-def _as_path(given: object, info: ValidationInfo) -> object:
-    """A path that Python gives as text, as JSON must. Before: Path("") is Path(".")."""
-    if given == "":
+def _as_path(value: object, info: ValidationInfo) -> object:
+    """Make a path of a text; the empty text is refused, as Path("") is Path(".")."""
+    if value == "":
         raise ValueError("a path that is not empty")
-    return Path(given) if isinstance(given, str) and info.mode == "python" else given
+    return Path(value) if isinstance(value, str) and info.mode == "python" else value
 
 
 def _plain_path(path: Path) -> Path:
@@ -87,6 +95,7 @@ def _plain_path(path: Path) -> Path:
 
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(refuse_control)]
+Text = Annotated[str, Field(max_length=LONGEST_TEXT), AfterValidator(_refuse_terminal_codes)]
 FolderName = Annotated[str, AfterValidator(folder_name)]
 Directory = Annotated[Path, BeforeValidator(_as_path), AfterValidator(_plain_path)]
 FilePath = Directory
@@ -97,7 +106,7 @@ LayerNumbers = Annotated[
 
 
 def renamed(values: Any, **names: str) -> Any:
-    """Settings under their older names, given as old="new"; a value under the new name counts."""
+    """Rename settings of older files (old="new"); a value under the new name takes precedence."""
     if not isinstance(values, dict):
         return values
     old = {new: values[name] for name, new in names.items() if name in values}
@@ -105,7 +114,7 @@ def renamed(values: Any, **names: str) -> Any:
 
 
 def _rows(values: Any) -> Any:
-    """`rows` was `file` once, and `prompts`, how many of them, was `rows`."""
+    """Rename settings of older files: `rows` was `file`, and `prompts` was `rows`."""
     counts = isinstance(values, dict) and isinstance(values.get("rows"), int)
     return renamed(renamed(values, rows="prompts") if counts else values, file="rows")
 
@@ -115,7 +124,7 @@ older_out = model_validator(mode="before")(partial(renamed, dir="out"))
 
 
 def refuse_many(record: str, counts: Mapping[str, int]) -> None:
-    """Refuse numbers whose product is more answers than can be asked for together."""
+    """Refuse more answers in one batch than MOST_ANSWERS."""
     product = 1
     for field, count in counts.items():
         product *= count

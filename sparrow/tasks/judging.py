@@ -1,42 +1,51 @@
-"""Verdicts while training: in this process for code that is ours, in others for all else.
+"""Judges: verdicts on texts while training, in worker processes that can be killed.
 
     with Judges("my_rewards:compute_score", workers=4, deadline=10.0) as judge:
         verdict = await judge(example, text)
 
-Code of strangers on text of a model may hang, crash, print, start processes, or write to whatever
-descriptor it finds. So it runs in a worker process (sparrow/processes), nobody waits for it beyond
-a deadline, and what it answers is a verdict of the right form to this very question, or a fault:
-what is late, crashed or raised gives reward 0 and is counted.
+A user's reward function on text of a model may hang, crash, print, start processes, or write to any
+descriptor it finds. So it runs in a worker process (sparrow/processes) with a deadline, and its
+answer must be a valid verdict on this very question. A timeout, a crash or an exception gives
+reward 0 and is counted.
+
+A reward function has one of two signatures:
+
+    reward(text, answer)    any of text, answer, data_source and extra_info, by name
+    compute_score(data_source, solution_str, ground_truth, extra_info)    verl's, by position
+
+and returns a number, a bool, or a dict with "score" and, where it has them, "acc" and "reason".
 """
 
 import asyncio
 import contextlib
 import importlib
-import importlib.util
+import inspect
 import math
-import os
 import queue
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
+from sparrow.functions import resolve
+from sparrow.processes.supervisor import MESSAGE_CHARACTERS, describe
 from sparrow.processes.worker import Worker, WorkerFault
 from sparrow.tasks.base import RIGHT, Example, Verdict, check_json, wrong
 
 Score = Callable[[str, str, Any, Mapping[str, Any]], Any]  # verl's compute_score
+SETTING = "data.reward"
+SHORT = ("data_source", "text", "answer", "extra_info")  # parameters of the short signature
+SIGNATURES = (
+    "reward(text, answer) or compute_score(data_source, solution_str, ground_truth, extra_info)"
+)
 CLOSED = "these judges are closed"
-FORMS = "module:function or path/to/file.py:function"
-TOLD = 500  # characters of what strangers' code says that are kept
 LONGEST = 1 << 16  # bytes of a verdict
 LARGEST = 1e9  # score: sums of squares of a batch stay far from overflow
 
 
 class Outcome(NamedTuple):
-    """A verdict, and what went wrong with the verifier, if anything."""
+    """A verdict, and the kind of fault if the reward function failed."""
 
     verdict: Verdict
     fault: Literal["timeouts", "crashes", "errors"] | None = None
@@ -47,8 +56,8 @@ class _Job(NamedTuple):
     future: "Future[Verdict]"
 
 
-class _Closed:
-    """Closed at the end of a with-block."""
+class _Closing:
+    """Closes at the end of a with-block."""
 
     def __enter__(self) -> Self:
         return self
@@ -57,22 +66,21 @@ class _Closed:
         self.close()
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Release what it holds."""
 
 
-class Judges(_Closed):
-    """Verdicts by worker processes, each of which can be killed alone.
+class Judges(_Closing):
+    """Verdicts by a reward function in worker processes, each of which can be killed alone.
 
-    score: module:function or path/to/file.py:function, with verl's signature
-        compute_score(data_source, solution_str, ground_truth, extra_info)
+    score: module:function or path/to/file.py:function, with a signature of the module docstring
     workers: processes; each judges one text at a time
     deadline: seconds that a verdict may take, from when a worker has the text
     preload: modules that workers import before they take a text
     limits: those of a `Worker`: memory and namespace
 
-    `counts` has every verdict under "judged", and under "timeouts", "crashes" and "errors" (the
-    function raised, or gave no number) those that the verifier owes. Nothing here belongs to an
-    event loop: workers live as long as this does.
+    `counts` has every verdict under "judged", and faults of the reward function under "timeouts",
+    "crashes" and "errors" (it raised, or returned no number). Nothing here belongs to an event
+    loop: workers live as long as this object.
     """
 
     def __init__(
@@ -83,15 +91,12 @@ class Judges(_Closed):
         preload: Sequence[str] = (),
         **limits: Any,
     ) -> None:
-        module, _, function = score.rpartition(":")
-        if not (module and function.isidentifier()):
-            raise ValueError(f"a scoring function is {FORMS}, got {score!r}")
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
         if not 0 < deadline < math.inf:
-            raise ValueError(f"deadline is seconds above 0, got {deadline}")
+            raise ValueError(f"deadline must be above 0 seconds, got {deadline}")
         self.counts: Counter[str] = Counter()
-        self.last_fault = ""  # what the last verdict that failed says
+        self.last_fault = ""  # the reason of the last verdict that failed
         self._score, self._deadline = score, deadline
         self._lock = threading.Lock()
         self._closed = False
@@ -105,7 +110,7 @@ class Judges(_Closed):
         self.isolation = self._workers[0].isolation  # pid namespace or subreaper
 
     def _begin(self) -> None:
-        """The first worker is the probe: what cannot be loaded is told here."""
+        """Start the workers; the first shows whether the reward function can be loaded."""
         try:
             self._wait(self._workers[0])
             for worker in self._workers[1:]:
@@ -114,11 +119,11 @@ class Judges(_Closed):
             self.close()
             raise
         for worker in self._workers:
-            # Threads that a program's end does not wait for; a pool's would hold it up.
+            # Daemon threads: the end of the program does not wait for them, as for a pool's.
             threading.Thread(target=self._serve, args=(worker,), daemon=True).start()
 
     async def __call__(self, example: Example, text: str) -> Verdict:
-        """Judge a text when a worker is free; other coroutines go on meanwhile."""
+        """Judge a text as soon as a worker is free; other coroutines run meanwhile."""
         truth, extra = example.ground_truth, example.extra
         check_json(truth, f"{example.id}: ground_truth")
         check_json(extra, f"{example.id}: extra")
@@ -132,35 +137,34 @@ class Judges(_Closed):
     def _serve(self, worker: Worker) -> None:
         while (job := self._jobs.get()) is not None:
             if not job.future.set_running_or_notify_cancel():
-                continue  # nobody waits for it any more
+                continue  # cancelled
             outcome = self._judge(worker, job.question)
-            if outcome.fault and self._closed:  # it is we who killed it
+            if outcome.fault and self._closed:  # killed by close()
                 job.future.set_exception(ValueError(CLOSED))
                 continue
             self._count(outcome)
             job.future.set_result(outcome.verdict)
-            with contextlib.suppress(ValueError):  # the next text tries again, and tells
+            with contextlib.suppress(ValueError):  # the next text tries again and reports it
                 worker.start()
 
     def _judge(self, worker: Worker, question: list[Any]) -> Outcome:
-        """Ask a worker. One that is late, gone or garbled is killed; the next text starts one."""
+        """Ask a worker; a late, dead or garbled one is killed, and the next text starts another."""
         try:
             self._wait(worker)
             return _outcome(worker.ask(question, self._deadline))
         except WorkerFault as fault:
             late, reason = fault.kind == "late", f"the verifier was killed: {fault}"
-        except Exception as error:  # no question waits for ever because of it
+        except Exception as error:  # otherwise the caller would wait forever
             late, reason = False, f"the verifier did not start: {error!s:.500}"
         worker.kill()
         return Outcome(wrong(reason), "timeouts" if late else "crashes")
 
     def _wait(self, worker: Worker) -> None:
-        """Wait until a worker can judge; a ValueError says why it cannot. No deadline counts."""
+        """Wait until a worker is ready, without a deadline; raise ValueError if it fails."""
         try:
             worker.wait()
         except WorkerFault as fault:
-            failed = "cannot be loaded" if fault.kind == "raised" else "failed as it started"
-            raise ValueError(f"{self._score} {failed}: {fault}") from fault
+            raise ValueError(f"{self._score} cannot be loaded: {fault}") from fault
 
     def _count(self, outcome: Outcome) -> None:
         with self._lock:
@@ -170,7 +174,7 @@ class Judges(_Closed):
                 self.last_fault = outcome.verdict.reason
 
     def close(self) -> None:
-        """Kill all workers, whatever they are doing. Who waits gets a ValueError."""
+        """Kill all workers, whatever they are doing; pending calls raise ValueError."""
         with self._lock:
             self._closed = True
         with contextlib.suppress(queue.Empty):
@@ -184,10 +188,10 @@ class Judges(_Closed):
             self._jobs.put(None)
 
 
-class InProcess(_Closed):
-    """Verdicts in this process, by code that is trusted to be quick and to raise ValueError only.
+class InProcess(_Closing):
+    """Verdicts in this process: by a puzzle, or by a function defined in a notebook cell.
 
-    It has the manners of `Judges`, so that either can stand for the other.
+    It has the interface of `Judges`, but no deadline and no isolation.
     """
 
     def __init__(self, reward: Callable[[Example, str], Verdict]) -> None:
@@ -195,74 +199,79 @@ class InProcess(_Closed):
         self.counts: Counter[str] = Counter()
         self.last_fault = ""
 
+    @classmethod
+    def of_function(cls, function: Callable[..., Any]) -> Self:
+        """Judge by a user's function, with a signature of the module docstring."""
+        score = adapted(function)
+
+        def reward(example: Example, text: str) -> Verdict:
+            return parse_verdict(score(example.source, text, example.ground_truth, example.extra))
+
+        return cls(reward)
+
     async def __call__(self, example: Example, text: str) -> Verdict:
-        """Judge a text now. A row that cannot be judged gives 0 and is counted."""
+        """Judge a text now; an exception gives reward 0 and is counted."""
         self.counts["judged"] += 1
         try:
             return self._reward(example, text)
-        except ValueError as error:
+        except Exception as error:  # a user's code: anything may be raised
             self.counts["errors"] += 1
-            self.last_fault = f"the verifier raised ValueError: {error}"
+            self.last_fault = f"the verifier raised {describe(error)}"
             return wrong(self.last_fault)
 
 
 def _outcome(answer: Any) -> Outcome:
-    """An answer of the worker, if it is a verdict; whatever else it may be is a fault."""
+    """Read a worker's answer; anything but a valid verdict is a fault."""
     match answer:
         case {"error": str(error), **rest} if not rest:
-            return Outcome(wrong(f"the verifier raised {error[:TOLD]}"), "errors")
+            return Outcome(wrong(f"the verifier raised {error[:MESSAGE_CHARACTERS]}"), "errors")
         case {"score": float(score), "acc": float(acc), "reason": str(reason), **rest} if not rest:
             if abs(score) <= LARGEST and abs(acc) <= LARGEST:
-                return Outcome(Verdict(score, acc, reason[:TOLD]))
-    raise WorkerFault("garbled", "it answered with what is no verdict")
+                return Outcome(Verdict(score, acc, reason[:MESSAGE_CHARACTERS]))
+    raise WorkerFault("garbled", "its answer is not a verdict")
 
 
-# In the process.
+# In the worker process.
 
 
 def make_scorer(score: str, preload: list[str]) -> Callable[[list[Any]], dict[str, Any]]:
-    """The scoring function as what a worker does with a question."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    """Make the function that answers a worker's questions by a reward function."""
     for name in preload:
         importlib.import_module(name)
-    function = _loaded(score)
+    function = adapted(resolve(score, SETTING))
 
     def scorer(question: list[Any]) -> dict[str, Any]:
         try:
-            return verdict_of(function(*question))._asdict()
-        except Exception as error:  # code of strangers on text of a model: anything may come
-            return {"error": f"{type(error).__name__}: {error}"[:TOLD]}
+            return parse_verdict(function(*question))._asdict()
+        except Exception as error:  # a user's code on text of a model: anything may be raised
+            return {"error": describe(error)}
 
     return scorer
 
 
-def _loaded(score: str) -> Score:
-    place, _, function = score.rpartition(":")
-    module = _file(place) if place.endswith(".py") else importlib.import_module(place)
-    loaded = getattr(module, function, None)
-    if not callable(loaded):
-        raise ValueError(f"{place} has no function {function!r}")
-    return loaded
+def adapted(function: Callable[..., Any]) -> Score:
+    """Return a reward function with verl's signature, whichever of the two it has."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a callable of C
+        return function
+    names = [name for name, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD]
+    if "text" in names and {*names} <= {*SHORT}:
+        return lambda *question: function(
+            **{name: value for name, value in zip(SHORT, question, strict=True) if name in names}
+        )
+    try:
+        signature.bind(*SHORT)
+    except TypeError:
+        name = getattr(function, "__name__", "reward")
+        raise ValueError(f"{SETTING}: expected {SIGNATURES}, got {name}{signature}") from None
+    return function
 
 
-def _file(place: str) -> Any:
-    path = Path(place).expanduser().resolve()
-    if not path.is_file():
-        raise ValueError(f"no file {path}")
-    spec = importlib.util.spec_from_file_location(f"sparrow_score_file_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+def parse_verdict(result: Any) -> Verdict:
+    """Make a verdict of a number, or of a dict with score, acc and reason.
 
-
-def verdict_of(result: Any) -> Verdict:
-    """What a scoring function gave, a number or a dict with score, acc and reason, as a verdict.
-
-    Without acc, a text is right where the score is 1 or more. Scores are taken as they are.
+    Without acc, a text is right if its score is at least 1. Scores are not clipped.
     """
     fields = result if isinstance(result, Mapping) else {"score": result}
     score = _number("score", fields.get("score"))
@@ -271,14 +280,14 @@ def verdict_of(result: Any) -> Verdict:
     reason = fields.get("reason")
     if not isinstance(reason, str):
         reason = RIGHT.reason if right >= 1 else "the verifier does not call it right"
-    return Verdict(score, right, reason[:TOLD])
+    return Verdict(score, right, reason[:MESSAGE_CHARACTERS])
 
 
 def _number(what: str, value: Any) -> float:
-    """A number within bounds, of numpy too; text that looks like one is none."""
+    """Return a number within bounds, also of a numpy scalar; text is refused."""
     if value is None or isinstance(value, str | bytes):
-        raise ValueError(f"no number for {what}: {value!r:.80}")
+        raise ValueError(f"{what} must be a number, got {value!r:.80}")
     number = float(value)
     if not abs(number) <= LARGEST:
-        raise ValueError(f"{number} for {what}, allowed: {-LARGEST:g} to {LARGEST:g}")
+        raise ValueError(f"{what} must be {-LARGEST:g} to {LARGEST:g}, got {number}")
     return number

@@ -127,7 +127,7 @@ def test_the_trainer_reads_what_the_engine_drew(budget: int | None) -> None:
         )
         for one in done
     ]
-    found = own.read(batch, [one.hidden for one in done])
+    found = own.score(batch, [one.hidden for one in done])
     alpha = np.concatenate([one.alpha for one in found if one.alpha is not None])
     apart = np.concatenate(
         [np.abs(r.logprob - one.logprobs) for r, one in zip(found, done, strict=True)]

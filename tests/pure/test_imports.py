@@ -17,6 +17,8 @@ ROLLOUT = BASE | {"ops", "sparse", "models"}
 ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "functions": set(),
+    "progress": {"files"},
+    "arguments": {"files", "functions", "progress", "schema", "sparse", "tasks"},
     "processes": {"files"},
     "schema": {"files"},
     "stats": {"schema"},
@@ -32,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
     "dataflow": ROLLOUT | {"processes", "engine", "training", "tasks", "gate", "calibration"},
     "reporting": BASE,
     "benchmarks": ROLLOUT | {"engine", "calibration", "training"},
-    "api": ROLLOUT | {"engine", "tasks", "calibration", "dataflow", "reporting", "benchmarks"},
+    "api": ROLLOUT
+    | {"arguments", "engine", "tasks", "calibration", "dataflow", "reporting", "benchmarks"},
     "__main__": {"cli"},
     "cli": BASE
     | {"sparse", "models", "engine", "tasks", "benchmarks", "calibration", "dataflow", "serve"}

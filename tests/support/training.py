@@ -10,7 +10,7 @@ import torch
 
 from sparrow import models
 from sparrow.dataflow.local.loop import train
-from sparrow.dataflow.local.messages import Nobody, Watcher
+from sparrow.dataflow.local.messages import Callbacks, NoCallbacks
 from sparrow.dataflow.local.run import Run, open_run
 from sparrow.files import read_lines as lines
 from sparrow.schema.train import TrainConfig
@@ -22,7 +22,9 @@ FIRST = 5000  # seed of the first row
 Json = dict[str, Any]
 
 
-def model_folder(folder: Path, *, size: float = 6.0, chat: bool = False, layers: int = 3) -> Path:
+def model_folder(
+    folder: Path, *, size: float = 6.0, chat: bool | str = False, layers: int = 3
+) -> Path:
     """A model of the puzzles' words, whose third layer is sparse under a budget.
 
     size: by which its weights are multiplied; the larger, the further sparse strays from dense.
@@ -46,7 +48,7 @@ def model_folder(folder: Path, *, size: float = 6.0, chat: bool = False, layers:
                 view.mul_(size)
     tokenizer = puzzle_tokenizer()
     if chat:
-        tokenizer.chat_template = CHAT
+        tokenizer.chat_template = chat if isinstance(chat, str) else CHAT
     return models.save(made, folder, tokenizer=tokenizer)
 
 
@@ -69,7 +71,7 @@ def config(model: Path, folder: Path, **changes: Mapping[str, Any]) -> TrainConf
     return TrainConfig.model_validate_json(json.dumps(settings(model, folder, **changes)))
 
 
-class Hears(Nobody):
+class Hears(NoCallbacks):
     """A watcher that remembers what it was told."""
 
     def __init__(self) -> None:
@@ -85,7 +87,7 @@ async def noisy(example: Example, text: str) -> Verdict:
     return Verdict(score=number % 7 / 6, acc=float(number % 2), reason="noise")
 
 
-def trained(chosen: TrainConfig, *, watch: Watcher | None = None, **parts: Any) -> Run:
+def trained(chosen: TrainConfig, *, watch: Callbacks | None = None, **parts: Any) -> Run:
     """A run after its last step, closed."""
     with open_run(chosen, **{"judge": noisy, **parts}, watch=watch) as run:
         train(run)

@@ -22,12 +22,13 @@ import triton.language as tl
 from torch import Tensor
 
 from sparrow import ops
+from sparrow.files import cache_folder
+from sparrow.functions import run_file
 from sparrow.ops.kernels.overlap import overlap_options
 from sparrow.ops.kernels.pages import MOST_PAGES, select_pages, warps_of
 from sparrow.sparse.compile import kernels
 from sparrow.sparse.compile.emit import constants, padded
 from sparrow.sparse.flows.flow import Program, check_weights
-from sparrow.sparse.flows.loading import run_module
 from sparrow.sparse.flows.tensor import in_order
 
 BLOCK_BYTES = 8192  # of fields that a program of `score` takes at a time
@@ -38,7 +39,7 @@ _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 _LOG2_E, _LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 
-class Launch(NamedTuple):
+class ScoreLaunch(NamedTuple):
     """How `score` is cut: pages at a time and how often, warps that share them, steps in flight."""
 
     block: int
@@ -50,7 +51,9 @@ class Launch(NamedTuple):
 class Compiled:
     """The kernels of a program for keys of one dtype."""
 
-    def __init__(self, program: Program, keys: torch.dtype, launch: Launch | None = None) -> None:
+    def __init__(
+        self, program: Program, keys: torch.dtype, launch: ScoreLaunch | None = None
+    ) -> None:
         self.program, self.keys = program, keys
         self.launch = launch or launch_for(program, keys)
         self.text = kernels.module(program, keys, block=self.launch.block)
@@ -161,21 +164,18 @@ def compiled(program: Program, keys: torch.dtype) -> Compiled:
     return Compiled(program, keys)
 
 
-def launch_for(program: Program, keys: torch.dtype) -> Launch:
+def launch_for(program: Program, keys: torch.dtype) -> ScoreLaunch:
     """About 8 KB of fields for a program, and warps that hold them as float32."""
     pages = BLOCK_BYTES // max(1, program.bytes(keys))
     block = max(LEAST_BLOCK, min(MOST_BLOCK, padded(max(1, pages + 1)) // 2))
     numbers = sum(math.prod(padded(s) for s in item.shape) for item in program.fields)
     warps = max(1, min(4, block * numbers // WARP_NUMBERS))
-    return Launch(block, LOOPS, warps, STAGES)
+    return ScoreLaunch(block, LOOPS, warps, STAGES)
 
 
 def cache_dir() -> Path:
     """Where generated sources lie: under $SPARROW_HOME, else $XDG_CACHE_HOME, else ~/.cache."""
-    if home := os.environ.get("SPARROW_HOME"):
-        return Path(home).expanduser() / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "sparrow" / "kernels"
+    return cache_folder("kernels")
 
 
 def _module(text: str) -> ModuleType:
@@ -192,7 +192,7 @@ def _module(text: str) -> ModuleType:
         ) as file:
             file.write(text)
         Path(file.name).replace(path)
-    return run_module(name, path)
+    return run_file(path, name)
 
 
 def _lists(like: Tensor, rows: int, kv_heads: int, width: int) -> ops.PageLists:

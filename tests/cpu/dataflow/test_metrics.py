@@ -57,7 +57,13 @@ def test_held_out_accuracy() -> None:
     about = {"source": "b", "length": None, "rows": 2, "samples": 1, "mean": mean}
     cell = EvaluationCell(**about, **lengths, passes=(), reasons=(), skipped=())
     settings = {"model": "m", "attention": "dense", "temperature": 1.0, "samples": 4, "seed": 0}
+    shares = {"right": 0.5, "cut_off": 0.25, "wrong": 0.25}
+    new = Evaluation(**settings, left_out=(), cells=(cell.replace(**shares),))
+    assert (
+        validation_metrics(new).items() >= {f"val-core/b/{k}": v for k, v in shares.items()}.items()
+    )
     assert validation_metrics(Evaluation(**settings, left_out=(), cells=(cell,))) == {
+        "val-core/b/cut_off": 0.25,
         "val-core/b/acc/mean@4": 0.75,
         "val-core/b/acc/low": 0.5,
         "val-core/b/acc/high": 0.875,

@@ -55,7 +55,7 @@ def attempt(file: Path) -> None:
     said = problem(lambda: models.load_tokenizer(folder))
     assert said == "" or file.name in said
     if not said:
-        language = Language.of(models.load_tokenizer(folder), str(folder))
+        language = Language(models.load_tokenizer(folder), str(folder))
         said = problem(lambda: language.decode(language.encode(TEXT)))
         assert said == "" or str(folder) in said
 

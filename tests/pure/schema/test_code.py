@@ -68,5 +68,6 @@ def test_names_of_the_package_and_data_are_no_code() -> None:
         algorithm={"surrogate": {"use": "ppo", "settings": {"mode": "a:b"}}},
         validation={"every": 1, "file": "held:out.py"},
         run={"name": "a.py"},
+        chat={"system": "Answer as: a module:function", "template": {"style": "a:b"}},
     )
     assert code_settings(odd) == {}

@@ -144,6 +144,14 @@ def test_required_keys_and_those_of_an_optional_table() -> None:
         load_config(Root, [], ["--name=x", "--inner.step=1", "--inner.steps=1"])
 
 
+def test_settings_of_the_chat() -> None:
+    words = ["--system", "Be brief.", "--chat.template.enable_thinking=false", "Hello"]
+    config = load_config(GenerateConfig, [], words)
+    assert (config.chat.system, config.chat.template) == ("Be brief.", {"enable_thinking": False})
+    (line, *_) = problems("--chat.template.list=[1, 2]")
+    assert line.startswith("chat.template.list")
+
+
 def test_every_problem_has_a_line() -> None:
     lines = problems("--model.device=x", "--sampling.n=0", "--sampling.top_p=2", "--runn.dir=x")
     keys = [line.partition(":")[0] for line in lines]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.rewards import row_file, verl
 
+from sparrow.functions import register
 from sparrow.schema.train import RowsConfig
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example
@@ -65,11 +66,11 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
             pytest.importorskip("math_verify")
         file = str(row_file(tmp_path / "rows.jsonl", rows))
         config = RowsConfig(rows=file, shuffle=False, reward=reward, workers=1, deadline=60.0)
-        found, judge = chosen(config)
+        result, judge = chosen(config)
         assert isinstance(judge, kind)
         with judge:
             for place, (text, score) in enumerate(zip(texts, scores, strict=True)):
-                assert asyncio.run(judge(found.at(place), text)).score == score
+                assert asyncio.run(judge(result.at(place), text)).score == score
         assert judge.counts["errors"] == (rows[-1] is bad)
 
 
@@ -108,3 +109,30 @@ def test_a_missing_package_is_told_by_its_extra(package: str, tmp_path: Path) ->
     command = [sys.executable, "-c", code, str(tmp_path / "rows.parquet")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert f"pip install 'sparrow-rl[{extra}]'" in done.stderr
+
+
+def test_a_function_of_a_notebook_cell_judges_in_this_process(tmp_path: Path) -> None:
+    def reward(text: str, answer: str) -> bool:
+        return text == answer
+
+    file = str(row_file(tmp_path / "rows.jsonl", [verl(5, data_source="mine")]))
+    config = RowsConfig(rows=file, reward=register(reward, "data.reward"))
+    rows, judge = chosen(config)
+    assert isinstance(judge, InProcess)
+    assert [verdict(judge, rows.at(0), text).score for text in ("5", "6")] == [1, 0]
+    with pytest.raises(ValueError, match=r"data\.reward.*here:other"):
+        chosen(config.replace(reward="here:other"))
+
+
+def test_gsm8k_as_it_is_and_mapped_columns_are_judged(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    row = {"question": "How many?", "answer": "48 / 2 = 24\n#### 72"}
+    mapped = {"q": "How many?", "a": "72", "set": "math"}
+    columns = {"prompt": "q", "answer": "a", "source": "set"}
+    for one, settings in ((row, {}), (mapped, {"columns": columns})):
+        file = str(row_file(tmp_path / "rows.jsonl", [one]))
+        rows, judge = chosen(RowsConfig(rows=file, workers=1, deadline=60.0, **settings))
+        with judge:
+            texts = (r"so \boxed{72}", r"so \boxed{24}")
+            scores = [asyncio.run(judge(rows.at(0), text)).score for text in texts]
+        assert scores == [1, 0]

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.leftovers import gone, marking
 
 from sparrow.processes.supervisor import descendants
 from sparrow.tasks.base import RIGHT, Example, Verdict
-from sparrow.tasks.judging import InProcess, Judges, verdict_of
+from sparrow.tasks.judging import InProcess, Judges, parse_verdict
 
 ROOT = Path(__file__).parents[3]
 PATIENT = 60.0  # seconds, where a verdict is to come
@@ -113,11 +114,11 @@ def test_faults_give_0_and_the_next_text_is_judged(patient: Judges, hasty: Judge
         ("forge", "killed", "crashes"),
         ("raise", "RuntimeError: no idea", "errors"),
         ("extra", "KeyError: 'bonus'", "errors"),
-        ("nan", "nan for score", "errors"),
-        ("huge", "1e+308 for score", "errors"),
-        ("text", "score: '1.0'", "errors"),
-        ("none", "score: None", "errors"),
-        ("nothing", "score: None", "errors"),
+        ("nan", "got nan", "errors"),
+        ("huge", "got 1e+308", "errors"),
+        ("text", "got '1.0'", "errors"),
+        ("none", "got None", "errors"),
+        ("nothing", "got None", "errors"),
     ):
         judge = hasty if fault == "timeouts" else patient
         judge.counts.clear()
@@ -141,8 +142,8 @@ def test_what_a_function_may_give(patient: Judges) -> None:
             judged(patient, "42", example=row(truth))
     with pytest.raises(ValueError, match="extra"):
         judged(patient, "42", example=row(when=print))
-    found = judged(patient, "large", "half", "extra", example=row(bonus=-1))
-    assert [(one.score, one.acc) for one in found] == [(2.5, 1.0), (0.5, 1.0), (-1.0, 0.0)]
+    result = judged(patient, "large", "half", "extra", example=row(bonus=-1))
+    assert [(one.score, one.acc) for one in result] == [(2.5, 1.0), (0.5, 1.0), (-1.0, 0.0)]
     for given, verdict in (
         (1, (1.0, 1.0)),
         (True, (1.0, 1.0)),
@@ -150,10 +151,10 @@ def test_what_a_function_may_give(patient: Judges) -> None:
         ({"score": 1.0, "acc": 0}, (1.0, 0.0)),
         ({"score": -1, "acc": None, "pred": "x"}, (-1.0, 0.0)),
     ):
-        assert verdict_of(given)[:2] == verdict
+        assert parse_verdict(given)[:2] == verdict
     for given in (float("inf"), "1", b"1", None, [1], {}, {"acc": 1}, {"score": 1, "acc": "yes"}):
         with pytest.raises((ValueError, TypeError)):
-            verdict_of(given)
+            parse_verdict(given)
 
 
 def test_a_hung_one_does_not_hold_up_the_others(verifier: Path) -> None:
@@ -234,7 +235,7 @@ def test_closing_ends_what_is_judged_and_what_waits(verifier: Path) -> None:
 def test_what_cannot_be_loaded_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("1 / 0")
     (tmp_path / "leaving.py").write_text("import os; os._exit(1)")
-    for score, told in (
+    for score, message in (
         ("compute_score", "module:function"),
         ("verifier.py:", "module:function"),
         ("nowhere_at_all:compute_score", "nowhere_at_all"),
@@ -243,7 +244,7 @@ def test_what_cannot_be_loaded_is_told_at_once(tmp_path: Path) -> None:
         (f"{tmp_path}/broken.py:compute_score", "ZeroDivisionError"),
         (f"{tmp_path}/leaving.py:compute_score", "exit code 1"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             Judges(score)
     for workers, deadline, field in (
         (0, 1.0, "workers"),
@@ -301,3 +302,39 @@ def test_in_process() -> None:
         assert (broken.score, broken.acc) == (0, 0)
         assert "no such row" in broken.reason
         assert judge.counts == {"judged": 3, "errors": 1}
+
+
+def test_a_function_of_a_cell_with_either_signature() -> None:
+    """It raises what it likes; what it returns is read as in a worker."""
+
+    def short(text: str, answer: str) -> bool:
+        return {"42": True, "41": False}[text] and answer == "42"
+
+    def with_extra(text: str, extra_info: dict[str, Any], **others: Any) -> dict[str, float]:
+        return {"score": len(text) / 4, "acc": 1.0 if extra_info == {} else 0.0}
+
+    def verl(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> int:
+        return int(solution_str == ground_truth)
+
+    with InProcess.of_function(short) as judge:
+        right, not_right, failed = judged(judge, "42", "41", "?")
+        assert (right.score, right.acc, not_right.score, failed.score) == (1, 1, 0, 0)
+        assert "KeyError" in failed.reason
+        assert "KeyError" in judge.last_fault
+        assert judge.counts == {"judged": 3, "errors": 1}
+    assert [one[:2] for one in judged(InProcess.of_function(with_extra), "42")] == [(0.5, 1.0)]
+    assert [one.score for one in judged(InProcess.of_function(verl), "42", "1")] == [1, 0]
+    for function in (lambda completion: 1.0, lambda text, label: 1.0):
+        with pytest.raises(ValueError, match=r"reward\(text, answer\)"):
+            InProcess.of_function(function)
+
+
+def test_a_short_function_in_a_worker(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text(
+        "def reward(text, answer):\n    return text.endswith(answer)\n"
+        "def bad(completion):\n    return 1\n"
+    )
+    with Judges(f"{tmp_path}/short.py:reward", 1, PATIENT) as judge:
+        assert [one.score for one in judged(judge, "so 42", "so 41")] == [1, 0]
+    with pytest.raises(ValueError, match=r"data\.reward"):
+        Judges(f"{tmp_path}/short.py:bad", 1, PATIENT)

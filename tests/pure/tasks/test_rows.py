@@ -11,14 +11,16 @@ import pytest
 from support.damage import damaged
 from support.rewards import CHAT, row_file, verl
 
+from sparrow.schema.common import ColumnsConfig
 from sparrow.tasks import PUZZLES
 from sparrow.tasks.base import Example
 from sparrow.tasks.rows import (
     NO_TRUTH,
     FileRows,
     TaskRows,
-    example_of,
+    parse_row,
     read_rows,
+    rows_path,
 )
 
 
@@ -38,10 +40,10 @@ def test_parquet_and_back(tmp_path: Path) -> None:
     rows = [verl(number) for number in range(3)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     assert read_rows(tmp_path / "rows.parquet") == rows
-    found = FileRows.read(tmp_path / "rows.parquet", shuffle=False)
-    assert [found.at(n).ground_truth for n in range(4)] == ["0", "1", "2", "0"]
-    assert found.at(1).prompt == tuple(CHAT)
-    assert found.at(1).extra == {"index": 1, "split": "train"}
+    result = FileRows.read(tmp_path / "rows.parquet", shuffle=False)
+    assert [result.at(n).ground_truth for n in range(4)] == ["0", "1", "2", "0"]
+    assert result.at(1).prompt == tuple(CHAT)
+    assert result.at(1).extra == {"index": 1, "split": "train"}
 
 
 TRAIN = ["data/train-00000-of-00002", "data/train-00001-of-00002"]
@@ -67,7 +69,7 @@ def test_splits_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr("huggingface_hub.snapshot_download", download)
         return [row["file"] for row in read_rows(f"owner/name{asked}")]
 
-    for files, asked, found in (
+    for files, asked, result in (
         (SPLITS, "", TRAIN),
         (SPLITS, ":train", TRAIN),
         (SPLITS, ":test", [SPLITS[2]]),
@@ -77,15 +79,15 @@ def test_splits_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (("main/train/0", "main/test/0"), ":main/train", ["main/train/0"]),
         (("trains", "a/train"), "", ["a/train"]),
     ):
-        assert asked_of(files, asked) == found
-    for files, asked, told in (
+        assert asked_of(files, asked) == result
+    for files, asked, message in (
         (SPLITS, ":dev", "'dev'"),
         (("a", "b"), "", "owner/name:SPLIT"),
         (TWO, "", "owner/name:FOLDER/SPLIT"),
         (TWO, ":third/train", "'third/train'"),
         ((), "", "none"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             asked_of(files, asked)
 
     def offline(*_: Any, **__: Any) -> str:
@@ -97,8 +99,8 @@ def test_splits_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_verl_and_plain() -> None:
-    found = example_of(verl(7), 3)
-    assert found == Example(
+    result = parse_row(verl(7), 3)
+    assert result == Example(
         id="row 3",
         source="openai/gsm8k",
         prompt=tuple(CHAT),
@@ -115,8 +117,8 @@ def test_verl_and_plain() -> None:
         ({"reward_model": {"ground_truth": "1"}, "answer": "2"}, "1"),
         ({"reward_model": {"ground_truth": None}, "answer": "2"}, "2"),
     ):
-        found = example_of({"prompt": "1 + 1?", **row}, 0)
-        assert found == Example(id="row 0", source="", prompt="1 + 1?", ground_truth=truth)
+        result = parse_row({"prompt": "1 + 1?", **row}, 0)
+        assert result == Example(id="row 0", source="", prompt="1 + 1?", ground_truth=truth)
 
 
 def test_problems_are_named() -> None:
@@ -133,11 +135,11 @@ def test_problems_are_named() -> None:
     }.items():
         for value in values:
             with pytest.raises(ValueError, match=field) as caught:
-                example_of(verl(**{field: value}), 17)
+                parse_row(verl(**{field: value}), 17)
             str(caught.value).encode()
     for row in ([1, 2], None):
         with pytest.raises(ValueError, match="object"):
-            example_of(row, 17)
+            parse_row(row, 17)
 
 
 @pytest.fixture
@@ -235,13 +237,13 @@ ODD = {
 def read(file: Path, content: bytes) -> FileRows | None:
     """The rows, or None where a ValueError or OSError that names the file came out."""
     file.write_bytes(content)
-    rows, told = None, ""
+    rows, message = None, ""
     try:
         rows = FileRows.read(file)
     except (ValueError, OSError) as error:
-        told = str(error)
-    assert rows is not None or file.name in told, told
-    assert len(told) < 5000
+        message = str(error)
+    assert rows is not None or file.name in message, message
+    assert len(message) < 5000
     return rows
 
 
@@ -279,3 +281,62 @@ def test_damaged_parquet(tmp_path: Path) -> None:
     assert len(read(file, whole) or ()) == 20
     for seed in range(60):
         read(file, damaged(whole, seed))
+
+
+# Plain columns.
+
+GSM8K_ROW = {"question": "How many?", "answer": "48 / 2 = 24\n48 + 24 = 72\n#### 72"}
+
+
+def test_columns_by_their_usual_names_and_by_a_mapping() -> None:
+    example = parse_row(GSM8K_ROW, 0)
+    assert (example.prompt, example.ground_truth, example.source) == ("How many?", "72", "gsm8k")
+    assert parse_row({"problem": "1 + 1?", "answer": "#### in the text"}, 0).source == ""
+    assert parse_row({"prompt": "a", "question": "b", "answer": 1}, 0).prompt == "a"
+    assert parse_row(GSM8K_ROW, 0, source="openai/gsm8k").source == "openai/gsm8k"
+    row = {"prompt": "not this", "instruction": "1 + 1?", "solution": 2, "set": "sums", "answer": 3}
+    columns = ColumnsConfig(prompt="instruction", answer="solution", source="set")
+    example = parse_row(row, 0, columns)
+    assert (example.prompt, example.ground_truth, example.source) == ("1 + 1?", 2, "sums")
+    for missing in ("instruction", "solution"):
+        rest = {name: value for name, value in row.items() if name != missing}
+        with pytest.raises(ValueError, match=missing):
+            parse_row(rest, 0, columns)
+
+
+def test_csv_has_a_header_and_suffixes_are_known(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text('\ufeffquestion,answer\n"Two lines,\nof ""text""?",7\n\n1 + 1?,2\n')
+    rows = FileRows.read(file, shuffle=False)
+    assert [example.prompt for example in rows.examples] == ['Two lines,\nof "text"?', "1 + 1?"]
+    assert epoch(rows) == ["7", "2"]
+    (tmp_path / "rows.TSV").write_text("prompt\tanswer\na, b\t7\n")
+    assert read_rows(tmp_path / "rows.TSV") == [{"prompt": "a, b", "answer": "7"}]
+    broken = {"a,b\n1,2\n1\n": "row 1", "a\n1,2\n": "row 0", 'a\n"1\n': "line 2", "a,a\n": "a, a"}
+    for content, place in broken.items():
+        file.write_text(content)
+        with pytest.raises(ValueError, match=rf"rows\.csv.*{place}"):
+            read_rows(file)
+    (tmp_path / "rows.txt").write_text("{}")
+    with pytest.raises(ValueError, match=r"rows\.txt.*\.csv"):
+        read_rows(tmp_path / "rows.txt")
+
+
+def test_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list, or anything that gives mappings, such as a Hugging Face dataset."""
+    monkeypatch.setenv("SPARROW_HOME", str(tmp_path))
+    rows = [GSM8K_ROW, {"question": "é\u2028?", "answer": [1, {"a": None}]}]
+    path = rows_path(rows)
+    assert read_rows(path) == rows
+    assert Path(path).parent == tmp_path / "rows"
+    assert rows_path(iter(rows)) == path != rows_path(rows[:1])
+    assert rows_path("owner/name:train") == "owner/name:train"
+    assert rows_path(tmp_path / "a.csv") == str(tmp_path / "a.csv")
+    for bad, message in (
+        ([GSM8K_ROW, {"answer": b"x"}], r"row 1,.*'answer'"),
+        (["text"], "row 0"),
+        ([{1: "a"}], "row 0"),
+        ([], "empty"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rows_path(bad)  # type: ignore[arg-type]

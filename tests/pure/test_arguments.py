@@ -1,0 +1,93 @@
+"""Python arguments become a configuration: positions, short names, sections, objects."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparrow
+from sparrow.arguments import make_config
+from sparrow.functions import resolve
+from sparrow.schema.calibrate import CalibrateConfig
+from sparrow.schema.common import GenerateConfig, ReportConfig
+from sparrow.schema.loading import load_config
+from sparrow.schema.schedule import Schedule
+from sparrow.schema.train import RateConfig, TrainConfig
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARROW_HOME", str(tmp_path / "cache"))
+
+
+def train(*arguments: Any, **settings: Any) -> TrainConfig:
+    return make_config(TrainConfig, arguments, settings)
+
+
+def test_model_first_then_rows_and_settings_by_short_name_or_section() -> None:
+    config = train("tiny", "rows.jsonl", steps=12, optimiser={"rate": 1e-4}, run={"seed": 3})
+    assert (config.model.name, config.data.rows) == ("tiny", "rows.jsonl")
+    assert (config.run.steps, config.run.seed, config.optimiser.rate) == (12, 3, 1e-4)
+    assert train("tiny", task="graph", optimiser=RateConfig(rate=1e-4)).optimiser.rate == 1e-4
+    assert train(model=Path("folder"), task="graph").model.name == "folder"
+
+
+def test_a_recipe_by_its_name_unless_rows_are_given() -> None:
+    shipped = load_config(TrainConfig, ["tiny"])
+    assert train("tiny", steps=3) == shipped.replace(run=shipped.run.replace(steps=3))
+    assert train("tiny", task="graph").validation.every == 0
+    assert train("qwen3-1.7b-math", rows="mine.parquet").data.reward == "math"
+
+
+def test_a_toml_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('[model]\nname = "tiny"\n[data]\ntask = "graph"\n')
+    config = train(tmp_path / "mine.toml", steps=3, length=100)
+    assert (config.data.task, config.data.length, config.run.steps) == ("graph", 100, 3)
+
+
+def test_prompts_follow_the_model() -> None:
+    for arguments in (("tiny", "a"), ("tiny", ["a"])):
+        config = make_config(GenerateConfig, arguments, {"budget": 64, "device": "cpu"})
+        assert (config.model.name, config.prompts) == ("tiny", ("a",)), arguments
+    config = make_config(GenerateConfig, ("a",), {"model": {"name": "tiny"}})
+    assert (config.model.name, config.prompts) == ("tiny", ("a",))
+    assert make_config(GenerateConfig, ("tiny", "a", "b"), {}).prompts == ("a", "b")
+    assert make_config(ReportConfig, ("a", Path("b")), {}).runs == (Path("a"), Path("b"))
+
+
+def test_a_wrong_keyword_names_near_ones() -> None:
+    for settings, near in (({"stpes": 3}, "steps"), ({"optimizer": {}}, "optimiser")):
+        with pytest.raises(TypeError, match=near):
+            train("tiny", **settings)
+    with pytest.raises(TypeError, match="positional"):
+        make_config(CalibrateConfig, ("tiny", "rows.jsonl", "more"), {"prompts": 3})
+    with pytest.raises(TypeError, match="--run"):
+        train("tiny", "--run.steps=3")
+
+
+def test_functions_are_registered() -> None:
+    def reward(text: str, answer: str) -> float:
+        return float(text == answer)
+
+    config = train("tiny", "rows.jsonl", reward=reward)
+    assert config.data.reward == "here:reward"
+    assert resolve("here:reward", "data.reward") is reward
+    same = train("tiny", data={"rows": "rows.jsonl", "reward": reward})
+    assert same == config
+
+
+def test_schedules_are_written_once() -> None:
+    config = train("tiny", task="graph", schedule=Schedule.fixed(96))
+    file = config.rollout.attention.schedule
+    assert file is not None
+    assert Schedule.load(file) == Schedule.fixed(96)
+    section = {"attention": {"schedule": Schedule.fixed(96)}}
+    assert train("tiny", task="graph", rollout=section) == config
+
+
+def test_every_verb_is_listed_and_found() -> None:
+    for name in sparrow.__all__:
+        assert getattr(sparrow, name) is not None
+        assert name in dir(sparrow)
+    with pytest.raises(AttributeError):
+        sparrow.nothing  # noqa: B018
