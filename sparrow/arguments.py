@@ -160,7 +160,8 @@ def as_data(value: Any, key: str) -> Any:
 
         return rows_path(value)
     if isinstance(value, Mapping):
-        return {name: as_data(inner, str(name)) for name, inner in value.items()}
+        rows = key == "sets"  # validation.sets: rows by name
+        return {name: as_data(v, "rows" if rows else str(name)) for name, v in value.items()}
     if isinstance(value, list | tuple):
         return [as_data(inner, key) for inner in value]
     if key in FUNCTIONS and callable(value):

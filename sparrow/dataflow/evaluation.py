@@ -179,10 +179,10 @@ def open_parts(config: EvalConfig, judges: ExitStack) -> tuple[list[Part], tuple
 
 
 def load_policy(
-    run: Path, checkpoint: int | str, *, dtype: str, device: str, report: Report
+    run: Path, checkpoint: int | str, *, dtype: str, device: str, report: Report | None = None
 ) -> Decoder:
     """Load the policy of a run from a checkpoint, a step or latest, also while it runs."""
-    checkpoints = Checkpoints(run / CHECKPOINTS, 1, report=report)
+    checkpoints = Checkpoints(run / CHECKPOINTS, 1)
     step = checkpoints.latest() if isinstance(checkpoint, str) else checkpoint
     if step is None:
         raise ValueError(f"{run} has no checkpoint yet")
@@ -193,7 +193,8 @@ def load_policy(
         model.load_state_dict(state["learner"]["weights"])
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"step {step} in {run} holds no weights of {name}: {error}") from error
-    report(f"{run}: weights after step {step}")
+    if report is not None:
+        report(f"{run}: weights after step {step}")
     return model
 
 
@@ -217,7 +218,7 @@ def attending(model: Decoder, config: EvalConfig) -> tuple[EngineBackend, Schedu
         schedule = Schedule.fixed(config.window, **kept, name=f"window-{config.window}")
     elif config.budget is not None:
         flow = load_flow(config.flow or "block_mean")
-        schedule = Schedule.fixed(config.budget, flow=flow.name, dense_layers=())
+        schedule = Schedule.fixed(config.budget, flow=flow.name)
     rule = None if schedule is None else Rule.like(schedule, flow)
     return open_backend(model, rule), schedule
 

@@ -1,52 +1,12 @@
-"""How a model reads and writes: prompts, plain text and chat turns to token ids, ids to text."""
+"""The language of a model: that of its tokenizer, or the words of the puzzles."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from sparrow.engine.answer import encode_messages, encode_plain, encode_prompt, encode_turn
+from sparrow.engine.language import Language as Language
 from sparrow.models import Decoder, load_tokenizer
 from sparrow.schema.common import ChatConfig
-from sparrow.tasks.base import EOS, IDS, WORDS, Message, decode, encode
-
-Prompt = str | tuple[Message, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Language:
-    """A tokenizer with its chat template and settings; model: its name, for error messages."""
-
-    tokenizer: Any
-    model: str
-    chat: ChatConfig = field(default_factory=ChatConfig)
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Encode the prompt of a row: a text is a user message if there is a chat template."""
-        if isinstance(prompt, str):
-            return encode_prompt(
-                self.tokenizer, prompt, chat=True, model=self.model, settings=self.chat
-            )
-        return encode_messages(self.tokenizer, prompt, model=self.model, settings=self.chat)
-
-    def encode_text(self, text: str) -> list[int]:
-        """Encode plain text: no chat template, no special tokens."""
-        return encode_plain(self.tokenizer, text, model=self.model)
-
-    def encode_turn(
-        self, messages: Sequence[Message], after: Sequence[int] | None = None
-    ) -> list[int]:
-        """Encode what the chat template puts between an answer and the next.
-
-        after: the tokens before; None: an answer that ended by itself. What closes an answer is
-        not repeated where it was sampled.
-        """
-        ids = encode_turn(self.tokenizer, messages, model=self.model, settings=self.chat)
-        last = [self.tokenizer.eos_token_id] if after is None else list(after[-1:])
-        return ids[1:] if ids[:1] == last else ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+from sparrow.tasks.base import EOS, IDS, WORDS, decode, encode
 
 
 class _PuzzleTokenizer:

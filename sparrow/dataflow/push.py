@@ -9,14 +9,13 @@ from typing import Any
 
 from sparrow import __version__
 from sparrow.dataflow.checkpoints import Checkpoints
+from sparrow.dataflow.evaluation import load_policy
 from sparrow.dataflow.run_files import CHECKPOINTS
 from sparrow.files import has_sums, read_sums, verify
-from sparrow.models import Decoder, load, save
+from sparrow.models import save
 from sparrow.models.spec import CONFIG
 from sparrow.schema.common import PushConfig
-from sparrow.schema.loading import read_resolved
 from sparrow.schema.run_folder import METRICS, MODEL, RunFolder, read_run
-from sparrow.schema.train import TrainConfig
 from sparrow.schema.types import Report
 
 CARD = "README.md"
@@ -66,7 +65,8 @@ def model_files(folder: Path, step: int | None) -> Iterator[list[Path]]:
     with TemporaryDirectory() as scratch:
         model = folder if (folder / CONFIG).is_file() else folder / MODEL
         if step is not None:
-            model = save(checkpoint_model(folder, step), Path(scratch) / MODEL)
+            policy = load_policy(folder, step, dtype="float32", device="cpu")
+            model = save(policy, Path(scratch) / MODEL)
         elif not (model / CONFIG).is_file():
             steps = ", ".join(map(str, Checkpoints(folder / CHECKPOINTS, 1).steps())) or "none"
             raise ValueError(
@@ -76,18 +76,6 @@ def model_files(folder: Path, step: int | None) -> Iterator[list[Path]]:
         if has_sums(model):
             verify(model, read_sums(model))
         yield sorted(file for file in model.iterdir() if file.is_file())
-
-
-def checkpoint_model(folder: Path, step: int) -> Decoder:
-    """The policy in a checkpoint of a run, in host memory."""
-    name = read_resolved(TrainConfig, folder).model.name
-    state = Checkpoints(folder / CHECKPOINTS, 1).load(step)
-    model = load(name, dtype="float32", device="cpu")
-    try:
-        model.load_state_dict(state["learner"]["weights"])
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"step {step} in {folder} holds no weights of {name}: {error}") from error
-    return model
 
 
 # The card. It names no path of this machine: models and rows by their last part.

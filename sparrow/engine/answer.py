@@ -1,4 +1,4 @@
-"""Generate completions with the engine, and convert between text and token ids.
+"""Generate completions of prompts with the engine, and of text: `sparrow generate`.
 
     for number, output in outputs(engine, queries): ...
 
@@ -7,18 +7,17 @@ and one JSON line per completion.
 """
 
 import json
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sparrow.engine.engine import Engine, describe_model, describe_ops
+from sparrow.engine.language import Language
 from sparrow.engine.loop import Output
 from sparrow.engine.pool import PAGE
 from sparrow.models import Decoder, load, load_tokenizer, provenance
-from sparrow.models.tokenizer import library_errors
 from sparrow.schema.base import to_dict
-from sparrow.schema.common import AttentionConfig, ChatConfig, GenerateConfig
+from sparrow.schema.common import AttentionConfig, GenerateConfig
 from sparrow.schema.loading import save_resolved
 from sparrow.schema.sampling import Completion, Completions, OutputOptions, SamplingParams
 from sparrow.schema.schedule import Schedule
@@ -29,7 +28,6 @@ from sparrow.sparse.flows.loading import resolve_flow
 from sparrow.sparse.rule import Rule
 
 COMPLETIONS = "completions.jsonl"
-NO_CHAT = ChatConfig()
 MOST_AT_ONCE = 64
 OnText = Callable[[int, str], None]
 
@@ -98,7 +96,7 @@ def answer(
     name, sampling = config.model.name, config.sampling
     place: dict[str, Any] = {"dtype": config.model.dtype, "device": config.model.device}
     model = load(name, **place, report=report) if loaded is None else loaded
-    tokenizer = load_tokenizer(model.source or name)
+    language = Language(load_tokenizer(model.source or name), name, config.chat)
     schedule, flow = placed_schedule(config.attention, model.spec.family)
     if folder is not None:
         save_resolved(config, folder)
@@ -108,10 +106,8 @@ def answer(
         f"{describe_ops(model)}"
     )
 
-    def decode(ids: list[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=True))
-
-    prompts = _encoded_prompts(tokenizer, config)
+    chats = [config.messages] if config.messages else config.prompts
+    prompts = [language.encode(prompt, raw=config.raw) for prompt in chats]
     engine = Engine(  # just large enough; for a reader, so single answers need not be padded
         model,
         max_running=min(MOST_AT_ONCE, len(prompts) * sampling.n),
@@ -120,14 +116,14 @@ def answer(
         exact_batches=False,
     )
     queries = [Query(ids, sampling, schedule) for ids in prompts]
-    stream = None if on_text is None else _Stream(decode, on_text)
+    stream = None if on_text is None else _Stream(language.decode, on_text)
     done: dict[int, Completion] = {}
     for number, output in outputs(engine, queries, streamed=stream is not None):
         row = number * sampling.n + output.sample
         if stream is not None:
             stream.take(row, output.tokens)
         if output.completion is not None:
-            text = decode(output.completion.token_ids.tolist())
+            text = language.decode(output.completion.token_ids.tolist())
             done[row] = output.completion.replace(text=text)
     if stream is not None:
         stream.finish()
@@ -136,15 +132,6 @@ def answer(
         with (folder / COMPLETIONS).open("a", encoding="utf-8") as lines:
             lines.writelines(json.dumps(to_dict(completion)) + "\n" for completion in completions)
     return completions
-
-
-def _encoded_prompts(tokenizer: Any, config: GenerateConfig) -> list[list[int]]:
-    """Encode the prompts of a configuration, or its chat."""
-    about: dict[str, Any] = {"model": config.model.name, "settings": config.chat}
-    if config.messages:
-        return [encode_messages(tokenizer, config.messages, **about)]
-    about["chat"] = not config.raw
-    return [encode_prompt(tokenizer, text, **about) for text in config.prompts]
 
 
 class _Stream:
@@ -199,117 +186,3 @@ def placed_schedule(attention: AttentionConfig, family: str) -> tuple[Schedule |
         schedule = schedule.forced_onto(family=family, **place)
     Rule.like(schedule, flow).check(schedule, page=PAGE, family=family)
     return schedule, flow
-
-
-# Text to token ids.
-
-ANSWER = "<the answer of the assistant>"  # stands in a rendered chat for what was sampled
-
-
-def encode_prompt(
-    tokenizer: Any, prompt: str, *, chat: bool, model: str, settings: ChatConfig = NO_CHAT
-) -> list[int]:
-    """Encode a prompt, as a user message if the model has a chat template."""
-    if not prompt:
-        raise ValueError("the prompt is empty")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"prompt {prompt!r} is not valid UTF-8") from error
-    if chat and tokenizer.chat_template is not None:
-        messages = [{"role": "user", "content": prompt}]
-        return encode_messages(tokenizer, messages, model=model, settings=settings)
-    if settings != NO_CHAT:
-        missing = "raw prompts have" if tokenizer.chat_template else f"{model} has"
-        raise ValueError(f"{missing} no chat template, so chat.system and chat.template do nothing")
-    return _token_ids(tokenizer, prompt, model)
-
-
-def encode_messages(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, str]],
-    *,
-    model: str,
-    settings: ChatConfig = NO_CHAT,
-) -> list[int]:
-    """Encode a chat up to where the answer begins.
-
-    settings: the system prompt, for chats that do not begin with one, and template arguments.
-    """
-    text = _rendered(tokenizer, messages, model, settings)
-    return _token_ids(tokenizer, text, model, add_special_tokens=False)
-
-
-def encode_plain(tokenizer: Any, text: str, *, model: str) -> list[int]:
-    """Encode plain text: no chat template, no special tokens around it."""
-    return _token_ids(tokenizer, text, model, add_special_tokens=False)
-
-
-def encode_turn(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, str]],
-    *,
-    model: str,
-    settings: ChatConfig = NO_CHAT,
-) -> list[int]:
-    """Encode what the chat template puts between an answer and the next.
-
-    It begins with what closes the answer, such as an end-of-turn token.
-    """
-    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
-    alone, followed = (
-        _rendered(tokenizer, [*chat, *more], model, settings).rpartition(ANSWER)
-        for more in ([], messages)
-    )
-    if not followed[1] or followed[2] == alone[2]:
-        roles = ", ".join(repr(message.get("role")) for message in messages)
-        raise ValueError(f"{model}: the chat template leaves out messages of role {roles}")
-    return encode_plain(tokenizer, followed[2], model=model)
-
-
-def _rendered(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], model: str, settings: ChatConfig
-) -> str:
-    """Return the text of a chat up to where the answer begins."""
-    if tokenizer.chat_template is None:
-        raise ValueError(f"{model} has no chat template, so it cannot read chat messages")
-    chat, system = [dict(message) for message in messages], settings.system
-    if system is not None and chat[0].get("role") == "system":
-        system = None  # the chat has its own
-    if system is not None:
-        chat.insert(0, {"role": "system", "content": system})
-    _check_arguments(tokenizer, model, settings.template)
-    with library_errors(f"{model}: bad chat template, or one that refuses these messages"):
-        text = str(
-            tokenizer.apply_chat_template(
-                chat, add_generation_prompt=True, tokenize=False, **settings.template
-            )
-        )
-    if system is not None and system.strip() not in text:
-        raise ValueError(f"{model}: the chat template ignores system messages (chat.system)")
-    return text
-
-
-def _check_arguments(tokenizer: Any, model: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that the chat template does not mention, or that would replace others."""
-    template = tokenizer.chat_template
-    texts = template.values() if isinstance(template, dict) else [template]
-    for name in arguments:
-        used = any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts)
-        if not used or name in ("messages", "add_generation_prompt", "tools", "documents"):
-            raise ValueError(f"{model}: the chat template has no argument {name!r} (chat.template)")
-
-
-def _token_ids(tokenizer: Any, text: str, model: str, **options: bool) -> list[int]:
-    try:
-        with library_errors(f"{model}: the tokenizer cannot encode the prompt"):
-            return list(tokenizer.encode(text, verbose=False, **options))
-    except ValueError as error:
-        if type(error.__cause__) is not Exception:  # tokenizers raise that for unknown words
-            raise
-        vocabulary = tokenizer.get_vocab()
-        unknown = [word for word in text.split() if word not in vocabulary]
-        raise ValueError(
-            f"{model} has no tokens for {', '.join(map(repr, unknown[:5]))} ({error.__cause__}); "
-            "the shipped models read puzzles only, such as: sparrow puzzle assignments"
-        ) from error

@@ -76,7 +76,7 @@ def test_an_interrupted_study_goes_on_and_tells_of_every_cell(
     little: tuple[Path, str, str], folder: Path
 ) -> None:
     _, before, after = little
-    assert "goes on" in before
+    assert "resumes" in before
     assert "dense-0: done" not in before
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "p05-0.86-0: done" in after

@@ -110,7 +110,7 @@ def test_layers_are_cold_where_a_flow_stores_little(monkeypatch: pytest.MonkeyPa
 
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="layer 0"):
-        short_run(flows=[Rule()])
+        short_run(flows=[Rule(dense_layers=frozenset({0}))])
     for context, kept in ((250, 4), (256, 0), (256, 17)):
         with pytest.raises(ValueError, match="context"):
             short_run(Shape(batch=1, context=context, kept=kept))

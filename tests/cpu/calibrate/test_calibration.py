@@ -93,7 +93,7 @@ def test_generated_acceptance_is_that_of_a_replay(
 
 
 def test_budgets_by_layer_that_round_to_even_ones_are_not_measured_again(
-    model: Decoder, source: prompts.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Decoder, source: prompts.PromptSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for share, names in ((1.05, []), (1.5, ["block-mean, by layer"])):
         monkeypatch.setattr(calibration, "shares", lambda *_, share=share: (1.0, share, 1.0, 1.0))

@@ -12,7 +12,6 @@ from sparrow import models
 from sparrow.dataflow.episodes import Actor
 from sparrow.dataflow.language import PUZZLE_LANGUAGE, Language, language_of
 from sparrow.dataflow.run_files import read_rollouts
-from sparrow.engine.answer import encode_prompt
 from sparrow.functions import register
 from sparrow.schema.common import ChatConfig
 from sparrow.schema.episode import Trajectory
@@ -55,7 +54,7 @@ def test_text_in_mid_episode_is_no_new_chat() -> None:
     assert player.encode(EXAMPLE) == encode("from yes <eos> find x1 <eos> so")
     assert player.encode_text("5 = x1") == encode("5 = x1")
     with pytest.raises(TypeError, match=r"actor\.encode_text"):
-        player.encode("5 = x1")  # type: ignore[arg-type]
+        player.encode("5 = x1")
 
 
 def test_a_turn_is_what_the_template_puts_between_two_answers() -> None:
@@ -87,9 +86,8 @@ def test_system_prompt_and_arguments_of_the_template() -> None:
     ):
         with pytest.raises(ValueError, match="some-model"):
             refused.encode("x1")
-    settings = ChatConfig(system="yes")
     with pytest.raises(ValueError, match=r"chat\.system"):
-        encode_prompt(tokenizer(), "x1", chat=False, model="some-model", settings=settings)
+        language(system="yes").encode("x1", raw=True)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from support import cli
 
 from sparrow import api
 from sparrow.dataflow.checkpoints import read_state
-from sparrow.dataflow.push import checkpoint_model
+from sparrow.dataflow.evaluation import load_policy
 from sparrow.schema.common import PushConfig
 
 
@@ -73,7 +73,7 @@ def test_a_checkpoint_and_a_plain_model_folder(done: Path, hub: type[Hub], tmp_p
     stored = load_file(tmp_path / "model.safetensors")
     embed = stored["model.embed_tokens.weight"]
     assert torch.equal(embed, state["embed.weight"])
-    assert not torch.equal(embed, checkpoint_model(done, 3).embed.weight)
+    assert not torch.equal(embed, load_policy(done, 3, dtype="float32", device="cpu").embed.weight)
     hub.files.clear()
     pushed(done / "model", public=True)
     assert {"model.safetensors", "config.json", "README.md"} <= hub.files.keys()

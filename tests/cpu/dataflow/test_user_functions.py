@@ -11,7 +11,7 @@ from sparrow.dataflow.episodes import episode_of
 from sparrow.functions import register
 from sparrow.schema.train import AlgorithmConfig
 from sparrow.sparse.flows.loading import load_flow
-from sparrow.training.objectives.algorithms import algorithm_of
+from sparrow.training.objectives.algorithms import make_algorithm
 
 SOURCE = """
 from sparrow.sparse.flows.library import quest as my_flow
@@ -39,7 +39,7 @@ def test_settings_find_modules_and_files_of_the_current_folder(module: str) -> N
     for place in (module, f"{module}.py"):
         assert episode_of(f"{place}:episode").__name__ == "episode"
         advantage = AlgorithmConfig(advantage=f"{place}:advantage")
-        assert algorithm_of(advantage, max_tokens=8).advantage.__name__ == "advantage"
+        assert make_algorithm(advantage, max_tokens=8).advantage.__name__ == "advantage"
     assert load_flow(f"{module}:my_flow").name == "quest"
 
 

@@ -9,12 +9,14 @@ import torch
 from support.training import config, lines, trained, weights_of
 
 from sparrow import api
+from sparrow.arguments import make_config
 from sparrow.dataflow.evaluation import load_policy
 from sparrow.models import hf_views
 from sparrow.schema.evaluation import EvalConfig
 from sparrow.schema.loading import load_config
 from sparrow.schema.train import TrainConfig, code_settings
 from sparrow.tasks import PUZZLES
+from sparrow.tasks.rows import read_rows
 
 
 @pytest.fixture
@@ -97,3 +99,14 @@ def test_options_of_the_command_line() -> None:
     assert mapped.data.columns.prompt == "question"
     assert mapped.validation.sets == {"mine": "b.csv"}
     assert mapped == load_config(TrainConfig, [], [*base, '--columns={prompt = "question"}'])
+
+
+def test_sets_from_python_are_rows_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARROW_HOME", str(tmp_path))
+    sets = {"mine": [{"question": "x1", "answer": "5"}], "other": "graph"}
+    settings = {"task": "countdown", "validation": {"every": 1, "sets": sets}}
+    chosen = make_config(TrainConfig, ["tiny"], settings).validation.sets
+    assert read_rows(chosen["mine"]) == sets["mine"]
+    assert chosen["other"] == "graph"

@@ -11,8 +11,7 @@ import pytest
 from support.damage import damaged
 
 from sparrow import models
-from sparrow.dataflow.language import Language
-from sparrow.engine.answer import encode_messages, encode_prompt
+from sparrow.engine.language import Language
 from sparrow.models.sources import SHIPPED
 from sparrow.models.tokenizer import library_errors
 
@@ -141,12 +140,12 @@ def test_chat_templates() -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     chat = [{"role": "user", "content": TEXT}]
     theirs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-    assert encode_messages(tokenizer, chat, model="tiny") == theirs
-    assert encode_prompt(tokenizer, TEXT, chat=True, model="tiny") == theirs
+    assert Language(tokenizer, "tiny").encode(chat) == theirs
+    assert Language(tokenizer, "tiny").encode(TEXT) == theirs
     for template in BAD_TEMPLATES:
         tokenizer.chat_template = template
         with pytest.raises(ValueError, match="some-model"):
-            encode_messages(tokenizer, chat, model="some-model")
+            Language(tokenizer, "some-model").encode(chat)
 
 
 def test_a_librarys_error_is_a_value_error_but_the_end_of_the_program() -> None:

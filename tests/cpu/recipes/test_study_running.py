@@ -42,7 +42,7 @@ class Watched:
 def test_one_at_a_time_in_their_order_and_what_is_done_not_again(place: Path) -> None:
     watched = Watched(1)
     assert watched.run(*map(job, "abc"))
-    order = [f"{name}: {what}" for name in "abc" for what in ("begins", "done")]
+    order = [f"{name}: {what}" for name in "abc" for what in ("started", "done")]
     assert (watched.events, watched.most) == (order, 1)
     assert all((place / name).exists() for name in "abc")
     assert watched.run(*map(job, "abc"))
@@ -54,10 +54,10 @@ def test_no_more_than_allowed_at_once_and_that_many(place: Path) -> None:
     watched = Watched(2)
     assert watched.run(job("a", "meet", "a", "b"), job("b", "meet", "b", "a"), *map(job, "cde"))
     assert watched.most == 2
-    assert watched.events[:2] == ["a: begins", "b: begins"]
+    assert watched.events[:2] == ["a: started", "b: started"]
     watched = Watched(1)
     assert watched.run(job("late", ready=(place / "early").exists), job("early"))
-    assert watched.events == ["early: begins", "early: done", "late: begins", "late: done"]
+    assert watched.events == ["early: started", "early: done", "late: started", "late: done"]
 
 
 def test_a_job_that_fails_is_told_with_the_end_of_its_log(place: Path) -> None:
@@ -83,7 +83,7 @@ def test_the_wish_to_stop_asks_all_to_end_and_starts_no_more(place: Path) -> Non
     begun = [place / "a.begun", place / "b.begun"]
     watched = Watched(2, stop=lambda: all(file.exists() for file in begun))
     assert not watched.run(job("a", "wait", "a.begun"), job("b", "wait", "b.begun"), job("c"))
-    assert watched.events == ["a: begins", "b: begins"]
+    assert watched.events == ["a: started", "b: started"]
     assert all((place / f"{name}.begun.asked").exists() for name in "ab")
     assert not (place / "c").exists()
     assert not watched.run(job("d"))  # where the end is wanted from the start, nothing begins

@@ -89,8 +89,8 @@ def test_a_rate_at_which_the_baseline_does_not_learn_is_set_aside(
     events: list[str] = []
     assert conducted(made, events)
     assert any("0.0001" in event and "dense-0" in event for event in events)
-    assert events[0] == "plans: begins"
-    assert events.index("plans: done") < events.index("p-0: begins")
+    assert events[0] == "plans: started"
+    assert events.index("plans: done") < events.index("p-0: started")
     design = json.loads(made.design.read_text(encoding="utf-8"))
     assert (design["rate"], design["command"]) == (rate_of(made), "sparrow study s.toml")
     assert rate_of(made) == 1e-5
@@ -99,7 +99,7 @@ def test_a_rate_at_which_the_baseline_does_not_learn_is_set_aside(
     for folder, rate in ((made.rejected(1e-4), 1e-4), (made.folder / "cells", 1e-5)):
         assert json.loads((folder / "dense-0" / "end.json").read_text())["rate"] == rate
     assert names(made.folder / "cells") == {"dense-0", "dense-1", "p-0", "p-1"}
-    assert events.count("plans: begins") == 1
+    assert events.count("plans: started") == 1
     told = len(events)
     assert conducted(made, events)
     assert len(events) == told, "all is done"

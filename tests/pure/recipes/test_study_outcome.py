@@ -33,7 +33,7 @@ def lines(*steps: folders.Plain) -> list[Metrics]:
 
 def judged(tmp_path: Path, *accuracies: float | None, **settings: object) -> CellOutcome:
     """The only cell of a study of one arm."""
-    study = folders.study(tmp_path / "s", [folders.arm("dense", "baseline", "dense", seeds=[0])])
+    study = folders.study(tmp_path / "s", [folders.make_arm("dense", "baseline", "dense", seeds=[0])])
     folders.cell(study, "dense", 0, accuracies or (0.5, 0.6, 0.7, 0.8), **settings)
     found = read_study(study)
     return judge(found.cells["dense"][0], found.design)
@@ -228,9 +228,9 @@ def test_an_arm_with_one_seed_borrows_no_variance_from_a_collapsed_one(tmp_path:
 
 def test_a_schedule_against_its_fixed_budget(tmp_path: Path) -> None:
     arms = [
-        folders.arm("dense", "baseline", "dense"),
-        folders.arm("plan", target=0.86),
-        folders.arm("fixed", kind="fixed", budget=400, seeds=[0], like="plan"),
+        folders.make_arm("dense", "baseline", "dense"),
+        folders.make_arm("plan", target=0.86),
+        folders.make_arm("fixed", kind="fixed", budget=400, seeds=[0], like="plan"),
     ]
     study = folders.study(tmp_path, arms)
     for seed, final in enumerate((0.89, 0.90, 0.91)):

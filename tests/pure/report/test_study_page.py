@@ -104,7 +104,7 @@ def test_figures_and_results_are_there_and_the_same_every_time(written: Path) ->
 
 
 def test_a_study_that_has_not_begun_or_not_ended_is_reported(tmp_path: Path) -> None:
-    study = folders.study(tmp_path, [folders.arm("dense", "baseline", "dense", seeds=[0, 1])])
+    study = folders.study(tmp_path, [folders.make_arm("dense", "baseline", "dense", seeds=[0, 1])])
     text = write_study(study).read_text(encoding="utf-8")
     assert "Incomplete: 2 of 2 cells have no result: dense-0 (not begun)" in text
     assert "no finished run" in text
@@ -116,7 +116,7 @@ def test_a_study_that_has_not_begun_or_not_ended_is_reported(tmp_path: Path) -> 
 
 
 def base(tmp_path: Path) -> Path:
-    study = folders.study(tmp_path, [folders.arm("dense", "baseline", "dense", seeds=[0])])
+    study = folders.study(tmp_path, [folders.make_arm("dense", "baseline", "dense", seeds=[0])])
     folders.cell(study, "dense", 0)
     return study
 
@@ -131,13 +131,13 @@ def test_no_damage_passes_silently(tmp_path: Path) -> None:
 
 def test_designs_that_do_not_fit(tmp_path: Path) -> None:
     cases: tuple[tuple[list[dict[str, Any]], dict[str, Any], str], ...] = (
-        ([folders.arm("a")], {}, "baseline"),
-        ([folders.arm("a", "baseline"), folders.arm("a")], {}, "each once"),
-        ([folders.arm("a", "baseline", "odd")], {}, "kind"),
-        ([folders.arm("a", "baseline", seeds=[])], {}, "seeds"),
-        ([folders.arm("a", "baseline", like="b")], {}, "like"),
-        ([folders.arm("a", "baseline")], {"problems": 0}, "problems"),
-        ([folders.arm("a", "baseline")], {"lag": "two"}, "lag"),
+        ([folders.make_arm("a")], {}, "baseline"),
+        ([folders.make_arm("a", "baseline"), folders.make_arm("a")], {}, "each once"),
+        ([folders.make_arm("a", "baseline", "odd")], {}, "kind"),
+        ([folders.make_arm("a", "baseline", seeds=[])], {}, "seeds"),
+        ([folders.make_arm("a", "baseline", like="b")], {}, "like"),
+        ([folders.make_arm("a", "baseline")], {"problems": 0}, "problems"),
+        ([folders.make_arm("a", "baseline")], {"lag": "two"}, "lag"),
     )
     for rank, (arms, changes, field) in enumerate(cases):
         study = folders.study(tmp_path / str(rank), arms, **changes)

@@ -339,4 +339,4 @@ def test_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ([], "empty"),
     ):
         with pytest.raises(ValueError, match=message):
-            rows_path(bad)  # type: ignore[arg-type]
+            rows_path(bad)
