@@ -155,5 +155,5 @@ def _optimised(op: str, device: str) -> ModuleType | None:
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
-        warn(f"triton is not installed: {op} runs its slow definition on {device}", stacklevel=4)
+        warn(f"triton is not installed, so {op} runs its slow definition on {device}", stacklevel=4)
         return None
