@@ -1,4 +1,4 @@
-"""The fault campaign: kills, damaged files, absurd settings, hostile rewards; what held.
+"""The fault campaign: kills, damaged files, absurd settings, hostile rewards.
 
     python bench/fault_campaign.py --kills 60 --files 500 --settings 300 --rewards 100 --out FILE
 

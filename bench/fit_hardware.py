@@ -1,4 +1,4 @@
-"""Fit the constants of a machine to what `sparrow bench trace --json` measured on it.
+"""Fit the constants of a machine to the results of `sparrow bench trace --json`.
 
     PYTHONPATH=. python bench/fit_hardware.py                           # the H200 of the package
     PYTHONPATH=. python bench/fit_hardware.py FILES... --out mine.json --name mine \\
@@ -99,7 +99,7 @@ def _options() -> argparse.Namespace:
 
 
 def _label(path: Path) -> str:
-    """The file as the repository names it, or as it was given."""
+    """The path relative to the repository, or as it is."""
     root = HERE.parent.resolve()
     inside = path.resolve().is_relative_to(root)
     return path.resolve().relative_to(root).as_posix() if inside else str(path)
@@ -130,7 +130,7 @@ class Point:
 
 
 def fit(points: Sequence[Point]) -> EngineTimes:
-    """The constants that come closest to these steps, and how close."""
+    """Fit the constants to these steps; return them with the errors."""
     if len(points) < len(CONSTANTS):
         raise ValueError(f"fit: got {len(points)} points, allowed: {len(CONSTANTS)} and more")
     work = np.stack([_work(point, PRODUCT_ROWS, NARROW_PAGES) for point in points])
@@ -155,7 +155,7 @@ def fit(points: Sequence[Point]) -> EngineTimes:
 
 
 def errors(times: EngineTimes, points: Sequence[Point]) -> FloatArray:
-    """Predicted over measured time, less one, of every point."""
+    """Relative error of the predicted time of every point."""
     costs = np.concatenate([times.fixed_costs(), times.row_costs()])
     sizes = times.product_rows, times.narrow_pages
     predicted = np.array([_work(point, *sizes) @ costs for point in points])
@@ -170,7 +170,7 @@ def non_negative(matrix: FloatArray, target: FloatArray) -> FloatArray:
 
 
 def _work(point: Point, product_rows: int, narrow_pages: int) -> FloatArray:
-    """What a step does, in the order of CONSTANTS."""
+    """The quantities of a step, in the order of CONSTANTS."""
     reads = as_read(point.reads)
     rows, longest = len(point.lengths), int(point.lengths.max())
     fixed = fixed_work(reads, rows, longest, product_rows, narrow_pages)
@@ -205,7 +205,7 @@ def points(result: dict[str, Any]) -> list[Point]:
 
 
 def reads_of(result: dict[str, Any]) -> tuple[ByteModel, ByteModel]:
-    """How the bytes of its steps were counted, dense and sparse."""
+    """The byte models of a result, dense and sparse."""
     schedule, spec = timing.schedule_named(result["schedule"]), shape(result["model"])
     itemsize = getattr(torch, result["dtype"]).itemsize
     settings: dict[str, Any] = {"itemsize": itemsize, "page": PAGE, "idle_landmarks": True}
@@ -213,7 +213,7 @@ def reads_of(result: dict[str, Any]) -> tuple[ByteModel, ByteModel]:
 
 
 def traces(result: dict[str, Any]) -> tuple[Trace, Trace]:
-    """Who ran when: all of the workload, and the part of it that was run for real."""
+    """The traces of a result: the whole workload, and the measured part."""
     final, capacity = np.asarray(result["lengths"]), result["limit"]["capacity"]
     cut = np.minimum(final, result["confirmation"]["cutoff"])
     whole, short = (

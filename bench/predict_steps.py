@@ -1,4 +1,4 @@
-"""Predicted step times beside measured ones, of cases that were not fitted.
+"""Compare predicted with measured step times, on cases that were not fitted.
 
 PYTHONPATH=. python bench/predict_steps.py predict > predicted.json      # before measuring
 sparrow bench decode --model M --case ... --json > measured-M.json       # on the machine

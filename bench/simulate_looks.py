@@ -1,4 +1,4 @@
-"""What looking more than once costs: how often a budget whose true p05 is the target passes.
+"""Simulate repeated looks: how often a budget whose true p05 is the target passes.
 
     PYTHONPATH=. python bench/simulate_looks.py
 

@@ -1,4 +1,4 @@
-"""Which measure of a run orders the gaps to dense: Spearman's rank correlation, over all arms.
+"""Spearman rank correlation of measures of a run with its gap to dense, over all arms.
 
 python bench/study_measures.py docs/results/control-study/results.json
 """

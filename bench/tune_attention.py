@@ -1,4 +1,4 @@
-"""Try launch plans of the attention kernels on the GPU at hand: `python3 bench/tune_attention.py`.
+"""Tune launch plans of the attention kernels on this GPU: `python3 bench/tune_attention.py`.
 
 Shapes are those of Qwen3-1.7B in bf16 with pages of 16 tokens, shuffled. Every plan is checked
 before it is timed. Times are medians of replays of a CUDA graph that walks over enough pools to

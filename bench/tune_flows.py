@@ -1,4 +1,4 @@
-"""How the score kernels of flows are best cut, on this GPU.
+"""Tune the launches of the score kernels of flows on this GPU.
 
     python bench/tune_flows.py [flow ...] > bench/DATE-tune-flows-GPU.txt
 
@@ -63,10 +63,10 @@ class Choice:
             return ops.select_pages(score, self.length_B, self.budget_B, page=PAGE)
 
 
-def least_alike(wanted: ops.PageLists, got: ops.PageLists) -> float:
-    """The least share of pages of a row and head that both keep."""
-    assert torch.equal(wanted.counts, got.counts)
-    rows = (wanted.pages.flatten(0, 1), got.pages.flatten(0, 1), got.counts.flatten())
+def least_alike(expected: ops.PageLists, got: ops.PageLists) -> float:
+    """The smallest share of common pages over rows and heads."""
+    assert torch.equal(expected.counts, got.counts)
+    rows = (expected.pages.flatten(0, 1), got.pages.flatten(0, 1), got.counts.flatten())
     return min(
         len(set(a[:n].tolist()) & set(b[:n].tolist())) / int(n)
         for a, b, n in zip(*rows, strict=True)
@@ -88,10 +88,10 @@ def compile_one(text: str, launch: ScoreLaunch) -> None:
 def tune(text: str) -> None:
     small, whole = Choice(text, 4, 512, 1), Choice(text, BATCH, PAGES, LAYERS)
     small.length_B -= torch.tensor([0, 1, 37, 4000], device=DEVICE)
-    times, alike, wanted = {}, [], small.exact()
+    times, alike, expected = {}, [], small.exact()
     for launch in cuts(whole.program):
         kernels = Compiled(whole.program, DTYPE, launch)
-        alike.append(least_alike(wanted, small.by(kernels)))
+        alike.append(least_alike(expected, small.by(kernels)))
         times[launch] = microseconds(*(partial(whole.by, kernels, n) for n in range(LAYERS)))
     print(f"\n{text}: least share of pages alike {min(alike):.3f}")
     size = BATCH * PAGES * KV_HEADS * whole.program.bytes(DTYPE)

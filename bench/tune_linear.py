@@ -1,4 +1,4 @@
-"""Tries launches of the products of Qwen3-1.7B inside a whole decode step on this GPU.
+"""Tune launches of the matrix products of Qwen3-1.7B in a decode step on this GPU.
 
     python3 bench/tune_linear.py [--tokens 16] [--workers 14]
 

@@ -1,4 +1,4 @@
-"""Selection and sampling on this GPU: checks, then microseconds over their block sizes.
+"""Tune block sizes of page selection and sampling on this GPU, after checks.
 
     python3 bench/tune_pages.py
 

@@ -1,4 +1,4 @@
-"""What the tuning scripts share: other constants for a while, the clock, the best ones printed."""
+"""Shared by the tuning scripts: patched constants, timing, a table of the best candidates."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ KV_HEADS, GROUP, SIZE, PAGE = 8, 2, 128, 16  # of Qwen3-1.7B
 
 @contextmanager
 def constants(module: ModuleType, **values: Any) -> Iterator[None]:
-    """The module with other constants or functions."""
+    """Patch constants or functions of a module."""
     before = {name: getattr(module, name) for name in values}
     vars(module).update(values)
     try:
@@ -38,7 +38,7 @@ def microseconds(*calls: Callable[[], object], rounds: int = 15) -> float:
 def compile_all(
     compile: Callable[..., None], arguments: Sequence[tuple[Any, ...]], workers: int
 ) -> None:
-    """Call a function in many processes: what they compile, Triton keeps on disk for all."""
+    """Call a function in many processes, to fill Triton's cache on disk."""
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for job in [pool.submit(compile, *own) for own in arguments]:
             job.result()

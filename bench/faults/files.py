@@ -1,4 +1,4 @@
-"""Damaged files: each is refused by a message with its name, or gives what it gave before.
+"""Damaged files: each is refused with its name, or read with the same result.
 
 A value that changes silently is a failure where the file carries a digest, and is counted where it
 has none: rows and configurations, which people write.
@@ -53,7 +53,7 @@ class Specimen(NamedTuple):
 
 
 def run(count: int, seed: int, verb: str | None) -> list[Try]:
-    """So many damaged files, of each kind in turn."""
+    """Try damaged files, of each kind in turn."""
     rng, progress = random.Random(seed), Progress("files", count, every=50)
     with tempfile.TemporaryDirectory(prefix="damage-") as name:
         place = Path(name)
@@ -66,20 +66,20 @@ def run(count: int, seed: int, verb: str | None) -> list[Try]:
 
 
 def _tried(specimen: Specimen, right: Any, rng: random.Random, place: Path) -> tuple[str, str]:
-    """Damage a copy of the folder, read it, and see."""
+    """Damage a copy of the folder, read it, and classify the outcome."""
     copy = place / "copy" / specimen.folder.name
     shutil.rmtree(place / "copy", ignore_errors=True)
     shutil.copytree(specimen.folder, copy)
     how, data = damaged((copy / specimen.file).read_bytes(), rng)
     (copy / specimen.file).write_bytes(data)
-    told = f"{specimen.file}, {how}"
+    case = f"{specimen.file}, {how}"
     kind, value = attempt(lambda: specimen.read(copy))
     if kind == "value":
         changed = "silent change" if specimen.digest else UNPROTECTED
-        return ("same", "") if specimen.same(value, right) else (changed, told)
+        return ("same", "") if specimen.same(value, right) else (changed, case)
     if kind == "refused" and Path(specimen.file).name not in value:
-        return "traceback", f"{told}: the file is not named: {value[:200]}"
-    return kind, f"{told}: {value[:200]}"
+        return "traceback", f"{case}: the file is not named: {value[:200]}"
+    return kind, f"{case}: {value[:200]}"
 
 
 def damaged(data: bytes, rng: random.Random) -> tuple[str, bytes]:
@@ -107,7 +107,7 @@ def damaged(data: bytes, rng: random.Random) -> tuple[str, bytes]:
 
 
 def _digit(data: bytes, place: int, rng: random.Random) -> bytes:
-    """The next digit of a text turned into another one: what no parser can notice."""
+    """Change a digit of a text, which no parser can notice."""
     for at in range(place, len(data)):
         if 48 <= data[at] <= 57:
             digit = 48 + (data[at] - 48 + rng.randrange(1, 10)) % 10
@@ -176,7 +176,7 @@ def _of_run(folder: Path) -> list[Specimen]:
         identity = run.ledger.identity
 
     def checkpoint(copy: Path) -> Any:
-        """The latest; where that is damaged it is passed over, which is said."""
+        """The latest; a damaged one is skipped and reported."""
         said: list[str] = []
         checkpoints = Checkpoints(copy / "checkpoints", 1, report=said.append)
         step = checkpoints.latest()

@@ -1,4 +1,4 @@
-"""kill -9 at random points of train, calibrate, study and demo: started again, nothing differs."""
+"""kill -9 at random points of train, calibrate, study and demo; resumed, results must be equal."""
 
 import itertools
 import json
@@ -78,14 +78,14 @@ def run(count: int, seed: int, verb: str | None) -> list[Try]:
     names = list(VERBS)[: 2 if count < FEW else len(VERBS)] if verb is None else [verb]
     total = sum(SHARES[name] for name in names)
     for name in names:
-        wanted = round(count * SHARES[name] / total)
+        remaining = round(count * SHARES[name] / total)
         with tempfile.TemporaryDirectory(prefix=f"kills-{name}-") as place:
-            _kill_verb(name, VERBS[name], wanted, Path(place), rng, progress)
+            _kill_verb(name, VERBS[name], remaining, Path(place), rng, progress)
     return progress.tries
 
 
 def _kill_verb(
-    name: str, verb: Verb, wanted: int, place: Path, rng: random.Random, progress: Progress
+    name: str, verb: Verb, remaining: int, place: Path, rng: random.Random, progress: Progress
 ) -> None:
     whole = place / "whole"
     whole.mkdir()
@@ -95,16 +95,16 @@ def _kill_verb(
         raise RuntimeError(f"{name} does not run: {said[-2000:]}")
     seconds, results, turn = time.monotonic() - begun, verb.results(whole / "run"), 0
     print(f"{name}: {seconds:.0f} s without a kill", flush=True)
-    while wanted > 0:
+    while remaining > 0:
         folder = place / f"turn-{turn}"
         folder.mkdir()
         attempts = iter(partial(_killed, verb, folder, seconds, rng), None)
-        kills = list(itertools.islice(attempts, min(ROUND, wanted)))
+        kills = list(itertools.islice(attempts, min(ROUND, remaining)))
         outcome, detail = _compared(verb, folder, results)
         for moment, left in kills:
             failed = "orphan" if left else outcome
             progress.add(name, failed, f"killed {moment}; {detail}" if failed != "resumed" else "")
-        wanted, turn = wanted - len(kills), turn + 1
+        remaining, turn = remaining - len(kills), turn + 1
 
 
 def _started(verb: Verb, folder: Path) -> "subprocess.Popen[str]":
@@ -121,7 +121,7 @@ def _started(verb: Verb, folder: Path) -> "subprocess.Popen[str]":
 
 
 def _killed(verb: Verb, folder: Path, seconds: float, rng: random.Random) -> Kill | None:
-    """Kill it after a while, every other time just as it writes. None where it ended before."""
+    """Kill it after a while, every other time during a write. None if it ended before."""
     after, writing = rng.uniform(0, seconds), rng.random() < 0.5
     with marking() as mark:
         process = _started(verb, folder)
@@ -156,7 +156,7 @@ def _to_the_end(verb: Verb, folder: Path) -> tuple[int, str]:
 
 
 def _compared(verb: Verb, folder: Path, results: Any) -> tuple[str, str]:
-    """Let it go on to its end; what came of it against the run that nobody killed."""
+    """Resume to the end, and compare with the run that was not killed."""
     ended = (folder / "run" / "model").exists() and "train" in verb.words(folder)[0]
     code, said = (0, "") if ended else _to_the_end(verb, folder)
     if code == -1:

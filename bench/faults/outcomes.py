@@ -1,4 +1,4 @@
-"""What a try of the fault campaign comes to, and the table of all tries."""
+"""The outcomes of the fault campaign, and their table."""
 
 import faulthandler
 import signal
@@ -32,7 +32,7 @@ class _Hang(BaseException):
 
 
 def attempt(act: Callable[[], Any], seconds: float = HANG) -> tuple[str, Any]:
-    """("value", result), ("refused", message) for an error that a user is told, or what failed."""
+    """("value", result), ("refused", message) for an error that a user is shown, or what failed."""
 
     def alarm(*_: object) -> None:
         raise _Hang
@@ -73,12 +73,12 @@ def _row(part: str, kind: str, tries: Sequence[Try]) -> str:
     counts = Counter(one.outcome for one in tries)
     failed = sum(counts[outcome] for outcome in FAILED)
     passed = sum(counts[outcome] for outcome in PASSED)
-    told = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-    return f"| {part} | {kind} | {len(tries)} | {passed} | {failed} | {told} |"
+    shown = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+    return f"| {part} | {kind} | {len(tries)} | {passed} | {failed} | {shown} |"
 
 
 class Progress:
-    """Prints a line for every so many tries, and every failure at once."""
+    """Prints a line at intervals, and every failure at once."""
 
     def __init__(self, part: str, total: int, every: int = 20) -> None:
         self.part, self.total, self.every = part, total, every

@@ -1,4 +1,4 @@
-"""Hostile rewards and mathematics: whatever they do, every other verdict is right, none is left."""
+"""Hostile rewards and answers: all other verdicts must be right, and no process may remain."""
 
 import asyncio
 import tempfile
@@ -19,7 +19,7 @@ TEXTS = [*map(written_out, DATA["texts"]), "\ud800\\boxed{42}"]
 
 
 def run(count: int, seed: int, verb: str | None) -> list[Try]:
-    """So many hostile rewards and texts: acts in a pid namespace and without, then mathematics."""
+    """Try hostile rewards, with and without a pid namespace, then hostile mathematics."""
     progress = Progress("rewards", count)
     acts = [(name, namespace) for name in ACTS for namespace in (True, False)]
     texts = max(1, round(count * 0.35))

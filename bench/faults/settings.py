@@ -41,7 +41,7 @@ def keys_of(section: Any, above: str = "") -> list[str]:
 
 
 def run(count: int, seed: int, verb: str | None) -> list[Try]:
-    """So many, in a folder of their own, in which some write."""
+    """Try settings in a temporary folder, as some write files."""
     with tempfile.TemporaryDirectory(prefix="settings-") as place, contextlib.chdir(place):
         return _try_all(count, seed)
 
@@ -76,14 +76,14 @@ def _loaded(setting: str) -> tuple[str, str]:
 
 
 def _tried(words: list[str]) -> tuple[str, str]:
-    """Errors that `main` turns into one message are refusals; all else is what is looked for."""
-    told = repr(words)[:200]
+    """Errors that `main` turns into one message are refusals; all others are failures."""
+    case = repr(words)[:200]
     printed = io.StringIO()
     kind, result = attempt(lambda: _code(words, printed), SECONDS)
     if kind != "value":
-        return kind, f"{told}: {result}"
+        return kind, f"{case}: {result}"
     if CONTROL.search(printed.getvalue()):
-        return "traceback", f"{told}: control characters in {printed.getvalue()!r}"[:400]
+        return "traceback", f"{case}: control characters in {printed.getvalue()!r}"[:400]
     return ("refused" if result else "ran"), ""
 
 

@@ -132,7 +132,8 @@ class Checkpoints:
         if newest == step:
             self._refuse_other(step, identity)
             return self._place(step)
-        structure, tensors = _parts(state)
+        tensors: Tensors = {}
+        structure = _plain(state, "state", tensors)
         make_folder(self.folder)
         remove_unfinished(self.folder)
         unfinished = unfinished_path(self._place(step))
@@ -277,14 +278,8 @@ def read_state(folder: Path) -> State:
     return state
 
 
-def _parts(state: State) -> tuple[Any, Tensors]:
-    """Split a state into structure and tensors; ValueError if it could not be read back."""
-    tensors: Tensors = {}
-    return _plain(state, "state", tensors), tensors
-
-
 def _plain(value: Any, where: str, tensors: Tensors) -> Any:
-    """A value for JSON; its tensors are collected under their places."""
+    """A value for JSON, its tensors collected by place; ValueError if it could not be read back."""
     kind = type(value)
     if kind in (torch.Tensor, torch.nn.Parameter) and _is_writable(value):
         assert where not in tensors, f"duplicate {where}"

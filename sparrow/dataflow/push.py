@@ -19,15 +19,10 @@ from sparrow.schema.run_folder import METRICS, MODEL, RunFolder, read_run
 from sparrow.schema.types import Report
 
 CARD = "README.md"
-SETTINGS = {
-    "algorithm": "algorithm.name",
-    "learning rate": "optimiser.rate",
-    "KL coefficient": "algorithm.kl",
-    "prompts a step": "rollout.prompts",
-    "answers a prompt": "rollout.samples",
-    "answer tokens, at most": "rollout.max_tokens",
-    "seed": "run.seed",
-}
+SETTINGS = (
+    *("algorithm.name", "algorithm.kl", "optimiser.rate", "rollout.prompts", "rollout.samples"),
+    *("rollout.max_tokens", "run.seed"),
+)
 
 
 def push(config: PushConfig, *, report: Report) -> str:
@@ -39,14 +34,11 @@ def push(config: PushConfig, *, report: Report) -> str:
         raise ValueError(
             "no Hugging Face token: run `hf auth login`, or set HF_TOKEN, with one that may write"
         )
-    with model_files(config.run, config.step) as files:
+    with model_files(config.run, config.step, report) as files:
         card = model_card(config.run, config.repository, config.step)
         uploads: dict[str, Any] = {file.name: file for file in files} | {CARD: card.encode()}
         report(f"uploading {len(uploads)} files to {config.repository}")
-        operations = [
-            CommitOperationAdd(path_in_repo=name, path_or_fileobj=content)
-            for name, content in uploads.items()
-        ]
+        operations = [CommitOperationAdd(*upload) for upload in uploads.items()]
         hub = HfApi()
         try:
             address = hub.create_repo(config.repository, private=not config.public, exist_ok=True)
@@ -60,12 +52,12 @@ def push(config: PushConfig, *, report: Report) -> str:
 
 
 @contextmanager
-def model_files(folder: Path, step: int | None) -> Iterator[list[Path]]:
+def model_files(folder: Path, step: int | None, report: Report) -> Iterator[list[Path]]:
     """Yield the files of a model folder, of the model of a run, or of a checkpoint."""
     with TemporaryDirectory() as scratch:
         model = folder if (folder / CONFIG).is_file() else folder / MODEL
         if step is not None:
-            policy = load_policy(folder, step, dtype="float32", device="cpu")
+            policy = load_policy(folder, step, dtype="float32", device="cpu", report=report)
             model = save(policy, Path(scratch) / MODEL)
         elif not (model / CONFIG).is_file():
             steps = ", ".join(map(str, Checkpoints(folder / CHECKPOINTS, 1).steps())) or "none"
@@ -99,8 +91,7 @@ def _training(run: RunFolder, step: int | None) -> list[str]:
     model = Path(settings.model or "A model").name
     rows = Path(str(settings.given.get("data.rows") or settings.given.get("data.task"))).name
     rollouts = "dense rollouts" if run.dense else "sparse-attention rollouts"
-    named = {what: settings.given.get(key) for what, key in SETTINGS.items()}
-    table = [f"| {what} | {value} |" for what, value in named.items() if value is not None]
+    table = [f"| {key} | {settings.given[key]} |" for key in SETTINGS if key in settings.given]
     held_out = [point for point in run.held_out() if point.step <= taken]
     return [
         f"{model}, {taken} steps of RL on {rows} with {rollouts}; sparrow {__version__}.",

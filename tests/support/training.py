@@ -25,7 +25,7 @@ Json = dict[str, Any]
 def model_folder(
     folder: Path, *, size: float = 6.0, chat: bool | str = False, layers: int = 3
 ) -> Path:
-    """A model of the puzzles' words, of three layers.
+    """A model of the puzzles' words, whose third layer is sparse under a budget.
 
     size: by which its weights are multiplied; the larger, the further sparse strays from dense.
     """

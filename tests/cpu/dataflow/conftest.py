@@ -20,13 +20,16 @@ def model(made: Path) -> Path:
 @pytest.fixture(scope="session")
 def done(model: Path, made: Path) -> Path:
     """A sparse run of three steps with all its checkpoints. Copy it before you change it."""
-    from support.training import SPARSE, config, trained
+    from support.training import config, trained
 
+    from sparrow.schema.schedule import Schedule
+
+    Schedule.fixed(48, dense_layers=(0, 1)).save(made / "schedule.json")
     trained(
         config(
             model,
             made / "run",
-            rollout={"attention": SPARSE, "samples": 3},
+            rollout={"attention": {"schedule": str(made / "schedule.json")}, "samples": 3},
             run={"steps": 3, "save_every": 1, "keep": 9, "tensorboard": True},
             validation={"every": 2, "rows": 2},
         )

@@ -36,8 +36,7 @@ GOLDEN = Path(__file__).with_name("golden_run.json")
 
 
 def test_a_run_gives_the_numbers_that_it_gave_before(done: Path) -> None:
-    """Up to the rounding of another CPU. Recorded where a fixed budget became sparse in every
-    layer; with layers 0 and 1 dense the numbers were those of the file before."""
+    """Up to the rounding of another CPU. Written by the commit before the sides of a run."""
     found = {
         "metrics": metrics(done),
         "validation": lines(done / "validation.jsonl"),

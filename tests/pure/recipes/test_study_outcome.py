@@ -33,8 +33,9 @@ def lines(*steps: folders.Plain) -> list[Metrics]:
 
 def judged(tmp_path: Path, *accuracies: float | None, **settings: object) -> CellOutcome:
     """The only cell of a study of one arm."""
-    arm = folders.make_arm("dense", "baseline", "dense", seeds=[0])
-    study = folders.study(tmp_path / "s", [arm])
+    study = folders.study(
+        tmp_path / "s", [folders.make_arm("dense", "baseline", "dense", seeds=[0])]
+    )
     folders.cell(study, "dense", 0, accuracies or (0.5, 0.6, 0.7, 0.8), **settings)
     found = read_study(study)
     return judge(found.cells["dense"][0], found.design)
