@@ -1,10 +1,11 @@
-"""Files that people share: written whole or not at all, with a digest that is checked at reading.
+"""Shared files: atomic writes, digests that are verified on reading, and locks.
 
-A JSON document (schedule, surface, plan) holds the sha256 of its content under "digest", whatever
-its layout. A JSON line (metrics, rollouts) ends with a digest of its own text, a configuration
-begins with one; folders (models, finished runs) have SHA256SUMS. What has none is older or made by
-hand, and is read as it is; a digest that does not match is an error. Files are whole or not there,
-whenever the process is killed or the disk is full. Reading runs no code. Standard library alone.
+A JSON document (schedule, surface, plan) has the sha256 of its content under "digest", whatever its
+layout. A JSON line (metrics, rollouts) ends with a digest of its text, a configuration starts with
+one; folders (models, finished runs) have SHA256SUMS. Files without a digest are older or written by
+hand, and are read as they are; a digest that does not match is an error. A file is complete or does
+not exist, also when the process is killed or the disk is full. Reading runs no code. Standard
+library only.
 """
 
 import errno
@@ -23,15 +24,15 @@ from typing import IO, Any
 
 LOCK = ".lock"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-MOST_BYTES = 2**30  # of a text that is read whole
+MOST_BYTES = 2**30  # maximum size of a text file
 UNFINISHED = re.compile(r"\..+\.(\d+)\.unfinished")
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 DIGEST = "digest"
-# What a terminal obeys: control characters but tab and newline, marks that turn the direction of
-# text, and lone surrogates, which are no text.
-_OBEYED = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-CONTROL = re.compile(rf"[{_OBEYED}\ud800-\udfff]")
+# Terminal control: control characters except tab and newline, marks of text direction, and lone
+# surrogates, which are not valid text.
+_CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+CONTROL = re.compile(rf"[{_CONTROL}\ud800-\udfff]")
 _OF_BELOW = " of the lines below"
 _SEAL = re.compile(r', "digest": "([0-9a-f]{16})"\}')
 
@@ -39,16 +40,16 @@ Json = dict[str, Any]
 
 
 def check_regular(path: str | Path, what: str = "file", most: int | None = MOST_BYTES) -> None:
-    """Refuse a folder, a pipe or a device, which could wait for ever, and what is too large."""
+    """Refuse folders, pipes and devices, which could block forever, and oversized files."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{what} {path} is not a regular file")
     if most is not None and status.st_size > most:
-        raise ValueError(f"{what} {path} has {status.st_size} bytes, allowed: at most {most}")
+        raise ValueError(f"{what} {path} has {status.st_size} bytes, expected at most {most}")
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with ~ as a home folder; as it is where there is no such user."""
+    """Expand ~ in a path; unchanged where there is no such user."""
     return Path(os.path.expanduser(path))
 
 
@@ -60,13 +61,13 @@ def cache_folder(name: str) -> Path:
 
 
 def sync(file: IO[bytes]) -> None:
-    """See to it that what was written outlives a loss of power."""
+    """Flush a file to disk, so that it survives a power loss."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """The same for the names in a folder: a file or a rename is there only when they are."""
+    """Flush the names in a folder to disk: new files and renames survive only then."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -75,7 +76,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, parts: Iterable[str | bytes]) -> None:
-    """Write beside, then rename: a reader sees the old file, the new one, and nothing between.
+    """Write a file atomically: a reader sees the old content or the new, nothing in between.
 
     A link of that name is replaced, not followed.
     """
@@ -94,48 +95,46 @@ def write_whole(path: Path, parts: Iterable[str | bytes]) -> None:
 
 
 def open_append(path: Path, buffering: int = -1) -> IO[bytes]:
-    """Open a file to append to it; a link or a pipe of that name is refused."""
+    """Open a file for appending; links and pipes are refused."""
     return os.fdopen(_open_regular(path, os.O_WRONLY | os.O_APPEND), "ab", buffering)
 
 
 def _open_regular(path: Path, flags: int, most_links: int | None = None) -> int:
-    """A descriptor of a file, made where it is not there; links, pipes and devices are refused."""
+    """Open or create a regular file; links, pipes and devices are refused."""
     flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a pipe without a reader
             raise
-        raise ValueError(f"{path} is a link or no regular file; remove it") from error
+        raise ValueError(f"{path} is a link or not a regular file; remove it") from error
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > (most_links or status.st_nlink):
         os.close(descriptor)
-        raise ValueError(f"{path} is not a regular file of its own (a link?); remove it")
+        raise ValueError(f"{path} is not a regular file with a single name (a link?); remove it")
     return descriptor
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Refuse symbolic links inside a folder that may be a stranger's, by which we would write
-    outside it.
-    """
+    """Refuse symbolic links in a folder of unknown origin: writing would leave the folder."""
     for path in paths:
         if path.is_symlink():
-            raise ValueError(f"{path} is a symbolic link, allowed: a file or folder of its own")
+            raise ValueError(f"{path} must be a file or folder, got a symbolic link")
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder inside one that may be a stranger's."""
+    """Create a folder inside a folder of unknown origin."""
     refuse_links([folder])
     folder.mkdir(parents=True, exist_ok=True)
 
 
 def unfinished_path(path: Path) -> Path:
-    """Where this process writes a file or folder before it gets its name."""
+    """The temporary name of a file or folder that this process writes."""
     return path.with_name(f".{path.name}.{os.getpid()}.unfinished")
 
 
 def unfinished_paths(folder: Path) -> list[Path]:
-    """What processes that no longer run were writing in a folder when they ended."""
+    """Temporary files of processes that no longer run."""
     return [
         path
         for path in (folder.iterdir() if folder.is_dir() else ())
@@ -144,7 +143,7 @@ def unfinished_paths(folder: Path) -> list[Path]:
 
 
 def remove_unfinished(folder: Path, name: str | None = None) -> None:
-    """Remove what such processes left in a folder, where `name` is given that file or folder's."""
+    """Remove temporary files of processes that no longer run; with `name`, of that file alone."""
     for path in unfinished_paths(folder):
         if name is not None and path.name.rsplit(".", 2)[0] != f".{name}":
             continue
@@ -165,7 +164,7 @@ def _runs(pid: int) -> bool:
 
 
 def explained(error: OSError, what: str) -> OSError:
-    """A full disk in plain words, with its errno; any other error as it is."""
+    """A clear error for a full disk, with its errno; other errors are unchanged."""
     if error.errno not in FULL:
         return error
     clear = OSError(f"no space left for {what}")
@@ -177,10 +176,10 @@ def explained(error: OSError, what: str) -> OSError:
 
 
 class FolderLock:
-    """One process at a time in a folder. The kernel lets go when the holder is gone, killed too.
+    """An exclusive lock of a folder, released by the kernel when its process ends or is killed.
 
-    Processes that are forked while it is held do not hold it: a worker that outlives its
-    killed parent must not keep the run from being started again.
+    Forked children do not hold it: a worker that outlives its killed parent must not block a
+    restart of the run.
     """
 
     def __init__(self, folder: Path, setting: str = "run.out") -> None:
@@ -204,18 +203,16 @@ class FolderLock:
 
 
 def open_lock(path: Path) -> IO[str]:
-    """Open a lock file, made where it is not there; links are refused, so that no other file is
-    written in its place.
-    """
+    """Open or create a lock file; links are refused, so that no other file is overwritten."""
     descriptor = _open_regular(path, os.O_RDWR, most_links=1)
     return os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
 
 
 def _close_in_children(lock: FolderLock) -> None:
-    kept = weakref.ref(lock)
+    reference = weakref.ref(lock)
 
     def close() -> None:
-        held = kept()
+        held = reference()
         if held is not None:
             held.close()
 
@@ -223,7 +220,7 @@ def _close_in_children(lock: FolderLock) -> None:
 
 
 def content_digest(document: Mapping[str, Any]) -> str:
-    """The sha256 of what a JSON document says, its digest left out."""
+    """The sha256 of the content of a JSON document, without its digest."""
     content = {key: value for key, value in document.items() if key != DIGEST}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return f"sha256:{_sha256(text)}"
@@ -237,12 +234,12 @@ def _sha256(text: str) -> str:
 
 
 def write_document(path: str | Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON object with its digest: a key a line, lists of objects an object a line."""
+    """Write a JSON object with its digest: a line per key, and per object of a list."""
     write_whole(Path(path), [document_text(document)])
 
 
 def document_text(document: Mapping[str, Any]) -> str:
-    """What `write_document` writes; control characters in texts are escaped."""
+    """The text of a JSON document with its digest; control characters are escaped."""
     plain = _printable(json.loads(json.dumps(dict(document))))  # as it will be read
     rows = [
         f"  {json.dumps(key)}: {_value_text(value)}"
@@ -252,12 +249,12 @@ def document_text(document: Mapping[str, Any]) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with its control characters shown as escapes: nothing in it that a terminal obeys."""
+    """Escape the control characters of a text, so that it is safe on a terminal."""
     return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def _printable(value: Any) -> Any:
-    """The same for every text in a JSON value."""
+    """Escape every text in a JSON value."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
@@ -272,7 +269,7 @@ def _value_text(value: Any) -> str:
 
 
 def read_document(path: str | Path, what: str = "file") -> Json:
-    """The JSON object in a file, without its digest; ValueError with the file and what is wrong."""
+    """Read a JSON object from a file and verify its digest; a ValueError names the file."""
     text = read_text(path, what)
     try:
         return parse_document(text)
@@ -281,7 +278,7 @@ def read_document(path: str | Path, what: str = "file") -> Json:
 
 
 def read_text(path: str | Path, what: str = "file", most: int = MOST_BYTES) -> str:
-    """The text of a file; ValueError where it cannot be read, is too large or is none."""
+    """Read a text file; ValueError where it cannot be read, is too large or not UTF-8."""
     try:
         check_regular(path, what, most)
         return Path(path).read_text(encoding="utf-8-sig")
@@ -292,7 +289,7 @@ def read_text(path: str | Path, what: str = "file", most: int = MOST_BYTES) -> s
 
 
 def parse_document(text: str) -> Json:
-    """The JSON object of a text, its digest checked and left out."""
+    """Parse a JSON object and verify its digest, which is left out."""
     document = _object(parse_json(text))
     try:
         for place, string in strings(document):
@@ -300,43 +297,43 @@ def parse_document(text: str) -> Json:
                 raise ValueError(f"control characters in {place or 'a key'}: {string[:80]!r}")
         digest = content_digest(document)
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError("nested too deeply") from None
     if document.pop(DIGEST, digest) != digest:
         raise ValueError(
-            "its content does not match its digest: the file is damaged, or was edited; where the "
-            'edit is meant, remove the key "digest"'
+            "its content does not match its digest: the file is damaged or was edited; if the edit "
+            'is intended, remove the key "digest"'
         )
     return document
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text; ValueError where it is none, too deep or repeats a key."""
+    """Parse JSON; ValueError where it is invalid, nested too deeply or repeats a key."""
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError("nested too deeply") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error}") from error
 
 
 def _object(value: Any) -> Json:
     if not isinstance(value, dict):
-        raise ValueError(f"got {type(value).__name__}, allowed: a JSON object")
+        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
     return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Json:
-    """A JSON object whose keys differ: of two values for one key, neither can be the one meant."""
+    """A JSON object with unique keys: duplicates are ambiguous."""
     unique: Json = {}
     for key, value in pairs:
         if key in unique:
-            raise ValueError(f"got the key {key!r} twice, allowed: each key once")
+            raise ValueError(f"keys must be unique, got {key!r} twice")
         unique[key] = value
     return unique
 
 
 def strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in a JSON value, with where it stands; keys are without a place."""
+    """Every text in a JSON value with its path; keys have no path."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
@@ -352,33 +349,33 @@ def strings(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
 
 
 def sealed(line: str) -> str:
-    """A JSON object on one line, with a digest of its text as its last key."""
+    """Add a digest of its text to a JSON line, as the last key."""
     return f'{line[:-1]}, "digest": "{_sha256(line)[:16]}"}}'
 
 
 def unsealed(line: str) -> str:
-    """The line as it was before `sealed`; ValueError where it was changed since."""
+    """Verify and remove the digest of a JSON line; ValueError where it does not match."""
     seal = _SEAL.search(line, max(0, len(line) - 64))
     if seal is None or seal.end() != len(line):
         return line
     plain = line[: seal.start()] + "}"
     if _sha256(plain)[:16] != seal[1]:
-        raise ValueError("the line does not match its digest: it is damaged, or was edited")
+        raise ValueError("the line does not match its digest: it is damaged or was edited")
     return plain
 
 
 def parse_line(line: str) -> Json:
-    """The JSON object on a line, its digest checked and left out."""
+    """Parse a JSON line and verify its digest, which is left out."""
     data = _object(parse_json(unsealed(line.rstrip("\n"))))
     if DIGEST in data:
-        raise ValueError(f"got the digest {data[DIGEST]!r}, which is none: the line is damaged")
+        raise ValueError(f"invalid digest {data[DIGEST]!r}: the line is damaged")
     return data
 
 
 def read_lines(path: str | Path, *, growing: bool = False) -> list[Json]:
-    """The objects in a file of JSON lines; ValueError with the file and the line that is wrong.
+    """Read a file of JSON lines; a ValueError names the file and the line.
 
-    growing: a last line without its end is one that is being written, and left out.
+    growing: a last line without a newline is still being written, and left out.
     """
     *lines, last = read_text(path).split("\n")
     objects = []
@@ -394,31 +391,30 @@ def read_lines(path: str | Path, *, growing: bool = False) -> list[Json]:
 
 
 def add_digest_line(text: str) -> str:
-    """A text whose comments begin with #, below a line with its digest."""
+    """Put a comment line (#) with the digest of a text above it."""
     return f"# sha256:{_sha256(text)}{_OF_BELOW}\n{text}"
 
 
 def check_digest_line(text: str) -> None:
-    """ValueError where a text differs from what its first line says; without such a line none."""
+    """Verify the digest in the first line of a text, if it has one; ValueError on mismatch."""
     first, _, below = text.partition("\n")
     if not first.startswith("#") or ("sha256:" not in first and _OF_BELOW not in first):
         return
     if first != f"# sha256:{_sha256(below)}{_OF_BELOW}":
         raise ValueError(
-            "its lines do not match the sha256 in the first one: the file is damaged, or was "
-            "edited; where the edit is meant, remove the first line"
+            "its lines do not match the sha256 in the first one: the file is damaged or was "
+            "edited; if the edit is intended, remove the first line"
         )
 
 
 # SHA256SUMS: the digests of a folder's files, in the format of `sha256sum`.
 #
-# Saving a model or an adapter and finishing a run list their files there, reading checks each file
-# that it reads. A folder without SHA256SUMS is not checked. `sha256sum -c SHA256SUMS` does the same
-# without Python.
+# Written when a model or an adapter is saved and when a run ends; reading verifies every file that
+# it reads. A folder without SHA256SUMS is not verified. `sha256sum -c SHA256SUMS` does the same.
 
 
 def file_digest(path: str | Path) -> str:
-    """The sha256 of a file's bytes, read in pieces."""
+    """The sha256 of a file, read in chunks."""
     if not Path(path).is_file():
         raise ValueError(f"{path} is not a regular file")
     with Path(path).open("rb") as file:
@@ -426,25 +422,25 @@ def file_digest(path: str | Path) -> str:
 
 
 def write_sums(folder: Path, names: Iterable[str]) -> None:
-    """List files of a folder with their digests; other files that are listed stay."""
+    """Add files of a folder to its SHA256SUMS; other entries stay."""
     sums = read_sums(folder) if has_sums(folder) else {}
     sums |= {name: file_digest(folder / name) for name in names}
     write_whole(folder / SUMS, (f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
 
 
 def has_sums(folder: Path) -> bool:
-    return os.path.lexists(folder / SUMS)  # a link that leads nowhere too: that is an error
+    return os.path.lexists(folder / SUMS)  # a dangling link counts: that is an error
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """The listed digests by file name; ValueError where a line is malformed."""
+    """Read SHA256SUMS: digests by file name; ValueError where a line is malformed."""
     sums: dict[str, str] = {}
     for number, line in enumerate(read_text(folder / SUMS, "digests").splitlines(), start=1):
         match = _LINE.fullmatch(line)
         if match is None or not is_inside(match[2]) or match[2] in sums:
             raise ValueError(
-                f"{folder / SUMS}, line {number}: got {line!r:.120}, allowed: a sha256, two "
-                "spaces, and the name of a file in this folder, each once"
+                f"{folder / SUMS}, line {number}: expected a sha256, two spaces, and the unique "
+                f"name of a file in this folder, got {line!r:.120}"
             )
         sums[match[2]] = match[1]
     return sums
@@ -456,8 +452,9 @@ def is_inside(name: str) -> bool:
 
 
 def verify(folder: Path, names: Iterable[str]) -> None:
-    """Compare files with SHA256SUMS, where the folder has it; a ValueError names a file that
-    differs, is there but not listed, or listed but not there.
+    """Verify files against SHA256SUMS, if the folder has it.
+
+    A ValueError names a file that differs, is not listed, or is listed but missing.
     """
     if not has_sums(folder):
         return
@@ -465,19 +462,19 @@ def verify(folder: Path, names: Iterable[str]) -> None:
     for name in names:
         file = folder / name
         if name in sums and not file.is_file():
-            raise ValueError(f"{file}: no such file, but {SUMS} lists it; get the folder again")
+            raise ValueError(f"{file} is listed in {SUMS} but missing; download the folder again")
         if not file.is_file():
             continue
         if sums.get(name) != cached_digest(file):
             problem = "does not match its digest" if name in sums else "is not listed"
             raise ValueError(
-                f"{file} {problem} in {SUMS}: it is damaged, or was edited; get the folder again, "
-                f"or where the edit is meant, remove {folder / SUMS}"
+                f"{file} {problem} in {SUMS}: it is damaged or was edited; download the folder "
+                f"again, or if the edit is intended, remove {folder / SUMS}"
             )
 
 
 def cached_digest(file: Path) -> str:
-    """The sha256 of a file, computed again only after the file has changed."""
+    """The sha256 of a file, cached until the file changes."""
     state = file.stat()
     return _digest(file, state.st_size, state.st_ctime_ns, state.st_ino)
 

@@ -1,7 +1,7 @@
 """Statistics: intervals over prompts and rows, pass@k, Beta fits. On numpy and scipy.special.
 
 **Quantiles over tokens** (`quantile_interval`).
-Tokens of one prompt are not independent, so what is resampled are prompts. The interval of a
+Tokens of one prompt are not independent, so prompts are resampled. The interval of a
 quantile holds every threshold t at which the share of tokens below t is compatible with q: with
 d = (tokens of a prompt below t) - q * (its tokens), the mean of d over prompts must not differ from
 0 by more than c standard errors. c is the quantile of the same statistic over bootstrap draws (the
@@ -29,7 +29,7 @@ Where prompts differ, nearly all misses have the truth below the interval: the s
 prompts. So below 48 prompts (effective ones, where lengths differ this much) it is too optimistic.
 
 **Accuracy over rows** (`mean_at_k`, `pass_at_k`).
-Answers to one row are not independent, so rows are what is counted. Both figures are means over
+Answers to one row are not independent, so rows are counted. Both figures are means over
 rows of a number from 0 to 1: the share of right answers, or the chance that one of k drawn without
 replacement is right, which is an unbiased estimate of pass@k (n answers, c of them right):
 
@@ -73,13 +73,13 @@ TAIL = 0.05
 """The quantile of acceptance that targets are about: p05."""
 LEVEL = 0.95  # of intervals
 DRAWS = 999
-STEPS = 32  # thresholds that are tried at once
-NOTHING = 1e-9  # a standard error of less than this share of the largest d is rounding
+STEPS = 32  # thresholds tested at once
+NOTHING = 1e-9  # standard errors below this share of the largest d are rounding
 ONE_SIDE = 0.025  # probability beyond either end of an interval
-NO_VARIANCE = 1e-12  # a variance of less is rounding
+NO_VARIANCE = 1e-12  # variances below are rounding
 
 SATURATED = 0.999
-"""Acceptance above it counts as none lost."""
+"""Acceptance above it counts as lossless."""
 LEAST_VALUES = 20
 CLIP = 1e-6  # zeros and ones have no likelihood: scaled values are kept this far inside
 KS_POINTS = 4096
@@ -90,7 +90,7 @@ KS_POINTS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A figure over all tokens, and where it may lie."""
+    """A statistic over all tokens with its interval."""
 
     value: float
     low: float
@@ -100,32 +100,32 @@ class Interval:
 def quantile_interval(
     groups: Sequence[Values], q: float = TAIL, *, draws: int = DRAWS, seed: int = 0
 ) -> Interval:
-    """The q-quantile of all tokens, and its 95 % interval over groups: all tokens of one prompt.
+    """The q-quantile of all tokens with its 95 % interval over groups (tokens of one prompt each).
 
-    Groups without tokens are left out. One group alone says nothing about others, so its interval
-    is all that is possible: 0 to 1. Ends are values of tokens, found to the token.
+    Empty groups are left out. One group alone says nothing about others, so its interval is 0 to
+    1. Ends of intervals are values of tokens.
     """
     ordered = [np.sort(np.asarray(group).ravel()) for group in groups if len(group)]
     if not ordered:
-        raise ValueError(f"an interval needs tokens: none of the {len(groups)} groups has any")
-    every = np.sort(np.concatenate(ordered))
-    if np.isnan(every[-1]):
-        raise ValueError("an interval needs numbers: a group has NaN")
+        raise ValueError(f"an interval needs tokens, got {len(groups)} empty groups")
+    tokens = np.sort(np.concatenate(ordered))
+    if np.isnan(tokens[-1]):
+        raise ValueError("an interval needs finite values, got NaN")
     sizes = np.array([len(group) for group in ordered], dtype=np.float64)
-    place = q * (len(every) - 1)
-    value = float(np.quantile(every, q))
+    place = q * (len(tokens) - 1)
+    value = float(np.quantile(tokens, q))
     if len(ordered) == 1:
         return Interval(value=value, low=0.0, high=1.0)
     rejects = _test(sizes, draws, seed)
 
     def too_low(ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        return rejects(_below(ordered, every[ranks], "right") - q * sizes[:, None], False)
+        return rejects(_below(ordered, tokens[ranks], "right") - q * sizes[:, None], False)
 
     def too_high(ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        return rejects(_below(ordered, every[ranks], "left") - q * sizes[:, None], True)
+        return rejects(_below(ordered, tokens[ranks], "left") - q * sizes[:, None], True)
 
-    low = every[_farthest(too_low, int(np.floor(place)), 0)]
-    high = every[_farthest(too_high, int(np.ceil(place)), len(every) - 1)]
+    low = tokens[_farthest(too_low, int(np.floor(place)), 0)]
+    high = tokens[_farthest(too_high, int(np.ceil(place)), len(tokens) - 1)]
     return Interval(value=value, low=float(low), high=float(high))
 
 
@@ -138,23 +138,23 @@ def _below(ordered: Sequence[Values], thresholds: Values, side: str) -> Array:
 def _farthest(
     rejects: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]], inside: int, outside: int
 ) -> int:
-    """From inside, which is not rejected, the last number towards outside before a rejection."""
+    """The last number from inside (not rejected) towards outside before a rejection."""
     while inside != outside:
-        tried = np.linspace(inside, outside, STEPS + 1).round().astype(np.int64)
-        tried = tried[1:][np.diff(tried) != 0]
-        rejected = rejects(tried)
+        candidates = np.linspace(inside, outside, STEPS + 1).round().astype(np.int64)
+        candidates = candidates[1:][np.diff(candidates) != 0]
+        rejected = rejects(candidates)
         if not rejected.any():
             return outside
         first = int(rejected.argmax())
-        inside = int(tried[first - 1]) if first else inside
-        outside = int(tried[first])
+        inside = int(candidates[first - 1]) if first else inside
+        outside = int(candidates[first])
         if abs(outside - inside) == 1:
             return inside
     return inside
 
 
 def _test(sizes: Array, draws: int, seed: int) -> Rejects:
-    """Whether the mean of columns of d [groups, columns] is above 0, or below, beyond chance."""
+    """The test whether column means of d [groups, columns] are significantly above (below) 0."""
     groups, tail = len(sizes), (1 - LEVEL) / 2
     weights = np.random.default_rng(seed).multinomial(
         groups, np.full(groups, 1 / groups), size=draws
@@ -178,13 +178,13 @@ def _test(sizes: Array, draws: int, seed: int) -> Rejects:
 
 
 def _ratio(difference: Array, error: Array) -> Array:
-    """Differences in standard errors; where there is no error, endless ones, or none."""
+    """Differences in standard errors; without error, infinite or 0."""
     without = np.where(np.abs(difference) < NOTHING, 0.0, np.copysign(np.inf, difference))
     return np.where(error < NOTHING, without, difference / np.maximum(error, NOTHING))
 
 
 def student(freedom: float, tail: float) -> float:
-    """The value that Student's t exceeds with probability `tail`."""
+    """The critical value that Student's t exceeds with probability `tail`."""
     return float(special.stdtrit(freedom, 1 - tail))
 
 
@@ -200,26 +200,26 @@ def _student(effective: float, groups: int, tail: float) -> float:
 
 
 def mean_at_k(acc: Sequence[npt.ArrayLike]) -> Estimate:
-    """The mean over rows of how right their answers are on average. acc: of a row's answers."""
+    """mean@k: the mean over rows of the mean accuracy of their answers, with its interval."""
     rows = [np.asarray(row, dtype=np.float64) for row in acc]
     for number, row in enumerate(rows):
         if not row.size or not ((row >= 0) & (row <= 1)).all():
-            raise ValueError(f"mean_at_k, row {number}: got {row}, allowed: numbers from 0 to 1")
+            raise ValueError(f"mean_at_k, row {number}: expected numbers from 0 to 1, got {row}")
     return _over_rows(np.array([row.mean() for row in rows]), sum(row.size for row in rows))
 
 
 def pass_at_k(correct: Sequence[int], samples: Sequence[int], k: int) -> Estimate:
-    """The chance that one of k answers is right, from how many of a row's samples were."""
+    """pass@k: the chance that one of k answers is right, with its interval over rows."""
     chances = [_chance(c, n, k) for c, n in zip(correct, samples, strict=True)]
     return _over_rows(np.array(chances), sum(samples))
 
 
 def _chance(correct: int, samples: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k), as a product of shares: no factorial, no difference of large."""
+    """1 - C(n - c, k) / C(n, k), as a product: no factorials, no cancellation."""
     if not 0 <= correct <= samples or not 1 <= k <= samples:
         raise ValueError(
-            f"pass_at_k: got {correct} right of {samples} and k {k}, allowed: 0 <= right <= "
-            "samples and 1 <= k <= samples"
+            f"pass_at_k: expected 0 <= correct <= samples and 1 <= k <= samples, "
+            f"got correct {correct}, samples {samples}, k {k}"
         )
     if samples - correct < k:
         return 1.0
@@ -228,16 +228,16 @@ def _chance(correct: int, samples: int, k: int) -> float:
 
 
 def attempts(samples: int) -> tuple[int, ...]:
-    """The k for which pass@k is told: powers of two up to the number of samples, and that."""
+    """The k of reported pass@k: powers of two up to the number of samples, and that number."""
     powers = (2**i for i in range(samples.bit_length()))
     return tuple(sorted({*powers, samples}))
 
 
 def _over_rows(values: Array, answers: int) -> Estimate:
-    """The mean of rows' values, each from 0 to 1, and its interval; see the module."""
+    """The mean of the values of rows, each from 0 to 1, with its interval; see the module."""
     rows = len(values)
     if rows == 0:
-        raise ValueError("no rows: there is nothing to score")
+        raise ValueError("expected at least one row, got none")
     value = float(values.mean())
     if rows == 1:
         return Estimate(value=value, low=None, high=None)
@@ -257,7 +257,7 @@ def _over_rows(values: Array, answers: int) -> Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BetaFit:
-    """Beta(a, b) of acceptances scaled to [0, 1], and the KS distance between it and them."""
+    """Beta(a, b) of acceptances scaled to [0, 1], with its KS distance."""
 
     a: float
     b: float
@@ -265,7 +265,7 @@ class BetaFit:
 
 
 def fit_beta(values: npt.ArrayLike) -> BetaFit | None:
-    """Maximum likelihood over the acceptances at or below SATURATED, whatever else is given.
+    """Fit a Beta distribution to the acceptances at or below SATURATED (maximum likelihood).
 
     None for fewer than 20 of them, where all are equal, or where no fit is found. The distance is
     taken at 4096 ranks of the sorted values where there are more: it is then too small by at most
@@ -274,8 +274,8 @@ def fit_beta(values: npt.ArrayLike) -> BetaFit | None:
     acceptances = np.asarray(values, dtype=np.float64).ravel()
     if acceptances.size and not (acceptances.min() >= 0 and acceptances.max() <= 1 + CLIP):
         raise ValueError(
-            f"acceptances lie in [0, 1], got {acceptances.min():.4g} to {acceptances.max():.4g}; "
-            "NaN is none"
+            "acceptances must be in [0, 1] and not NaN, "
+            f"got {acceptances.min():.4g} to {acceptances.max():.4g}"
         )
     scaled = acceptances[acceptances <= SATURATED] / SATURATED
     if len(scaled) < LEAST_VALUES:

@@ -201,14 +201,12 @@ class ScheduleTimer:
         """Measure schedules; yields a row of the result for each."""
         flow = block_mean if self.engine.rule is None else self.engine.rule.flow
         schedules = [timing.schedule_named(name, flow) for name in names]
-        by_schedule: list[Times] = [[] for _ in names]
+        rows: list[Times] = [[] for _ in names]
         for _ in range(rounds):
-            for times, schedule in zip(by_schedule, schedules, strict=True):
+            for times, schedule in zip(rows, schedules, strict=True):
                 times.append(self._round(schedule))
-        dense = (
-            median(step for step, _ in by_schedule[names.index(None)]) if None in names else None
-        )
-        for name, schedule, times in zip(names, schedules, by_schedule, strict=True):
+        dense = median(step for step, _ in rows[names.index(None)]) if None in names else None
+        for name, schedule, times in zip(names, schedules, rows, strict=True):
             parts = self._split(schedule) if split else None
             yield self._row(name, schedule, times, dense, parts)
 

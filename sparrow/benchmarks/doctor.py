@@ -51,9 +51,7 @@ CHILD = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
     "from sparrow.benchmarks.doctor import run_stages; run_stages(json.loads(sys.argv[2]))"
 )
-REPORT = (
-    "install into a fresh environment; if the error persists, report it with sparrow doctor --json"
-)
+REPORT = "install into a fresh environment; if that fails, report it with sparrow doctor --json"
 BREAKS = {
     "torch": "torch cannot be imported",
     "gpus": "torch cannot use the GPUs",
@@ -381,22 +379,19 @@ def largest_models(device: str, memory: int, kv_limit: int | None = None) -> Lar
     from sparrow.models.spec import SHAPES
     from sparrow.training.costs import trainer_memory
 
-    on_gpu = device != "cpu"
-    item = 2 if on_gpu else 4
+    on_gpu, item = device != "cpu", 4 if device == "cpu" else 2
     rollout = training = None
+    sequence = {"tokens": LENGTH, "longest": LENGTH}
     for name, spec in sorted(SHAPES.items(), key=lambda pair: pair[1].parameters()):
         kv = 2 * spec.layers * spec.kv_heads * spec.head_size * item * LENGTH
         engine = item * spec.parameters() + kv
         if engine <= memory and (kv_limit is None or kv <= kv_limit):
-            learner = trainer_memory(
-                spec, tokens=LENGTH, longest=LENGTH, item=item, recompute=True, gpu=on_gpu
-            )
+            needs = trainer_memory(spec, item=item, recompute=True, gpu=on_gpu, **sequence)
             rollout = name
-            if max(learner.total, learner.resident + engine) <= memory:
+            if max(needs.total, needs.resident + engine) <= memory:
                 training = name
-    return LargestModels(
-        device=device, bytes=memory, tokens=LENGTH, rollout=rollout, training=training
-    )
+    names = {"rollout": rollout, "training": training}
+    return LargestModels(device=device, bytes=memory, tokens=LENGTH, **names)
 
 
 def self_test() -> SelfTest:
@@ -441,9 +436,7 @@ def attention(dtype: str, device: str) -> KernelTest:
     with ops.using("reference"):
         wide = (q_BHD.float(), k_NGPD.float(), v_NGPD.float(), table_BM, lengths_B)
         exact = ops.attend_decode(*wide, scale=0.125)
-    q, k, v, table, lengths = (
-        tensor.to(device) for tensor in (q_BHD, k_NGPD, v_NGPD, table_BM, lengths_B)
-    )
+    q, k, v, table, lengths = (x.to(device) for x in (q_BHD, k_NGPD, v_NGPD, table_BM, lengths_B))
     out = ops.attend_decode(q, k, v, table, lengths, scale=0.125)
     largest = torch.finfo(torch.float32).max  # for NaN
     error = float((out.cpu().float() - exact).abs().nan_to_num(largest).max())

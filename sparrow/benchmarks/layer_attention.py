@@ -144,10 +144,7 @@ def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _check(shapes: Sequence[Shape], page: int) -> None:
     for shape in shapes:
         if shape.context % page or not 0 < shape.kept <= shape.context // page:
-            raise ValueError(
-                f"expected a multiple of {page} as context and 1 to context / {page} as kept, "
-                f"got {shape}"
-            )
+            raise ValueError(f"expected whole pages of {page} and 1 to all kept, got {shape}")
 
 
 def _named(flows: Sequence[Rule]) -> Flows:
@@ -161,9 +158,8 @@ def _named(flows: Sequence[Rule]) -> Flows:
 
 def _stored(heads: Heads, name: str, flow: Rule) -> StoredFlow:
     size, kv = heads.page_bytes(flow), heads.page_bytes()
-    return StoredFlow(
-        flow=name, rule=repr(flow), page_bytes=size, kv_page_bytes=kv, of_kv=size / kv
-    )
+    sizes = {"page_bytes": size, "kv_page_bytes": kv}
+    return StoredFlow(flow=name, rule=repr(flow), of_kv=size / kv, **sizes)
 
 
 class FlowCache(ops.PageCache):
@@ -220,9 +216,7 @@ class LayerStack:
         rows = self.q_BHD, self.table_BM, self.length_B, self.budget_B
         lists = self.flows[flow].select(self.caches[flow], layer, *rows)
         if lists is None:
-            raise ValueError(
-                f"flow {flow}: layer {layer} is dense, expected a rule without dense layers"
-            )
+            raise ValueError(f"flow {flow}: expected no dense layers, got layer {layer}")
         return lists
 
     def both(self, layer: int, flow: str) -> Tensor:

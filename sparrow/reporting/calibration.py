@@ -375,10 +375,7 @@ def _expected(plan: PlanFile, stops: dict[int, int]) -> Chart:
             for bin in bins or ()
             if bin.p05 is not None and bin.low is not None and bin.high is not None
         ]
-        points, spans = (
-            [(x, p05) for x, p05, *_ in measured],
-            [(x, a, b) for x, _, a, b in measured],
-        )
+        points, spans = [(x, y) for x, y, *_ in measured], [(x, a, b) for x, _, a, b in measured]
         if measured:
             lines.append(Line(name=name, points=points, spans=spans, role=role, shape="dots"))
     key, title, levels = "schedule-p05", "Expected p05", named_levels([plan.target])

@@ -21,15 +21,7 @@ from markupsafe import Markup, escape
 
 from sparrow.files import write_whole
 from sparrow.reporting import layout
-from sparrow.reporting.layout import (
-    BOTTOM,
-    TOP,
-    WIDTH,
-    BarLayout,
-    ChartLayout,
-    format_interval,
-    format_value,
-)
+from sparrow.reporting.layout import BOTTOM, TOP, WIDTH, BarLayout, ChartLayout
 from sparrow.reporting.markdown import NOTHING, figure_table
 from sparrow.reporting.page import Chart, Figure, Item, Line, Page, Remarks, Section, Table
 
@@ -158,13 +150,13 @@ def tooltips(figure: Figure) -> dict[str, Any] | None:
 def _line_tooltips(frame: ChartLayout, line: Line) -> dict[str, Any]:
     """A line's points: x and y in pixels, x as text, y as text with its interval."""
     x_axis, form = frame.chart.x, frame.chart.y.form
-    spans = {x: format_interval(low, high, form) for x, low, high in line.spans}
+    spans = {x: layout.format_interval(low, high, form) for x, low, high in line.spans}
     points = [
         [
             round(frame.x.at(x), 1),
             round(min(max(frame.y.at(y), TOP), BOTTOM), 1),
-            f"{x_axis.name} {format_value(x, x_axis.form)}",
-            format_value(y, form) + spans.get(x, ""),
+            f"{x_axis.name} {layout.format_value(x, x_axis.form)}",
+            layout.format_value(y, form) + spans.get(x, ""),
         ]
         for x, y in line.points
     ]

@@ -93,10 +93,8 @@ def numbers(run: RunFolder) -> list[Number]:
         figures.append(Number(value=f"{p05:.3f}", name=name, say=say))
     if run.speed is not None:
         *shorter, longest = sorted(run.speed.cases, key=lambda case: case.context)
-        others = "".join(
-            f"; {case.name.lower()}: {format_speed_up(case.speed_up)}" for case in shorter
-        )
-        name, say = f"decode, {longest.name.lower()}", f"{longest.what}{others}"
+        others = [f"; {case.name.lower()}: {format_speed_up(case.speed_up)}" for case in shorter]
+        name, say = f"decode, {longest.name.lower()}", longest.what + "".join(others)
         figures.append(Number(value=format_speed_up(longest.speed_up), name=name, say=say))
     if run.values(DENSITY):
         say = "mean over all sampled tokens"
@@ -134,18 +132,14 @@ def final_section(runs: Sequence[RunFolder]) -> Section | None:
         ("and at the last step", lambda run: _p05_texts(run)[1]),
         ("keys and values read", _kept),
         ("tokens per answer, first and last step", lambda run: _first_and_last(run, LENGTH, ".0f")),
-        (
-            "training answers cut off",
-            lambda run: _first_and_last(run, CUT_OFF, ".0%"),
-        ),
+        ("training answers cut off", lambda run: _first_and_last(run, CUT_OFF, ".0%")),
         ("seconds per step", _seconds),
         ("gate", _gate),
     ]
     several = len(runs) > 1
     if several:
-        figures.insert(
-            4, (f"after, against {runs[0].name}", lambda run: _difference_text(run, runs[0]))
-        )
+        name = f"after, against {runs[0].name}"
+        figures.insert(4, (name, lambda run: _difference_text(run, runs[0])))
     table = Table(
         key="final-table",
         columns=["", *(run.name for run in runs)],

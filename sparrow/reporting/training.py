@@ -42,10 +42,12 @@ PARTS = {
 }
 EQUAL = 0.02  # speed-ups nearer to 1 than this count as equal
 STEP = Axis(name="steps of training", form=".0f", low=0)
-OUTCOMES = {  # of held-out answers: the name of a chart, its sentence, a colour
-    "right": ("accuracy on held-out rows", "Rows never trained on, with 95 % intervals.", "run-0"),
-    "cut_off": ("held-out answers cut off", "Cut off: not right at the token limit.", "run-4"),
-    "wrong": ("held-out answers wrong", "Wrong: ended in time, not right.", "run-1"),
+ROWS = "Rows that training never sees, with 95 % intervals over rows."
+CUT = "Cut off: stopped by the token limit, not right."
+OUTCOMES = {  # of held-out answers: the name of a chart, its sentence, a label, a colour
+    "right": ("accuracy on held-out rows", ROWS, "right", "run-0"),
+    "cut_off": ("held-out answers cut off", CUT, "cut off", "run-4"),
+    "wrong": ("held-out answers wrong", "Wrong: ended in time, not right.", "wrong", "run-1"),
 }
 
 
@@ -93,15 +95,12 @@ def _reward_lines(run: RunFolder) -> list[Line]:
 def _held_out_charts(runs: Sequence[RunFolder]) -> list[Chart]:
     """Right, cut off and wrong: three lines of one chart for one run, a chart each for several."""
     charts = []
-    for outcome, (name, say, _) in OUTCOMES.items():
+    for outcome, (name, say, *_) in OUTCOMES.items():
         lines = [_outcome_line(run, outcome, run.name, run_role(run)) for run in runs]
         charts.append(_share_chart(outcome.replace("right", "accuracy"), name, _drawn(lines), say))
     if len(runs) == 1:
-        lines = [
-            _outcome_line(runs[0], key, key.replace("_", " "), role)
-            for key, (_, _, role) in OUTCOMES.items()
-        ]
-        say = " ".join(say for _, say, _ in OUTCOMES.values())
+        lines = [_outcome_line(runs[0], key, *text[2:]) for key, text in OUTCOMES.items()]
+        say = " ".join(text[1] for text in OUTCOMES.values())
         charts = [_share_chart("accuracy", "share of held-out answers", _drawn(lines), say)]
     return [chart for chart in charts if chart.lines]
 
@@ -129,20 +128,16 @@ def _time_table(runs: Sequence[RunFolder]) -> Table:
     for name, outcome in (("mean reward", None), ("accuracy on held-out rows", "right")):
         for minutes in (longest * quarter / 4 for quarter in range(1, 5)):
             values = [_value_after(run, minutes, outcome) for run in runs]
-            rows.append([f"{name} after {minutes:{form}} minutes", *values])
-    return Table(
-        key="learning-by-time",
-        title="By time of training",
-        columns=["", *(run.name for run in runs)],
-        rows=[row for row in rows if set(row[1:]) != {NOT_MEASURED}],
-    )
+            if set(values) != {NOT_MEASURED}:
+                rows.append([f"{name} after {minutes:{form}} minutes", *values])
+    title, columns = "By time of training", ["", *(run.name for run in runs)]
+    return Table(key="learning-by-time", title=title, columns=columns, rows=rows)
 
 
 def _value_after(run: RunFolder, minutes: float, outcome: str | None) -> str:
     """The last reward or outcome that was measured by then, with its step."""
     line = _outcome_line(run, outcome, "", "quiet") if outcome else _reward_lines(run)[-1]
-    passed = run.minutes()
-    until = minutes * (1 + 1e-9)
+    passed, until = run.minutes(), minutes * (1 + 1e-9)
     measured = [point for point in line.points if passed.get(int(point[0]), math.inf) <= until]
     return "{1:.2f} at step {0:.0f}".format(*measured[-1]) if measured else NOT_MEASURED
 
@@ -305,9 +300,7 @@ def _metric_chart(
 
 def time_section(runs: Sequence[RunFolder]) -> Section | None:
     """Dense against sparse where it was timed, and medians of the parts of a step."""
-    items: list[Item] = [
-        _speed_bars(run.speed, run.number) for run in runs if run.speed is not None
-    ]
+    items: list[Item] = [_speed_bars(run.speed, run.number) for run in runs if run.speed]
     trained = [run for run in runs if run.values(STEP_SECONDS)]
     items += [_step_time_bars(trained)] if trained else []
     if not items:

@@ -43,18 +43,18 @@ def page(kind: str, place: Path) -> Page:
         return page_of([run_folders.calibration(place / "calibrate-tiny")])
     if kind == "one":
         return page_of([run_folders.training(place / "a-run-with-a-rather-long-name", steps=60)])
-    made = [run_folders.training(place / f"sparse-{i}", after=0.6 + 0.05 * i) for i in range(5)]
-    return page_of([*made, run_folders.dense_training(place / "dense", steps=40)])
+    runs = [run_folders.training(place / f"sparse-{i}", after=0.6 + 0.05 * i) for i in range(5)]
+    return page_of([*runs, run_folders.dense_training(place / "dense", steps=40)])
 
 
-def written(made: Page, folder: Path) -> str:
-    (folder / "page.html").write_text(html(made), encoding="utf-8")
+def write_page(report: Page, folder: Path) -> str:
+    (folder / "page.html").write_text(html(report), encoding="utf-8")
     return (folder / "page.html").as_uri()
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return written(rich_page(), tmp_path_factory.mktemp("page"))
+    return write_page(rich_page(), tmp_path_factory.mktemp("page"))
 
 
 def pixels(colour: str) -> list[int]:
@@ -65,9 +65,9 @@ def pixels(colour: str) -> list[int]:
 def test_every_figure_is_there_and_nothing_is_cut_or_covered(
     browser: "Browser", tmp_path: Path, kind: str
 ) -> None:
-    made = page(kind, tmp_path)
-    address = written(made, tmp_path)
-    figures = [i.key for s in made.sections for i in s.items if isinstance(i, Chart | Bars)]
+    report = page(kind, tmp_path)
+    address = write_page(report, tmp_path)
+    figures = [i.key for s in report.sections for i in s.items if isinstance(i, Chart | Bars)]
     for width in (360, 390, 768, 1280):
         with Visit(browser, address, width) as shown:
             for key in figures:
@@ -85,7 +85,7 @@ def test_every_link_of_the_navigation_can_be_read(
     browser: "Browser", tmp_path: Path, kind: str
 ) -> None:
     """Links wrap; on a phone they scroll behind a faded edge, which the last one leaves."""
-    address = written(page(kind, tmp_path), tmp_path)
+    address = write_page(page(kind, tmp_path), tmp_path)
     for width in (360, 390, 600, 768, 900, 1024, 1280):
         with Visit(browser, address, width) as shown:
             assert shown.locator("nav a").count() >= 5
@@ -132,10 +132,10 @@ def test_values_under_the_pointer(browser: "Browser", address: str) -> None:
         assert not tip.is_visible()
         page.locator("#reward svg").hover()
         assert tip.is_visible()
-        said = tip.inner_text()
-        assert said.startswith("step ")
-        assert "dense" in said
-        assert "sparse" in said
+        tip_text = tip.inner_text()
+        assert tip_text.startswith("step ")
+        assert "dense" in tip_text
+        assert "sparse" in tip_text
         page.locator("h1").hover()
         assert not tip.is_visible()
 
@@ -147,9 +147,9 @@ def test_steps_hold_their_value_under_the_pointer(browser: "Browser", address: s
         assert box is not None
         # The line "all of them" ends at 420 tokens, where 320 are planned since 384.
         drawing.hover(position={"x": box["width"] * 0.57, "y": box["height"] / 2})
-        said = page.locator("#schedule .tip").inner_text().split()
-        assert said[:4] == ["tokens", "so", "far", "420"]
-        assert said[said.index("planned") + 1] == "320"
+        words = page.locator("#schedule .tip").inner_text().split()
+        assert words[:4] == ["tokens", "so", "far", "420"]
+        assert words[words.index("planned") + 1] == "320"
 
 
 def test_values_under_a_finger(browser: "Browser", address: str) -> None:

@@ -13,38 +13,38 @@ from sparrow.stats import LEAST_VALUES, SATURATED, fit_beta
 def test_known_parameters_are_found_whatever_is_saturated() -> None:
     for a, b in ((2, 3), (0.5, 0.5), (8, 1), (6, 2), (300, 20), (1, 1)):
         values = SATURATED * np.random.default_rng(1).beta(a, b, 20_000)
-        found = fit_beta(values.astype(np.float32))
-        assert found is not None
-        assert (found.a, found.b) == pytest.approx((a, b), rel=0.03)
-        assert found.ks < 1.36 / math.sqrt(20_000)  # 95 % of fits to the true one stay below
+        fit = fit_beta(values.astype(np.float32))
+        assert fit is not None
+        assert (fit.a, fit.b) == pytest.approx((a, b), rel=0.03)
+        assert fit.ks < 1.36 / math.sqrt(20_000)  # 95 % of fits to the true one stay below
     assert fit_beta(values) == fit_beta([*values, *np.ones(5000), 0.9995])
 
 
 def test_the_distance_by_hand() -> None:
     """Two heaps, far from any Beta with one mode: the CDF of the fit runs between them."""
     values = np.repeat([0.25, 0.75], 50) * SATURATED
-    found = fit_beta(values)
-    assert found is not None
-    assert found.a == pytest.approx(found.b)
-    below = float(betainc(found.a, found.b, 0.25))
-    assert found.ks == pytest.approx(max(below, 0.5 - below), abs=1e-9)
+    fit = fit_beta(values)
+    assert fit is not None
+    assert fit.a == pytest.approx(fit.b)
+    below = float(betainc(fit.a, fit.b, 0.25))
+    assert fit.ks == pytest.approx(max(below, 0.5 - below), abs=1e-9)
 
 
 def test_many_values_are_measured_at_some_ranks() -> None:
     values = SATURATED * np.random.default_rng(4).beta(6, 2, 100_000)
-    found = fit_beta(values)
-    assert found is not None
+    fit = fit_beta(values)
+    assert fit is not None
     ordered, ranks = np.sort(values) / SATURATED, np.arange(100_000)
-    cdf = betainc(found.a, found.b, ordered)
+    cdf = betainc(fit.a, fit.b, ordered)
     exact = max((cdf - ranks / 1e5).max(), ((ranks + 1) / 1e5 - cdf).max())
-    assert exact - 1 / 4096 <= found.ks <= exact
+    assert exact - 1 / 4096 <= fit.ks <= exact
 
 
 def test_zeros_and_the_upper_end_are_kept_inside() -> None:
     values = np.concatenate([np.zeros(5), np.full(5, SATURATED), np.linspace(0.1, 0.9, 90)])
-    found = fit_beta(values)
-    assert found is not None
-    assert np.isfinite([found.a, found.b, found.ks]).all()
+    fit = fit_beta(values)
+    assert fit is not None
+    assert np.isfinite([fit.a, fit.b, fit.ks]).all()
 
 
 def test_few_or_equal_values_have_no_fit_and_others_are_refused() -> None:

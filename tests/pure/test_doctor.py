@@ -27,20 +27,22 @@ from sparrow.schema.doctor import (
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
 
-def wanted(requirements: list[str]) -> set[tuple[str, str]]:
-    found = [re.fullmatch(r"([\w-]+)>=([\d.]+)", each) for each in requirements]
-    return {(each[1], each[2]) for each in found if each is not None}
+def minimum_versions(requirements: list[str]) -> set[tuple[str, str]]:
+    matches = [re.fullmatch(r"([\w-]+)>=([\d.]+)", entry) for entry in requirements]
+    return {(match[1], match[2]) for match in matches if match is not None}
 
 
 def test_the_table_is_that_of_pyproject() -> None:
-    assert {(each.name, each.minimum) for each in CORE} == wanted(PROJECT["dependencies"])
+    assert {(entry.name, entry.minimum) for entry in CORE} == minimum_versions(
+        PROJECT["dependencies"]
+    )
     unused = {"dev", "notebook", "serve", "ray"}  # that no verb needs
-    given = PROJECT["optional-dependencies"].items()
-    extras = {name: own for name, own in given if name not in unused}
-    assert {each.extra for each in OPTIONAL} == set(extras)
+    optional = PROJECT["optional-dependencies"].items()
+    extras = {name: packages for name, packages in optional if name not in unused}
+    assert {entry.extra for entry in OPTIONAL} == set(extras)
     for name, requirements in extras.items():
-        own = {(each.name, each.minimum) for each in OPTIONAL if each.extra == name}
-        assert own == wanted(requirements)
+        packages = {(entry.name, entry.minimum) for entry in OPTIONAL if entry.extra == name}
+        assert packages == minimum_versions(requirements)
 
 
 def test_versions_are_compared_by_their_numbers() -> None:
@@ -72,8 +74,8 @@ def test_how_to_get_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     after = "playwright install chromium"
     assert install(browser) == f"pip install 'playwright>=1.50' && {after}"
     monkeypatch.setattr("shutil.which", lambda name: None)
-    wanted = f"{python} -m pip install 'playwright>=1.50' && {python} -m {after}"
-    assert install(browser) == wanted
+    command = f"{python} -m pip install 'playwright>=1.50' && {python} -m {after}"
+    assert install(browser) == command
 
 
 def test_failure_the_driver_and_the_disk(tmp_path: Path) -> None:
@@ -103,8 +105,8 @@ def package(name: str = "torch", **changes: Any) -> PackageState:
 
 def gpu(**changes: Any) -> Gpu:
     sizes = {"total": 80, "free": 70}
-    given = {"index": 0, "name": "H", "capability": "9.0", "kernels": True} | sizes | changes
-    return Gpu(**given)
+    fields = {"index": 0, "name": "H", "capability": "9.0", "kernels": True} | sizes | changes
+    return Gpu(**fields)
 
 
 def kernel(device: str, **changes: Any) -> KernelTest:
@@ -140,10 +142,11 @@ def judged(**changes: Any) -> Examination:
 
 
 def test_all_is_well_on_a_cpu_and_a_saved_examination_is_the_same(tmp_path: Path) -> None:
-    found = judged()
-    assert (found.ready, found.devices, found.problems, found.missing) == (True, ("cpu",), (), ())
-    found.save(tmp_path / "doctor.json")
-    assert Examination.load(tmp_path / "doctor.json") == found
+    examined = judged()
+    assert (examined.ready, examined.devices) == (True, ("cpu",))
+    assert examined.problems == examined.missing == ()
+    examined.save(tmp_path / "doctor.json")
+    assert Examination.load(tmp_path / "doctor.json") == examined
 
 
 def test_what_keeps_the_core_from_working() -> None:
@@ -156,11 +159,11 @@ def test_what_keeps_the_core_from_working() -> None:
         "crashed: x": {"broken": Broken(stage="kernels", why="x"), "kernels": None},
         "tiny": {"models": MODELS.replace(shipped=[model("tiny", whole=False)])},
     }
-    for said, changes in cases.items():
-        found = judged(**changes)
-        assert (found.ready, found.devices) == (False, ())
-        (problem,) = found.problems
-        assert said in problem.what
+    for text, changes in cases.items():
+        examined = judged(**changes)
+        assert (examined.ready, examined.devices) == (False, ())
+        (problem,) = examined.problems
+        assert text in problem.what
         assert problem.how
 
 
@@ -173,9 +176,9 @@ def test_what_could_be_added() -> None:
         fetched=[model("smollm2-135m", folder=None, whole=False)],
         runs=DISK.replace(writable=False),
     )
-    found = judged(packages=[package(), *more], models=models)
-    assert found.ready
-    assert [(each.what, each.how) for each in found.missing] == [
+    examined = judged(packages=[package(), *more], models=models)
+    assert examined.ready
+    assert [(entry.what, entry.how) for entry in examined.missing] == [
         ("judging: math-verify is not installed", "pip install math-verify"),
         ("smollm2-135m, a real model: not fetched", "sparrow fetch smollm2-135m"),
         ("runs cannot be written to /d", "work in another folder"),
@@ -184,11 +187,11 @@ def test_what_could_be_added() -> None:
 
 def test_gpus_count_when_their_kernels_were_right() -> None:
     both = [gpu(), gpu(index=1)]
-    found = judged(
+    examined = judged(
         gpus=both, kernels=[kernel("cpu"), kernel("cuda:0"), kernel("cuda:1", passed=False)]
     )
-    assert found.devices == ("cpu", "cuda:0")
-    assert "cuda:1" in found.missing[0].what
+    assert examined.devices == ("cpu", "cuda:0")
+    assert "cuda:1" in examined.missing[0].what
     unchecked = verdict(WELL.replace(gpus=both, kernels=None), check=False)
     assert unchecked.devices == ("cpu", "cuda:0", "cuda:1")
     slow = judged(gpus=both, kernels=[kernel("cpu"), kernel("cuda:0", version="definition")])
@@ -203,7 +206,7 @@ def test_gpus_of_no_use_are_told_and_leave_the_cpu() -> None:
         "7.5": {"gpus": [gpu(kernels=False, capability="7.5")]},
         "C compiler": {"gpus": [gpu()], "kernels": None, "broken": broken},
     }
-    for said, changes in cases.items():
-        found = judged(**changes)
-        assert said in found.missing[0].what
-        assert (found.ready, found.devices) == (True, ("cpu",))
+    for text, changes in cases.items():
+        examined = judged(**changes)
+        assert text in examined.missing[0].what
+        assert (examined.ready, examined.devices) == (True, ("cpu",))

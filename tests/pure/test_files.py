@@ -54,11 +54,11 @@ def test_no_damage_passes_silently() -> None:
         place = rng.randrange(len(text))
         damaged = text[:place] + bytes([text[place] ^ 1 << rng.randrange(8)]) + text[place + 1 :]
         try:
-            found = parse_document(damaged.decode())
+            parsed = parse_document(damaged.decode())
         except ValueError:
             refused += 1
             continue
-        assert {key: found.get(key) for key in CONTENT} == CONTENT
+        assert {key: parsed.get(key) for key in CONTENT} == CONTENT
     assert refused > 1500
     for stop in range(len(text) - 2):
         with pytest.raises(ValueError, match=r"JSON|utf-8"):
@@ -103,11 +103,11 @@ def test_lines_come_back_without_their_digest_and_changed_ones_do_not() -> None:
         place = rng.randrange(len(line))
         damaged = line[:place] + chr(ord(line[place]) ^ 1 << rng.randrange(7)) + line[place + 1 :]
         try:
-            found = parse_line(damaged)
+            parsed = parse_line(damaged)
         except ValueError:
             refused += 1
             continue
-        assert {key: found.get(key) for key in data} == data
+        assert {key: parsed.get(key) for key in data} == data
     assert refused > 700
 
 

@@ -9,11 +9,11 @@ from sparrow.stats import Interval, quantile_interval
 
 def coverage(name: str, prompts: int, repetitions: int, draws: int = 999) -> float:
     """The share of samples of a design whose 95 % interval of p05 holds the truth."""
-    wanted, held = truth(name), 0
+    true_value, held = truth(name), 0
     for number in range(repetitions):
         groups = DESIGNS[name].sample(np.random.default_rng((number, prompts)), prompts)
-        found = quantile_interval(groups, draws=draws, seed=number)
-        held += found.low <= wanted <= found.high
+        interval = quantile_interval(groups, draws=draws, seed=number)
+        held += interval.low <= true_value <= interval.high
     return held / repetitions
 
 
@@ -57,8 +57,8 @@ def test_ends_by_hand() -> None:
     c errors of sqrt(s (1 - s) / 47): 6 of 48 are not (T = 1.55), 12 are (T = 3.2)."""
     for lost, high in ((6, 1.0), (12, 0.3)):
         groups = [np.full(10, 0.3 if number < lost else 1.0) for number in range(48)]
-        found = quantile_interval(groups)
-        assert (found.value, found.high) == (0.3, high)
+        interval = quantile_interval(groups)
+        assert (interval.value, interval.high) == (0.3, high)
     # Twenty equal prompts: any draw is the sample, so nothing is in doubt.
     equal = [np.array([0.2, 0.5, 0.8])] * 20
     assert quantile_interval(equal, 0.4) == Interval(value=0.5, low=0.5, high=0.5)
@@ -66,12 +66,12 @@ def test_ends_by_hand() -> None:
     groups = [np.ones(100)] * 10 + [np.r_[np.full(3, 0.5), np.ones(97)]] * 10
     assert quantile_interval(groups) == Interval(value=1, low=1, high=1)
     groups[-1] = np.r_[np.full(90, 0.5), np.ones(10)]
-    found = quantile_interval(groups)
-    assert (found.low, found.high) == (0.5, 1)
-    found = quantile_interval([np.full(40, 0.25), np.full(40, 0.75)])
-    assert (found.low, found.high) == (0.25, 0.75)
-    one = quantile_interval([np.linspace(0, 1, 101), np.array([])])
-    assert one == Interval(value=pytest.approx(0.05), low=0.0, high=1.0)
+    interval = quantile_interval(groups)
+    assert (interval.low, interval.high) == (0.5, 1)
+    interval = quantile_interval([np.full(40, 0.25), np.full(40, 0.75)])
+    assert (interval.low, interval.high) == (0.25, 0.75)
+    single = quantile_interval([np.linspace(0, 1, 101), np.array([])])
+    assert single == Interval(value=pytest.approx(0.05), low=0.0, high=1.0)
 
 
 def test_the_same_every_time_in_fp32_and_with_empty_groups() -> None:
@@ -101,6 +101,6 @@ def test_one_long_prompt_among_short_ones_widens() -> None:
 
 def test_without_numbers_there_is_none() -> None:
     nothing, none = [np.array([]), np.array([])], [np.array([0.1, np.nan]), np.ones(3)]
-    for groups, told in ((nothing, "tokens"), (none, "NaN")):
-        with pytest.raises(ValueError, match=told):
+    for groups, word in ((nothing, "tokens"), (none, "NaN")):
+        with pytest.raises(ValueError, match=word):
             quantile_interval(groups)

@@ -10,9 +10,9 @@ from sparrow.schema.doctor import Gpu
 
 
 def test_attention_is_right_on_this_cpu() -> None:
-    found = doctor.attention("float32", "cpu")
-    assert found.passed
-    assert found.device == "cpu"
+    result = doctor.attention("float32", "cpu")
+    assert result.passed
+    assert result.device == "cpu"
     assert doctor.attention("bfloat16", "cpu").passed
 
 
@@ -21,13 +21,13 @@ def test_wrong_attention_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in (float("nan"), 0.5):
 
         def attend(*args: torch.Tensor, scale: float, wrong: float = wrong) -> torch.Tensor:
-            found = right(*args, scale=scale)
-            return found + wrong if ops.fastest() else found
+            result = right(*args, scale=scale)
+            return result + wrong if ops.fastest() else result
 
         monkeypatch.setattr(ops, "attend_decode", attend)
-        found = doctor.attention("float32", "cpu")
-        assert not found.passed
-        assert found.error >= 0.49
+        result = doctor.attention("float32", "cpu")
+        assert not result.passed
+        assert result.error >= 0.49
 
 
 def test_largest_models_by_bytes() -> None:

@@ -36,9 +36,9 @@ def test_a_short_run() -> None:
     reads = cost.ByteModel(spec=SPEC, schedule=schedule, itemsize=4)
     capacity = reads.capacity(memory=result.memory, reserve=0)
     over = cost.trace(LENGTHS, prompt=16, capacity=capacity)
-    found = cost.limit(reads, over, capacity=capacity, bytes_per_s=1.0)
-    assert result.limit["speed_up"] == found.speed_up
-    assert result.limit["sparse"]["kept"] == found.sparse.kept
+    limit = cost.limit(reads, over, capacity=capacity, bytes_per_s=1.0)
+    assert result.limit["speed_up"] == limit.speed_up
+    assert result.limit["sparse"]["kept"] == limit.sparse.kept
     short = result.confirmation
     assert short.steps == 60 - 16
     for row in short.rows:
@@ -69,10 +69,10 @@ def test_states_are_of_the_trace_and_of_their_kind(monkeypatch: pytest.MonkeyPat
 
 def test_times_between_points() -> None:
     case: Any = SimpleNamespace(sizes=lambda lengths: lengths.sum(1), width=20)
-    known: dict[str, Any] = {"who": "", "rows": 2, "mean_length": 1.0, "longest": 1}
-    known |= {"batch": 2, "pages": 20, "ms_step_rounds": (1.0,)}
+    fields: dict[str, Any] = {"who": "", "rows": 2, "mean_length": 1.0, "longest": 1}
+    fields |= {"batch": 2, "pages": 20, "ms_step_rounds": (1.0,)}
     points = [
-        trace.TracePoint(bytes=size, ms_step=1e3 * seconds, **known)
+        trace.TracePoint(bytes=size, ms_step=1e3 * seconds, **fields)
         for size, seconds in ((300, 2.0), (100, 1.0))
     ]
     clock = trace.StepTimes(case, points)

@@ -265,7 +265,8 @@ def test_tables_fit_80_columns() -> None:
     tail = {"p05": 0.8712, "low": 0.8123, "high": 0.9123}
     fields = dict.fromkeys(CheckedBin.model_fields, 0) | tail
     check = [CheckedBin(**fields | {"start": one.start}) for one in planned.bins]
-    console = Console(width=80, file=StringIO(), markup=False)
+    screen = StringIO()
+    console = Console(width=80, file=screen, markup=False)
     for table in (
         *tails_tables(made, "block-mean"),
         layers_table([LayerLoss(**loss)]),
@@ -274,7 +275,7 @@ def test_tables_fit_80_columns() -> None:
     ):
         assert console.measure(table).minimum <= 80, table.title
         console.print(table)
-    text = console.file.getvalue()
+    text = screen.getvalue()
     assert "…" not in text
     for cell_ in made.cells:
         assert f"{cell_.p05:.3f}" in text

@@ -38,8 +38,8 @@ def test_decode_is_softmax_attention(heads: int, kv_heads: int, dtype: torch.dty
             expected = plain_attention(batch.q_BHD[row, head, None], k_SD, v_SD, SCALE)[0]
             rounding = 2 * float((expected.to(dtype) - expected).abs().max())
             near = (1e-5, 1e-5) if dtype == torch.float32 else (rounding, 0.0)
-            found = out[row, head].double()
-            torch.testing.assert_close(found, expected, atol=near[0], rtol=near[1])
+            actual = out[row, head].double()
+            torch.testing.assert_close(actual, expected, atol=near[0], rtol=near[1])
 
 
 def test_a_sequence_does_not_depend_on_its_neighbours_and_may_be_empty() -> None:

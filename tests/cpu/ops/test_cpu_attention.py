@@ -65,8 +65,8 @@ def test_calls_from_several_threads_at_once() -> None:
     expected = [attend(attention, batch) for batch in batches]
     with ThreadPoolExecutor(4) as pool:
         for _ in range(5):
-            found = list(pool.map(partial(attend, attention), batches))
-            assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+            actual = list(pool.map(partial(attend, attention), batches))
+            assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
 
 
 def test_layouts_lists_other_rows_and_nan() -> None:
@@ -87,14 +87,14 @@ def test_what_is_left_to_the_definition() -> None:
     narrow = k[..., :40].contiguous()
     assert attention.supports("attend_decode", q, k, k)
     assert attention.supports("attend_decode", q.bfloat16(), k.bfloat16(), k.bfloat16())
-    for given in (
+    for arguments in (
         (q.half(), k.half(), k.half()),
         (q.double(), k.double(), k.double()),
         (q, k.bfloat16(), k.bfloat16()),
         (q, k.transpose(0, 2), k),
         (q[:, :, :40], narrow, narrow),
     ):
-        assert not attention.supports("attend_decode", *given)
+        assert not attention.supports("attend_decode", *arguments)
 
 
 def test_shared_work_covers_every_item_once_and_raises_failures() -> None:

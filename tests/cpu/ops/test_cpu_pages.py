@@ -146,18 +146,20 @@ def test_a_row_scores_the_same_alone_at_every_place_and_by_any_strides(dtype) ->
     batch = make_batch(LENGTHS, heads=6, head_size=32, dtype=dtype)
     q, table, lengths, many = batch.q_BHD, batch.table_BM, batch.lengths_B, score(batch)
     for row in range(len(LENGTHS)):
-        one = slice(row, row + 1)
-        alone = score(batch, q_BHD=q[one], table_BM=table[one], lengths_B=lengths[one])
+        row_slice = slice(row, row + 1)
+        alone = score(
+            batch, q_BHD=q[row_slice], table_BM=table[row_slice], lengths_B=lengths[row_slice]
+        )
         assert same_bits(alone[0], many[row])
-    one = slice(6, 7)  # 62 finished pages and an unfinished one, in front
-    turned = table[one].flip(1)[:, 1:]
-    backwards = score(batch, q_BHD=q[one], table_BM=turned, lengths_B=lengths[one])
+    row_slice = slice(6, 7)  # 62 finished pages and an unfinished one, in front
+    turned = table[row_slice].flip(1)[:, 1:]
+    backwards = score(batch, q_BHD=q[row_slice], table_BM=turned, lengths_B=lengths[row_slice])
     assert same_bits(backwards[0], many[6, :, :62].flip(1))
     fused = torch.cat([q, q + 1], dim=1)[:, :6]
     for integer in INTEGERS:
         wide = torch.cat([table, table], dim=1).to(integer)[:, : table.shape[1]]
-        given = {"q_BHD": fused, "table_BM": wide, "lengths_B": lengths.to(integer)}
-        assert torch.equal(score(batch, **given), many)
+        arguments = {"q_BHD": fused, "table_BM": wide, "lengths_B": lengths.to(integer)}
+        assert torch.equal(score(batch, **arguments), many)
 
 
 def test_lists_are_those_of_the_definition() -> None:

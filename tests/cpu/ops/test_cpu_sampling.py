@@ -46,16 +46,18 @@ def test_goals_at_both_ends_stay_on_tokens_with_weight() -> None:
     ladder = np.empty(3)
     assert sampling._climb(scaled, np.float32(0), ladder) == 0
     assert ladder.tolist() == [1, 3, 3]
-    found = [sampling._invert(scaled, np.float32(0), ladder, goal) for goal in (0.0, 1.0, 2.5, 3.0)]
-    assert found == [5, 140, 141, 141]
+    actual = [
+        sampling._invert(scaled, np.float32(0), ladder, goal) for goal in (0.0, 1.0, 2.5, 3.0)
+    ]
+    assert actual == [5, 140, 141, 141]
 
 
 def test_what_is_left_to_the_definition() -> None:
     logits, seeds, counters, temperature = (part[:4] for part in rows_to_draw_from(50, 1.0))
     cuts = [torch.full((4,), 3), torch.full((4,), 0.9), torch.full((4, 1), 7)]
     for place in range(3):
-        one = [cut if index == place else None for index, cut in enumerate(cuts)]
-        assert not sampling.supports("sample", logits, seeds, counters, temperature, *one)
+        single = [cut if index == place else None for index, cut in enumerate(cuts)]
+        assert not sampling.supports("sample", logits, seeds, counters, temperature, *single)
     assert not sampling.supports("sample", logits.double(), seeds, counters, temperature)
     assert not sampling.supports("sample", logits, seeds, counters, temperature.double())
     draws = ops.sample(logits, seeds, counters, temperature, *cuts)
@@ -73,10 +75,10 @@ def test_equals_the_definition_bit_for_bit_and_notices_changes(dtype) -> None:
     def check() -> None:
         with torch.no_grad():
             assert fast.supports("logits", hidden, head)
-            found = ops.logits(hidden, head)
+            actual = ops.logits(hidden, head)
             with ops.using("reference"):
-                assert torch.equal(found, ops.logits(hidden, head))
-            assert found.dtype == torch.float32
+                assert torch.equal(actual, ops.logits(hidden, head))
+            assert actual.dtype == torch.float32
 
     check()
     check()

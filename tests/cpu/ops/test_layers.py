@@ -50,9 +50,9 @@ def test_heads_are_normed_and_turned(with_norm: bool) -> None:
     assert (q.shape, k.shape, v.shape) == ((5, 3, 8), (5, 2, 8), (5, 2, 8))
     heads = qkv.view(5, 7, 8)
     assert torch.equal(v, heads[:, 5:])
-    for out, norm, given in [(q, norms[0], heads[:, :3]), (k, norms[1], heads[:, 3:5])]:
-        given = given if norm is None else normed(given, norm)
-        turned = torch.view_as_complex(torch.stack(given.chunk(2, 2), 3)) * turn(angle)
+    for out, norm, inputs in [(q, norms[0], heads[:, :3]), (k, norms[1], heads[:, 3:5])]:
+        inputs = inputs if norm is None else normed(inputs, norm)
+        turned = torch.view_as_complex(torch.stack(inputs.chunk(2, 2), 3)) * turn(angle)
         torch.testing.assert_close(out, torch.cat((turned.real, turned.imag), 2))
 
 

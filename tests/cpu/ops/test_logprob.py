@@ -129,17 +129,17 @@ def test_a_comparison_has_the_bits_of_the_single_ops(inputs) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         p, q, head = (part.to(dtype) for part in (p_TC, q_TC, head_VC))
         for options in ({}, {"chunk": 5, "temperature": 0.7}, {"q_head_VC": 1.1 * head}):
-            found = ops.compare(p, q, head, ids_T, **options)
-            assert torch.equal(found.alpha, ops.acceptance(p, q, head, **options))
-            assert all(part.shape == (TOKENS,) for part in found)
+            comparison = ops.compare(p, q, head, ids_T, **options)
+            assert torch.equal(comparison.alpha, ops.acceptance(p, q, head, **options))
+            assert all(part.shape == (TOKENS,) for part in comparison)
     temperature_T = torch.linspace(0.5, 2, TOKENS)
     options = {"chunk": 8, "temperature": temperature_T}
-    found = ops.compare(p_TC, q_TC, head_VC, ids_T, **options)
-    assert all(part.dtype == torch.float32 for part in found)
+    comparison = ops.compare(p_TC, q_TC, head_VC, ids_T, **options)
+    assert all(part.dtype == torch.float32 for part in comparison)
     mine, other = (ops.token_stats(side, head_VC, ids_T, **options) for side in (p_TC, q_TC))
-    assert torch.equal(found.entropy, mine.entropy)
-    assert torch.equal(found.logp, mine.logprob)
-    assert torch.equal(found.logq, other.logprob)
+    assert torch.equal(comparison.entropy, mine.entropy)
+    assert torch.equal(comparison.logp, mine.logprob)
+    assert torch.equal(comparison.logq, other.logprob)
 
 
 def test_only_rounding_is_smoothed(inputs, monkeypatch) -> None:
@@ -153,9 +153,9 @@ def test_only_rounding_is_smoothed(inputs, monkeypatch) -> None:
             return lower_T + by, upper_T - by
 
         monkeypatch.setattr(definitions, "acceptance_bounds", wrong)
-        found = ops.compare(p_TC, q_TC, head_VC, ids_T, top_k=VOCABULARY)
-        assert bool((found.lower <= found.alpha).all()) is holds
-        assert bool((found.alpha <= found.upper).all()) is holds
+        comparison = ops.compare(p_TC, q_TC, head_VC, ids_T, top_k=VOCABULARY)
+        assert bool((comparison.lower <= comparison.alpha).all()) is holds
+        assert bool((comparison.alpha <= comparison.upper).all()) is holds
 
 
 def test_the_bracket_over_a_large_vocabulary() -> None:
@@ -168,7 +168,7 @@ def test_the_bracket_over_a_large_vocabulary() -> None:
     for temperature in (0.05, 1.0, 20.0):
         for top_k in (20, 151_936):
             options = {"temperature": temperature, "top_k": top_k}
-            found = ops.compare(p_TC, p_TC + noise_TC, head_VC, ids_T, **options)
-            assert (found.lower <= found.alpha).all()
-            assert (found.alpha <= found.upper).all()
-        assert (found.upper - found.lower).max() < definitions.ROUNDING
+            comparison = ops.compare(p_TC, p_TC + noise_TC, head_VC, ids_T, **options)
+            assert (comparison.lower <= comparison.alpha).all()
+            assert (comparison.alpha <= comparison.upper).all()
+        assert (comparison.upper - comparison.lower).max() < definitions.ROUNDING

@@ -68,10 +68,12 @@ def test_paged_equals_contiguous(batch: Batch, chunk: int) -> None:
         q_THD, torch.cat(batch.keys), torch.cat(batch.values), bounds, scale=SCALE
     )
     assert torch.equal(paged, packed)
-    queries, wanted = ([x[-chunk:] for x in part.split(lengths)] for part in (q_THD, packed))
+    queries, expected_pages = (
+        [x[-chunk:] for x in part.split(lengths)] for part in (q_THD, packed)
+    )
     few = edges([len(part) for part in queries])
     last = ops.attend_causal_paged(torch.cat(queries), *batch.pool, few, scale=SCALE)
-    torch.testing.assert_close(last, torch.cat(wanted), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(last, torch.cat(expected_pages), atol=1e-5, rtol=1e-5)
     newest = q_THD[bounds[1:] - 1]
     decoded = ops.attend_decode(newest, *batch.pool, scale=SCALE)
     torch.testing.assert_close(decoded, packed[bounds[1:] - 1], atol=1e-5, rtol=1e-5)
@@ -107,10 +109,10 @@ def test_selection_keeps_the_budget(version, data, first: int, last: int) -> Non
     with ops.using(version):
         lists = ops.select_pages(scores, torch.tensor([length]), budgets, **options)
     for head, drawn in enumerate(heads):
-        wanted = plain_selection(*drawn, length, page, (first, last), mass)
-        padding = [-1] * (pages - len(wanted))
-        assert lists.pages[0, head].tolist() == wanted + padding
-        assert lists.counts[0, head] == len(wanted)
+        expected_pages = plain_selection(*drawn, length, page, (first, last), mass)
+        padding = [-1] * (pages - len(expected_pages))
+        assert lists.pages[0, head].tolist() == expected_pages + padding
+        assert lists.counts[0, head] == len(expected_pages)
         assert lists.pages.dtype == lists.counts.dtype == torch.int32
 
 
@@ -188,10 +190,10 @@ def test_many_tokens_sparse_is_one_token_at_a_time(
             lengths_B=torch.tensor([position + 1]),
         )
         lists = choose(now, budgets_S[position, None], first=first, last=last)
-        one = ops.attend_decode(
+        single = ops.attend_decode(
             now.q_BHD, *now.pool, None if position < prompt else lists, scale=SCALE
         )
-        torch.testing.assert_close(many[position], one[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(many[position], single[0], atol=1e-5, rtol=1e-5)
 
 
 @given(batch=batches(), extra=st.integers(0, 50), prompt=st.integers(0, 90))
@@ -238,14 +240,14 @@ def test_decode_in_numba_equals_the_definition(
     batch, lists = drawn
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[batch.q_BHD.dtype]
     for chosen in (None, lists):
-        found = attend(attention, batch, chosen)
+        actual = attend(attention, batch, chosen)
         expected = ops.attend_decode.definition(batch.q_BHD, *batch.pool, chosen, scale=0.125)
-        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
     row = data.draw(st.integers(0, len(batch.keys) - 1))
     parts = (batch.q_BHD, batch.table_BM, batch.lengths_B, *lists)
-    q_BHD, table_BM, lengths_B, *own = (part[row, None] for part in parts)
+    q_BHD, table_BM, lengths_B, *lists_row = (part[row, None] for part in parts)
     alone = batch._replace(q_BHD=q_BHD, table_BM=table_BM, lengths_B=lengths_B)
-    assert torch.equal(attend(attention, alone, ops.PageLists(*own))[0], found[row])
+    assert torch.equal(attend(attention, alone, ops.PageLists(*lists_row))[0], actual[row])
 
 
 # Sampling.
@@ -311,11 +313,11 @@ def test_the_bracket_always_holds(sides, temperature: float) -> None:
     """As stored, without a tolerance."""
     p_TC, q_TC, head_VC, k = sides
     ids_T = torch.zeros(len(p_TC), dtype=torch.long)
-    found = ops.compare(p_TC, q_TC, head_VC, ids_T, temperature=temperature, top_k=k)
-    assert (found.lower >= 0).all()
-    assert (found.lower <= found.alpha).all()
-    assert (found.alpha <= found.upper).all()
-    assert (found.upper <= 1).all()
+    actual = ops.compare(p_TC, q_TC, head_VC, ids_T, temperature=temperature, top_k=k)
+    assert (actual.lower >= 0).all()
+    assert (actual.lower <= actual.alpha).all()
+    assert (actual.alpha <= actual.upper).all()
+    assert (actual.upper <= 1).all()
     whole = ops.compare(p_TC, q_TC, head_VC, ids_T, temperature=temperature, top_k=len(head_VC))
     torch.testing.assert_close(whole.lower, whole.upper, atol=1e-5, rtol=0)
 
@@ -343,10 +345,10 @@ def test_bounds_are_what_lists_of_any_width_and_order_tell(
     common = [min(named[0][token], named[1][token]) for token in {*named[0]} & {*named[1]}]
     assert float(lower) == pytest.approx(sum(common), abs=1e-9)
     # Of p, q and what they share, in this order: as much as possible is shared.
-    one, none = np.eye(vocabulary), np.zeros((vocabulary, vocabulary))
+    single, none = np.eye(vocabulary), np.zeros((vocabulary, vocabulary))
     best = linprog(
         np.repeat([0, 0, -1], vocabulary),
-        A_ub=np.block([[-one, none, one], [none, -one, one]]),
+        A_ub=np.block([[-single, none, single], [none, -single, single]]),
         b_ub=np.zeros(2 * vocabulary),
         A_eq=np.kron([[1, 0, 0], [0, 1, 0]], np.ones(vocabulary)),
         b_eq=[1, 1],

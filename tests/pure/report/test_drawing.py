@@ -52,8 +52,8 @@ def line(*points: Point, name: str = "a", **more: Any) -> Line:
 
 def paths(drawn: str, css_class: str) -> list[str]:
     """What elements of a class draw."""
-    found = ET.fromstring(drawn).iter("path")
-    return [path.get("d", "") for path in found if path.get("class") == css_class]
+    path_elements = ET.fromstring(drawn).iter("path")
+    return [path.get("d", "") for path in path_elements if path.get("class") == css_class]
 
 
 def test_axes_are_round_and_follow_the_data() -> None:
@@ -73,7 +73,7 @@ def test_axes_are_round_and_follow_the_data() -> None:
     assert tick_labels([0.85, 0.9], ".3f") == ["0.85", "0.90"]
     assert tick_labels([], ".2f") == []
     axis = Axis(name="y")
-    for values, ends, given in (
+    for values, ends, options in (
         ([2, 5], (2, 5), axis),
         ([2, 5], (0, 5), Axis(name="y", low=0)),
         ([], (0, 1), axis),
@@ -81,7 +81,7 @@ def test_axes_are_round_and_follow_the_data() -> None:
         ([1, 1], (0.9, 1), Axis(name="y", high=1)),
         ([-3, -2], (0, 1), Axis(name="y", low=0)),  # all of it lies below
     ):
-        assert limits(values, given) == ends
+        assert limits(values, options) == ends
     assert expand_to_ticks(0.23, 0.78, axis, 5) == (0.2, 0.8)
     assert expand_to_ticks(0.23, 0.78, Axis(name="y", low=0.23, high=0.78), 5) == (0.23, 0.78)
 
@@ -161,9 +161,9 @@ def test_what_was_not_measured_is_said() -> None:
 def test_what_is_no_number_or_no_role_is_refused_by_field() -> None:
     for bad in (math.nan, math.inf, None):
         for field, value in (("points", ((0, bad),)), ("spans", ((0, bad, 1),))):
-            given: dict[str, Any] = {"points": (), field: value}
+            options: dict[str, Any] = {"points": (), field: value}
             with pytest.raises(ValueError, match=field):
-                Line(name="a", role="run-0", **given)
+                Line(name="a", role="run-0", **options)
         with pytest.raises(ValueError, match="value"):
             Bar(name="mine", value=bad, role="dense")
     with pytest.raises(ValueError, match="role"):
@@ -191,8 +191,8 @@ def test_bars_are_as_long_as_their_values() -> None:
     wide = [float(rect.get("width", "")) for rect in root.iter("rect")]
     assert wide[1] / wide[0] == pytest.approx(18.4 / 14.2, rel=0.01)
     assert wide[3] / wide[2] == pytest.approx(0.22 / 0.42, rel=0.01)
-    said = [text.text for text in root.iter("text")]
-    assert {"14.2 s", "0.22 s", "1.3x slower", "1.9x faster", "at 300 tokens"} <= set(said)
+    labels = [text.text for text in root.iter("text")]
+    assert {"14.2 s", "0.22 s", "1.3x slower", "1.9x faster", "at 300 tokens"} <= set(labels)
     drawn = svg(odd_bars())
     root = ET.fromstring(drawn)
     rects = [(float(r.get("x", "")), float(r.get("width", ""))) for r in root.iter("rect")]
@@ -204,7 +204,7 @@ def test_bars_are_as_long_as_their_values() -> None:
 
 
 def test_labels_that_touch_move_apart() -> None:
-    for wanted, holds, gap, expected in (
+    for targets, weights, gap, expected in (
         ([0.9, 0.1, 0.5], [1, 1, 1], 0.1, [0.9, 0.1, 0.5]),
         ([0.5, 0.5, 0.8], [1, 1, 1], 0.1, [0.45, 0.55, 0.8]),
         ([0.5, 0.5], [1, 99], 0.1, [0.401, 0.501]),  # one holds
@@ -212,7 +212,7 @@ def test_labels_that_touch_move_apart() -> None:
         ([0.5] * 5, [1] * 5, 0.4, [0, 0.25, 0.5, 0.75, 1]),
         ([], [], 0.1, []),
     ):
-        assert spread_labels(wanted, holds, gap, 0, 1) == pytest.approx(expected)
+        assert spread_labels(targets, weights, gap, 0, 1) == pytest.approx(expected)
     draw = random.Random(0)
     heights = [draw.random() for _ in range(15)]
     places = spread_labels(heights, [draw.choice([1.0, 50.0]) for _ in heights], 0.06, 0, 1)

@@ -60,8 +60,8 @@ def test_every_figure_draws_and_draws_the_same_twice() -> None:
         planned(4, dense_from=0, sensitivity=[]),
         planned(1),
     )
-    figures = [figure for made in surfaces for figure in surface_figures(made)]
-    figures += [figure for made in plans for figure in plan_figures(made)]
+    figures = [figure for shown in surfaces for figure in surface_figures(shown)]
+    figures += [figure for shown in plans for figure in plan_figures(shown)]
     for figure in figures:
         drawn = svg_file(figure)
         ET.fromstring(drawn)
@@ -70,36 +70,36 @@ def test_every_figure_draws_and_draws_the_same_twice() -> None:
 
 
 def test_lines_are_the_cells_of_a_budget() -> None:
-    made = measured()
-    found = by_key(surface_figures(made))
-    assert list(found) == ["tails", "layers", "estimators"]
-    (tails,) = charts(found["tails"])
+    result = measured()
+    figures = by_key(surface_figures(result))
+    assert list(figures) == ["tails", "layers", "estimators"]
+    (tails,) = charts(figures["tails"])
     assert [line.name for line in tails.lines] == ["128 kept", "256 kept", "512 kept", "dense"]
-    first = [c for c in made.cells if c.budget == 128]
+    first = [c for c in result.cells if c.budget == 128]
     assert tails.lines[0].points == [((c.start + c.stop) / 2, c.p05) for c in first]
     assert tails.lines[0].spans[0] == (250, first[0].low, first[0].high)
     assert [level.name for level in tails.levels] == ["target 0.86"]
     few = [cell("block_mean", 128, 0, 500, prompts=12)]
     assert "Fewer than 48" in surface_figures(measured(cells=few))[0].say
-    assert "Fewer" not in found["tails"].say
+    assert "Fewer" not in figures["tails"].say
 
 
 def test_layers_are_bars_of_what_the_tail_loses() -> None:
     losses = [layer_loss("block_mean", 64 * n, 4, 24) for n in range(1, 7)]
-    made = from_dict(Surface, surface(prompt_tokens=0) | {"layers": losses})
-    (bars,) = by_key(surface_figures(made))["layers"].items
+    result = from_dict(Surface, surface(prompt_tokens=0) | {"layers": losses})
+    (bars,) = by_key(surface_figures(result))["layers"].items
     assert isinstance(bars, Bars)
     assert len(bars.groups) == 4  # more groups than fit are cut
     assert bars.groups[0].bars[0].value == pytest.approx(1 - losses[0]["p05"])
-    said = [format_layers(layers) for layers in ([3], [4, 5, 6], [0, 5])]
-    assert said == ["layer 3", "layers 4-6", "layers 0, 5"]
+    texts = [format_layers(layers) for layers in ([3], [4, 5, 6], [0, 5])]
+    assert texts == ["layer 3", "layers 4-6", "layers 0, 5"]
 
 
 def test_figures_follow_what_the_data_allow(tmp_path: Path) -> None:
     data = surface(bins=(0, 500), budgets=(128,), names=("a/b", "c"), layers=0, prompt_tokens=0)
-    for made in data["cells"]:
-        if made["variant"] == "c":
-            made["estimators"] = None
+    for fields in data["cells"]:
+        if fields["variant"] == "c":
+            fields["estimators"] = None
     kept = tmp_path / "kept.txt"
     kept.write_text("dear")
     (tmp_path / "tails.svg").symlink_to(kept)
@@ -111,10 +111,10 @@ def test_figures_follow_what_the_data_allow(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="bins"):
         plan_figures(planned(bins=[]))
     data = surface(budgets=(256,), layers=0, prompt_tokens=0) | {"budgets": []}
-    for made in data["cells"]:
-        made["budget"] = None
-    found = by_key(surface_figures(from_dict(Surface, data)))
-    assert charts(found["tails"])[0].lines[0].name == "schedule"  # of a check run
+    for fields in data["cells"]:
+        fields["budget"] = None
+    figures = by_key(surface_figures(from_dict(Surface, data)))
+    assert charts(figures["tails"])[0].lines[0].name == "schedule"  # of a check run
 
 
 def test_estimators_are_of_the_budget_nearest_to_the_target() -> None:
@@ -124,17 +124,17 @@ def test_estimators_are_of_the_budget_nearest_to_the_target() -> None:
         for budget, both in tails.items()
         for start, p05 in zip((0, 500), both, strict=True)
     ]
-    made = measured(cells=cells, targets=[0.9])
-    line = cells_near_target(made, "v")
+    result = measured(cells=cells, targets=[0.9])
+    line = cells_near_target(result, "v")
     assert [c.budget for c in line] == [128, 128]
-    assert cells_near_target(made, "other") == []
-    p05, errors = charts(estimator_figure(made, line, "estimators"))
+    assert cells_near_target(result, "other") == []
+    p05, errors = charts(estimator_figure(result, line, "estimators"))
     assert p05.lines[0].points == [(250, 0.89), (750, 0.92)]
     exact, cheap = line[0].p05, line[0].estimators
     assert cheap is not None
     assert errors.lines[1].points[0] == (250, cheap.lower_p05 - exact)
-    for given in cells:
-        given["estimators"] |= {"ratio_p05": None, "ratio_mean": None, "ratio_error": None}
+    for fields in cells:
+        fields["estimators"] |= {"ratio_p05": None, "ratio_mean": None, "ratio_error": None}
     unsampled = measured(cells=cells)
     (named, _) = charts(
         estimator_figure(unsampled, cells_near_target(unsampled, "v"), "estimators")
@@ -143,10 +143,15 @@ def test_estimators_are_of_the_budget_nearest_to_the_target() -> None:
 
 
 def test_a_plan_is_drawn_beside_other_targets_a_preset_and_its_check() -> None:
-    made = plan(compare=PRESET, check=CHECK)
-    made["sensitivity"][0] |= {"variant": "quest", "budgets": [256, 256, 256]}
-    made["sensitivity"][2] |= {"budgets": [], "speed_up": None, "reached": False, "variant": None}
-    (schedule,) = plan_figures(from_dict(PlanFile, made))
+    plan_data = plan(compare=PRESET, check=CHECK)
+    plan_data["sensitivity"][0] |= {"variant": "quest", "budgets": [256, 256, 256]}
+    plan_data["sensitivity"][2] |= {
+        "budgets": [],
+        "speed_up": None,
+        "reached": False,
+        "variant": None,
+    }
+    (schedule,) = plan_figures(from_dict(PlanFile, plan_data))
     kept, tail = charts(schedule)
     names = [line.name for line in kept.lines]
     assert names == ["target 0.86", "target 0.84, quest", "qwen3-1.7b-0.86", "all kept"]
@@ -155,5 +160,5 @@ def test_a_plan_is_drawn_beside_other_targets_a_preset_and_its_check() -> None:
     assert tail.lines[1].points == [(500, 0.87), (1500, 0.87)]
     assert schedule.title == "256 to 768 kept tokens for p05 at 0.86 or above"
     assert plan_figures(planned(dense_from=0))[0].title.startswith("No measured budget")
-    made["bins"][1]["p05"] = 0.85
-    assert "below it in 1 of 3" in plan_figures(from_dict(PlanFile, made))[0].title
+    plan_data["bins"][1]["p05"] = 0.85
+    assert "below it in 1 of 3" in plan_figures(from_dict(PlanFile, plan_data))[0].title

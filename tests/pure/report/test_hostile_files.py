@@ -72,8 +72,8 @@ def kinds(text: str) -> set[str]:
 
 def refuse_markup(text: str) -> None:
     refuse_control(text)
-    found = kinds(text)
-    assert not {kind for kind in found if kind.startswith(("html", "link", "image"))}
+    token_kinds = kinds(text)
+    assert not {kind for kind in token_kinds if kind.startswith(("html", "link", "image"))}
 
 
 def tags(text: str) -> set[tuple[str, str]]:
@@ -162,21 +162,21 @@ def test_names_of_arms_are_names_of_folders(study: Path) -> None:
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Everything inside: the object or list that holds it, and by which key."""
-    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
         yield value, key
-        if isinstance(each, dict | list):
-            yield from places(each)
+        if isinstance(inner, dict | list):
+            yield from places(inner)
 
 
 def refused_or_read(folder: Path, file: Path) -> None:
-    told = file.name
+    message = file.name
     try:
         page = page_of([folder])
         html(page)
         markdown(page)
     except ValueError as error:
-        told = str(error)
-    assert file.name in told, told
+        message = str(error)
+    assert file.name in message, message
 
 
 def test_damage_and_odd_values_in_files_of_a_run_are_named(tmp_path: Path) -> None:

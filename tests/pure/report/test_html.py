@@ -69,35 +69,35 @@ def test_backticks_are_code_in_sentences_alone() -> None:
 
 def test_tips_hold_what_the_chart_says() -> None:
     points, spans = ((0, 0.25), (1, 0.5)), ((1, 0.4, 0.6),)
-    one = Line(name="</script>", points=points, spans=spans, role="run-1", shape="steps")
+    drawn = Line(name="</script>", points=points, spans=spans, role="run-1", shape="steps")
     axis = Axis(name="y", low=0, high=1, form=".2f")
-    item = Chart(key="c", title="C", x=Axis(name="step", form=".0f"), y=axis, lines=(one,))
+    item = Chart(key="c", title="C", x=Axis(name="step", form=".0f"), y=axis, lines=(drawn,))
     (text,) = (text for tag, text in Reader(html(page_with(item))).texts if '"lines"' in text)
     assert "<" not in text
-    said = json.loads(text)["lines"][0]
+    line = json.loads(text)["lines"][0]
     assert json.loads(text) == json.loads(json.dumps(tooltips(item)))
-    assert (said["name"], said["role"], said["holds"]) == ("</script>", "run-1", True)
-    assert [point[1:] for point in said["points"]] == [
+    assert (line["name"], line["role"], line["holds"]) == ("</script>", "run-1", True)
+    assert [point[1:] for point in line["points"]] == [
         [185.5, "step 0", "0.25"],
         [135.0, "step 1", "0.50 (0.40 to 0.60)"],
     ]
 
 
 def test_no_row_is_half_empty() -> None:
-    one, two, three = reward(), surface(), schedule()
-    rows, said = table(), Remarks(key="r", lines=("x",))
+    first, second, third = reward(), surface(), schedule()
+    rows, remarks = table(), Remarks(key="r", lines=("x",))
 
-    def attributes(*items: Item) -> list[str]:
+    def classes(*items: Item) -> list[str]:
         return [place for _, place in arrange_items(items)]
 
-    assert attributes() == []
-    assert attributes(one) == ["full alone"]
-    assert attributes(one, two) == ["", ""]
-    assert attributes(one, two, three) == ["", "", "full alone"]
-    assert attributes(one, rows) == ["full alone", "full"]
-    assert attributes(one, said) == ["", ""]
-    assert attributes(said, one) == ["full", "full alone"]
-    assert attributes(one, two, said, rows) == ["", "", "full", "full"]
+    assert classes() == []
+    assert classes(first) == ["full alone"]
+    assert classes(first, second) == ["", ""]
+    assert classes(first, second, third) == ["", "", "full alone"]
+    assert classes(first, rows) == ["full alone", "full"]
+    assert classes(first, remarks) == ["", ""]
+    assert classes(remarks, first) == ["full", "full alone"]
+    assert classes(first, second, remarks, rows) == ["", "", "full", "full"]
 
 
 def test_an_empty_page_is_a_page() -> None:
@@ -145,16 +145,17 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(one: str, other: str) -> float:
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+def contrast(colour: str, other: str) -> float:
+    high, low = sorted((luminance(colour), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
 def lab(colour: str, eye: str) -> Triple:
     """CIE Lab of what such an eye sees."""
-    given = linear(colour)
+    linear_rgb = linear(colour)
     r, g, b = (
-        min(1.0, max(0.0, sum(m * v for m, v in zip(row, given, strict=True)))) for row in EYES[eye]
+        min(1.0, max(0.0, sum(m * v for m, v in zip(row, linear_rgb, strict=True))))
+        for row in EYES[eye]
     )
     x = (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047
     y = 0.2126 * r + 0.7152 * g + 0.0722 * b

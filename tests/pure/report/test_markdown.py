@@ -112,6 +112,6 @@ def test_the_same_table_on_a_terminal() -> None:
     console = Console(width=60, record=True, file=io.StringIO())
     table = Table(key="t", title="T [b]", columns=("a", "b"), rows=(("[red]x[/]", "1"),))
     console.print(rich_table(table))
-    said = console.export_text()
-    assert "T [b]" in said
-    assert "[red]x[/]" in said  # names are shown, not read as markup
+    text_shown = console.export_text()
+    assert "T [b]" in text_shown
+    assert "[red]x[/]" in text_shown  # names are shown, not read as markup

@@ -24,21 +24,21 @@ def items(page: Page) -> dict[str, Item]:
 
 
 def chart(page: Page, key: str) -> Chart:
-    found = items(page)[key]
-    assert isinstance(found, Chart)
-    return found
+    item = items(page)[key]
+    assert isinstance(item, Chart)
+    return item
 
 
 def rows(page: Page, key: str = "final-table") -> dict[str, tuple[str, ...]]:
-    found = items(page)[key]
-    assert isinstance(found, Table)
-    return {name: tuple(values) for name, *values in found.rows}
+    item = items(page)[key]
+    assert isinstance(item, Table)
+    return {name: tuple(values) for name, *values in item.rows}
 
 
 def remarks(page: Page) -> list[str]:
-    found = items(page)["gate-0"]
-    assert isinstance(found, Remarks)
-    return list(found.lines)
+    item = items(page)["gate-0"]
+    assert isinstance(item, Remarks)
+    return list(item.lines)
 
 
 @pytest.fixture
@@ -198,18 +198,18 @@ def test_a_calibration_alone_and_a_run_that_has_not_begun(run: Path, tmp_path: P
 
 def test_a_schedule_and_its_plan(run: Path, tmp_path: Path) -> None:
     folder = run_folders.calibration(tmp_path / "plan")
-    own, everything = chart(page_of([folder]), "kept-tokens").lines
-    assert own.points[:3] == [(0, 0), (64, 64), (96, 64)]
-    assert all(y <= x for x, y in own.points)  # no more than there is
-    assert everything.role == "quiet"
+    kept, all_tokens = chart(page_of([folder]), "kept-tokens").lines
+    assert kept.points[:3] == [(0, 0), (64, 64), (96, 64)]
+    assert all(y <= x for x, y in kept.points)  # no more than there is
+    assert all_tokens.role == "quiet"
     assert plan_table(PlanFile.load(folder / "plan.json")).rows == [
         ["0 to 96", "64", "0.950 [0.930, 0.970]", "100%"],
         ["96 to 192", "96", "0.900 [0.880, 0.920]", "70%"],
         ["192 on", "all", "-", "100%"],
     ]
     add_settings(run, "[rollout]\nmax_prompt = 64\nmax_tokens = 336\n")
-    own, _ = chart(page_of([run]), "kept-tokens").lines
-    assert own.points[-1] == (400, 400)  # to where answers end; the last bin keeps everything
+    kept, _ = chart(page_of([run]), "kept-tokens").lines
+    assert kept.points[-1] == (400, 400)  # to where answers end; the last bin keeps everything
 
 
 def test_what_was_not_measured_is_left_out(run: Path) -> None:
@@ -266,7 +266,7 @@ def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="runs"):
             ReportConfig(runs=runs)
     both = [run_folders.training(tmp_path / side / "run") for side in ("a", "b")]
-    assert [one.name for one in read_runs(both)] == ["a/run", "b/run"]
+    assert [run_.name for run_ in read_runs(both)] == ["a/run", "b/run"]
 
 
 def test_a_silent_gate_says_why(run: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path) -> None:
     for edited, field in (
         (text.replace('"page"', '"pages"'), "page"),
         (text.replace('"page": 16,', ""), "missing key 'page'"),
-        (text.replace('"page"', '"page": 16, "page"'), "key 'page' twice"),
+        (text.replace('"page"', '"page": 16, "page"'), "'page' twice"),
         (text.replace("100", "0", 1), "lengths"),
         (text[:-5], "JSON"),
         (json.dumps([text]), "a JSON object"),
