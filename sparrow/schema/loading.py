@@ -2,8 +2,8 @@
 
 The same syntax for every verb: TOML files (`NAME.toml`, a shipped name, or `-c FILE`), then options
 in any order: `--key value`, `--key=value`, `--section.key=value`, `-k value`, `--flag`,
-`--no-flag`; a key of several values may be repeated. `-` and `_` are the same in keys. Words without a dash are
-the positional fields.
+`--no-flag`; a key of several values may be repeated. `-` and `_` are the same in keys. Words
+without a dash are the positional fields.
 
 Files are merged left to right, then options; error messages name the layer of a value.
 """

@@ -1,4 +1,4 @@
-"""The configuration of `sparrow train`: sparse rollout, dense policy, a guarded tail."""
+"""The configuration of `sparrow train`."""
 
 import re
 from typing import Annotated, ClassVar, Literal
@@ -45,7 +45,7 @@ class TrainModelConfig(Record):
 
 
 class RowsConfig(Record):
-    """Where rows come from, and who judges them. One of task and rows."""
+    """Rows and their reward: a task, or rows."""
 
     # A puzzle family (assignments, countdown, graph), or gym/NAME of reasoning-gym.
     task: Name | None = None
@@ -73,7 +73,7 @@ class RowsConfig(Record):
 
 
 class RolloutConfig(Record):
-    """How answers are sampled. Training wants the model's own distribution: temperature 1."""
+    """Sampling of rollouts, at temperature 1: from the unmodified distribution."""
 
     prompts: Count = 16  # a step
     samples: Count = 8  # a prompt
@@ -91,14 +91,14 @@ class RolloutConfig(Record):
 
 
 class Choice(Record):
-    """A function by its name here, or module:function, and what it is called with."""
+    """A built-in function by name, or module:function, with its arguments."""
 
     use: Name
     settings: dict[str, Setting] = Field(default_factory=dict)
 
 
 class AlgorithmConfig(Record):
-    """The objective. The algorithm decides what is None."""
+    """The objective; None: the default of the algorithm."""
 
     name: Literal["grpo", "dr-grpo", "dapo", "rloo", "remax", "reinforce++"] = "grpo"
     advantage: Name | None = None  # by name, or module:function
@@ -113,7 +113,7 @@ class AlgorithmConfig(Record):
 
 
 class BatchConfig(Record):
-    """How a step's samples become updates."""
+    """Optimiser steps and micro-batches of a training step."""
 
     updates: Count = 1  # optimiser steps, each on a share of the prompts
     tokens: BatchTokens = 16384  # of a micro-batch; a longer sequence is alone
@@ -122,7 +122,7 @@ class BatchConfig(Record):
 
 
 class GateConfig(Record):
-    """The tail gate: the 5th percentile of acceptance by length, and what is done about it."""
+    """The gate on p05 of acceptance by length."""
 
     mode: Literal["off", "warn", "act"] = "act"
     target: Fraction = 0.86
@@ -162,7 +162,7 @@ class ValidationConfig(Record):
 
 
 class TrainRunConfig(Record):
-    """How long it runs and what it leaves behind."""
+    """Length and output of a run."""
 
     out: Directory | None = None  # None: runs/train/NAME of the configuration
     name: FolderName = "train"
@@ -178,7 +178,7 @@ class TrainRunConfig(Record):
 
 
 class OptimiserConfig(Record):
-    """AdamW. The rate goes up along a line, stays, and at the end goes down along a line."""
+    """AdamW with linear warm-up and linear decay."""
 
     rate: Rate = 2e-3
     warm_up: StepsOrZero = 200
@@ -191,7 +191,7 @@ class OptimiserConfig(Record):
 
 
 class RateConfig(OptimiserConfig):
-    """AdamW at a constant rate, the defaults of RL."""
+    """AdamW with a constant learning rate, the default of RL."""
 
     rate: RateOrZero = 1e-6
     warm_up: StepsOrZero = 0
@@ -251,7 +251,7 @@ class TrainConfig(Record):
             self._refuse_seen()
 
     def _refuse_seen(self) -> None:
-        """Rows of validation must not be rows of training."""
+        """Refuse validation on rows of the training."""
         held, data = self.validation, self.data
         places = [held.rows, *held.sets.values()]
         apart = data.rows is None or ({*places} - {None} and data.rows not in places)
@@ -265,12 +265,12 @@ class TrainConfig(Record):
         self.require(not seen, "validation.first", f"rows apart from those of training, {seeds}")
 
 
-# Which settings name code that a run imports. A configuration that a user gives may name code; one
-# that comes with somebody's files may not make us import it unasked. Every text that has the form
-# of an import path counts (module:function, or a file of Python), but for the settings in DATA: a
-# setting that is added later is refused until it is known here.
+# Settings that name code, which a run imports. A user's own configuration may name code; a
+# configuration found in a run directory is untrusted, and its code is not imported unless allowed.
+# Every text in the form of an import path counts (module:function, or a Python file), except in the
+# settings of DATA: new settings are refused until they are listed there.
 
-# Settings of `sparrow train` that name no code, whatever they say; keys in lists without a number.
+# Settings of `sparrow train` that never name code; keys in lists without a number.
 DATA = {
     "algorithm.name",
     "chat.system",
@@ -296,7 +296,7 @@ ARGUMENTS = (".settings.", "chat.template.", "validation.sets.")
 
 
 def code_settings(config: TrainConfig) -> dict[str, str]:
-    """What a configuration would have us import, by dotted key, such as {"rollout.episode": "m:f"}.
+    """Return the code that a configuration names, by dotted key, as {"rollout.episode": "m:f"}.
 
     Names of what is part of the package (math, token-tis, quest) are no code in this sense.
     """
@@ -311,5 +311,5 @@ def code_settings(config: TrainConfig) -> dict[str, str]:
 
 
 def names_code(text: str) -> bool:
-    """Whether a text has the form of an import path: module:name, or a file of Python."""
+    """Whether a text has the form of an import path: module:name, or a Python file."""
     return ":" in text or text.endswith(".py")
