@@ -1,4 +1,4 @@
-"""`sparrow doctor`: what is on a machine, what works and what is missing. Sizes are bytes."""
+"""The result of `sparrow doctor`: packages, devices, models and checks. Sizes are in bytes."""
 
 from typing import ClassVar, Literal
 
@@ -6,19 +6,19 @@ from sparrow.schema.base import File, Record
 
 
 class PackageState(Record):
-    """A package that something needs: everything (`extra` None), or what `purpose` says."""
+    """A required package, or an optional one (`extra`) for a `purpose`."""
 
     name: str
     minimum: str
     purpose: str
     extra: str | None
-    version: str | None  # that is installed
+    version: str | None  # installed version
     state: Literal["ok", "old", "missing"]
     install: str  # the command that installs it
 
 
 class TorchBuild(Record):
-    """Which torch this is, how many threads it uses, and why it can use no GPU (None: it can)."""
+    """The torch build, its threads, and why it cannot use a GPU (None: it can)."""
 
     version: str
     build: str
@@ -27,7 +27,7 @@ class TorchBuild(Record):
 
 
 class Gpu(Record):
-    """A GPU that torch can use; `kernels`: ours are written for it."""
+    """A GPU that torch can use; `kernels`: whether our kernels support it."""
 
     index: int
     name: str
@@ -38,7 +38,7 @@ class Gpu(Record):
 
 
 class ModelState(Record):
-    """A model that may be here; `whole`: its files are there (they are not read)."""
+    """A model; `whole`: whether all its files exist (they are not read)."""
 
     name: str
     folder: str | None
@@ -47,7 +47,7 @@ class ModelState(Record):
 
 
 class Disk(Record):
-    """Where a folder is, or will be."""
+    """The disk of a folder, which may not exist yet."""
 
     folder: str
     free: int
@@ -55,7 +55,7 @@ class Disk(Record):
 
 
 class ModelStates(Record):
-    """Models that load without a network, and the room for more: disk, and memory of this host."""
+    """Models that load without a network, free disk space, and memory of the host."""
 
     shipped: tuple[ModelState, ...]
     fetched: tuple[ModelState, ...]
@@ -65,7 +65,7 @@ class ModelStates(Record):
 
 
 class SelfTest(Record):
-    """tiny answers a puzzle dense, and with a budget of the length: by rule the same bits."""
+    """Answer of tiny, dense and with a budget of the whole length: must be the same bits."""
 
     passed: bool
     tokens: int
@@ -73,7 +73,7 @@ class SelfTest(Record):
 
 
 class KernelTest(Record):
-    """Decode attention on a device, by the version that runs there, against its definition."""
+    """Decode attention on a device, compared with its reference."""
 
     device: str
     version: str
@@ -82,24 +82,23 @@ class KernelTest(Record):
 
 
 class Broken(Record):
-    """The stage that did not end, and how it failed."""
+    """The stage that failed, and why."""
 
     stage: str
     why: str
 
 
 class Advice(Record):
-    """What is wrong or missing, and how to mend it."""
+    """A problem or missing package, and how to fix it."""
 
     what: str
     how: str
 
 
 class Examination(File):
-    """What is here, and the verdict: `problems` keep the core from working.
+    """The state of a machine. `problems` prevent the core from working, `missing` is optional.
 
-    `missing` things would add something. What a stage that broke or was not wanted would have told
-    is None.
+    Fields of a stage that failed or was skipped are None.
     """
 
     what: ClassVar[str] = "examination"

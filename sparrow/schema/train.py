@@ -49,22 +49,22 @@ class RowsConfig(Record):
 
     # A puzzle family (assignments, countdown, graph), or gym/NAME of reasoning-gym.
     task: Name | None = None
-    length: Tokens = 500  # of a task: the dial, about how many tokens a chain has
+    length: Tokens = 500  # of a task: approximate tokens of a solution
     # Of a task: the seed of the first row. Lower ones are for evaluation.
     first: RowNumber = 100_000
     prompts: Annotated[int, Field(ge=1, lt=2**63)] | None = (
-        None  # of a task: so many different rows, then again; None: no end
+        None  # of a task: number of rows, which then repeat; None: unlimited
     )
     # Rows: a .jsonl, .csv or .parquet file, or a dataset of the hub (owner/name[:split]).
     rows: Name | None = None
     columns: ColumnsConfig = ColumnsConfig()
-    # Who judges rows: math, or module:function with the signature reward(text, answer) or verl's
+    # The reward of rows: math, or module:function with the signature reward(text, answer) or verl's
     # compute_score(data_source, solution_str, ground_truth, extra_info). None: by data_source.
     reward: Name | None = None
     deadline: Seconds = 10.0  # seconds a verdict may take before the verifier is killed
-    workers: Workers = 2  # processes that judge
-    memory_gib: Gib | None = None  # that each of them and what it starts may take
-    shuffle: bool = True  # rows of a file: another order in every epoch
+    workers: Workers = 2  # processes that run the reward
+    memory_gib: Gib | None = None  # memory limit of each of them with its children
+    shuffle: bool = True  # rows of a file, anew in every epoch
 
     def _check(self) -> None:
         self.require((self.task is None) != (self.rows is None), "task", "one of task and rows")
@@ -78,13 +78,13 @@ class RolloutConfig(Record):
     prompts: Count = 16  # a step
     samples: Count = 8  # a prompt
     max_tokens: Tokens = 1024  # of an answer
-    max_prompt: Tokens | None = None  # longer prompts are left out, counted; None: what fits
+    max_prompt: Tokens | None = None  # longer prompts are skipped and counted; None: what fits
     temperature: Annotated[float, Field(ge=1.0, le=1.0)] = 1.0
     attention: AttentionConfig = AttentionConfig()
     episode: Name | None = None  # module:function, async (actor, example) -> trajectories
-    max_running: Count | None = None  # samples that decode together
-    kv_gib: Gib | None = None  # memory for keys and values; None: what there is
-    sleep: bool = True  # whether the engine gives its memory back while the trainer works
+    max_running: Count | None = None  # samples decoded in one batch
+    kv_gib: Gib | None = None  # memory of the KV cache; None: what is free
+    sleep: bool = True  # the engine frees its memory during the update
 
     def _check(self) -> None:
         refuse_many("RolloutConfig", {"prompts": self.prompts, "samples": self.samples})
